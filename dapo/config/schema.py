@@ -1,0 +1,369 @@
+"""The recipe: every setting of a run, with its meaning where it stands. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""``package.module:function`` of the user's, with the signature of the built-in one."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+    )
+
+
+class Run(Section):
+    dir: str = "runs"
+    """Folder that holds run folders."""
+    name: str = "run"
+    """The run's folder is ``dir/name``."""
+    seed: int = 1
+    """Every random number of the run derives from it."""
+    threads: Positive = 1
+    """Threads for computing. More than one only on an otherwise idle machine."""
+    if_exists: Literal["refuse", "backup"] = "refuse"
+    """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""
+
+
+class Model(Section):
+    path: str
+    """Local folder or hub name of a Hugging Face causal language model, or ``builtin/signed-sum``: the quickstart's
+    tiny model, made on the spot by a short supervised warm-up."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Parameter type while training."""
+    device: str = "auto"
+    """``auto`` (CUDA when present), ``cpu`` or ``cuda``."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you trust its author."""
+    attention: Literal["auto", "packed", "padded"] = "auto"
+    """``packed``: rows without padding and shared prompts. ``padded``: the model's own attention. ``auto``: packed
+    when the probe at loading shows equal log-probabilities, padded otherwise."""
+    fp32_head: bool = False
+    """Compute logits in float32 when the model is bfloat16."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """``torch.set_float32_matmul_precision``. On AMD CPUs ``medium`` is about twice as fast and still float32-accurate."""
+
+
+class DataSource(Section):
+    name: str | None = None
+    """Name in metrics; default: the file's or task's name."""
+    path: str | None = None
+    """JSONL, JSON or Parquet file, or ``hub:owner/name`` (needs the extra ``data``)."""
+    split: str = "train"
+    """Split of a hub data set."""
+    format: Literal["auto", "plain", "gsm8k", "dapo_math", "aime", "amc", "math", "svamp", "multiarith"] = "auto"
+    """Named record layout of the public sets; ``plain`` uses ``fields``."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Field mapping, e.g. ``{problem: question, answer: target}``."""
+    task: str | None = None
+    """A procedural source instead of a file: ``signed_sum`` or ``reasoning_gym/NAME`` (extra ``tasks``)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of a procedural task."""
+    seed: int = 0
+    """Seed of a procedural task (evaluation and training sets need different ones)."""
+    size: Positive | None = None
+    """Problems to take; for a procedural task how many to make."""
+
+
+class Data(Section):
+    train: list[DataSource] = Field(min_length=1)
+    """Where training problems come from."""
+    validation: list[DataSource] = Field(default_factory=list)
+    """Held-out sets. Problems that also stand in the training data are taken out of training, and counted."""
+    prompt: Literal["auto", "chat", "template", "raw"] = "auto"
+    """``chat``: the tokenizer's chat template. ``template``: ``prompt_template``. ``raw``: the problem text itself.
+    ``auto``: template if given, else chat if the tokenizer has one, else raw."""
+    prompt_template: str | None = None
+    """Text with ``{problem}`` in it."""
+    system_prompt: str | None = None
+    """System message for ``chat``."""
+    instruction: str | None = None
+    """Appended to the problem, e.g. "Answer with \\\\boxed{}."."""
+    max_prompt_tokens: Positive = 1024
+    """Limit of a prompt."""
+    overlong_prompts: Literal["drop", "refuse"] = "drop"
+    """Prompts over the limit are dropped (counted and said) or refused. Never cut."""
+    shuffle: bool = True
+    """A new order each epoch, from the run's seed."""
+    epochs: Positive | None = None
+    """Passes over the data; None: endless."""
+
+
+class Reward(Section):
+    name: str = "accuracy"
+    """Name in metrics and rollouts. Exactly one reward of a response must be called ``accuracy``."""
+    kind: Literal["math", "exact", "regex", "task", "function"] = "math"
+    """``math``: math-verify; ``exact``: text equality after normalising; ``regex``; ``task``: the data source's own
+    scorer (procedural tasks); ``function``: yours."""
+    function: Hook | None = None
+    """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers)."""
+    pattern: str | None = None
+    """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1)."""
+    weight: float = 1.0
+    """Share in the reward. 0: recorded only."""
+    sources: list[str] | None = None
+    """Data sources it applies to; None: all."""
+    timeout: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds for one response, after which it is unscored."""
+
+
+class Rollout(Section):
+    engine: Literal["embedded", "generate"] = "embedded"
+    """``embedded``: our engine in the process. ``generate``: transformers' own generate (slow, any model)."""
+    prompts_per_step: Positive = 32
+    """P: groups trained on in a step."""
+    group_size: Positive = 16
+    """G: responses per prompt."""
+    max_response_tokens: Positive = 1024
+    """Lmax: a response that reaches it without a stop token is truncated."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of sampling; log-probabilities in engine and learner are those of logits / temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling. Not 1 only with ``old_logprobs: learner``."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""
+    slots: Positive | None = None
+    """Responses that decode at once; None: chosen from the model's size and the batch."""
+
+
+class Clip(Section):
+    low: Annotated[float, Field(gt=0)] = 0.2
+    """eps_low."""
+    high: Annotated[float, Field(gt=0)] = 0.28
+    """eps_high: clip-higher when above ``low``."""
+    dual: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip c: with a negative advantage the loss is at most -A c. Not in the paper; 10 in its scripts."""
+
+
+class Loss(Section):
+    kind: Literal["clip", "cispo"] | Hook = "clip"
+    """``clip`` (DAPO, GRPO, GSPO), ``cispo``, or ``package.module:function``."""
+    ratio: Literal["token", "sequence"] = "token"
+    """``sequence``: GSPO's ratio; use clip bounds near 3e-4 / 4e-4 with it."""
+    reduction: Literal[
+        "token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant", "micro_batch_mean"
+    ] = "token_mean"
+    """How token losses become one number; see docs/algorithm.md."""
+    constant_length: Positive | None = None
+    """For ``constant``: the fixed length; None: ``rollout.max_response_tokens``."""
+    micro_batch_sequences: Positive | None = None
+    """For ``micro_batch_mean``: sequences per micro-batch."""
+    micro_batch_weighted: bool = True
+    """For ``micro_batch_mean``: weight micro-batches by their number of sequences (verl <= 0.6) or not (bnpo)."""
+    cispo_cap: Annotated[float, Field(gt=0)] = 5.0
+    """For ``cispo``: absolute upper bound of the ratio."""
+    cispo_floor: Annotated[float, Field(ge=0)] | None = None
+    """For ``cispo``: lower bound of the ratio."""
+
+
+class Advantage(Section):
+    kind: Literal["group"] | Hook = "group"
+    """``group`` (eq. 9 and its variants), or ``package.module:function``."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What is subtracted."""
+    scale: Literal["group_std", "batch_std", "none"] = "group_std"
+    """What is divided by; ``none`` is Dr. GRPO."""
+    ddof: Literal[0, 1] = 1
+    """Degrees of freedom of the standard deviation."""
+    eps: Annotated[float, Field(ge=0)] = 1e-6
+    """Added to the standard deviation."""
+
+
+class DynamicSampling(Section):
+    mode: Literal["off", "filter", "mask"] = "filter"
+    """``filter``: rejected groups are replaced until P are kept. ``mask``: zero-variance groups are dropped without
+    refill (ScaleRL). ``off``: every group trains."""
+    metric: str = "accuracy"
+    """Score the keep decision reads. Accuracy: 0 < correct < G. Any other: max - min > tolerance."""
+    keep: Hook | None = None
+    """Your own keep rule, ``package.module:function``."""
+    correct_at: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Accuracy from which a response is correct."""
+    tolerance: Annotated[float, Field(ge=0)] = 1e-6
+    """For metrics other than accuracy."""
+    band: tuple[float, float] | None = None
+    """Keep only groups whose mean metric lies in [low, high]."""
+    oversample: Annotated[float, Field(ge=1)] | None = None
+    """Fixed factor on what is dispatched; None: missing groups / measured acceptance rate."""
+    max_groups: Annotated[float, Field(ge=1)] | None = 20.0
+    """Cap per step: groups dispatched, in multiples of P. None: no cap (a warning says so)."""
+    max_tokens: Positive | None = None
+    """Cap per step: generated tokens."""
+    on_cap: Literal["stop", "train_partial", "fill"] = "stop"
+    """At a cap or the end of the data: ``stop`` (state saved, the error names the cause), ``train_partial`` (smaller
+    batch), ``fill`` (top up with rejected groups; their tokens count in N)."""
+    surplus: Literal["carry", "discard"] = "carry"
+    """Kept groups beyond P."""
+    unfinished: Literal["carry", "drain", "discard"] = "drain"
+    """Responses still decoding when P groups are kept."""
+    max_age: Annotated[int, Field(ge=0)] = 4
+    """Steps a kept group may wait."""
+
+
+class OverlongPunishment(Section):
+    enabled: bool = True
+    """Soft overlong punishment (eq. 13), added after the keep decision."""
+    max_length: Positive | None = None
+    """Lmax; None: ``rollout.max_response_tokens``."""
+    cache_length: Positive | None = None
+    """Lcache: the penalty grows from Lmax - Lcache; None: Lmax / 5."""
+    factor: Annotated[float, Field(ge=0)] = 1.0
+    """Multiplies the penalty."""
+
+
+class RewardScaling(Section):
+    enabled: bool = True
+    """Clamp to source, then map linearly to target."""
+    source_min: float = 0.0
+    """Lower end of the raw reward."""
+    source_max: float = 1.0
+    """Upper end of the raw reward."""
+    target_min: float = -1.0
+    """Lower end of the scaled reward."""
+    target_max: float = 1.0
+    """Upper end of the scaled reward."""
+
+
+class Correction(Section):
+    kind: Literal["auto", "none", "truncate", "mask_token", "mask_sequence", "report"] = "auto"
+    """For ``old_logprobs: learner``: ``truncate`` is TIS. ``auto``: none for ``sampler``, truncate for ``learner``."""
+    cap: Annotated[float, Field(gt=0)] = 2.0
+    """C of TIS, and upper bound of the masks."""
+    floor: Annotated[float, Field(ge=0)] = 0.5
+    """Lower bound of the masks."""
+
+
+class Algorithm(Section):
+    clip: Clip = Clip()
+    """Bounds of the probability ratio."""
+    loss: Loss = Loss()
+    """The surrogate and its reduction."""
+    advantage: Advantage = Advantage()
+    """Group-relative advantage."""
+    dynamic_sampling: DynamicSampling = DynamicSampling()
+    """Which groups train, and what happens until enough do."""
+    overlong_punishment: OverlongPunishment = OverlongPunishment()
+    """Length penalty."""
+    overlong_filtering: bool = True
+    """Truncated responses carry no loss and do not vote."""
+    truncated_vote: bool | None = None
+    """Truncated responses count in mean, std and keep decision; None: unless ``overlong_filtering``."""
+    reward_scaling: RewardScaling = RewardScaling()
+    """DAPO rewards are +1 / -1."""
+    shaping: Hook | None = None
+    """Your own reward shaping instead of scaling and length penalty, ``package.module:function``."""
+    old_logprobs: Literal["auto", "sampler", "learner"] = "auto"
+    """What the ratio runs against. ``auto``: sampler for the embedded engine, learner for any other."""
+    correction: Correction = Correction()
+    """Sampler-learner importance correction."""
+    kl_coefficient: Literal[0] = 0
+    """KL against a reference model: not available yet (DAPO has none)."""
+
+
+class Learner(Section):
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; linear and cosine fall to ``final_ratio`` at ``trainer.steps``."""
+    schedule_unit: Literal["rollout", "optimizer"] = "rollout"
+    """What the schedule counts."""
+    warmup: Annotated[int, Field(ge=0)] = 10
+    """Steps (of ``schedule_unit``) of linear warm-up."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the peak at the end of linear and cosine."""
+    minibatch_prompts: Positive | None = None
+    """Groups per optimiser step; None: all P (one optimiser step)."""
+    microbatch_tokens: Positive = 16384
+    """Tokens (prompts and responses) in one forward pass. Memory only: it cannot change the gradient."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Gradient clipping."""
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 5
+    """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""
+
+
+class Validation(Section):
+    every: Annotated[int, Field(ge=0)] = 10
+    """Training steps between evaluations; 0: never. The first and last steps are evaluated too."""
+    samples: Positive = 4
+    """k: sampled responses per problem."""
+    greedy: bool = True
+    """Also one greedy response per problem."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of sampled evaluation."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of sampled evaluation (the paper's run: 0.7)."""
+    max_response_tokens: Positive | None = None
+    """None: as in training."""
+    limit: Positive | None = None
+    """Problems per data set; None: all."""
+
+
+class Trainer(Section):
+    steps: Annotated[int, Field(ge=0)] = 100
+    """Training steps (one rollout batch each)."""
+    sync_check_tolerance: Annotated[float, Field(gt=0)] = 0.05
+    """Largest mean |sampler - learner| log-probability accepted right after a publish (engines with own weights)."""
+
+
+class Checkpoint(Section):
+    every: Annotated[int, Field(ge=0)] = 10
+    """Training steps between checkpoints; 0: only at the end."""
+    keep: Positive = 2
+    """Newest checkpoints to keep."""
+
+
+class Logging(Section):
+    rollouts: Literal["all", "kept", "sample", "none"] = "all"
+    """Which groups go to ``rollouts/*.parquet``."""
+    rollouts_sample: Positive = 8
+    """For ``sample``: groups per step."""
+    console: Literal["auto", "live", "plain", "quiet"] = "auto"
+    """``auto``: live in a terminal, plain lines elsewhere."""
+    samples_every: Annotated[int, Field(ge=0)] = 10
+    """Steps between samples shown on the console; 0: never."""
+    tensorboard: bool = False
+    """Write TensorBoard events into the run folder (extra ``track``)."""
+    wandb: str | None = None
+    """Weights & Biases project (extra ``track``)."""
+
+
+class Recipe(Section):
+    preset: Literal["dapo", "dapo-paper", "dapo-verl", "grpo", "dr-grpo", "scalerl-loss"] = "dapo"
+    """Named starting point; what the file sets lies on top."""
+    run: Run = Run()
+    """Where the run lives."""
+    model: Model
+    """What is trained."""
+    data: Data
+    """What it is trained on."""
+    rewards: list[Reward] = Field(default_factory=lambda: [Reward()], min_length=1)
+    """How responses are scored."""
+    rollout: Rollout = Rollout()
+    """How responses are made."""
+    algorithm: Algorithm = Algorithm()
+    """DAPO and its relatives."""
+    learner: Learner = Learner()
+    """The optimiser."""
+    validation: Validation = Validation()
+    """Evaluation during training."""
+    trainer: Trainer = Trainer()
+    """The loop."""
+    checkpoint: Checkpoint = Checkpoint()
+    """Saving."""
+    logging: Logging = Logging()
+    """What is recorded."""

@@ -1,0 +1,115 @@
+"""The seams of the program. Small enough to serve an engine in the process, vLLM, a pool of actors.
+
+Engines keep nothing that lasts: the collector owns partial responses, so a resume, a weight change that aborts
+and a lost engine are one thing: submit again with a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from dapo.contracts.types import (
+    Completion,
+    FloatArray,
+    Key,
+    Metrics,
+    Prompt,
+    SampleEvent,
+    SampleRequest,
+    Score,
+    TrainRow,
+)
+
+
+class WeightSource(Protocol):
+    """The learner's weights on their way to an engine."""
+
+    def named_tensors(self) -> Iterator[tuple[str, Any]]: ...  # names as in the checkpoint; torch tensors
+
+    shares_memory: bool  # True: the engine already reads these very tensors and only refreshes what it derived
+
+
+class Engine(Protocol):
+    """Turns requests into responses. One logical clock: the number of decode steps taken so far."""
+
+    capacity: int  # responses that decode at once
+    clock: int
+    shares_weights: bool  # the engine reads the learner's tensors; no sync check is needed
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queue requests. The responses of one group come together: their prompt is computed once."""
+
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """Make progress and return the responses that ended, ordered by (tick, key).
+
+        In process this decodes until at least one response ends (or nothing is left). Remote engines wait up to
+        ``timeout`` seconds.
+        """
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Take back the named (default: all) unfinished responses, with what there is of them."""
+
+    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """New weights: every token from now on carries ``version``."""
+
+    def stats(self) -> Metrics:
+        """Counters since construction: decode_steps, generated_tokens, slot_steps, busy_slot_steps."""
+
+    def close(self) -> None: ...
+
+
+class Learner(Protocol):
+    """Owns the policy and its optimiser."""
+
+    def logprobs(self, rows: Sequence[TrainRow]) -> list[FloatArray]:
+        """Log-probability of every response token under the present weights, at the sampling temperature."""
+
+    def update(self, rows: Sequence[TrainRow], learning_rate: float) -> Metrics:
+        """One optimiser step: gradient of the plain sum of weight x correction x L over all tokens of ``rows``.
+
+        The rows are split into micro-batches at will: the driver's token weights make the split irrelevant.
+        """
+
+    def publish(self) -> WeightSource: ...
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def export(self, folder: Path) -> None: ...
+
+
+class Scorer(Protocol):
+    """Scores responses, at once or in worker processes. Every submitted key comes back exactly once."""
+
+    def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None: ...
+
+    def poll(self, timeout: float | None = None) -> list[tuple[Key, Score]]:
+        """Finished scores. timeout 0: what is there; None: wait until at least one is (or nothing is pending)."""
+
+    def close(self) -> None: ...
+
+
+class PromptStream(Protocol):
+    """An endless or finite sequence of prompts whose position is a small JSON-able state."""
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next ``n`` prompts; fewer only when the data has ended."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class Collector(Protocol):
+    """Owns everything between a prompt and a training batch."""
+
+    def collect(self, step: int) -> Any: ...
+
+    def pump(self) -> bool: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...

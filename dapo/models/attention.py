@@ -1,0 +1,47 @@
+"""One attention function, registered with transformers, serves packed training and slot-cache decoding.
+
+A forward call passes ``attention_context=`` as a keyword; transformers hands it through to this function. The
+context knows how the rows in the batch are laid out and attends accordingly; unmodified models do the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+NAME = "dapo"
+
+
+class AttentionContext(Protocol):
+    """How the tokens of this forward call relate: which keys each query may see, and where keys are kept."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, **options: Any
+    ) -> Tensor:
+        """query [1 or B, heads, T, d], key and value [.., kv heads, T, d] -> output [.., T, heads, d]."""
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    *,
+    attention_context: AttentionContext,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in place of its own attention."""
+    return attention_context.attend(module, query, key, value, scaling=scaling, **options), None
+
+
+def register() -> None:
+    """Make ``attn_implementation="dapo"`` known to transformers. Idempotent."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
