@@ -9,11 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(gt=0)]
 Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function`` of the user's, with the signature of the built-in one."""
+Pair = Annotated[tuple[float, float], Field(strict=False)]
+"""Two numbers, written as a YAML list."""
 
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        strict=True,  # "32" is not a number and true is not 1: a recipe means what it says
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
     )
 
 
@@ -149,9 +157,9 @@ class Loss(Section):
     """``clip`` (DAPO, GRPO, GSPO), ``cispo``, or ``package.module:function``."""
     ratio: Literal["token", "sequence"] = "token"
     """``sequence``: GSPO's ratio; use clip bounds near 3e-4 / 4e-4 with it."""
-    reduction: Literal[
-        "token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant", "micro_batch_mean"
-    ] = "token_mean"
+    reduction: Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant", "micro_batch_mean"] = (
+        "token_mean"
+    )
     """How token losses become one number; see docs/algorithm.md."""
     constant_length: Positive | None = None
     """For ``constant``: the fixed length; None: ``rollout.max_response_tokens``."""
@@ -190,7 +198,7 @@ class DynamicSampling(Section):
     """Accuracy from which a response is correct."""
     tolerance: Annotated[float, Field(ge=0)] = 1e-6
     """For metrics other than accuracy."""
-    band: tuple[float, float] | None = None
+    band: Pair | None = None
     """Keep only groups whose mean metric lies in [low, high]."""
     oversample: Annotated[float, Field(ge=1)] | None = None
     """Fixed factor on what is dispatched; None: missing groups / measured acceptance rate."""
@@ -203,10 +211,16 @@ class DynamicSampling(Section):
     batch), ``fill`` (top up with rejected groups; their tokens count in N)."""
     surplus: Literal["carry", "discard"] = "carry"
     """Kept groups beyond P."""
-    unfinished: Literal["carry", "drain", "discard"] = "drain"
-    """Responses still decoding when P groups are kept."""
+    unfinished: Literal["carry", "drain", "discard"] = "carry"
+    """Responses still decoding when P groups are kept: ``carry`` (continued next step under the new weights, each token
+    with its own version), ``drain`` (waited for) or ``discard``."""
     max_age: Annotated[int, Field(ge=0)] = 4
-    """Steps a kept group may wait."""
+    """Steps a group may be carried."""
+    on_max_age: Literal["wait", "drop"] = "wait"
+    """At the age limit: ``wait`` for what is held (drops nothing), or ``drop`` it."""
+    verdict_lag: Annotated[int, Field(ge=0)] | None = None
+    """Engine steps after a response ended at which its score takes effect; None: 0 for verifiers that run inline, 16
+    for those in worker processes."""
 
 
 class OverlongPunishment(Section):
@@ -272,7 +286,7 @@ class Algorithm(Section):
 class Learner(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Pair = (0.9, 0.999)
     """AdamW."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW."""

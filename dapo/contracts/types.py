@@ -72,6 +72,7 @@ class Score:
     values: Mapping[str, float] = field(default_factory=dict)  # by reward name; holds "accuracy" in [0, 1]
     reward: float = float("nan")  # weighted sum of the values, before scaling and length penalty
     reason: str | None = None  # why it is unscored: "timeout", "exception: ...", "crash", "not a number: ..."
+    answer: str | None = None  # the final answer that the verifier read, where it knows one (for maj@k)
 
     @property
     def scored(self) -> bool:
@@ -171,7 +172,7 @@ class TrainRow:
     token_ids: IntArray
     weights: FloatArray  # the reduction: weight of each token's loss; 0 where it carries none
     advantages: FloatArray
-    old_logprobs: FloatArray
+    old_logprobs: FloatArray | None  # None: the detached current ones (one minibatch a step needs no extra pass)
     correction: FloatArray | None = None  # importance correction w; None means 1
     loss_mask: BoolArray | None = None  # tokens that carry loss (weights > 0 unless the reduction gives 0)
     sampler_logprobs: FloatArray | None = None  # for the gap metrics; None when they are the old ones

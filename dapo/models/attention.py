@@ -6,6 +6,8 @@ context knows how the rows in the batch are laid out and attends accordingly; un
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -45,3 +47,17 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+
+
+@contextmanager
+def own_attention(model: Any) -> Iterator[None]:
+    """Inside, the model runs its own attention (its ``generate`` works, padding masks count), whatever it is set to."""
+    current = model.config._attn_implementation
+    if current != NAME:
+        yield
+        return
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(current)

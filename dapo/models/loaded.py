@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(slots=True)
 class LoadedModel:
     """A Hugging Face causal language model with its tokenizer, probed and ready."""
 
-    model: nn.Module  # transformers' *ForCausalLM, its attention routed through dapo.models.attention
+    model: Any  # transformers' *ForCausalLM, its attention routed through dapo.models.attention when packed
     tokenizer: Any
     stop_token_ids: tuple[int, ...]  # every end-of-sequence id of config, generation config and tokenizer
     pad_token_id: int
@@ -23,11 +23,28 @@ class LoadedModel:
     fp32_head: bool = False
     name: str = ""  # as given in the recipe
     fingerprint: dict[str, Any] = field(default_factory=dict)  # architecture, sizes: what a checkpoint must match
+    notes: tuple[str, ...] = ()  # what a person should know: why it is padded, which tokenizer was used
+
+    @property
+    def decoder(self) -> Any:
+        """The model without its output head: token ids -> last hidden states."""
+        return self.model.get_decoder()
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [tokens, vocabulary] of hidden states [tokens, width], in float32 where the recipe asks for it."""
-        head = self.model.get_output_embeddings()
-        if self.fp32_head and hidden.dtype != torch.float32:
-            bias = None if head.bias is None else head.bias.float()
-            return nn.functional.linear(hidden.float(), head.weight.float(), bias)
-        return head(hidden)
+        """Logits [.., vocabulary] of last hidden states [.., width], in float32 where the recipe asks for it.
+
+        Includes what architectures do to logits behind the head: Cohere's and Granite's scale, Gemma's soft cap.
+        """
+        head, config = self.model.get_output_embeddings(), self.model.config
+        if self.fp32_head and hidden.dtype in (torch.bfloat16, torch.float16):
+            bias = None if getattr(head, "bias", None) is None else head.bias.float()
+            logits = torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
+        else:
+            logits = head(hidden)
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits

@@ -1,0 +1,131 @@
+"""Checkpoints as folders that are whole or absent: written aside, flushed to disk, then renamed.
+
+checkpoints/step_000040/
+    manifest.json    every file with its size: what was written is what is read
+    ...              whatever the caller's ``write`` put there
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from dapo.errors import CheckpointError
+
+_NAME = re.compile(r"step_(\d{6,})$")
+_MANIFEST = "manifest.json"
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.keep = folder, keep
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Save step ``step`` through ``write(folder)``. A crash at any instant leaves the previous ones whole."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._mend()
+        target = self.folder / f"step_{step:06d}"
+        aside = self.folder / f".writing-{target.name}"
+        write_into(aside, write)
+        if target.exists():  # the same step again: a boundary saved with more state than before
+            old = self.folder / f".old-{target.name}"
+            target.rename(old)
+            aside.rename(target)
+            shutil.rmtree(old)
+        else:
+            aside.rename(target)
+        _flush(self.folder)
+        self._prune()
+        return target
+
+    def steps(self) -> list[int]:
+        """Steps with a whole checkpoint, ascending."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.match(entry.name) for entry in self.folder.iterdir() if entry.is_dir())
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def path(self, step: int | None = None) -> Path:
+        """Folder of a step's checkpoint (default: the newest), checked against its manifest.
+
+        Raises:
+            CheckpointError: there is none, or a file is missing or has another size.
+        """
+        self._mend()
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder}. The run was stopped before its first one; start it again with "
+                "`dapo train RECIPE run.if_exists=backup`."
+            )
+        if step is not None and step not in steps:
+            raise CheckpointError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
+        folder = self.folder / f"step_{steps[-1] if step is None else step:06d}"
+        check_manifest(folder)
+        return folder
+
+    def remove_after(self, step: int) -> None:
+        """Drop checkpoints later than ``step`` (a resume from an older one starts a new history)."""
+        for later in [s for s in self.steps() if s > step]:
+            self._remove(later)
+
+    def _mend(self) -> None:
+        """Undo a save that a crash interrupted."""
+        if not self.folder.is_dir():
+            return
+        for old in self.folder.glob(".old-step_*"):
+            target = self.folder / old.name.removeprefix(".old-")
+            if target.exists():
+                shutil.rmtree(old)
+            else:
+                old.rename(target)
+        for left_over in [*self.folder.glob(".writing-step_*"), *self.folder.glob(".removing-step_*")]:
+            shutil.rmtree(left_over)
+
+    def _prune(self) -> None:
+        for step in self.steps()[: -self.keep]:
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Renamed first: a crash half-way must not leave a folder that looks like a checkpoint."""
+        folder = self.folder / f"step_{step:06d}"
+        shutil.rmtree(folder.rename(self.folder / f".removing-{folder.name}"))
+
+
+def write_into(folder: Path, write: Callable[[Path], None]) -> None:
+    """Fill a fresh ``folder`` by ``write``, add a manifest, flush everything to disk."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write(folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifest = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    for path in [*files, folder / _MANIFEST, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
+        _flush(path)
+
+
+def check_manifest(folder: Path) -> None:
+    """Raise CheckpointError when a file of the checkpoint is missing or has another size than when it was written."""
+    path = folder / _MANIFEST
+    if not path.exists():
+        raise CheckpointError(f"{folder} has no {_MANIFEST}: it is not a checkpoint of this program, or is damaged")
+    for name, size in json.loads(path.read_text(encoding="utf-8")).items():
+        file = folder / name
+        found = file.stat().st_size if file.exists() else None
+        if found != size:
+            was = "is missing" if found is None else f"has {found} bytes"
+            raise CheckpointError(f"checkpoint {folder} is damaged: {name} {was}, {size} bytes were written")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,117 @@
+"""Checks of where problems come from and how responses are scored."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from dapo.config.problems import Problem
+from dapo.config.schema import DataSource, Recipe
+
+
+def source_name(source: DataSource) -> str:
+    """The name of a data source in metrics and in ``rewards.N.sources``: as given, else the file's or task's name."""
+    if source.name:
+        return source.name
+    if source.path:
+        return PurePath(source.path).name if source.path.startswith("hub:") else PurePath(source.path).stem
+    return (source.task or "").rpartition("/")[2]
+
+
+def check_rewards(r: Recipe) -> Iterator[Problem]:
+    """Every response gets each reward once, one of them `accuracy`, and each reward has what its kind needs."""
+    sources = {source_name(s) for s in [*r.data.train, *r.data.validation]}
+    for source in sorted(sources):
+        names = Counter(w.name for w in r.rewards if w.sources is None or source in w.sources)
+        for name in (n for n, count in names.items() if count > 1):
+            yield Problem("rewards", f"{names[name]} rewards called `{name}` score `{source}`; give each its own name")
+        if "accuracy" not in names:
+            yield Problem(
+                "rewards",
+                f"none that scores `{source}` is called `accuracy`, which dynamic sampling and evaluation read; name one so",
+            )
+    if all(reward.weight == 0 for reward in r.rewards):
+        yield Problem("rewards", "every weight is 0, so every reward is 0; give at least one a weight")
+    for n, reward in enumerate(r.rewards):
+        key = f"rewards.{n}"
+        if reward.kind == "function" and reward.function is None:
+            yield Problem(f"{key}.function", "kind: function needs function: package.module:function")
+        if reward.kind != "function" and reward.function is not None:
+            yield Problem(f"{key}.function", f"is only read with kind: function, not {reward.kind}", reward.function)
+        if reward.kind == "regex" and reward.pattern is None:
+            yield Problem(f"{key}.pattern", "kind: regex needs a pattern, such as 'answer is (-?\\d+)'")
+        if reward.pattern is not None:
+            yield from _pattern(f"{key}.pattern", reward.kind, reward.pattern)
+        unknown = [s for s in reward.sources or [] if s not in sources]
+        if unknown:
+            known = ", ".join(sorted(sources))
+            yield Problem(
+                f"{key}.sources", f"no data source called {', '.join(unknown)}; there are {known}", reward.sources
+            )
+
+
+def _pattern(key: str, kind: str, pattern: str) -> Iterator[Problem]:
+    if kind not in ("regex", "exact"):
+        yield Problem(key, f"is only read with kind: regex or exact, not {kind}", pattern)
+        return
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        yield Problem(key, f"is not a regular expression: {error}", pattern)
+        return
+    if kind == "exact" and groups < 1:
+        yield Problem(key, "kind: exact takes the answer from group 1: put it in parentheses", pattern)
+
+
+def check_data(r: Recipe) -> Iterator[Problem]:
+    """Sources are files or tasks with names of their own, and the prompt holds the problem."""
+    for part in ("train", "validation"):
+        for n, source in enumerate(getattr(r.data, part)):
+            yield from _source(f"data.{part}.{n}", source)
+        names = Counter(map(source_name, getattr(r.data, part)))
+        for name in (n for n, count in names.items() if count > 1):
+            yield Problem(f"data.{part}", f"{names[name]} sources are called `{name}`; give each a `name`")
+    if r.data.prompt_template is not None and "{problem}" not in r.data.prompt_template:
+        yield Problem(
+            "data.prompt_template", "has no {problem}: the problem would not be in the prompt", r.data.prompt_template
+        )
+    if r.data.prompt == "template" and r.data.prompt_template is None:
+        yield Problem("data.prompt_template", "prompt: template needs a text with {problem} in it")
+    if r.data.prompt in ("chat", "raw") and r.data.prompt_template is not None:
+        yield Problem(
+            "data.prompt", f"{r.data.prompt} does not read prompt_template; use template or take it out", r.data.prompt
+        )
+    if r.data.system_prompt is not None and (
+        r.data.prompt in ("template", "raw") or r.data.prompt_template is not None
+    ):
+        yield Problem(
+            "data.system_prompt", "is only read with prompt: chat; write it into the template", r.data.system_prompt
+        )
+    if r.data.prompt == "raw" and r.data.instruction is not None:
+        yield Problem(
+            "data.instruction", "prompt: raw is the problem's text itself; use template or chat", r.data.instruction
+        )
+    yield from _twins(r)
+
+
+def _source(key: str, source: DataSource) -> Iterator[Problem]:
+    if (source.path is None) == (source.task is None):
+        given = "both are given" if source.path else "neither is given"
+        yield Problem(key, f"a source has either `path` or `task`; {given}")
+    if source.task is None and source.options:
+        yield Problem(f"{key}.options", "are arguments of a procedural `task`", source.options)
+    if source.task is not None and (source.fields or source.format != "auto"):
+        yield Problem(key, "`fields` and `format` belong to a file, not to a procedural task")
+    if source.task is not None and source.task != "signed_sum" and not re.fullmatch(r"reasoning_gym/\w+", source.task):
+        yield Problem(f"{key}.task", "expected `signed_sum` or `reasoning_gym/NAME`", source.task)
+
+
+def _twins(r: Recipe) -> Iterator[Problem]:
+    made = [(s.task, tuple(sorted(map(str, s.options.items()))), s.seed) for s in r.data.train if s.task]
+    for n, s in enumerate(r.data.validation):
+        if s.task and (s.task, tuple(sorted(map(str, s.options.items()))), s.seed) in made:
+            yield Problem(
+                f"data.validation.{n}.seed", "makes the very problems of a training source; use another seed", s.seed
+            )

@@ -1,0 +1,267 @@
+"""Combinations of settings that cannot mean what their author wants. Each is refused with the remedy, none rewritten.
+
+Every check is a small generator of problems over a recipe whose types are already right. What is merely unusual is a
+warning: said when the run starts, and allowed (``dapo.config.unusual``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dapo.config.check_data import check_data, check_rewards
+from dapo.config.problems import Problem
+from dapo.config.schema import Recipe
+
+
+def check(recipe: Recipe) -> list[Problem]:
+    """Everything that is wrong with a recipe across its settings."""
+    return [problem for part in _CHECKS for problem in part(recipe)]
+
+
+def uses_sampler_logprobs(recipe: Recipe) -> bool:
+    """Whether the ratio runs against the sampler's log-probabilities (``auto``: with the embedded engine)."""
+    old = recipe.algorithm.old_logprobs
+    return old == "sampler" or (old == "auto" and recipe.rollout.engine == "embedded")
+
+
+def penalty_interval(recipe: Recipe) -> tuple[int, int]:
+    """(Lmax, Lcache) of the soft overlong punishment in tokens, defaults filled in.
+
+    Lmax defaults to the response limit, Lcache to a fifth of Lmax (at least one token).
+    """
+    punishment = recipe.algorithm.overlong_punishment
+    longest = punishment.max_length or recipe.rollout.max_response_tokens
+    return longest, punishment.cache_length or max(1, longest // 5)
+
+
+def _batch(r: Recipe) -> Iterator[Problem]:
+    prompts, mini = r.rollout.prompts_per_step, r.learner.minibatch_prompts
+    if mini is None:
+        return
+    if mini > prompts:
+        yield Problem(
+            "learner.minibatch_prompts",
+            f"is more than rollout.prompts_per_step = {prompts}; use at most {prompts}, or null for one optimiser step",
+            mini,
+        )
+    elif prompts % mini:
+        fits = [d for d in range(1, prompts + 1) if prompts % d == 0]
+        near = sorted(sorted(fits, key=lambda d: abs(d - mini))[:3])
+        yield Problem(
+            "learner.minibatch_prompts",
+            f"does not divide rollout.prompts_per_step = {prompts} ({prompts} = {prompts // mini} x {mini} + "
+            f"{prompts % mini}); use one of {', '.join(map(str, near))}",
+            mini,
+        )
+
+
+def _micro_batches(r: Recipe) -> Iterator[Problem]:
+    loss = r.algorithm.loss
+    size = loss.micro_batch_sequences
+    key = "algorithm.loss.micro_batch_sequences"
+    if loss.reduction != "micro_batch_mean":
+        if size is not None:
+            yield Problem(
+                key, f"is only read with reduction: micro_batch_mean, not {loss.reduction}; take it out", size
+            )
+        return
+    prompts = r.learner.minibatch_prompts or r.rollout.prompts_per_step
+    rows = prompts * r.rollout.group_size
+    if size is None:
+        yield Problem(
+            key, f"micro_batch_mean is defined by its split: say how many of the {rows} responses go together"
+        )
+    elif rows % size:
+        yield Problem(
+            key,
+            f"does not divide the {rows} responses of an optimiser step ({prompts} prompts x "
+            f"{r.rollout.group_size}); choose a divisor",
+            size,
+        )
+
+
+def _loss_only(r: Recipe) -> Iterator[Problem]:
+    loss = r.algorithm.loss
+    if loss.constant_length is not None and loss.reduction != "constant":
+        yield Problem(
+            "algorithm.loss.constant_length",
+            f"is only read with reduction: constant, not {loss.reduction}; take it out or set the reduction",
+            loss.constant_length,
+        )
+    if loss.kind == "cispo" and r.algorithm.clip.dual is not None:
+        yield Problem(
+            "algorithm.clip.dual", "cispo has no dual clip; take it out, or set loss.kind: clip", r.algorithm.clip.dual
+        )
+    if loss.cispo_floor is not None and loss.kind != "cispo":
+        yield Problem("algorithm.loss.cispo_floor", f"is only read with kind: cispo, not {loss.kind}", loss.cispo_floor)
+    if loss.kind == "cispo" and (loss.cispo_floor or 0) >= loss.cispo_cap:
+        yield Problem("algorithm.loss.cispo_floor", f"must be below cispo_cap = {loss.cispo_cap:g}", loss.cispo_floor)
+    if loss.kind == "cispo" and loss.ratio == "sequence":
+        yield Problem("algorithm.loss.ratio", "cispo is defined on token ratios; use ratio: token", loss.ratio)
+
+
+def _clip(r: Recipe) -> Iterator[Problem]:
+    clip = r.algorithm.clip
+    if r.algorithm.loss.kind != "clip":
+        return
+    if clip.low >= 1:
+        yield Problem(
+            "algorithm.clip.low", "the lower bound 1 - low must stay above 0: use less than 1 (0.2)", clip.low
+        )
+    if r.algorithm.loss.ratio == "sequence" and max(clip.low, clip.high) > 0.05:
+        yield Problem(
+            "algorithm.clip",
+            f"bounds of {clip.low:g} / {clip.high:g} never bind on a sequence ratio, which averages over tokens; "
+            "use 3e-4 / 4e-4 (algorithm.clip.low, algorithm.clip.high)",
+        )
+
+
+def _group(r: Recipe) -> Iterator[Problem]:
+    if r.rollout.group_size > 1:
+        return
+    advantage, sampling = r.algorithm.advantage, r.algorithm.dynamic_sampling
+    key = "rollout.group_size"
+    if advantage.kind == "group":
+        yield Problem(key, "a group of one is its own mean, so every advantage is 0; use at least 2 (16 in DAPO)", 1)
+    if sampling.mode != "off":
+        yield Problem(
+            key,
+            f"a group of one is never mixed, so dynamic_sampling.mode: {sampling.mode} keeps none; use 16, or off",
+            1,
+        )
+
+
+def _dynamic_sampling(r: Recipe) -> Iterator[Problem]:
+    d = r.algorithm.dynamic_sampling
+    where = "algorithm.dynamic_sampling"
+    names = {reward.name for reward in r.rewards}
+    may_name_more = any(reward.kind == "function" for reward in r.rewards)  # a function may return a dict of numbers
+    if d.metric not in names and not may_name_more:
+        known = ", ".join(f"`{n}`" for n in sorted(names))
+        yield Problem(f"{where}.metric", f"no reward of that name; there are {known}", d.metric)
+    if d.band is not None and not d.band[0] < d.band[1]:
+        yield Problem(f"{where}.band", "expected [low, high] with low below high, such as [0.1, 0.9]", d.band)
+    if d.mode != "filter" and d.oversample is not None:
+        yield Problem(f"{where}.oversample", f"mode: {d.mode} never dispatches more than P; take it out", d.oversample)
+    if d.mode == "filter" and d.max_groups is not None and d.oversample is not None and d.oversample > d.max_groups:
+        yield Problem(
+            f"{where}.oversample",
+            f"the first dispatch alone passes the cap max_groups = {d.max_groups:g}",
+            d.oversample,
+        )
+    smallest = r.rollout.prompts_per_step * r.rollout.group_size
+    if d.mode == "filter" and d.max_tokens is not None and d.max_tokens < smallest:
+        yield Problem(
+            f"{where}.max_tokens",
+            f"is less than one token for each of the {smallest} responses of a step",
+            d.max_tokens,
+        )
+    if d.keep is not None and d.band is not None:
+        yield Problem(f"{where}.band", "is not read when `keep` names a rule of yours; take one of them out", d.band)
+
+
+def _length(r: Recipe) -> Iterator[Problem]:
+    punishment, limit = r.algorithm.overlong_punishment, r.rollout.max_response_tokens
+    if not punishment.enabled:
+        return
+    where = "algorithm.overlong_punishment"
+    longest, cache = penalty_interval(r)
+    if cache > longest:
+        yield Problem(
+            f"{where}.cache_length",
+            f"the penalty grows over the last cache_length tokens before Lmax = {longest}, so it must be at most "
+            f"{longest}; null takes a fifth ({max(1, longest // 5)})",
+            cache,
+        )
+    elif longest - cache >= limit:
+        yield Problem(
+            f"{where}.max_length",
+            f"the penalty starts above {longest - cache} tokens ({longest} - {cache}) and responses end at "
+            f"rollout.max_response_tokens = {limit}: it never applies. Set max_length: null, or enabled: false",
+            longest,
+        )
+
+
+def _scaling(r: Recipe) -> Iterator[Problem]:
+    s = r.algorithm.reward_scaling
+    if not s.enabled:
+        return
+    where = "algorithm.reward_scaling"
+    if s.source_min >= s.source_max:
+        yield Problem(
+            f"{where}.source_max",
+            f"must be above source_min = {s.source_min:g}: the map divides by their difference",
+            s.source_max,
+        )
+    if s.target_min == s.target_max:
+        yield Problem(f"{where}.target_max", f"equals target_min: every reward becomes {s.target_max:g}", s.target_max)
+    elif s.target_min > s.target_max:
+        yield Problem(
+            f"{where}.target_max",
+            f"is below target_min = {s.target_min:g}: right answers would be punished",
+            s.target_max,
+        )
+
+
+def _sampling(r: Recipe) -> Iterator[Problem]:
+    rollout = r.rollout
+    if uses_sampler_logprobs(r):
+        for name, value, neutral in (("top_p", rollout.top_p, 1.0), ("top_k", rollout.top_k, 0)):
+            if value != neutral:
+                yield Problem(
+                    f"rollout.{name}",
+                    f"cuts and renormalises the sampler's probabilities, so a ratio against them is biased; set "
+                    f"rollout.{name}={neutral:g} or algorithm.old_logprobs=learner",
+                    value,
+                )
+        if r.algorithm.correction.kind not in ("auto", "none"):
+            yield Problem(
+                "algorithm.correction.kind",
+                "corrects the gap between learner and sampler, which needs algorithm.old_logprobs=learner",
+                r.algorithm.correction.kind,
+            )
+    if r.algorithm.correction.floor >= r.algorithm.correction.cap:
+        yield Problem(
+            "algorithm.correction.floor",
+            f"must be below cap = {r.algorithm.correction.cap:g}",
+            r.algorithm.correction.floor,
+        )
+
+
+def _learner(r: Recipe) -> Iterator[Problem]:
+    learner = r.learner
+    for n, beta in enumerate(learner.betas):
+        if not 0 <= beta < 1:
+            yield Problem("learner.betas", f"number {n} must lie in [0, 1)", learner.betas)
+            break
+    if learner.schedule != "constant" and learner.schedule_unit == "rollout" and learner.warmup >= r.trainer.steps > 0:
+        yield Problem(
+            "learner.warmup",
+            f"ends after trainer.steps = {r.trainer.steps}, so the {learner.schedule} schedule never starts",
+            learner.warmup,
+        )
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", r.model.device):
+        yield Problem("model.device", "expected `auto`, `cpu`, `cuda` or `cuda:N`", r.model.device)
+
+
+def _names(r: Recipe) -> Iterator[Problem]:
+    if not r.run.name.strip() or "/" in r.run.name or r.run.name in (".", ".."):
+        yield Problem("run.name", "names one folder inside run.dir; put the path into run.dir", r.run.name)
+
+
+_CHECKS = (
+    _names,
+    _batch,
+    _micro_batches,
+    _loss_only,
+    _clip,
+    _group,
+    _dynamic_sampling,
+    _length,
+    _scaling,
+    check_rewards,
+    check_data,
+    _sampling,
+    _learner,
+)

@@ -1,0 +1,207 @@
+"""From a file and overrides to a checked recipe: preset, then file, then ``a.b=value``, then the checks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+
+from dapo.config.checks import check
+from dapo.config.files import parse_value, parse_yaml, read_recipe_file, resolve_paths
+from dapo.config.presets import preset_settings
+from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key
+from dapo.config.schema import Recipe
+from dapo.config.settings import lookup, settings
+from dapo.config.unusual import warnings_of
+from dapo.errors import RecipeError
+
+Difference = dict[str, tuple[Any, Any]]
+"""Path of a setting -> (value in the preset, value in the recipe)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """A recipe that passed every check, with where it came from."""
+
+    recipe: Recipe
+    given: dict[str, Any]  # the file's settings as they stood there, without preset and overrides
+    text: str  # the file as it was, comments included
+    difference: Difference
+    overrides: tuple[str, ...] = ()  # as written on the command line
+    warnings: tuple[str, ...] = ()  # unusual, yet allowed
+    path: Path | None = None
+    resolved: str = field(default="", repr=False)  # YAML that loads back to ``recipe``
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Read a YAML recipe and check it. Imports no torch and takes well under a second.
+
+    Settings come from the preset, then the file, then the overrides ``a.b=value`` (values are YAML; list items by
+    number: ``rewards.0.weight=2``). Relative paths are looked up in the working directory, then in the recipe's
+    folder.
+
+    Raises:
+        RecipeError: one error that lists everything that is wrong, each with its line, the value given, what was
+            expected and the nearest right name.
+    """
+    path = Path(path)
+    text = read_recipe_file(path)
+    given, lines = parse_yaml(text, str(path))
+    return _load(given, text, overrides, Origin(str(path), lines), path)
+
+
+def recipe_from_dict(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """As ``load_recipe``, from a nested dictionary instead of a file.
+
+    Raises:
+        RecipeError: one error that lists everything that is wrong.
+    """
+    plain = deepcopy(dict(given))
+    return _load(plain, _to_yaml(plain), overrides, Origin(), None)
+
+
+def _load(
+    given: dict[str, Any], text: str, overrides: Sequence[str], origin: Origin, path: Path | None
+) -> LoadedRecipe:
+    changed = _split_overrides(overrides)
+    origin = Origin(origin.name, origin.lines, frozenset(key for key, _ in changed))
+    own, problems = _apply_overrides(given, changed)
+    merged = merge(preset_settings(str(own.get("preset", "dapo"))), own)
+    merged, missing = resolve_paths(merged, path.parent if path else Path.cwd())
+    problems += missing
+    try:
+        recipe = Recipe.model_validate(merged)
+    except ValidationError as error:
+        seen = {p.path for p in problems}
+        problems += [p for p in from_pydantic(error) if p.path not in seen]
+        raise refuse(problems, origin) from None
+    problems += check(recipe)
+    if problems:
+        raise refuse(problems, origin)
+    difference = difference_from_preset(recipe)
+    return LoadedRecipe(
+        recipe=recipe,
+        given=given,
+        text=text,
+        difference=difference,
+        overrides=tuple(overrides),
+        warnings=tuple(warnings_of(recipe, difference)),
+        path=path,
+        resolved=dump_resolved(recipe),
+    )
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` laid on ``below``: sections key by key, everything else (lists too) as a whole."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(old, value) if both else deepcopy(value)  # type: ignore[arg-type]
+    return result
+
+
+def _split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key.strip():
+            raise RecipeError(f"override `{override}`: expected key=value, for example trainer.steps=20")
+        pairs.append((key.strip().lstrip("+").removeprefix("--"), value))
+    return pairs
+
+
+def _apply_overrides(given: dict[str, Any], changed: list[tuple[str, str]]) -> tuple[dict[str, Any], list[Problem]]:
+    own = deepcopy(given)
+    problems: list[Problem] = []
+    for key, text in changed:
+        problem = _set(own, key, _override_value(key, text))
+        if problem:
+            problems.append(problem)
+    return own, problems
+
+
+def _override_value(key: str, text: str) -> Any:
+    """Text stays as it is typed where a setting takes text (``run.name=7``); everything else is YAML."""
+    setting = lookup(key)
+    plain = setting is not None and setting.text and text[:1] not in ("'", '"') and text not in ("", "null", "~")
+    return text if plain else parse_value(text, f"{key}={text}")
+
+
+def _set(own: dict[str, Any], key: str, value: Any) -> Problem | None:
+    """Set one dotted key in place. A number names a list item; the number after the last one appends."""
+    *sections, last = key.split(".")
+    here: Any = own
+    for depth, part in enumerate([*sections, last]):
+        above = ".".join(key.split(".")[:depth])
+        final = depth == len(sections)
+        if isinstance(here, list):
+            if not part.isdigit() or int(part) > len(here):
+                items = f"{len(here)} item{'s' * (len(here) != 1)}"
+                return Problem(key, f"`{above}` is a list of {items}: expected a number from 0 to {len(here)}", value)
+            if int(part) == len(here):
+                here.append({})
+            if final:
+                here[int(part)] = value
+            here = here[int(part)]
+        elif isinstance(here, dict):
+            if final:
+                here[part] = merge(here.get(part) or {}, value) if isinstance(value, dict) else value
+            elif here.get(part) is None:
+                here[part] = _empty(f"{above}.{part}" if above else part)
+            here = here[part]
+        else:
+            return Problem(key, unknown_key(key) if not lookup(key) else f"`{above}` is not a section", value)
+    return None
+
+
+def _empty(path: str) -> Any:
+    """What an absent section starts as: an empty mapping, or an empty list (``rewards``: its default item)."""
+    if f"{path}.N" in {s.rpartition(".")[0] for s in settings()}:
+        return [{}] if path == "rewards" else []
+    return {}
+
+
+def difference_from_preset(recipe: Recipe) -> Difference:
+    """Every setting that is not as the recipe's preset has it.
+
+    What a run is made of (``model.path``, ``data.train``, ``data.validation``) has no preset value and is left out.
+    """
+    own = {"model": {"path": recipe.model.path}, "data": {"train": recipe.model_dump()["data"]["train"]}}
+    preset = Recipe.model_validate(merge(preset_settings(recipe.preset), own))
+    before, after = dict(_flat(preset)), dict(_flat(recipe))
+    skipped = {"preset", "model.path", "data.train", "data.validation"}
+    return {p: (before[p], v) for p, v in after.items() if v != before[p] and p not in skipped}
+
+
+def _flat(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+            yield f"{prefix}{name}", [item.model_dump(mode="json", exclude_unset=True) for item in value]
+        else:
+            yield f"{prefix}{name}", value
+
+
+def dump_resolved(recipe: Recipe) -> str:
+    """Every setting of the recipe as YAML, which loads back to an equal recipe."""
+    return _to_yaml(recipe.model_dump(mode="json"))
+
+
+def _to_yaml(value: Any) -> str:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.allow_unicode = True
+    yaml.width = 4096
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    stream = io.StringIO()
+    yaml.dump(value, stream)
+    return stream.getvalue()

@@ -1,0 +1,205 @@
+"""What the keys of other trainers are called here, so that a recipe brought along is refused with the right name.
+
+The full comparison, behaviour included, is docs/peers.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NEMO, AREAL, SKYRL, SWIFT, VERL, TRL = "NeMo RL", "AReaL", "SkyRL", "ms-swift", "verl", "TRL"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerKey:
+    """One key of other trainers with its place here."""
+
+    key: str  # as its documentation writes it, without the outermost sections
+    who: tuple[str, ...]
+    ours: tuple[str, ...]  # our settings; empty: not there yet, or not needed
+    note: str = ""
+
+    def hint(self) -> str:
+        """One sentence: "`epsilon_high` is called `algorithm.clip.high` here (ms-swift, TRL)", and the note."""
+        who = ", ".join(self.who)
+        names = " and ".join(f"`{o}`" for o in self.ours)
+        first = f"`{self.key}` is called {names} here ({who})" if self.ours else f"`{self.key}` ({who}) has no key here"
+        return f"{first}: {self.note}" if self.note else first
+
+
+_CLIP = "algorithm.clip"
+_LOSS = "algorithm.loss"
+_DS = "algorithm.dynamic_sampling"
+_LEN = "algorithm.overlong_punishment"
+_SCALE = "algorithm.reward_scaling"
+_KL = "DAPO has no KL term; one is planned"
+_CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
+_RESUME = "dapo train --resume RUN"
+
+
+def _peer(keys: str, who: str | tuple[str, ...], ours: str, note: str = "") -> list[PeerKey]:
+    people = (who,) if isinstance(who, str) else who
+    return [PeerKey(key, people, tuple(ours.split()), note) for key in keys.split()]
+
+
+PEER_KEYS: tuple[PeerKey, ...] = tuple(
+    # clip
+    _peer("ratio_clip_min", NEMO, f"{_CLIP}.low")
+    + _peer("ratio_clip_max", NEMO, f"{_CLIP}.high")
+    + _peer("ratio_clip_c", NEMO, f"{_CLIP}.dual")
+    + _peer("eps_clip", AREAL, f"{_CLIP}.low", f"`{_CLIP}.high` is always set apart")
+    + _peer("eps_clip_higher", AREAL, f"{_CLIP}.high")
+    + _peer("c_clip", AREAL, f"{_CLIP}.dual")
+    + _peer("eps_clip_low", SKYRL, f"{_CLIP}.low")
+    + _peer("eps_clip_high", SKYRL, f"{_CLIP}.high")
+    + _peer("epsilon", (SWIFT, TRL), f"{_CLIP}.low")
+    + _peer("epsilon_low", (SWIFT, TRL), f"{_CLIP}.low")
+    + _peer("epsilon_high", (SWIFT, TRL), f"{_CLIP}.high", f"with CISPO it is `{_LOSS}.cispo_cap`")
+    + _peer("delta", (SWIFT, TRL), f"{_CLIP}.dual", "delta bounds the ratio itself, as c does for negative advantages")
+    + _peer("clip_ratio", VERL, f"{_CLIP}.low {_CLIP}.high")
+    + _peer("clip_ratio_low", VERL, f"{_CLIP}.low")
+    + _peer("clip_ratio_high", VERL, f"{_CLIP}.high")
+    + _peer("clip_ratio_c", (VERL, SKYRL), f"{_CLIP}.dual")
+    # dynamic sampling
+    + _peer("use_dynamic_sampling", NEMO, f"{_DS}.mode", "true is `filter`, false is `off`")
+    + _peer("batch_multiplier", NEMO, f"{_DS}.oversample", "null adapts it to the measured acceptance rate")
+    + _peer("dynamic_sampling_max_gen_batches", NEMO, f"{_DS}.max_groups", _CAP)
+    + _peer("dynamic_sampling", AREAL, f"{_DS}.mode", "true is `filter`, false is `off`")
+    + _peer(
+        "dynamic_bs", AREAL, f"{_DS}.on_cap", f"`train_partial` trains on what there is; `{_DS}.max_groups: 1` caps"
+    )
+    + _peer("dynamic_filter_fn should_accept_fn", AREAL, f"{_DS}.keep")
+    + _peer("dynamic_sampling.type", SKYRL, f"{_DS}.mode", "`filter` is the same; `replace` has no counterpart")
+    + _peer("max_sample_batches", SKYRL, f"{_DS}.max_groups", _CAP)
+    + _peer("min_replace_ratio", SKYRL, "", f"`replace` is not offered; `{_DS}.on_cap: fill` tops a batch up")
+    + _peer("zero_variance_filter", SKYRL, f"{_DS}.mode", "`mask` drops such groups without replacing them")
+    + _peer("zero_variance_filter_tol", SKYRL, f"{_DS}.tolerance")
+    + _peer("dynamic_sample", SWIFT, f"{_DS}.mode", "true is `filter`, false is `off`")
+    + _peer("max_resample_times", SWIFT, f"{_DS}.max_groups", _CAP)
+    + _peer("filter_groups filter_groups.enable", VERL, f"{_DS}.mode", "true is `filter`, false is `off`")
+    + _peer("filter_groups.metric", VERL, f"{_DS}.metric", "`acc` is `accuracy`")
+    + _peer("filter_groups.max_num_gen_batches max_num_gen_batches", VERL, f"{_DS}.max_groups", _CAP)
+    + _peer("gen_batch_size", VERL, f"{_DS}.oversample", "as a factor: gen_batch_size / train_batch_size")
+    # loss
+    + _peer("token_level_loss", NEMO, f"{_LOSS}.reduction", "true is `token_mean`, false is `sequence_mean`")
+    + _peer("loss_reduction", SKYRL, f"{_LOSS}.reduction", "`token_mean_legacy` is `micro_batch_mean`")
+    + _peer("policy_loss_type", SKYRL, f"{_LOSS}.kind", f"gspo is `{_LOSS}.ratio: sequence`")
+    + _peer(
+        "loss_type",
+        (SWIFT, TRL),
+        f"{_LOSS}.reduction",
+        f"dapo is `token_mean`, grpo `sequence_mean`, bnpo `micro_batch_mean`, dr_grpo `constant`; cispo is "
+        f"`{_LOSS}.kind: cispo`",
+    )
+    + _peer(
+        "loss_agg_mode",
+        VERL,
+        f"{_LOSS}.reduction",
+        "token-mean is `token_mean`, seq-mean-token-mean `sequence_mean`, seq-mean-token-sum `sequence_sum`, "
+        "seq-mean-token-sum-norm `constant`",
+    )
+    + _peer("loss_scale_factor max_seq_len", (VERL, SKYRL), f"{_LOSS}.constant_length")
+    + _peer("sequence_level_importance_ratios", NEMO, f"{_LOSS}.ratio", "true is `sequence`")
+    + _peer("importance_sampling_level", (SWIFT, TRL), f"{_LOSS}.ratio")
+    + _peer("use_cispo", NEMO, f"{_LOSS}.kind", "true is `cispo`")
+    # length
+    + _peer("overlong_buffer_length", NEMO, f"{_LEN}.cache_length")
+    + _peer("overlong_buffer_penalty", NEMO, f"{_LEN}.factor")
+    + _peer("reward_shaping.enabled", NEMO, f"{_LEN}.enabled")
+    + _peer(
+        "max_response_length", (NEMO, VERL), f"{_LEN}.max_length", "the limit itself: `rollout.max_response_tokens`"
+    )
+    + _peer("overlong_reward_penalty", AREAL, f"{_LEN}.enabled")
+    + _peer("overlong_tokens", AREAL, f"{_LEN}.cache_length")
+    + _peer("overlong_penalty_factor", AREAL, f"{_LEN}.factor")
+    + _peer("overlong_buffer.len overlong_buffer_len", (SKYRL, VERL), f"{_LEN}.cache_length")
+    + _peer(
+        "overlong_buffer.penalty_factor overlong_buffer_penalty_factor penalty_factor", (SKYRL, VERL), f"{_LEN}.factor"
+    )
+    + _peer("overlong_buffer overlong_buffer_cfg overlong_buffer.enable", (SKYRL, VERL), f"{_LEN}.enabled")
+    + _peer("soft_max_length", SWIFT, f"{_LEN}.max_length")
+    + _peer("soft_cache_length", SWIFT, f"{_LEN}.cache_length")
+    + _peer("soft_overlong", SWIFT, f"{_LEN}.enabled")
+    + _peer("max_resp_len", VERL, f"{_LEN}.max_length")
+    + _peer("overlong_filter", SWIFT, "algorithm.overlong_filtering")
+    + _peer("apply_overlong_filtering", SKYRL, "algorithm.overlong_filtering")
+    + _peer("overlong_filtering", NEMO, "algorithm.overlong_filtering")
+    + _peer("mask_truncated_completions", TRL, "algorithm.overlong_filtering")
+    # advantage and rewards
+    + _peer("reward_scaling.enabled", NEMO, f"{_SCALE}.enabled")
+    + _peer("reward_scaling.source_min", NEMO, f"{_SCALE}.source_min")
+    + _peer("reward_scaling.source_max", NEMO, f"{_SCALE}.source_max")
+    + _peer("reward_scaling.target_min", NEMO, f"{_SCALE}.target_min")
+    + _peer("reward_scaling.target_max", NEMO, f"{_SCALE}.target_max")
+    + _peer("reward_bias", AREAL, f"{_SCALE}.target_min {_SCALE}.target_max", "state the range that rewards map to")
+    + _peer("scale_rewards", (SWIFT, TRL), "algorithm.advantage.scale", "group is `group_std`, batch `batch_std`")
+    + _peer("normalize_rewards", NEMO, "algorithm.advantage.scale", "true is `group_std`, false is `none`")
+    + _peer("grpo_norm_by_std norm_adv_by_std_in_grpo", (SKYRL, VERL), "algorithm.advantage.scale")
+    + _peer("use_leave_one_out_baseline", NEMO, "algorithm.advantage.baseline", "true is `leave_one_out`")
+    + _peer("adv_estimator advantage_estimator", (VERL, SKYRL, SWIFT), "algorithm.advantage.kind")
+    + _peer("reward_funcs", (SWIFT, TRL), "rewards", "soft_overlong is `algorithm.overlong_punishment.enabled`")
+    + _peer("reward_weights", (SWIFT, TRL), "rewards.N.weight")
+    # old log-probabilities and KL
+    + _peer("use_importance_sampling_correction", NEMO, "algorithm.correction.kind")
+    + _peer("use_tis tis_ratio_type", SKYRL, "algorithm.correction.kind", "token-level TIS is `truncate`")
+    + _peer("tis_imp_ratio_cap", (SKYRL, VERL), "algorithm.correction.cap")
+    + _peer("rollout_importance_sampling_mode", SWIFT, "algorithm.correction.kind")
+    + _peer("beta", (SWIFT, TRL), "algorithm.kl_coefficient", _KL)
+    + _peer("kl_ctl", AREAL, "algorithm.kl_coefficient", _KL)
+    + _peer("use_kl_loss kl_loss_coef", (SKYRL, VERL), "algorithm.kl_coefficient", _KL)
+    + _peer("reference_policy_kl_penalty", NEMO, "algorithm.kl_coefficient", _KL)
+    # sizes
+    + _peer("num_prompts_per_step", NEMO, "rollout.prompts_per_step")
+    + _peer("train_batch_size", (VERL, SKYRL), "rollout.prompts_per_step")
+    + _peer("num_generations_per_prompt", NEMO, "rollout.group_size")
+    + _peer("num_generations", (SWIFT, TRL), "rollout.group_size")
+    + _peer("n_samples_per_prompt n_samples", (SKYRL, AREAL), "rollout.group_size")
+    + _peer("max_new_tokens", (NEMO, AREAL), "rollout.max_response_tokens")
+    + _peer("max_generate_length", SKYRL, "rollout.max_response_tokens")
+    + _peer("max_completion_length", (SWIFT, TRL), "rollout.max_response_tokens")
+    + _peer("max_prompt_length", (VERL, TRL, SKYRL), "data.max_prompt_tokens")
+    + _peer("train_global_batch_size", NEMO, "learner.minibatch_prompts", "in prompts, not responses")
+    + _peer("ppo_mini_batch_size", VERL, "learner.minibatch_prompts")
+    + _peer("policy_mini_batch_size", SKYRL, "learner.minibatch_prompts")
+    + _peer("ppo_n_minibatches", AREAL, "learner.minibatch_prompts", "the size of one, not their number")
+    + _peer("steps_per_generation", (SWIFT, TRL), "learner.minibatch_prompts")
+    + _peer("num_iterations ppo_epochs", (SWIFT, TRL, VERL), "", "every minibatch is trained on once, as in the paper")
+    + _peer(
+        "per_device_train_batch_size gradient_accumulation_steps micro_batch_size",
+        (SWIFT, TRL, AREAL),
+        "learner.microbatch_tokens",
+        "memory only: it cannot change the gradient",
+    )
+    # the rest of a run
+    + _peer("model_name", NEMO, "model.path")
+    + _peer("model_name_or_path", TRL, "model.path")
+    + _peer("max_num_steps", NEMO, "trainer.steps")
+    + _peer("max_steps total_training_steps", (SWIFT, TRL, VERL), "trainer.steps")
+    + _peer("checkpoint_dir", NEMO, "run.dir run.name")
+    + _peer("output_dir", (SWIFT, TRL), "run.dir run.name")
+    + _peer("wandb_enabled wandb.name", NEMO, "logging.wandb run.name")
+    + _peer("save_steps save_period", (SWIFT, TRL, NEMO), "checkpoint.every")
+    + _peer("eval_steps val_period", (SWIFT, TRL, NEMO), "validation.every")
+    + _peer("lr actor_lr", (NEMO, SKYRL, VERL), "learner.learning_rate")
+    + _peer("warmup_steps lr_warmup_steps num_warmup_steps", (SWIFT, TRL, VERL), "learner.warmup")
+    + _peer("max_grad_norm clip_grad", (SWIFT, TRL, VERL), "learner.max_grad_norm")
+    + _peer("resume_from_checkpoint resume_mode", (SWIFT, TRL, SKYRL), "", f"use `{_RESUME}`")
+    + _peer("gpus_per_node num_nodes", NEMO, "", "one machine for now")
+)
+
+_BY_KEY: dict[str, PeerKey] = {}
+for _entry in PEER_KEYS:
+    _BY_KEY.setdefault(_entry.key, _entry)
+
+
+def peer_hint(path: str) -> str | None:
+    """What a peer's key is called here, for a path whose last parts are that key; None when it is nobody's.
+
+    The longest match wins: ``trainer.algorithm.dynamic_sampling.type`` is SkyRL's ``dynamic_sampling.type``.
+    """
+    parts = path.lstrip("+-").replace("-", "_").split(".")
+    for start in range(len(parts)):
+        entry = _BY_KEY.get(".".join(parts[start:]))
+        if entry:
+            return entry.hint()
+    return None

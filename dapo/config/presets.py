@@ -1,0 +1,83 @@
+"""The six presets of docs/algorithm.md, as sparse settings on top of the schema's defaults (which are ``dapo``)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+Sparse = dict[str, Any]
+
+_OFF = {"enabled": False}
+
+# The paper's run (arXiv 2503.14476, section 4.1); weight decay and gradient clip are from its published script.
+# The length penalty's Lmax is left at its default, the response limit, so that a shorter run keeps the two equal.
+_PAPER_RUN: Sparse = {
+    "rollout": {"prompts_per_step": 512, "group_size": 16, "max_response_tokens": 20480},
+    "learner": {"learning_rate": 1e-6, "weight_decay": 0.1, "max_grad_norm": 1.0, "minibatch_prompts": 32},
+    "validation": {"samples": 32, "temperature": 1.0, "top_p": 0.7},
+}
+
+_GRPO_ALGORITHM: Sparse = {
+    "clip": {"low": 0.2, "high": 0.2},
+    "dynamic_sampling": {"mode": "off"},
+    "overlong_punishment": _OFF,
+    "overlong_filtering": False,
+    "reward_scaling": _OFF,
+}
+
+PRESETS: dict[str, Sparse] = {
+    "dapo": {},
+    "dapo-paper": {
+        **_PAPER_RUN,
+        "algorithm": {
+            "loss": {"reduction": "prompt_mean"},
+            "dynamic_sampling": {"mode": "filter", "surplus": "discard", "unfinished": "drain"},
+            "overlong_punishment": {"enabled": True, "cache_length": 4096, "factor": 1.0},
+            "overlong_filtering": False,
+        },
+        "learner": {**_PAPER_RUN["learner"], "schedule_unit": "rollout", "warmup": 20},
+    },
+    "dapo-verl": {
+        **_PAPER_RUN,
+        "algorithm": {
+            "clip": {"low": 0.2, "high": 0.28, "dual": 10.0},
+            "loss": {"reduction": "token_mean"},
+            "dynamic_sampling": {
+                "mode": "filter",
+                "oversample": 3.0,
+                "max_groups": 10.0,
+                "on_cap": "stop",
+                "surplus": "discard",
+                "unfinished": "drain",
+            },
+            "overlong_punishment": {"enabled": True, "cache_length": 4096, "factor": 1.0},
+            "overlong_filtering": False,
+        },
+        "learner": {**_PAPER_RUN["learner"], "schedule_unit": "rollout", "warmup": 10},
+    },
+    "grpo": {
+        "algorithm": {
+            **_GRPO_ALGORITHM,
+            "loss": {"reduction": "sequence_mean"},
+            "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-4},
+        }
+    },
+    "dr-grpo": {
+        "algorithm": {**_GRPO_ALGORITHM, "loss": {"reduction": "constant"}, "advantage": {"scale": "none"}},
+    },
+    "scalerl-loss": {
+        "model": {"fp32_head": True},
+        "algorithm": {
+            "loss": {"kind": "cispo", "cispo_cap": 5.0, "reduction": "prompt_mean"},
+            "advantage": {"scale": "batch_std"},
+            "dynamic_sampling": {"mode": "mask"},
+            "overlong_punishment": _OFF,
+            "overlong_filtering": False,
+        },
+    },
+}
+
+
+def preset_settings(name: str) -> Sparse:
+    """A fresh copy of the preset's sparse settings; empty for an unknown name (the schema refuses that one)."""
+    return deepcopy(PRESETS.get(name, {}))

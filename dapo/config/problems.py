@@ -1,0 +1,163 @@
+"""From what is wrong with a recipe to one message: key, value, what was expected, the nearest right name, the line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dapo.config.peers import peer_hint
+from dapo.config.settings import REQUIRED, lookup, settings
+from dapo.errors import RecipeError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a recipe."""
+
+    path: str  # the key, or "" for the recipe as a whole
+    message: str  # what was expected and the next move
+    value: Any = REQUIRED  # what was given; REQUIRED: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where settings were written down, to name the place in a message."""
+
+    name: str = "the recipe"  # the file, for the headline
+    lines: Mapping[str, int] | None = None  # line of each key in that file
+    overrides: frozenset[str] = frozenset()  # keys set on the command line
+
+    def place(self, path: str) -> str:
+        """ "override", "line 12", or "" when the value is a default or from the preset."""
+        parts = path.split(".")
+        above = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+        for key in above:
+            if key in self.overrides:
+                return "override"
+            if self.lines and key in self.lines:
+                return f"line {self.lines[key]}"
+        return ""
+
+
+def refuse(problems: Sequence[Problem], origin: Origin) -> RecipeError:
+    """One error that lists every problem."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = [f"{origin.name} was refused: {count}"]
+    for problem in problems:
+        head = problem.path
+        if problem.path and problem.value is not REQUIRED:
+            head += f": {brief(problem.value)}"
+        place = origin.place(problem.path) if problem.path else ""
+        head += f"   ({place})" if place and head else ""
+        lines += ["", f"  {head}", f"    {problem.message}"] if head else ["", f"  {problem.message}"]
+    return RecipeError("\n".join(lines))
+
+
+def brief(value: Any) -> str:
+    """A value as it could be written in a recipe, shortened."""
+    if isinstance(value, (list, tuple)):
+        value = list(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def from_pydantic(error: ValidationError) -> list[Problem]:
+    """One problem per key. (A union reports once per member; they are told together.)"""
+    found: dict[str, Problem] = {}
+    for entry in error.errors(include_url=False):
+        path = _path(entry["loc"])
+        if entry["type"] == "extra_forbidden":
+            for key, value in _leaves(path, entry["input"]):
+                found.setdefault(key, Problem(key, unknown_key(key), value))
+        elif entry["type"] == "missing" and lookup(path):
+            setting = lookup(path)
+            assert setting is not None
+            found.setdefault(path, Problem(path, f"missing, and it has no default: {setting.expected}. {setting.doc}"))
+        else:
+            found.setdefault(path, Problem(path, _wrong_value(path, entry["input"], entry["msg"]), entry["input"]))
+    return list(found.values())
+
+
+def _path(loc: Iterable[str | int]) -> str:
+    """The key of a pydantic location: names of union members and positions inside a value are left out."""
+    path = ""
+    for part in loc:
+        longer = f"{path}.{part}" if path else str(part)
+        setting = lookup(path)
+        inside_a_value = setting is not None and not setting.section
+        if inside_a_value:
+            return path
+        path = longer
+    return path
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
+    """A pasted block of a peer's settings is answered key by key."""
+    if not isinstance(value, dict) or not value or peer_hint(path):
+        return [(path, value)]
+    return [leaf for k, v in value.items() for leaf in _leaves(f"{path}.{k}", v)]
+
+
+def _wrong_value(path: str, value: Any, message: str) -> str:
+    setting = lookup(path)
+    if setting is None:
+        return message
+    text = f"expected {setting.expected}"
+    if value is None:
+        return text + "; leave the key out to get the default" if setting.default is not REQUIRED else text
+    if isinstance(value, str) and setting.choices:
+        near = difflib.get_close_matches(value.lower().replace("-", "_"), setting.choices, 1, 0.5)
+        text += f"; did you mean `{near[0]}`?" if near else ""
+    elif isinstance(value, str):
+        text += _hint_for_text(setting.expected, value)
+    elif isinstance(value, float) and value.is_integer() and "whole number" in setting.expected:
+        text += f"; write {int(value)}"
+    elif isinstance(value, bool) and setting.choices:
+        text += "; true and false are not among them"
+    elif setting.section and not isinstance(value, (dict, list)):
+        inside = [s.name for s in settings().values() if s.path.rpartition(".")[0] in (path, f"{path}.N")]
+        text += f"; its keys: {', '.join(inside)}"
+    return text
+
+
+def _hint_for_text(expected: str, value: str) -> str:
+    if "true or false" in expected and value.lower() in ("on", "yes", "off", "no"):
+        return f"; write {'true' if value.lower() in ('on', 'yes') else 'false'}"
+    try:
+        float(value)
+    except ValueError:
+        return ""
+    return f"; write it without quotes: {value}" if "number" in expected else ""
+
+
+def unknown_key(path: str) -> str:
+    """The peer's name it is, or the nearest right names."""
+    hint = peer_hint(path)
+    if hint:
+        return hint
+    near = nearest(path)
+    if near:
+        return f"no such key; did you mean {' or '.join(f'`{n}`' for n in near)}?"
+    section, _, _ = path.rpartition(".")
+    siblings = [s.name for s in settings().values() if s.path.rpartition(".")[0] == section]
+    return f"no such key; here may stand: {', '.join(siblings)}" if siblings else "no such key"
+
+
+def nearest(path: str, count: int = 3) -> list[str]:
+    """Settings whose name is closest: in the same section first, then of the same name, then anywhere."""
+    section, _, name = path.rpartition(".")
+    everywhere = settings()
+    here = {s.name: s.path for s in everywhere.values() if s.path.rpartition(".")[0] == section}
+    found = [here[n] for n in difflib.get_close_matches(name, here, 1, 0.7)]
+    found += [s.path for s in everywhere.values() if s.name == name and s.path not in found]
+    if not found:
+        found = difflib.get_close_matches(path, everywhere, 1, 0.75)
+    if not found:
+        names = difflib.get_close_matches(name, {s.name for s in everywhere.values()}, 1, 0.75)
+        found = [s.path for s in everywhere.values() if s.name in names]
+    return found[:count]

@@ -1,0 +1,133 @@
+"""The index of every setting: path, meaning, default, and what it accepts in words.
+
+Error messages, the generated reference and the rules for resuming all read this one index, so they cannot disagree.
+Items of a list are written ``N``: ``rewards.N.weight``.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from dapo.config.schema import Recipe, Section
+
+REQUIRED = object()
+"""Default of a setting that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of a recipe."""
+
+    path: str  # dotted; items of a list as N
+    expected: str  # what it accepts, in words
+    default: Any  # REQUIRED when it has none
+    doc: str  # its docstring in the schema, on one line
+    choices: tuple[str, ...]  # the words it accepts, if it accepts words
+    text: bool  # it accepts any text, and nothing else but null
+    section: bool  # it holds further settings
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit(".", 1)[-1]
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Every key by path, sections included, in the order of the schema."""
+    return {s.path: s for s in _walk(Recipe, "")}
+
+
+def lookup(path: str) -> Setting | None:
+    """The setting behind a concrete path such as ``rewards.0.weight``."""
+    return settings().get(generic(path))
+
+
+def generic(path: str) -> str:
+    """``rewards.0.weight`` -> ``rewards.N.weight``."""
+    return ".".join("N" if part.isdigit() else part for part in path.split("."))
+
+
+def _walk(section: type[Section], prefix: str) -> Iterator[Setting]:
+    for name, field in section.model_fields.items():
+        path = prefix + name
+        below, many = _section_of(field.annotation)
+        yield Setting(
+            path=path,
+            expected=_section_words(many) if below else _describe(field.annotation, field.metadata),
+            default=REQUIRED if field.is_required() else field.get_default(call_default_factory=True),
+            doc=" ".join((field.description or "").split()),
+            choices=_choices(field.annotation),
+            text=_members(field.annotation) == [str],
+            section=below is not None,
+        )
+        if below:
+            yield from _walk(below, f"{path}.N." if many else f"{path}.")
+
+
+def _section_words(many: bool) -> str:
+    return "a list of sections" if many else "a section (keys and values)"
+
+
+def _section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
+    """The section a field holds, and whether it holds a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, False
+    if get_origin(annotation) is list and isinstance(item := get_args(annotation)[0], type):
+        return (item, True) if issubclass(item, Section) else (None, True)
+    return None, False
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The members of a union except None; the annotation itself when it is none."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [a for a in get_args(annotation) if a is not type(None)]
+    return [annotation]
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    found = [a for m in _members(annotation) if get_origin(m) is Literal for a in get_args(m)]
+    return tuple(a for a in found if isinstance(a, str))
+
+
+def _describe(annotation: Any, metadata: list[Any]) -> str:
+    parts = [_describe_one(member, metadata) for member in _members(annotation)]
+    if len(_members(annotation)) < len(get_args(annotation)) and type(None) in get_args(annotation):
+        parts.append("null")
+    return " or ".join(parts)
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _describe_one(member: Any, metadata: list[Any]) -> str:
+    origin, args = get_origin(member), get_args(member)
+    if origin is Annotated:
+        inner = [x for m in args[1:] for x in (m.metadata if isinstance(m, FieldInfo) else [m])]
+        return _describe_one(args[0], inner)
+    if origin is Literal:
+        return (
+            "one of " + ", ".join(f"`{a}`" for a in args) if len(args) > 1 else f"`{args[0]}` (the only possible value)"
+        )
+    if origin is tuple:
+        return f"a list of {len(args)} numbers"
+    if origin is list:
+        return "a list of " + {int: "whole numbers", str: "texts"}.get(args[0], "values")
+    if origin is dict:
+        return "a mapping from names to " + {str: "names"}.get(args[1], "values")
+    if any(getattr(m, "pattern", None) for m in metadata):
+        return "`package.module:function`"
+    return _WORDS[member] + _bounds(metadata)
+
+
+def _bounds(metadata: list[Any]) -> str:
+    signs = {annotated_types.Gt: (">", "gt"), annotated_types.Ge: (">=", "ge")}
+    signs |= {annotated_types.Lt: ("<", "lt"), annotated_types.Le: ("<=", "le")}
+    found = [f"{signs[type(m)][0]} {getattr(m, signs[type(m)][1]):g}" for m in metadata if type(m) in signs]
+    return " " + " and ".join(found) if found else ""

@@ -1,0 +1,104 @@
+"""What a recipe may say, but rarely means: warnings, shown when a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from dapo.config.checks import penalty_interval, uses_sampler_logprobs
+from dapo.config.schema import Recipe
+
+
+def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
+    """Warnings of a recipe that passed the checks.
+
+    Args:
+        recipe: the recipe.
+        changed: paths of the settings that differ from the preset; those that nothing reads are named.
+    """
+    return [*_sampling(recipe), *_sizes(recipe), *_run(recipe), *_unread(recipe, changed)]
+
+
+def _sampling(r: Recipe) -> Iterator[str]:
+    d = r.algorithm.dynamic_sampling
+    if d.mode == "filter" and d.max_groups is None and d.max_tokens is None:
+        yield (
+            "algorithm.dynamic_sampling has no cap (max_groups and max_tokens are null): a step whose groups are all "
+            "rejected never ends"
+        )
+    if d.mode == "filter" and d.unfinished == "discard":
+        yield (
+            "algorithm.dynamic_sampling.unfinished: discard throws long responses away more often than short ones, "
+            "so training sees shorter answers than the policy gives"
+        )
+    a = r.algorithm
+    if a.overlong_punishment.enabled and a.shaping is None:
+        longest, _ = penalty_interval(r)
+        if longest > r.rollout.max_response_tokens:
+            yield (
+                f"algorithm.overlong_punishment.max_length = {longest} is above rollout.max_response_tokens = "
+                f"{r.rollout.max_response_tokens}: the full penalty is never reached"
+            )
+    if a.overlong_filtering and a.truncated_vote:
+        yield (
+            "algorithm.truncated_vote with overlong_filtering: truncated responses move the baseline of their group "
+            "and carry no loss themselves"
+        )
+
+
+def _sizes(r: Recipe) -> Iterator[str]:
+    longest = r.data.max_prompt_tokens + r.rollout.max_response_tokens
+    if longest > r.learner.microbatch_tokens:
+        yield (
+            f"learner.microbatch_tokens = {r.learner.microbatch_tokens} is less than the longest possible sequence "
+            f"({longest} tokens), which then goes alone and takes more memory than the budget says"
+        )
+    if r.run.threads > 1:
+        yield "run.threads above 1 helps only on an otherwise idle machine; on a busy one it is many times slower"
+
+
+def _run(r: Recipe) -> Iterator[str]:
+    if not r.data.validation:
+        yield "data.validation is empty: accuracy on problems that were not trained on is not measured"
+    if r.rollout.engine == "generate":
+        yield "rollout.engine: generate works with any model and is several times slower than embedded"
+
+
+def _unread(r: Recipe, changed: Collection[str]) -> Iterator[str]:
+    """Settings that differ from the preset, and that nothing reads because of another setting."""
+    for reason, unread, paths in _readers(r):
+        named = [p for p in changed if unread and any(p == q or p.startswith(f"{q}.") for q in paths)]
+        for path in named:
+            yield f"{path} is set, and nothing reads it: {reason}"
+
+
+def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
+    a, d = r.algorithm, r.algorithm.dynamic_sampling
+
+    def below(section: str, names: str) -> list[str]:
+        return [f"{section}.{name}" for name in names.split()]
+
+    sampling = "algorithm.dynamic_sampling"
+    refill = "max_groups max_tokens on_cap surplus unfinished max_age"
+    yield f"{sampling}.mode is {d.mode}", d.mode != "filter", below(sampling, refill)
+    keep = "metric keep correct_at tolerance band"
+    yield f"{sampling}.mode is off", d.mode == "off", below(sampling, keep)
+    yield f"{sampling}.keep is a rule of yours", d.keep is not None, below(sampling, "tolerance")
+    punishment = "algorithm.overlong_punishment"
+    penalty = below(punishment, "max_length cache_length factor")
+    yield f"{punishment}.enabled is false", not a.overlong_punishment.enabled, penalty
+    scaling = "algorithm.reward_scaling"
+    bounds = below(scaling, "source_min source_max target_min target_max")
+    yield f"{scaling}.enabled is false", not a.reward_scaling.enabled, bounds
+    yield "algorithm.shaping is a function of yours", a.shaping is not None, [punishment, scaling]
+    loss = "algorithm.loss"
+    clip = ["algorithm.clip"]
+    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind == "cispo", [*clip, f"{loss}.ratio"]
+    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "cispo", [f"{loss}.cispo_cap"]
+    weighted = [f"{loss}.micro_batch_weighted"]
+    yield f"{loss}.reduction is {a.loss.reduction}", a.loss.reduction != "micro_batch_mean", weighted
+    advantage = "algorithm.advantage"
+    yield f"{advantage}.scale is none", a.advantage.scale == "none", below(advantage, "ddof eps")
+    correction = below("algorithm.correction", "cap floor")
+    yield "the ratio runs against the sampler's log-probabilities", uses_sampler_logprobs(r), correction
+    yield "learner.schedule is constant", r.learner.schedule == "constant", ["learner.final_ratio"]
+    yield f"logging.rollouts is {r.logging.rollouts}", r.logging.rollouts != "sample", ["logging.rollouts_sample"]

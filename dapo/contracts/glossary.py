@@ -1,0 +1,319 @@
+"""One line for every number a run reports. A key without a line here is not logged (``observe.metrics`` refuses it).
+
+Keys are ``area/name``. A key may hold a placeholder: ``<set>`` is the name of a validation set, ``<name>`` of a
+reward, ``<reason>`` why a response is unscored, ``<k>`` a number of samples. docs/metrics.md is made from this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from dapo.contracts.enums import Disposition, Verdict
+
+Better = Literal["higher", "lower"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What one logged number means."""
+
+    key: str
+    unit: str
+    meaning: str  # one line
+    better: Better = None  # the direction that is good in an ordinary run; None: neither, or it depends
+    clock: bool = False  # time or memory: differs between two runs that are otherwise equal to the bit
+
+
+COUNT, SHARE, TOKENS, SECONDS, NATS = "count", "share", "tokens", "seconds", "nats"
+
+_VERDICTS = {
+    Verdict.KEPT: "have both correct and wrong voters (or pass the chosen keep rule)",
+    Verdict.ALL_CORRECT: "are correct in every voter: no gradient",
+    Verdict.ALL_WRONG: "are wrong in every voter: no gradient",
+    Verdict.UNIFORM: "do not differ in the chosen metric (one other than accuracy)",
+    Verdict.OUT_OF_BAND: "have a mean metric outside the chosen band",
+    Verdict.TOO_FEW_SCORED: "have fewer than two voters",
+}
+_DISPOSITIONS = {
+    Disposition.TRAINED: "trained in this step",
+    Disposition.CARRIED: "kept and held for a later step",
+    Disposition.FILLED: "rejected, yet trained to fill the batch; they count in N with advantage zero",
+    Disposition.EXPIRED: "kept, carried, and dropped at the age limit",
+    Disposition.DISCARDED: "rejected, or kept beyond P under `surplus: discard`",
+}
+
+
+def _counters() -> Iterator[Metric]:
+    yield Metric("step", COUNT, "Training step that the row belongs to; 0 is before the first update.")
+    yield Metric("counters/training_steps", COUNT, "Training steps done since the run began.")
+    yield Metric("counters/rollout_steps", COUNT, "Rollout batches collected since the run began.")
+    yield Metric("counters/optimizer_steps", COUNT, "Optimiser steps done since the run began.")
+    yield Metric("counters/decode_steps", COUNT, "Decode steps of the engine since the run began: its logical clock.")
+    yield Metric("counters/generated_tokens", TOKENS, "Response tokens generated since the run began.")
+    yield Metric("counters/trained_tokens", TOKENS, "Response tokens that carried loss since the run began.")
+    yield Metric("counters/prompts", COUNT, "Prompts taken from the data since the run began.")
+    yield Metric("counters/epoch", COUNT, "Passes over the training data begun, the present one included.")
+    yield Metric("counters/weights_version", COUNT, "Version of the weights that the engine generates with.")
+
+
+def _groups() -> Iterator[Metric]:
+    yield Metric("groups/dispatched", COUNT, "Groups sent to the engine in this step.")
+    yield Metric("groups/finished", COUNT, "Groups whose responses all ended and were judged in this step.")
+    for verdict, meaning in _VERDICTS.items():
+        yield Metric(f"groups/{verdict}", COUNT, f"Groups judged in this step that {meaning}.")
+    for verdict, meaning in _VERDICTS.items():
+        better: Better = "higher" if verdict is Verdict.KEPT else None
+        yield Metric(
+            f"groups/{verdict}_share", SHARE, f"Share of the groups judged in this step that {meaning}.", better
+        )
+    for disposition, meaning in _DISPOSITIONS.items():
+        yield Metric(f"groups/{disposition}", COUNT, f"Groups {meaning}.")
+    yield Metric("groups/waiting", COUNT, "Kept groups held for a later step when this one ended.")
+    yield Metric("groups/unfinished", COUNT, "Groups still decoding, or half decoded, when this step ended.")
+    yield Metric(
+        "groups/age_mean", "steps", "Mean age of the trained groups: this step minus the step that dispatched them."
+    )
+    yield Metric("groups/age_max", "steps", "Age of the oldest trained group.")
+
+
+def _sampling() -> Iterator[Metric]:
+    yield Metric("sampling/acceptance_rate", SHARE, "Kept groups / groups judged, in this step.", "higher")
+    yield Metric(
+        "sampling/acceptance_estimate", SHARE, "Running estimate of the acceptance rate that sizes the refills."
+    )
+    yield Metric(
+        "sampling/refills", COUNT, "Times that more prompts were dispatched because kept groups were missing.", "lower"
+    )
+    yield Metric(
+        "sampling/cap_reached",
+        COUNT,
+        "1 when the cap on dynamic sampling or the end of the data ended this step.",
+        "lower",
+    )
+    yield Metric("sampling/responses", COUNT, "Responses that ended in this step.")
+    yield Metric("sampling/generated_tokens", TOKENS, "Response tokens generated in this step.")
+    yield Metric(
+        "sampling/trained_tokens", TOKENS, "Response tokens with loss in this step, summed over its optimiser steps."
+    )
+    yield Metric("sampling/trained_share", SHARE, "Trained tokens / generated tokens of this step.", "higher")
+    yield Metric("sampling/decode_steps", COUNT, "Decode steps of the engine in this step.")
+    yield Metric("sampling/slot_use", SHARE, "Busy slots / slots, over the decode steps of this step.", "higher")
+    yield Metric("sampling/failed", COUNT, "Responses that the engine could not finish.", "lower")
+
+
+def _rewards() -> Iterator[Metric]:
+    finished, kept = "over all scored responses finished in this step", "over the scored responses of kept groups"
+    yield Metric("reward/raw", "reward", f"Mean reward before scaling and length penalty, {finished}.", "higher")
+    yield Metric(
+        "reward/raw_kept", "reward", f"Mean reward before scaling and length penalty, {kept}: biased by the keep rule."
+    )
+    yield Metric("reward/accuracy", SHARE, f"Mean accuracy {finished}: the policy on its training prompts.", "higher")
+    yield Metric("reward/accuracy_kept", SHARE, f"Mean accuracy {kept}: biased by the keep rule, near 0.5 by design.")
+    yield Metric("reward/<name>", "reward", f"Mean of the reward of that name, {finished}.", "higher")
+    yield Metric("reward/<name>_kept", "reward", f"Mean of the reward of that name, {kept}.")
+    yield Metric("reward/shaped_mean", "reward", "Mean reward of trained responses after scaling and length penalty.")
+    yield Metric("reward/shaped_std", "reward", "Standard deviation of that reward.")
+    yield Metric("reward/advantage_abs_mean", "1", "Mean absolute advantage of the trained responses' voters.")
+    yield Metric(
+        "reward/unscored", COUNT, "Responses that no verifier could score; they neither vote nor train.", "lower"
+    )
+    yield Metric(
+        "reward/unscored/<reason>", COUNT, "Unscored responses by reason (its text before the first colon).", "lower"
+    )
+
+
+def _responses() -> Iterator[Metric]:
+    for group, of in (("", ""), ("right_", "correct "), ("wrong_", "wrong ")):
+        for name, text in (
+            ("mean", "Mean"),
+            ("p10", "10 % quantile of the"),
+            ("p50", "Median"),
+            ("p90", "90 % quantile of the"),
+            ("max", "Largest"),
+        ):
+            yield Metric(
+                f"response/length_{group}{name}",
+                TOKENS,
+                f"{text} length of the {of}responses finished in this step, stop token included.",
+            )
+    yield Metric("response/length_trained_mean", TOKENS, "Mean length of the responses trained in this step.")
+    yield Metric(
+        "response/truncated_share",
+        SHARE,
+        "Share of finished responses that the engine ended at the length limit.",
+        "lower",
+    )
+    yield Metric(
+        "response/truncated_share_trained",
+        SHARE,
+        "Share of trained groups' responses that were ended at the length limit.",
+        "lower",
+    )
+    yield Metric(
+        "response/penalty_mean",
+        "reward",
+        "Mean soft overlong punishment (eq. 13) of trained responses; 0 is none.",
+        "higher",
+    )
+    yield Metric("response/penalized", SHARE, "Share of trained responses with a length penalty.", "lower")
+    yield Metric("response/voters", SHARE, "Share of trained responses that vote in the baseline and carry loss.")
+
+
+def _learner() -> Iterator[Metric]:
+    yield Metric("train/loss", "1", "Sum of weight x loss over the tokens of an optimiser step; mean over this step's.")
+    yield Metric(
+        "train/entropy", NATS, "Mean entropy of the policy over the tokens with loss; near 0 it explores no more."
+    )
+    yield Metric("train/approx_kl", NATS, "Mean of r - 1 - log r over tokens with loss: policy against the old one.")
+    yield Metric("train/ratio_mean", "1", "Mean probability ratio r over tokens with loss.")
+    yield Metric("train/ratio_max", "1", "Largest probability ratio r of a token with loss.")
+    yield Metric("train/ratio_min", "1", "Smallest probability ratio r of a token with loss.")
+    yield Metric(
+        "train/clip_low",
+        SHARE,
+        "Share of tokens with loss whose gradient the lower bound cut (A < 0, r < 1 - eps_low).",
+    )
+    yield Metric(
+        "train/clip_high",
+        SHARE,
+        "Share of tokens with loss whose gradient the upper bound cut (A > 0, r > 1 + eps_high).",
+    )
+    yield Metric("train/clip_dual", SHARE, "Share of tokens with loss that the dual clip bounded (A < 0, r > c).")
+    yield Metric("train/clip_high_probability", SHARE, "Mean probability under the policy of the tokens clipped high.")
+    yield Metric(
+        "train/grad_norm", "1", "Norm of the gradient before clipping; mean over the optimiser steps of this step."
+    )
+    yield Metric("train/grad_norm_max", "1", "Largest such norm among the optimiser steps of this step.")
+    yield Metric("train/learning_rate", "1", "Learning rate of the last optimiser step.")
+    yield Metric("train/loss_tokens", TOKENS, "N: tokens with loss in one optimiser step; mean over this step's.")
+    yield Metric("train/optimizer_steps", COUNT, "Optimiser steps of this training step.")
+    yield Metric("train/skipped_steps", COUNT, "Optimiser steps skipped because the gradient was not finite.", "lower")
+    yield Metric(
+        "train/empty_steps", COUNT, "Optimiser steps in which no token carried loss; no weight moved.", "lower"
+    )
+    yield Metric("train/micro_batches", COUNT, "Forward and backward passes of this training step.")
+    yield Metric(
+        "train/packed_tokens", TOKENS, "Tokens that went through the model in training, each shared prompt once."
+    )
+    yield Metric("train/correction_mean", "1", "Mean importance correction w over tokens with loss; 1 is none.")
+    yield Metric(
+        "train/correction_share", SHARE, "Share of tokens with loss whose correction was capped or masked.", "lower"
+    )
+    for suffix, of in (
+        ("", "over tokens with loss"),
+        ("_current", "over tokens with loss made by the current weights"),
+        ("_older", "over tokens with loss made by older weights"),
+    ):
+        yield Metric(f"train/gap_mean{suffix}", NATS, f"Mean |learner - sampler| log-probability {of}.", "lower")
+        yield Metric(f"train/gap_kl{suffix}", NATS, f"K3 estimate of KL(sampler, learner) {of}.", "lower")
+        yield Metric(f"train/gap_max{suffix}", NATS, f"Largest |learner - sampler| log-probability {of}.", "lower")
+    yield Metric(
+        "train/sync_gap", NATS, "Mean |learner - sampler| log-probability of the check after a publish.", "lower"
+    )
+
+
+def _validation() -> Iterator[Metric]:
+    for prefix, of in (("validation/", ", mean over the validation sets"), ("validation/<set>/", ", on that set")):
+        yield Metric(
+            f"{prefix}accuracy", SHARE, f"avg@k: mean accuracy of k sampled responses per problem{of}.", "higher"
+        )
+        yield Metric(f"{prefix}accuracy_low", SHARE, f"Lower end of the 95 % interval of the accuracy{of}.", "higher")
+        yield Metric(f"{prefix}accuracy_high", SHARE, f"Upper end of the 95 % interval of the accuracy{of}.", "higher")
+        yield Metric(f"{prefix}greedy_accuracy", SHARE, f"Accuracy of one greedy response per problem{of}.", "higher")
+        yield Metric(
+            f"{prefix}pass@<k>", SHARE, f"Unbiased estimate that one of k sampled responses is correct{of}.", "higher"
+        )
+        yield Metric(
+            f"{prefix}maj@<k>", SHARE, f"Accuracy of the most frequent answer of k sampled responses{of}.", "higher"
+        )
+        yield Metric(f"{prefix}length_mean", TOKENS, f"Mean length of sampled responses{of}.")
+        yield Metric(
+            f"{prefix}truncated_share", SHARE, f"Share of sampled responses ended at the length limit{of}.", "lower"
+        )
+        yield Metric(f"{prefix}greedy_length_mean", TOKENS, f"Mean length of greedy responses{of}.")
+        yield Metric(
+            f"{prefix}greedy_truncated_share",
+            SHARE,
+            f"Share of greedy responses ended at the length limit{of}.",
+            "lower",
+        )
+        yield Metric(
+            f"{prefix}unscored",
+            COUNT,
+            f"Validation responses that could not be scored; they count as wrong{of}.",
+            "lower",
+        )
+        yield Metric(f"{prefix}problems", COUNT, f"Problems evaluated{of}.")
+
+
+_PHASES = {
+    "generate": "in the engine",
+    "score": "waiting for verifiers",
+    "judge": "in keep decisions and the collector's own work",
+    "shape": "in rewards, advantages and token weights",
+    "learn": "in forward and backward passes and the optimiser",
+    "publish": "handing the weights to the engine, the sync check included",
+    "evaluate": "in evaluation",
+    "save": "writing checkpoints",
+    "report": "writing metrics, rollouts and the console",
+    "other": "outside every named phase",
+}
+
+
+def _clock() -> Iterator[Metric]:
+    for phase, meaning in _PHASES.items():
+        yield Metric(f"time/{phase}", SECONDS, f"Seconds of this step {meaning}.", "lower", clock=True)
+    yield Metric(
+        "time/step", SECONDS, "Wall-clock seconds of this step, evaluation and saving included.", "lower", clock=True
+    )
+    yield Metric("time/elapsed", SECONDS, "Wall-clock seconds since this process began the run.", clock=True)
+    yield Metric("time/tokens_per_second", "tokens/s", "Generated tokens / seconds in generate.", "higher", clock=True)
+    yield Metric(
+        "time/trained_tokens_per_second", "tokens/s", "Trained tokens / seconds in learn.", "higher", clock=True
+    )
+    yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
+    yield Metric("memory/peak_gpu_mib", "MiB", "Largest memory allocated on the GPU so far.", "lower", clock=True)
+
+
+def _custom() -> Iterator[Metric]:
+    yield Metric("custom/<name>", "1", "A number that a function of yours (loss, advantage, shaping, keep) reported.")
+
+
+AREAS = {
+    "Counters": _counters,
+    "Groups": _groups,
+    "Sampling": _sampling,
+    "Rewards": _rewards,
+    "Responses": _responses,
+    "Learner": _learner,
+    "Validation": _validation,
+    "Time and memory": _clock,
+    "Your own": _custom,
+}
+"""Title of each area, in the order of docs/metrics.md, and its lines."""
+
+GLOSSARY: dict[str, Metric] = {metric.key: metric for lines in AREAS.values() for metric in lines()}
+
+# Names of data sets may hold slashes (reasoning_gym/chain_sum); the word behind them tells where they end.
+_PLACEHOLDERS = {"<set>": ".+", "<name>": "[^/]+", "<reason>": "[^/]+", "<k>": "[0-9]+"}
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    parts = re.split(r"(<\w+>)", key)
+    return re.compile("".join(_PLACEHOLDERS[part] if part in _PLACEHOLDERS else re.escape(part) for part in parts))
+
+
+# Longest first, so that reward/<name>_kept is asked before reward/<name>.
+_PATTERNS = [(_pattern(key), GLOSSARY[key]) for key in sorted(GLOSSARY, key=len, reverse=True) if "<" in key]
+
+
+@cache
+def lookup(key: str) -> Metric | None:
+    """The glossary line of a logged key, or None when it has none."""
+    if key in GLOSSARY:
+        return None if "<" in key else GLOSSARY[key]
+    return next((metric for pattern, metric in _PATTERNS if pattern.fullmatch(key)), None)

@@ -1,0 +1,235 @@
+"""From the recipe's data section to prompts, with a report of everything that was left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dapo.config.schema import Data, DataSource
+from dapo.contracts.types import Prompt, content_id
+from dapo.data.formats import Problem, to_problems
+from dapo.data.readers import HUB_PREFIX, read_records
+from dapo.data.render import make_prompts
+from dapo.data.tasks import make_problems
+from dapo.errors import DataError
+
+_LETTERS_FOR_NORMALISED = 20
+_GENERIC_STEMS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """One problem that stands in a set with several answers."""
+
+    problem: str
+    answers: tuple[str, ...]
+    rows: tuple[str, ...]  # where each answer stands
+
+
+@dataclass(slots=True)
+class SourceReport:
+    """What became of one source."""
+
+    name: str
+    read: int = 0  # problems in the source
+    repeats: int = 0  # same problem and answer as an earlier one; dropped from files, kept in procedural tasks
+    repeats_dropped: bool = True
+    in_validation: int = 0  # taken out of training because they stand in a validation set
+    overlong: int = 0  # prompts over ``max_prompt_tokens``, dropped
+    prompts: int = 0  # what is left
+    longest: int = 0  # tokens of the longest prompt that is left
+    conflicts: list[Conflict] = field(default_factory=list)
+
+    def sentence(self) -> str:
+        """One line for the console."""
+        parts = [f"{self.name}: {self.prompts:,} prompts of {self.read:,} problems, longest {self.longest} tokens"]
+        if self.repeats:
+            parts.append(f"{self.repeats:,} repeats {'dropped' if self.repeats_dropped else 'kept (procedural)'}")
+        if self.in_validation:
+            parts.append(f"{self.in_validation:,} taken out because they stand in validation")
+        if self.overlong:
+            parts.append(f"{self.overlong:,} over-long prompts dropped")
+        if self.conflicts:
+            parts.append(f"{len(self.conflicts):,} problems with conflicting answers kept")
+        return "; ".join(parts)
+
+
+@dataclass(slots=True)
+class DataReport:
+    """What became of all data. ``overlap`` counts, for each validation set, its problems that training held too."""
+
+    train: list[SourceReport] = field(default_factory=list)
+    validation: list[SourceReport] = field(default_factory=list)
+    overlap: dict[str, int] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Lines for the console."""
+        lines = [f"training    {source.sentence()}" for source in self.train]
+        lines += [f"validation  {source.sentence()}" for source in self.validation]
+        lines += [
+            f"overlap     {count:,} problems of {name} stood in the training data and were taken out of it"
+            for name, count in self.overlap.items()
+            if count
+        ]
+        for source in (*self.train, *self.validation):
+            lines += [
+                f"conflict    {source.name}: {' / '.join(c.answers)} for {c.problem[:60]!r} ({'; '.join(c.rows)})"
+                for c in source.conflicts
+            ]
+        return lines
+
+
+@dataclass(slots=True)
+class PreparedData:
+    """Prompts to train on, prompts to evaluate on by set, and the report."""
+
+    train: list[Prompt]
+    validation: dict[str, list[Prompt]]
+    report: DataReport
+
+
+def source_name(source: DataSource) -> str:
+    """The name in metrics: as given, else the file's (its folder's for names such as ``train``), else the task's."""
+    if source.name:
+        return source.name
+    if source.task:
+        return source.task.rpartition("/")[2]
+    if source.path and source.path.startswith(HUB_PREFIX):
+        return source.path.rpartition("/")[2]
+    file = Path(source.path or "")
+    return file.parent.name if file.stem.lower() in _GENERIC_STEMS and file.parent.name else file.stem
+
+
+def load_problems(source: DataSource) -> list[Problem]:
+    """All problems of a source (the first ``size`` of them).
+
+    Raises:
+        DataError: no or two origins, a missing or malformed file, an unknown task, or no problem at all.
+    """
+    if (source.path is None) == (source.task is None):
+        raise DataError(f"a data source needs either `path` or `task`, found {source.path!r} and {source.task!r}")
+    problems: Iterable[Problem]
+    if source.task is not None:
+        problems = make_problems(source.task, source.options, source.seed, source.size)
+    else:
+        records = read_records(str(source.path), source.split)
+        problems = islice(to_problems(records, source.format, source.fields), source.size)
+    loaded = list(problems)
+    if not loaded:
+        raise DataError(f"{source.path or source.task} holds no problems")
+    return loaded
+
+
+def overlap_key(problem: str) -> str:
+    """What two texts must share to be one problem: letters and digits only, lower case.
+
+    A text with few letters ("4 +7 -8 =") differs from its neighbours by the other signs, so it is compared as it is.
+    """
+    normalised = "".join(c for c in problem.lower() if c.isalnum())
+    letters = sum(c.isalpha() for c in normalised)
+    return normalised if letters >= _LETTERS_FOR_NORMALISED else content_id(problem)
+
+
+def find_conflicts(problems: Iterable[Problem]) -> list[Conflict]:
+    """Problems that stand in a set with more than one answer, in order of their first appearance."""
+    answers: dict[str, dict[str, Problem]] = {}
+    for problem in problems:
+        answers.setdefault(content_id(problem.problem), {}).setdefault(problem.answer, problem)
+    return [
+        Conflict(next(iter(by.values())).problem, tuple(by), tuple(p.row for p in by.values()))
+        for by in answers.values()
+        if len(by) > 1
+    ]
+
+
+def prepare(data: Data, tokenizer: Any) -> PreparedData:
+    """Load, clean, render and tokenise everything the recipe names.
+
+    Repeats (same text and answer) in files are dropped, so that an epoch is one pass over distinct problems; a procedural
+    task keeps them, because they belong to its distribution. A problem with several answers is kept with each of them
+    and reported. Training problems that stand in a validation set are taken out of training.
+
+    Args:
+        data: the recipe's section.
+        tokenizer: an object with ``__call__`` and ``apply_chat_template`` as transformers' tokenizers have.
+
+    Raises:
+        DataError: unreadable data, prompts over the limit with ``overlong_prompts: refuse``, two validation sets of one
+            name, or nothing left to train on.
+    """
+    report = DataReport()
+    validation: dict[str, list[Prompt]] = {}
+    held_out: dict[str, str] = {}  # overlap key -> name of the validation set
+    for source in data.validation:
+        name = source_name(source)
+        if name in validation:
+            raise DataError(f"two validation sets are called {name!r}; give one of them another `name`")
+        problems, entry = _clean(source)
+        validation[name] = _finish(problems, entry, data, tokenizer)
+        report.validation.append(entry)
+        report.overlap[name] = 0
+        held_out.update((overlap_key(problem.problem), name) for problem in problems)
+
+    train: list[Prompt] = []
+    seen: set[tuple[str, ...]] = set()  # a mixture of files may hold a problem twice
+    met: set[str] = set()
+    for source in data.train:
+        problems, entry = _clean(source, seen)
+        kept = []
+        for problem in problems:
+            key = overlap_key(problem.problem)
+            if key not in held_out:
+                kept.append(problem)
+            elif key not in met:
+                met.add(key)
+                report.overlap[held_out[key]] += 1
+        entry.in_validation = len(problems) - len(kept)
+        train += _finish(kept, entry, data, tokenizer)
+        report.train.append(entry)
+    if not train:
+        raise DataError("no training prompt is left:\n" + "\n".join(report.lines()))
+    return PreparedData(train, validation, report)
+
+
+def _identity(problem: Problem) -> tuple[str, ...]:
+    """What makes a problem a repeat. Without an answer the task may be in ``extra``, so that counts too."""
+    key = (content_id(problem.problem), problem.answer)
+    return key if problem.answer else (*key, repr(sorted(problem.extra.items())))
+
+
+def _clean(source: DataSource, seen: set[tuple[str, ...]] | None = None) -> tuple[list[Problem], SourceReport]:
+    problems = load_problems(source)
+    procedural = source.task is not None
+    entry = SourceReport(source_name(source), read=len(problems), repeats_dropped=not procedural)
+    entry.conflicts = find_conflicts(problems) if not procedural else []
+    seen = set() if seen is None else seen
+    kept = []
+    for problem in problems:
+        identity = _identity(problem)
+        if identity in seen:
+            entry.repeats += 1
+            if not procedural:
+                continue
+        seen.add(identity)
+        kept.append(problem)
+    return kept, entry
+
+
+def _finish(problems: Sequence[Problem], entry: SourceReport, data: Data, tokenizer: Any) -> list[Prompt]:
+    prompts = make_prompts(problems, entry.name, data, tokenizer)
+    limit = data.max_prompt_tokens
+    kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
+    entry.overlong = len(prompts) - len(kept)
+    if entry.overlong and data.overlong_prompts == "refuse":
+        rows = [p.row for p, q in zip(problems, prompts, strict=True) if len(q.token_ids) > limit]
+        raise DataError(
+            f"{entry.name}: {entry.overlong} prompts are longer than `data.max_prompt_tokens: {limit}` (the longest has "
+            f"{max(len(p.token_ids) for p in prompts)} tokens; the first is {rows[0]}); raise the limit, or set "
+            "`data.overlong_prompts: drop`"
+        )
+    entry.prompts = len(kept)
+    entry.longest = max((len(prompt.token_ids) for prompt in kept), default=0)
+    return kept

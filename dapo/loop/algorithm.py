@@ -1,0 +1,74 @@
+"""The researcher's choices, bound to their settings: five functions that the loop calls and never looks into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.contracts.enums import Verdict
+from dapo.contracts.types import BoolArray, FloatArray, Group, IntArray
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What is computed between a finished group and the loss; see docs/algorithm.md for each signature."""
+
+    judge: Callable[[Float64, BoolArray], Verdict]  # metric of each response, voters -> verdict
+    shape: Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]  # rewards, lengths, truncated
+    advantages: Callable[[list[Float64], list[BoolArray]], list[Float64]]  # rewards and voters of all groups
+    weights: Callable[[list[BoolArray], IntArray], list[FloatArray]]  # loss masks and groups of one optimiser step
+    metric: str = "accuracy"  # the score that ``judge`` reads
+    truncated_vote: bool = False
+    overlong_filtering: bool = True
+    correction: Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | None = None
+
+    def voters(self, group: Group) -> BoolArray:
+        """Scored members, without the truncated ones unless they vote (algorithm.md section 2)."""
+        voters = group.scored()
+        return voters if self.truncated_vote else voters & ~group.truncated()
+
+    def verdict(self, group: Group) -> Verdict:
+        """Judge a finished group on the raw metric, before any scaling or length penalty."""
+        values = np.array([s.values.get(self.metric, np.nan) for s in group.scores_G], dtype=np.float64)
+        return self.judge(values, self.voters(group) & ~np.isnan(values))
+
+    def shape_group(self, group: Group) -> None:
+        """Scale rewards and add the length penalty; unscored members stay nan and carry no loss."""
+        raw = np.array([s.reward for s in group.scores_G], dtype=np.float64)
+        group.voters_G = self.voters(group)
+        group.rewards_G, group.penalties_G = self.shape(raw, group.lengths(), group.truncated())
+
+    def assign_advantages(self, groups_P: Sequence[Group]) -> None:
+        """Advantages of every response; groups without two voters get zeros and no loss."""
+        able = [g for g in groups_P if int(_voters(g).sum()) >= 2]
+        for group in groups_P:
+            group.advantages_G = np.zeros(len(group.completions_G))
+        for group, advantages in zip(
+            able, self.advantages([_rewards(g) for g in able], [_voters(g) for g in able]), strict=True
+        ):
+            group.advantages_G = advantages
+
+    def loss_mask(self, group: Group, index: int) -> BoolArray:
+        """Tokens of response ``index`` that carry loss: generated, of a voter, not overlong-filtered."""
+        completion = group.completions_G[index]
+        carries = bool(_voters(group)[index]) and int(_voters(group).sum()) >= 2
+        if self.overlong_filtering and completion.truncated:
+            carries = False
+        if completion.generated is not None:
+            return completion.generated & carries
+        return np.full(len(completion), carries)
+
+
+def _voters(group: Group) -> BoolArray:
+    assert group.voters_G is not None, "shape_group comes first"
+    return group.voters_G
+
+
+def _rewards(group: Group) -> Float64:
+    assert group.rewards_G is not None, "shape_group comes first"
+    return group.rewards_G

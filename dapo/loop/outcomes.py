@@ -1,0 +1,61 @@
+"""When a batch does not fill: what to say, and when a verifier must be suspected."""
+
+from __future__ import annotations
+
+from dapo.config.schema import DynamicSampling
+from dapo.contracts.enums import Verdict
+from dapo.errors import SamplingStopped
+from dapo.loop.account import Account
+
+
+def stop_message(
+    account: Account, settings: DynamicSampling, prompts_per_step: int, kept: int, data_ended: bool
+) -> SamplingStopped:
+    """The error of the outcome ``stop``: what was seen, the likely cause, what to change."""
+    judged = max(1, account.judged_groups)
+    right = account.verdicts[Verdict.ALL_CORRECT] / judged
+    wrong = account.verdicts[Verdict.ALL_WRONG] / judged
+    met = (
+        "the data ended"
+        if data_ended
+        else f"the cap of {settings.max_groups:g} x {prompts_per_step} dispatched groups was met"
+        if settings.max_groups is not None and account.dispatched >= settings.max_groups * prompts_per_step
+        else f"the cap of {settings.max_tokens} generated tokens was met"
+    )
+    lines = [
+        f"dynamic sampling stopped: {met} with {kept} of {prompts_per_step} groups kept.",
+        f"In this step {account.judged_groups} groups were judged: {account.acceptance:.1%} kept, "
+        f"{right:.1%} all correct, {wrong:.1%} all wrong; {account.generated_tokens} tokens were generated.",
+        f"Likely cause: {_cause(right, wrong, data_ended)}",
+        "The state and the kept groups are saved. Continue with `dapo train --resume RUN` and, for example, "
+        "`algorithm.dynamic_sampling.max_groups=...` (higher cap), `algorithm.dynamic_sampling.on_cap=train_partial`, "
+        "or `algorithm.dynamic_sampling.on_cap=fill`.",
+    ]
+    return SamplingStopped("\n".join(lines))
+
+
+def _cause(right: float, wrong: float, data_ended: bool) -> str:
+    if data_ended:
+        return "data.epochs ran out. Raise data.epochs (or leave it out for an endless stream)."
+    if right > 0.8:
+        return "the problems are solved: nearly every group is all correct. Take harder problems."
+    if wrong > 0.8:
+        return (
+            "the problems are too hard, or the verifier cannot read the answers: nearly every group is all wrong. "
+            "Look at the responses in rollouts/, at the prompt's instruction, and at the reward's settings."
+        )
+    return "few problems are between solved and hopeless. Raise rollout.group_size or take other problems."
+
+
+def verifier_fails_on_everything(account: Account, at_least: int) -> None:
+    """Raise SamplingStopped when no group could be scored at all: a broken verifier must not loop for ever."""
+    judged = account.judged_groups
+    if judged < at_least or account.verdicts[Verdict.TOO_FEW_SCORED] < judged or not account.unscored:
+        return
+    reasons = ", ".join(f"{reason!r} x {n}" for reason, n in account.unscored.most_common(3))
+    raise SamplingStopped(
+        f"the verifier fails on everything: none of {judged} groups has two scored responses.\n"
+        f"Reasons: {reasons}.\n"
+        "Mend the reward function (its exception stands in the `unscored` column of rollouts/ and in log.txt), "
+        "then continue with `dapo train --resume RUN`."
+    )

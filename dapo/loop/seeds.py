@@ -1,0 +1,23 @@
+"""Random numbers are functions of names: a seed is derived from integers, never drawn from a global generator."""
+
+from __future__ import annotations
+
+_MASK = (1 << 64) - 1
+
+# Domains keep uses apart: the same (group, sample) numbers give unrelated seeds in training and evaluation.
+TRAINING, EVALUATION, SYNC_CHECK = 1, 2, 3
+
+
+def _mix(x: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers that avalanches."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def derive_seed(*parts: int) -> int:
+    """A 63-bit seed from integers, e.g. ``derive_seed(run_seed, TRAINING, group, sample)``."""
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = _mix((state + 0x9E3779B97F4A7C15 + part) & _MASK)
+    return state >> 1

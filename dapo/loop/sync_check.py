@@ -1,0 +1,71 @@
+"""After a publish to an engine with weights of its own: are these the learner's weights?
+
+An engine can keep old weights without an error (a tied output head that is packed once, a cache that is not reset).
+A few sampled tokens tell: their log-probabilities must be the learner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dapo.contracts.protocols import Engine, Learner
+from dapo.contracts.types import Metrics, Prompt, SampleRequest, SamplingParams, TrainRow
+from dapo.errors import EngineError
+from dapo.loop.evaluation import FIRST_EVALUATION_GROUP
+from dapo.loop.seeds import SYNC_CHECK, derive_seed
+
+RESPONSES, TOKENS = 4, 16
+
+
+def sync_check(
+    engine: Engine,
+    learner: Learner,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    *,
+    step: int,
+    seed: int,
+    tolerance: float,
+) -> Metrics:
+    """Sample a few tokens from the idle engine and compare log-probabilities (nats) with the learner's.
+
+    Raises:
+        EngineError: the mean absolute gap is above ``tolerance``.
+    """
+    short = replace(sampling, max_tokens=min(TOKENS, sampling.max_tokens), top_p=1.0, top_k=0)
+    chosen = list(prompts)[:RESPONSES]
+    first = FIRST_EVALUATION_GROUP // 2  # ids that neither training nor evaluation uses
+    engine.submit(
+        [
+            SampleRequest((first + i, 0), p.token_ids, short, derive_seed(seed, SYNC_CHECK, step, i))
+            for i, p in enumerate(chosen)
+        ]
+    )
+    events = []
+    while len(events) < len(chosen):
+        events += engine.poll()
+    rows = [
+        TrainRow(
+            group=event.key[0],
+            prompt_ids=chosen[event.key[0] - first].token_ids,
+            token_ids=event.token_ids,
+            weights=np.zeros(len(event.token_ids), np.float32),
+            advantages=np.zeros(len(event.token_ids), np.float32),
+            old_logprobs=event.logprobs,
+        )
+        for event in events
+    ]
+    learned = np.concatenate(learner.logprobs(rows))
+    gap = np.abs(learned - np.concatenate([event.logprobs for event in events]))
+    if not gap.mean() <= tolerance:
+        raise EngineError(
+            f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {type(engine).__name__} right "
+            f"after new weights were published, its log-probabilities differ from the learner's by {gap.mean():.4g} nats "
+            f"in the mean (largest {gap.max():.4g}; accepted {tolerance:g}). The engine is not running the published "
+            "weights, or computes in another precision. Update or change `rollout.engine`; if the precision explains "
+            "it, raise `trainer.sync_check_tolerance`."
+        )
+    return {"train/sync_gap": float(gap.mean())}

@@ -1,0 +1,271 @@
+"""The step, as the paper's algorithm 1 has it; everything else in this package serves these calls."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.tree import load_tree, save_tree
+from dapo.contracts.protocols import Engine, Learner
+from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TrainRow
+from dapo.errors import CheckpointError, SamplingStopped
+from dapo.loop.algorithm import Algorithm
+from dapo.loop.collector import StreamingCollector
+from dapo.loop.evaluation import EvaluationResult, Evaluator
+from dapo.loop.interrupt import Interrupt
+from dapo.loop.plan import minibatch_rows, split_minibatches
+from dapo.loop.reduce import reduce_updates, trained_metrics
+from dapo.loop.schedule import Schedule
+from dapo.loop.sync_check import sync_check
+
+
+class Recorder(Protocol):
+    """Where a run shows itself: metrics file, rollout files, console, trackers."""
+
+    def step(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None: ...
+
+    def evaluation(self, step: int, result: EvaluationResult) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """Three kinds of steps that peers confuse."""
+
+    training_steps: int = 0  # rollout batches trained on
+    rollout_steps: int = 0  # batches collected from the engine
+    optimizer_steps: int = 0  # weight updates
+    trained_tokens: int = 0  # response tokens that carried loss
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What the loop itself is told; all from the recipe."""
+
+    steps: int
+    minibatch_prompts: int | None
+    recompute_old_logprobs: bool  # old_logprobs: learner
+    evaluate_every: int
+    save_every: int
+    sync_check_tolerance: float
+    seed: int
+
+
+class Trainer:
+    """Runs the training loop over a collector, a learner and an engine."""
+
+    def __init__(
+        self,
+        *,
+        collector: StreamingCollector,
+        learner: Learner,
+        engine: Engine,
+        algorithm: Algorithm,
+        sampling: SamplingParams,
+        schedule: Schedule,
+        evaluator: Evaluator | None,
+        checkpoints: CheckpointStore,
+        recorder: Recorder,
+        settings: LoopSettings,
+        fingerprint: dict[str, Any],
+    ) -> None:
+        self.collector, self.learner, self.engine = collector, learner, engine
+        self.algorithm, self.sampling, self.schedule, self.evaluator = algorithm, sampling, schedule, evaluator
+        self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
+        self.fingerprint = fingerprint
+        self.counters = Counters()
+
+    def run(self) -> bool:
+        """Train to ``settings.steps``. True when it got there, False when Ctrl-C ended it early (state saved).
+
+        Raises:
+            SamplingStopped: the batch could not be filled; the boundary state was saved first.
+        """
+        with Interrupt(self._interrupted, self._interrupted_again) as interrupt:
+            if self.counters.training_steps == 0:
+                self.engine.publish(0, self.learner.publish())
+                self._first_evaluation()
+            while self.counters.training_steps < self.settings.steps:
+                if interrupt.requested:
+                    self._save()
+                    return False
+                if not self._train_step():
+                    break
+            self._save()
+        return True
+
+    # ------------------------------------------------------------------ the step
+
+    def _train_step(self) -> bool:
+        """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save."""
+        started = time.perf_counter()
+        step = self.counters.training_steps + 1
+        try:
+            batch = self.collector.collect(step)
+        except SamplingStopped:
+            self._save()
+            raise
+        if not batch.groups_P and self.collector.exhausted:
+            self.recorder.say(f"the data has ended after {step - 1} training steps")
+            return False
+        for group in batch.finished:
+            self.algorithm.shape_group(group)
+        self.algorithm.assign_advantages(batch.groups_P)
+        self.counters.rollout_steps += 1
+        metrics = batch.metrics | self._learn(batch)
+        metrics |= self._publish(batch)
+        metrics |= self._evaluate_if_due(step)
+        metrics |= {
+            "time/step": time.perf_counter() - started,
+            "memory/peak_rss_mib": _peak_rss_mib(),
+            "counters/training_steps": self.counters.training_steps,
+            "counters/rollout_steps": self.counters.rollout_steps,
+            "counters/trained_tokens": self.counters.trained_tokens,
+            "counters/optimizer_steps": self.counters.optimizer_steps,
+        }
+        self._record(step, metrics, batch.finished)
+        return True
+
+    def _learn(self, batch: StepBatch) -> Metrics:
+        """One optimiser step per minibatch of whole groups."""
+        started = time.perf_counter()
+        minibatches = split_minibatches(batch.groups_P, self.settings.minibatch_prompts) if batch.groups_P else []
+        version = self.counters.training_steps
+        rows_M = [minibatch_rows(groups, self.algorithm, version) for groups in minibatches]
+        if self.settings.recompute_old_logprobs:
+            self._recompute_old_logprobs(rows_M)
+        rate, updates = 0.0, []
+        for rows in rows_M:
+            rate = self.schedule.at(self.counters.training_steps, self.counters.optimizer_steps)
+            updates.append(self.learner.update(rows, rate))
+            self.counters.optimizer_steps += 1
+        self.counters.training_steps += 1
+        tokens = sum(int(row.loss_mask.sum()) for rows in rows_M for row in rows if row.loss_mask is not None)
+        self.counters.trained_tokens += tokens
+        seconds = time.perf_counter() - started
+        metrics = reduce_updates(updates)
+        metrics |= trained_metrics(batch.groups_P, tokens, batch.metrics["sampling/generated_tokens"])
+        metrics |= {"train/learning_rate": rate, "time/learn": seconds}
+        metrics["time/trained_tokens_per_second"] = tokens / seconds
+        return metrics
+
+    def _recompute_old_logprobs(self, rows_M: list[list[TrainRow]]) -> None:
+        """``old_logprobs: learner``. With one minibatch the old values are the learner's detached current ones."""
+        if len(rows_M) == 1:
+            for row in rows_M[0]:
+                row.old_logprobs = None
+            return
+        rows = [row for minibatch in rows_M for row in minibatch]
+        for row, logprobs in zip(rows, self.learner.logprobs(rows), strict=True):
+            row.old_logprobs = logprobs
+            if self.algorithm.correction is not None and row.loss_mask is not None:
+                assert row.sampler_logprobs is not None
+                row.correction = self.algorithm.correction(logprobs, row.sampler_logprobs, row.loss_mask)
+
+    def _publish(self, batch: StepBatch) -> Metrics:
+        started = time.perf_counter()
+        version = self.counters.training_steps
+        self.engine.publish(version, self.learner.publish())
+        metrics: Metrics = {}
+        if not self.engine.shares_weights and batch.groups_P:
+            metrics = sync_check(
+                self.engine,
+                self.learner,
+                [group.prompt for group in batch.groups_P],
+                self.sampling,
+                step=version,
+                seed=self.settings.seed,
+                tolerance=self.settings.sync_check_tolerance,
+            )
+        return metrics | {"time/publish": time.perf_counter() - started}
+
+    # ------------------------------------------------------------------ evaluate, record, save
+
+    def _first_evaluation(self) -> None:
+        """Step 0: what the model could do before training."""
+        if self.evaluator is not None and self.settings.evaluate_every:
+            self.recorder.step(0, self._evaluate(0), [])
+
+    def _evaluate_if_due(self, step: int) -> Metrics:
+        every = self.settings.evaluate_every
+        if self.evaluator is None or not every or (step % every and step != self.settings.steps):
+            return {}
+        return self._evaluate(step)
+
+    def _evaluate(self, step: int) -> Metrics:
+        assert self.evaluator is not None
+        started = time.perf_counter()
+        result = self.evaluator.evaluate()
+        self.recorder.evaluation(step, result)
+        return result.metrics | {"time/evaluate": time.perf_counter() - started}
+
+    def _record(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
+        """The step's line is written first: a checkpoint never knows more than the files beside it."""
+        save = bool(self.settings.save_every) and step % self.settings.save_every == 0
+        self.recorder.step(step, metrics, finished)
+        if save:
+            self._save()
+
+    def _save(self) -> None:
+        step = self.counters.training_steps
+        self.checkpoints.save(step, self._write)
+
+    def _write(self, folder: Path) -> None:
+        self.learner.save(folder / "learner")
+        state = {
+            "fingerprint": self.fingerprint,
+            "counters": asdict(self.counters),
+            "collector": self.collector.state(),
+            "recorder": self.recorder.state(),
+        }
+        save_tree(state, folder, "state")
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint folder.
+
+        Raises:
+            CheckpointError: it belongs to another model; the message names the difference.
+        """
+        state = load_tree(folder, "state")
+        check_fingerprint(state["fingerprint"], self.fingerprint, folder)
+        self.learner.load(folder / "learner")
+        self.counters = Counters(**state["counters"])
+        self.collector.load(state["collector"])
+        self.engine.publish(self.counters.training_steps, self.learner.publish())
+
+    def _interrupted(self) -> None:
+        self.recorder.warn("Ctrl-C: finishing this step, then saving. Press it again to leave at once.")
+
+    def _interrupted_again(self) -> None:
+        steps = self.checkpoints.steps()
+        last = f"step {steps[-1]} in {self.checkpoints.folder}" if steps else "none yet"
+        self.recorder.warn(f"left at once; the last checkpoint is {last}")
+
+
+def check_fingerprint(saved: dict[str, Any], found: dict[str, Any], folder: Path) -> None:
+    """Raise CheckpointError naming each property in which the checkpoint's model differs from the loaded one."""
+    keys = sorted(saved.keys() | found.keys())
+    differing = [key for key in keys if saved.get(key) != found.get(key)]
+    if differing:
+        named = "; ".join(f"{key}: checkpoint {saved.get(key)!r}, model {found.get(key)!r}" for key in differing)
+        raise CheckpointError(
+            f"the checkpoint {folder} belongs to another model: {named}. "
+            "Resume with the model the run was started with, or start a new run."
+        )
+
+
+def _peak_rss_mib() -> float:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)

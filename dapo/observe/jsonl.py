@@ -1,0 +1,92 @@
+"""Append-only files of one JSON object a line: metrics, validation samples, spans.
+
+A line counts only when it ends in a newline. So a file that a killed process left half-written is read as the
+lines before, and the next writer removes the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dapo.errors import DataError
+
+Record = dict[str, Any]
+
+
+class JsonlWriter:
+    """Appends records; each is on the disk (fsync) when ``append`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_unfinished_line(path)
+        self.path = path
+        self._file = path.open("ab", buffering=0)  # unbuffered: one write call a line
+
+    def append(self, *records: Mapping[str, Any]) -> None:
+        """Write records. Not-finite floats must be None already (JSON has no word for them)."""
+        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        self._file.write(lines.encode())
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def read_jsonl(path: Path) -> list[Record]:
+    """All whole lines; [] when there is no such file.
+
+    Raises:
+        DataError: a line that is not the last is no JSON object.
+    """
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return [_parse(path, number, line) for number, line in enumerate(whole.splitlines(), 1) if line.strip()]
+
+
+def cut_jsonl(path: Path, keep: Callable[[Record], bool]) -> int:
+    """Remove the records that ``keep`` refuses, and a half-written last line. Atomic; returns how many were removed."""
+    if not path.exists():
+        return 0
+    records = read_jsonl(path)
+    kept = [record for record in records if keep(record)]
+    write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
+    return len(records) - len(kept)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a crash at any instant leaves the old or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _parse(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path} line {number} is not JSON ({error}). Was the file edited or the disk full?") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{path} line {number} holds {type(record).__name__}, expected one JSON object a line.")
+    return record
+
+
+def _drop_unfinished_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)

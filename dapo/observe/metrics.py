@@ -1,0 +1,80 @@
+"""RUN/metrics.jsonl: one line a training step, every key with a line in the glossary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dapo.contracts.glossary import lookup
+from dapo.errors import DapoError
+from dapo.observe.jsonl import JsonlWriter, cut_jsonl, read_jsonl
+
+Row = dict[str, Any]
+"""``step`` (int) and metrics: float, int, or None where the number was not finite."""
+
+
+class MetricWriter:
+    """Appends the metrics of a step; each line is on the disk when ``write`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonlWriter(path)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line. nan and infinities become null: JSON has no word for them.
+
+        Raises:
+            DapoError: a key without a glossary line. Nothing is written then.
+        """
+        unknown = unknown_keys(metrics)
+        if unknown:
+            raise DapoError(
+                f"no glossary line for {', '.join(map(repr, unknown))}: a metric nobody defined is not logged. "
+                "Add a line to dapo/contracts/glossary.py, or, for a number of your own function, name it 'custom/...'."
+            )
+        self._file.append({"step": step} | {key: _number(value) for key, value in metrics.items()})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def unknown_keys(keys: Iterable[str]) -> list[str]:
+    """The keys that have no line in the glossary."""
+    return [key for key in keys if lookup(key) is None]
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Rows in order of writing. A half-written last line (of a running or killed process) is left out."""
+    return read_jsonl(path)
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Cut the file back to ``step`` for a resume: later rows and a half-written last line go. Returns rows removed."""
+    return cut_jsonl(path, lambda row: int(row["step"]) <= step)
+
+
+def series(rows: Iterable[Row], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric, where it was measured."""
+    found = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def without_clock(row: Row) -> Row:
+    """The part of a row that two equal runs share to the bit: all but times and memory."""
+    return {key: value for key, value in row.items() if not ((metric := lookup(key)) and metric.clock)}
+
+
+def _number(value: float) -> float | int | None:
+    """A Python number for JSON: numpy scalars are taken, integers stay integers."""
+    if isinstance(value, int):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None

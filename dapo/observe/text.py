@@ -1,0 +1,92 @@
+"""Text that a model or a data file made, on its way to a terminal or a file: untrusted, and made harmless here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import unicodedata
+from collections.abc import Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def clean(text: str, *, newlines: bool = True) -> str:
+    """Text without anything that could steer a terminal or hide other text.
+
+    Control characters become their visible pictures (ESC is ␛), other invisible ones (bidirectional overrides,
+    lone surrogates, private use) become U+FFFD. Tabs become spaces; newlines stay unless ``newlines`` is False.
+    """
+    return "".join(_harmless(character, newlines) for character in text.replace("\r\n", "\n"))
+
+
+def _harmless(character: str, newlines: bool) -> str:
+    if character.isprintable():
+        return character
+    if character == "\n":
+        return "\n" if newlines else " "
+    if character == "\t":
+        return "    " if newlines else " "
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    # Zs, Zl, Zp: unusual blanks and separators
+    return " " if unicodedata.category(character).startswith("Z") else "\ufffd"
+
+
+def utf8(text: str) -> str:
+    """Text that can be encoded: lone surrogates (possible in JSON data) become U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most ``limit`` characters: the middle is left out, since beginnings and ends say most."""
+    if len(text) <= limit:
+        return text
+    head = (limit - 3) * 2 // 3
+    return f"{text[:head]} … {text[len(text) - (limit - 3 - head) :]}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values as a row of at most ``width`` bars, scaled between their least and greatest."""
+    finite = [value for value in values if math.isfinite(value)]
+    shown = _thin(finite, width)
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    if high == low:
+        return _BARS[3] * len(shown)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in shown)
+
+
+def _thin(values: list[float], width: int) -> list[float]:
+    """The whole history in ``width`` means of equal spans."""
+    if len(values) <= width:
+        return values
+    edges = [len(values) * i // width for i in range(width + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as a percentage; a dash where it was not measured."""
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
+
+
+def number(value: float | None) -> str:
+    """A number in about three figures; a dash where it was not measured."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value != 0 and abs(value) < 0.001:
+        return f"{value:.1e}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 9s, 1:05, 2:03:09."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"

@@ -1,0 +1,285 @@
+"""The key-value cache: slots in pools of growing width, always dense, so attention reads contiguous memory.
+
+A live response has a *seat* (a number that never changes while it lives) and a *slot* in one pool. A pool holds
+responses whose length fits its number of columns; a response that outgrows it moves to the next, wider pool. So a
+short response never pays for a long one: attention runs per pool, over the columns in use there, with one batched
+product and no gather. Everything else (matrix products, norms) runs over all rows at once, pool after pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo.contracts.types import IntArray
+
+FIRST_COLUMNS = 64
+GROWTH = 4  # each pool is this many times wider than the one before
+_WIDTH_STEP = 8  # attention widths are multiples of this
+_MIN_WIDTH = 32  # below, torch's batched product leaves BLAS for a plain loop that is slower than the wider product
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What one token's keys and values look like."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """Keys and values of a few sequences, and what follows them."""
+
+    kv: Tensor  # [layers, 2 (key, value), sequences, kv heads, tokens, head_dim], right-padded
+    logits: Tensor  # [sequences, vocabulary]: of the token after the last one
+
+
+class Pool:
+    """Slots of equal width. Live responses occupy slots 0..n-1 whenever a batch is laid out."""
+
+    def __init__(self, shape: CacheShape, columns: int, rows: int) -> None:
+        self.shape, self.columns = shape, columns
+        self.n = 0
+        self.holes: list[int] = []
+        self.seats = np.empty(0, dtype=np.int64)  # [rows]: who sits in each slot
+        self._allocate(rows)
+
+    @property
+    def rows(self) -> int:
+        return len(self.seats)
+
+    def _allocate(self, rows: int) -> None:
+        s = self.shape
+        # Zeros, not empty: a masked column has weight 0, and 0 x garbage could be nan.
+        kv = torch.zeros((s.layers, 2, rows, s.kv_heads, self.columns, s.head_dim), dtype=s.dtype, device=s.device)
+        bias = torch.full((rows, self.columns), -torch.inf, dtype=s.dtype, device=s.device)
+        seats = np.zeros(rows, dtype=np.int64)
+        if old := self.rows:
+            kv[:, :, :old], bias[:old], seats[:old] = self.kv, self.bias, self.seats
+        self.kv, self.bias, self.seats = kv, bias, seats
+        self.flat = [layer.view(-1, s.head_dim) for layer in kv]  # rows of one head's keys or values
+        self.keys = [layer[0].view(-1, self.columns, s.head_dim) for layer in kv]  # [rows x kv heads, columns, d]
+        self.values = [layer[1].view(-1, self.columns, s.head_dim) for layer in kv]
+
+    def take(self, count: int) -> list[int]:
+        """``count`` free slots, holes first; grows when there are none left."""
+        slots = [self.holes.pop() for _ in range(min(count, len(self.holes)))]
+        fresh = count - len(slots)
+        if self.n + fresh > self.rows:
+            self._allocate(max(self.n + fresh, 2 * self.rows))
+        slots += range(self.n, self.n + fresh)
+        self.n += fresh
+        return slots
+
+    def write_lengths(self, slots: Tensor, lengths: Tensor) -> None:
+        """Attention may see the first ``lengths`` columns of each slot."""
+        columns = torch.arange(self.columns, device=self.bias.device)
+        self.bias[slots] = torch.where(columns < lengths[:, None], 0.0, -torch.inf).to(self.bias.dtype)
+
+    def compact(self) -> list[tuple[int, int]]:
+        """Close the holes with the last rows; returns the moves (from slot, to slot)."""
+        holes = sorted(self.holes)
+        self.holes.clear()
+        moves: list[tuple[int, int]] = []
+        while holes:
+            last = self.n - 1
+            if holes[-1] == last:
+                holes.pop()
+            else:
+                moves.append((last, holes.pop(0)))
+            self.n = last
+        if moves:
+            source, target = (torch.tensor(side, device=self.bias.device) for side in zip(*moves, strict=True))
+            used = int((self.bias[source] == 0).sum(dim=-1).max())
+            self.kv[:, :, target, :, :used] = self.kv[:, :, source, :, :used]
+            self.bias[target] = self.bias[source]
+        return moves
+
+
+class Segment:
+    """The rows of one pool within a decode batch."""
+
+    def __init__(self, pool: Pool, start: int, width: int, write: Tensor, mask: Tensor) -> None:
+        self.pool, self.start, self.stop = pool, start, start + pool.n
+        self.width = width  # columns in use after this step's token: the longest row's length + 1
+        self.write = write  # [rows, 2 x kv heads] where this step's keys and values go in ``pool.flat``
+        self.mask = mask  # [rows] where this step's column is in the flat bias
+
+    def open(self) -> None:
+        """Let attention see the column of this step's token; fix the width of this step's products."""
+        self.pool.bias.view(-1).index_fill_(0, self.mask, 0.0)
+        rounded = max(_MIN_WIDTH, -(-self.width // _WIDTH_STEP) * _WIDTH_STEP)
+        columns = min(self.pool.columns, rounded)
+        n, heads = self.pool.n, self.pool.n * self.pool.shape.kv_heads
+        self.keys = [keys[:heads, :columns].transpose(1, 2) for keys in self.pool.keys]
+        self.values = [values[:heads, :columns] for values in self.pool.values]
+        self.bias = self.pool.bias[:n, None, :columns]
+
+    def attend(self, layer: int, query: Tensor, kv: Tensor, extra: Tensor | None = None) -> Tensor:
+        """Write this step's keys and values, then attend.
+
+        Args:
+            layer: index of the layer.
+            query: [rows, heads, d], already scaled.
+            kv: [rows, 2 x kv heads, d]: keys, then values.
+            extra: additive [rows, columns], for layers that see less (a sliding window).
+
+        Returns:
+            [rows, heads x d]
+        """
+        n, heads, d = query.shape
+        pool = self.pool
+        pool.flat[layer].index_put_((self.write,), kv)
+        groups = n * pool.shape.kv_heads
+        scores = torch.bmm(query.reshape(groups, -1, d), self.keys[layer])
+        by_row = scores.view(n, heads, -1)
+        by_row.add_(self.bias if extra is None else self.bias + extra[:, None])
+        weights = torch.softmax(scores, dim=-1)
+        return torch.bmm(weights, self.values[layer]).view(n, heads * d)
+
+
+class DecodeBatch:
+    """The live rows in the order of this step, with everything that moves on by one per step in one tensor."""
+
+    def __init__(self, seats: IntArray, segments: list[Segment], counters: Tensor, positions: Tensor) -> None:
+        self.seats = seats  # [rows]
+        self.segments = segments
+        self.positions = positions  # [rows]: position of this step's token
+        self._counters = counters
+        for segment in segments:
+            segment.open()
+
+    @property
+    def full(self) -> bool:
+        """Some pool has no column left for the next token: the batch must be laid out again."""
+        return any(segment.width > segment.pool.columns for segment in self.segments)
+
+    def advance(self) -> None:
+        """To the next step, with the same rows."""
+        self._counters.add_(1)
+        for segment in self.segments:
+            segment.width += 1
+        if not self.full:
+            for segment in self.segments:
+                segment.open()
+
+    def attend(self, layer: int, query: Tensor, kv: Tensor) -> Tensor:
+        """:meth:`Segment.attend` over all rows: query [rows, heads, d], kv [rows, 2 x kv heads, d]."""
+        if len(self.segments) == 1:
+            return self.segments[0].attend(layer, query, kv)
+        parts = [s.attend(layer, query[s.start : s.stop], kv[s.start : s.stop]) for s in self.segments]
+        return torch.cat(parts)
+
+
+class SlotCache:
+    """Where every live response keeps its keys and values."""
+
+    def __init__(self, shape: CacheShape, seats: int) -> None:
+        self.shape = shape
+        self.pools: list[Pool] = []
+        self.length = np.zeros(seats, dtype=np.int64)  # [seats]: tokens in the cache
+        self._slot = np.zeros(seats, dtype=np.int64)
+        self._pool = np.zeros(seats, dtype=np.int64)
+
+    def _pool_for(self, length: int) -> int:
+        """Index of the narrowest pool with room for ``length`` tokens and the next one."""
+        index, columns = 0, FIRST_COLUMNS
+        while columns < length + 1:
+            index, columns = index + 1, columns * GROWTH
+        while len(self.pools) <= index:
+            width = FIRST_COLUMNS * GROWTH ** len(self.pools)
+            self.pools.append(Pool(self.shape, width, rows=0))
+        return index
+
+    def _seat_in(self, index: int, seats: IntArray) -> Tensor:
+        """Give ``seats`` (their lengths are set) slots in pool ``index``; returns the slots."""
+        pool = self.pools[index]
+        slots = np.array(pool.take(len(seats)), dtype=np.int64)
+        pool.seats[slots] = seats
+        self._slot[seats], self._pool[seats] = slots, index
+        placed = torch.from_numpy(slots).to(self.shape.device)
+        pool.write_lengths(placed, torch.from_numpy(self.length[seats]).to(self.shape.device))
+        return placed
+
+    def insert(self, seats: IntArray, lengths: IntArray, prefilled: Prefilled, rows: IntArray) -> None:
+        """Seat responses: ``seats[i]`` begins with the first ``lengths[i]`` tokens of ``prefilled`` row ``rows[i]``."""
+        self.length[seats] = lengths
+        index = np.array([self._pool_for(int(length)) for length in lengths])
+        for pool in np.unique(index):
+            chosen = index == pool
+            slots = self._seat_in(int(pool), seats[chosen])
+            width = int(lengths[chosen].max())
+            source = torch.from_numpy(rows[chosen]).to(self.shape.device)
+            self.pools[pool].kv[:, :, slots, :, :width] = prefilled.kv[:, :, source, :, :width]
+
+    def remove(self, seats: IntArray, *, wipe: bool = False) -> None:
+        """Free the slots of ``seats``. ``wipe`` clears what they hold, for rows that went non-finite."""
+        for seat in seats:
+            pool, slot = self.pools[self._pool[seat]], int(self._slot[seat])
+            pool.holes.append(slot)
+            if wipe:
+                pool.kv[:, :, slot] = 0
+
+    def _promote(self) -> None:
+        """Move rows that filled their pool into the next one."""
+        index = 0
+        while index < len(self.pools):
+            pool = self.pools[index]
+            live = pool.seats[: pool.n]
+            grown = live[self.length[live] >= pool.columns]
+            if len(grown):
+                self._pool_for(pool.columns)  # makes the next pool where there is none
+                source = torch.from_numpy(self._slot[grown]).to(self.shape.device)
+                self.remove(grown)
+                self._compact_later = True
+                target = self._seat_in(index + 1, grown)
+                wider = self.pools[index + 1]
+                wider.kv[:, :, target, :, : pool.columns] = pool.kv[:, :, source]
+                self._compact(pool)
+            index += 1
+
+    def _compact(self, pool: Pool) -> None:
+        for source, target in pool.compact():
+            seat = pool.seats[source]
+            pool.seats[target] = seat
+            self._slot[seat] = target
+
+    def layout(self) -> DecodeBatch:
+        """Make every pool dense and describe the next step's rows."""
+        for pool in self.pools:
+            self._compact(pool)
+        self._promote()
+        live = [pool for pool in self.pools if pool.n]
+        seats = np.concatenate([pool.seats[: pool.n] for pool in live])
+        lengths = self.length[seats]
+        n, kinds = len(seats), 2 * self.shape.kv_heads
+        counters = np.empty(n * (2 + kinds), dtype=np.int64)
+        counters[:n] = lengths
+        start = 0
+        for pool in live:
+            rows = slice(start, start + pool.n)
+            slots = np.arange(pool.n)
+            counters[n : 2 * n][rows] = slots * pool.columns + lengths[rows]
+            block = (np.arange(2)[:, None] * pool.rows * self.shape.kv_heads + np.arange(self.shape.kv_heads)).ravel()
+            write = (slots[:, None] * self.shape.kv_heads + block) * pool.columns + lengths[rows, None]
+            counters[2 * n :].reshape(n, kinds)[rows] = write
+            start += pool.n
+        moving = torch.from_numpy(counters).to(self.shape.device)
+        positions, mask, write_at = moving[:n], moving[n : 2 * n], moving[2 * n :].view(n, kinds)
+        segments, start = [], 0
+        for pool in live:
+            rows = slice(start, start + pool.n)
+            segments.append(Segment(pool, start, int(lengths[rows].max()) + 1, write_at[rows], mask[rows]))
+            start += pool.n
+        return DecodeBatch(seats, segments, moving, positions)
