@@ -19,20 +19,16 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
-    TokenFloats = Float[Tensor, " tokens"]
-    TokenFlags = Bool[Tensor, " tokens"]
-    TokenRows = Int64[Tensor, " tokens"]
-
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
     """The tokens of some whole responses, laid end to end; no padding. Log-probabilities are in nats."""
 
-    logprobs: TokenFloats  # of the policy, at the sampling temperature; carries the gradient
-    old_logprobs: TokenFloats  # what the ratio runs against
-    advantages: TokenFloats
-    loss_mask: TokenFlags  # tokens that carry loss; what stands in the others is never read
-    rows: TokenRows  # row (response) of each token, 0 .. num_rows - 1
+    logprobs: Float[Tensor, " tokens"]  # of the policy, at the sampling temperature; carries the gradient
+    old_logprobs: Float[Tensor, " tokens"]  # what the ratio runs against
+    advantages: Float[Tensor, " tokens"]
+    loss_mask: Bool[Tensor, " tokens"]  # tokens that carry loss; what stands in the others is never read
+    rows: Int64[Tensor, " tokens"]  # row (response) of each token, 0 .. num_rows - 1
     num_rows: int
 
 
@@ -43,7 +39,7 @@ def clipped_loss(
     high: float,
     dual: float | None = None,
     ratio: Literal["token", "sequence"] = "token",
-) -> tuple[TokenFloats, dict[str, TokenFlags]]:
+) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
     """Clipped surrogate with decoupled bounds: L = -min(r A, clip(r, 1 - low, 1 + high) A) (DAPO eq. 8).
 
     Equal bounds are PPO's and GRPO's clip. ``dual`` (dual clip, arXiv 1912.09729; not in the DAPO paper, 10 in its
@@ -88,7 +84,7 @@ def clipped_loss(
 
 def cispo_loss(
     inputs: LossInputs, *, cap: float = 5.0, floor: float | None = None
-) -> tuple[TokenFloats, dict[str, TokenFlags]]:
+) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
     """CISPO (arXiv 2506.13585): L = -sg(min(r, cap)) A logp. The ratio is bounded, and no token loses its gradient.
 
     Args:
@@ -112,16 +108,16 @@ def cispo_loss(
     return loss, flags
 
 
-def _at_loss_tokens(inputs: LossInputs, values: TokenFloats) -> TokenFloats:
+def _at_loss_tokens(inputs: LossInputs, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
     """Values where a token carries loss, 0 elsewhere: not even a nan there may reach the sum or the gradient."""
     return torch.where(inputs.loss_mask, values, 0.0)
 
 
-def _token_log_ratios(inputs: LossInputs) -> TokenFloats:
+def _token_log_ratios(inputs: LossInputs) -> Float[Tensor, " tokens"]:
     return _at_loss_tokens(inputs, inputs.logprobs - inputs.old_logprobs)
 
 
-def _sequence_log_ratios(inputs: LossInputs) -> TokenFloats:
+def _sequence_log_ratios(inputs: LossInputs) -> Float[Tensor, " tokens"]:
     """log r_t = sg(mean of the row's log-ratio) + logp_t - sg(logp_t): the row's value, the token's gradient."""
     log_ratios = _token_log_ratios(inputs).detach()
     sums = log_ratios.new_zeros(inputs.num_rows).index_add(0, inputs.rows, log_ratios)

@@ -1,0 +1,1 @@
+"""The command line. Heavy imports stand inside functions, so that help and refusals come at once."""

@@ -10,14 +10,22 @@ from pathlib import PurePath
 from dapo.config.problems import Problem
 from dapo.config.schema import DataSource, Recipe
 
+_GENERIC_STEMS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
+
 
 def source_name(source: DataSource) -> str:
-    """The name of a data source in metrics and in ``rewards.N.sources``: as given, else the file's or task's name."""
+    """The name of a source in metrics and in ``rewards.N.sources``.
+
+    As given, else the task's, else the file's (its folder's for names such as ``train``).
+    """
     if source.name:
         return source.name
-    if source.path:
-        return PurePath(source.path).name if source.path.startswith("hub:") else PurePath(source.path).stem
-    return (source.task or "").rpartition("/")[2]
+    if source.task:
+        return source.task.rpartition("/")[2]
+    if source.path and source.path.startswith("hub:"):
+        return source.path.rpartition("/")[2]
+    file = PurePath(source.path or "")
+    return file.parent.name if file.stem.lower() in _GENERIC_STEMS and file.parent.name else file.stem
 
 
 def check_rewards(r: Recipe) -> Iterator[Problem]:
@@ -30,7 +38,7 @@ def check_rewards(r: Recipe) -> Iterator[Problem]:
         if "accuracy" not in names:
             yield Problem(
                 "rewards",
-                f"none that scores `{source}` is called `accuracy`, which dynamic sampling and evaluation read; name one so",
+                f"none that scores `{source}` is called `accuracy`, which the keep rule and evaluation read",
             )
     if all(reward.weight == 0 for reward in r.rewards):
         yield Problem("rewards", "every weight is 0, so every reward is 0; give at least one a weight")
@@ -88,10 +96,6 @@ def check_data(r: Recipe) -> Iterator[Problem]:
     ):
         yield Problem(
             "data.system_prompt", "is only read with prompt: chat; write it into the template", r.data.system_prompt
-        )
-    if r.data.prompt == "raw" and r.data.instruction is not None:
-        yield Problem(
-            "data.instruction", "prompt: raw is the problem's text itself; use template or chat", r.data.instruction
         )
     yield from _twins(r)
 

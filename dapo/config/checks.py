@@ -124,7 +124,7 @@ def _group(r: Recipe) -> Iterator[Problem]:
     key = "rollout.group_size"
     if advantage.kind == "group":
         yield Problem(key, "a group of one is its own mean, so every advantage is 0; use at least 2 (16 in DAPO)", 1)
-    if sampling.mode != "off":
+    elif sampling.mode != "off":
         yield Problem(
             key,
             f"a group of one is never mixed, so dynamic_sampling.mode: {sampling.mode} keeps none; use 16, or off",

@@ -25,8 +25,8 @@ def read_recipe_file(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         there = sorted({p for d in (path.parent, Path("recipes")) if d.is_dir() for p in d.glob("*.y*ml")})
-        near = difflib.get_close_matches(path.name, [p.name for p in there], 1, 0.4)
-        hint = next((f"; did you mean {p}?" for p in there if p.name in near), "")
+        near = difflib.get_close_matches(path.stem, [p.stem for p in there], 1, 0.6)
+        hint = next((f"; did you mean {p}?" for p in there if p.stem in near), "")
         hint = hint or (f"; there are {', '.join(map(str, there[:8]))}" if there else "")
         raise RecipeError(f"recipe file not found: {path}{hint}") from None
     except IsADirectoryError:
@@ -53,8 +53,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
             lines[path] = line
         value = YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise RecipeError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
+        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise RecipeError(f"{name}{place}: not valid YAML: {error.problem or error.context}") from None
     except YAMLError as error:
         raise RecipeError(f"{name}: not valid YAML: {error}") from None
     if value is None:
@@ -133,9 +133,10 @@ def _not_found(what: str, path: str, folder: Path) -> str:
     for place in places:
         target = place / Path(path).expanduser()
         there = sorted(p.name for p in target.parent.iterdir()) if target.parent.is_dir() else []
-        near = difflib.get_close_matches(target.name, there, 1, 0.5)
+        near = difflib.get_close_matches(target.stem, [Path(p).stem for p in there], 1, 0.5)
         if near:
-            return f"no such {what}{searched}; did you mean `{Path(path).parent / near[0]}`?"
+            name = next(p for p in there if Path(p).stem == near[0])
+            return f"no such {what}{searched}; did you mean `{Path(path).parent / name}`?"
     for place in places:
         parent = (place / Path(path).expanduser()).parent
         if not parent.is_dir():

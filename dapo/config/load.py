@@ -79,7 +79,7 @@ def _load(
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
         seen = {p.path for p in problems}
-        problems += [p for p in from_pydantic(error) if p.path not in seen]
+        problems += [p for p in from_pydantic(error, merged) if p.path not in seen]
         raise refuse(problems, origin) from None
     problems += check(recipe)
     if problems:

@@ -34,14 +34,13 @@ class Origin:
 
     def place(self, path: str) -> str:
         """ "override", "line 12", or "" when the value is a default or from the preset."""
-        parts = path.split(".")
-        above = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-        for key in above:
-            if key in self.overrides:
-                return "override"
-            if self.lines and key in self.lines:
-                return f"line {self.lines[key]}"
-        return ""
+        lines = self.lines or {}
+        section = path.rpartition(".")[0]
+        if any(path == key or path.startswith(f"{key}.") for key in self.overrides):
+            return "override"
+        if path in lines:
+            return f"line {lines[path]}"
+        return f"in the section of line {lines[section]}" if section in lines else ""
 
 
 def refuse(problems: Sequence[Problem], origin: Origin) -> RecipeError:
@@ -66,8 +65,8 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def from_pydantic(error: ValidationError) -> list[Problem]:
-    """One problem per key. (A union reports once per member; they are told together.)"""
+def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Problem]:
+    """One problem per key of the settings ``given``. (A union reports once per member; they are told together.)"""
     found: dict[str, Problem] = {}
     for entry in error.errors(include_url=False):
         path = _path(entry["loc"])
@@ -79,7 +78,8 @@ def from_pydantic(error: ValidationError) -> list[Problem]:
             assert setting is not None
             found.setdefault(path, Problem(path, f"missing, and it has no default: {setting.expected}. {setting.doc}"))
         else:
-            found.setdefault(path, Problem(path, _wrong_value(path, entry["input"], entry["msg"]), entry["input"]))
+            value = _value_at(given, path, entry["input"])
+            found.setdefault(path, Problem(path, _wrong_value(path, value, entry["msg"]), value))
     return list(found.values())
 
 
@@ -94,6 +94,15 @@ def _path(loc: Iterable[str | int]) -> str:
             return path
         path = longer
     return path
+
+
+def _value_at(given: Any, path: str, otherwise: Any) -> Any:
+    for part in path.split("."):
+        try:
+            given = given[int(part)] if isinstance(given, list) else given[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return otherwise
+    return given
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
@@ -158,6 +167,6 @@ def nearest(path: str, count: int = 3) -> list[str]:
     if not found:
         found = difflib.get_close_matches(path, everywhere, 1, 0.75)
     if not found:
-        names = difflib.get_close_matches(name, {s.name for s in everywhere.values()}, 1, 0.75)
+        names = difflib.get_close_matches(name, {s.name for s in everywhere.values()}, 1, 0.8)
         found = [s.path for s in everywhere.values() if s.name in names]
     return found[:count]

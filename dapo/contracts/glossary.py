@@ -127,7 +127,7 @@ def _rewards() -> Iterator[Metric]:
 
 
 def _responses() -> Iterator[Metric]:
-    for group, of in (("", ""), ("right_", "correct "), ("wrong_", "wrong ")):
+    for group, of in (("", ""), ("correct_", "correct "), ("wrong_", "wrong ")):
         for name, text in (
             ("mean", "Mean"),
             ("p10", "10 % quantile of the"),

@@ -57,7 +57,7 @@ def gsm8k_answer(value: Any) -> str:
 
 
 def whole_number_answer(value: Any) -> str:
-    """An answer without a degree sign or a trailing ``.0``: ``336^\\circ`` is 336, ``27.0`` is 27."""
+    r"""An answer without a degree sign or a trailing ``.0``: ``336^\circ`` is 336, ``27.0`` is 27."""
     text = re.sub(r"\s*(\^\s*\{?\s*\\circ\s*\}?|°)\s*$", "", plain_text(value).strip("$ "))
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
@@ -114,14 +114,19 @@ def detect(record: Record) -> str:
     )
 
 
-def to_problems(records: Iterable[Located], format_name: str, fields: Mapping[str, str]) -> Iterator[Problem]:
+def to_problems(
+    records: Iterable[Located], format_name: str, fields: Mapping[str, str], unanswered: list[str] | None = None
+) -> Iterator[Problem]:
     """Turn located records into problems.
+
+    A record whose answer is null or empty is passed over: no verifier could judge it.
 
     Args:
         records: what a reader yields.
-        format_name: a name in ``FORMATS``, ``plain``, or ``auto`` (decided by the first record; ``plain`` with ``fields``).
+        format_name: a name in ``FORMATS``, ``plain``, or ``auto``: decided by the first record.
         fields: for ``plain``, our name to the record's: ``problem``, ``answer`` ("" for none) and any further names,
-            which go to ``extra``. Dots descend into objects. Without it, all other fields of a plain record go to ``extra``.
+            which go to ``extra``. Dots descend into objects. Without it, all other fields of a plain record go there.
+        unanswered: a list that receives where each record stands that was passed over.
 
     Raises:
         DataError: a record without the expected fields, or a field of the wrong kind; the message says where.
@@ -130,13 +135,19 @@ def to_problems(records: Iterable[Located], format_name: str, fields: Mapping[st
     for where, record in records:
         if layout is None:
             layout, format_name = _choose(record, format_name, fields, where)
-        yield _convert(record, where, layout, format_name, fields)
+        problem = _convert(record, where, layout, format_name, fields)
+        if problem is not None:
+            yield problem
+        elif unanswered is not None:
+            unanswered.append(where)
 
 
 def _choose(record: Record, name: str, fields: Mapping[str, str], where: str) -> tuple[Format, str]:
     if fields:
         if name not in ("auto", "plain"):
-            raise DataError(f"`fields` belongs to `format: plain`, and this source has `format: {name}`; remove one of them")
+            raise DataError(
+                f"`fields` belongs to `format: plain`, and this source has `format: {name}`; remove one of them"
+            )
         problem = (fields["problem"],) if "problem" in fields else _PLAIN.problem
         answer = _PLAIN.answer if "answer" not in fields else (fields["answer"],) if fields["answer"] else ()
         return Format(problem, answer, read_problem=message_text), "plain"
@@ -148,7 +159,8 @@ def _choose(record: Record, name: str, fields: Mapping[str, str], where: str) ->
     return (_PLAIN if name == "plain" else FORMATS[name]), name
 
 
-def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapping[str, str]) -> Problem:
+def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapping[str, str]) -> Problem | None:
+    """The problem of a record; None when it should have an answer and that is null or empty."""
     problem_field, raw_problem = _lookup(record, layout.problem, where, name)
     try:
         problem = (layout.read_problem or plain_text)(raw_problem)
@@ -162,6 +174,8 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
     answer_field = ""
     if layout.answer:
         answer_field, raw_answer = _lookup(record, layout.answer, where, name)
+        if raw_answer is None or raw_answer == "":
+            return None
         try:
             answer = (layout.read_answer or plain_text)(raw_answer)
         except ValueError as error:
@@ -181,15 +195,16 @@ def _extra(
 
 
 def _lookup(record: Record, paths: tuple[str, ...], where: str, name: str) -> tuple[str, Any]:
-    """The first of ``paths`` that the record holds, and its value."""
+    """The first of ``paths`` that the record holds, and its value. The value may be null."""
     for path in paths:
-        value: Any = record
         if path in record:
-            value = record[path]
+            return path, record[path]
+        value: Any = record
+        for part in path.split("."):
+            if not isinstance(value, dict) or part not in value:
+                break
+            value = value[part]
         else:
-            for part in path.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
             return path, value
     near = get_close_matches(paths[0], list(record), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from dapo.data.tasks import make_problems
 from dapo.errors import DataError
 
 _LETTERS_FOR_NORMALISED = 20
+_SHOWN = 20  # conflicts that the console lists
 _GENERIC_STEMS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
 
 
@@ -35,35 +36,36 @@ class SourceReport:
 
     name: str
     read: int = 0  # problems in the source
+    unanswered: int = 0  # records that should have an answer and have none; passed over
     repeats: int = 0  # same problem and answer as an earlier one; dropped from files, kept in procedural tasks
     repeats_dropped: bool = True
     in_validation: int = 0  # taken out of training because they stand in a validation set
     overlong: int = 0  # prompts over ``max_prompt_tokens``, dropped
     prompts: int = 0  # what is left
     longest: int = 0  # tokens of the longest prompt that is left
-    conflicts: list[Conflict] = field(default_factory=list)
 
     def sentence(self) -> str:
         """One line for the console."""
         parts = [f"{self.name}: {self.prompts:,} prompts of {self.read:,} problems, longest {self.longest} tokens"]
+        if self.unanswered:
+            parts.append(f"{self.unanswered:,} records without an answer passed over")
         if self.repeats:
             parts.append(f"{self.repeats:,} repeats {'dropped' if self.repeats_dropped else 'kept (procedural)'}")
         if self.in_validation:
             parts.append(f"{self.in_validation:,} taken out because they stand in validation")
         if self.overlong:
             parts.append(f"{self.overlong:,} over-long prompts dropped")
-        if self.conflicts:
-            parts.append(f"{len(self.conflicts):,} problems with conflicting answers kept")
         return "; ".join(parts)
 
 
 @dataclass(slots=True)
 class DataReport:
-    """What became of all data. ``overlap`` counts, for each validation set, its problems that training held too."""
+    """What became of all data."""
 
     train: list[SourceReport] = field(default_factory=list)
     validation: list[SourceReport] = field(default_factory=list)
-    overlap: dict[str, int] = field(default_factory=dict)
+    overlap: dict[str, int] = field(default_factory=dict)  # by validation set: its problems that training held too
+    conflicts: list[Conflict] = field(default_factory=list)  # in the training data, all sources together
 
     def lines(self) -> list[str]:
         """Lines for the console."""
@@ -74,11 +76,15 @@ class DataReport:
             for name, count in self.overlap.items()
             if count
         ]
-        for source in (*self.train, *self.validation):
-            lines += [
-                f"conflict    {source.name}: {' / '.join(c.answers)} for {c.problem[:60]!r} ({'; '.join(c.rows)})"
-                for c in source.conflicts
-            ]
+        if self.conflicts:
+            lines.append(
+                f"conflicts   {len(self.conflicts):,} training problems stand with several answers; each is kept"
+            )
+        lines += [
+            f"  {' / '.join(c.answers)} for {c.problem[:60]!r} ({'; '.join(c.rows)})" for c in self.conflicts[:_SHOWN]
+        ]
+        if len(self.conflicts) > _SHOWN:
+            lines.append(f"  ... and {len(self.conflicts) - _SHOWN:,} more")
         return lines
 
 
@@ -104,23 +110,30 @@ def source_name(source: DataSource) -> str:
 
 
 def load_problems(source: DataSource) -> list[Problem]:
-    """All problems of a source (the first ``size`` of them).
+    """All problems of a source (the first ``size`` of them). Records whose answer is null or empty are passed over.
 
     Raises:
         DataError: no or two origins, a missing or malformed file, an unknown task, or no problem at all.
     """
+    return _load(source)[0]
+
+
+def _load(source: DataSource) -> tuple[list[Problem], list[str]]:
+    """The problems of a source, and where the records stand that have no answer."""
     if (source.path is None) == (source.task is None):
         raise DataError(f"a data source needs either `path` or `task`, found {source.path!r} and {source.task!r}")
     problems: Iterable[Problem]
+    unanswered: list[str] = []
     if source.task is not None:
         problems = make_problems(source.task, source.options, source.seed, source.size)
     else:
         records = read_records(str(source.path), source.split)
-        problems = islice(to_problems(records, source.format, source.fields), source.size)
+        problems = islice(to_problems(records, source.format, source.fields, unanswered), source.size)
     loaded = list(problems)
     if not loaded:
-        raise DataError(f"{source.path or source.task} holds no problems")
-    return loaded
+        without = f" with an answer ({len(unanswered)} without, the first: {unanswered[0]})" if unanswered else ""
+        raise DataError(f"{source.path or source.task} holds no problem{without}")
+    return loaded, unanswered
 
 
 def overlap_key(problem: str) -> str:
@@ -148,9 +161,9 @@ def find_conflicts(problems: Iterable[Problem]) -> list[Conflict]:
 def prepare(data: Data, tokenizer: Any) -> PreparedData:
     """Load, clean, render and tokenise everything the recipe names.
 
-    Repeats (same text and answer) in files are dropped, so that an epoch is one pass over distinct problems; a procedural
-    task keeps them, because they belong to its distribution. A problem with several answers is kept with each of them
-    and reported. Training problems that stand in a validation set are taken out of training.
+    Repeats (same text and answer) in files are dropped, so that an epoch is one pass over distinct problems; a
+    procedural task keeps them, because they belong to its distribution. A problem with several answers is kept with
+    each of them and reported. Training problems that stand in a validation set are taken out of training.
 
     Args:
         data: the recipe's section.
@@ -176,6 +189,7 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
     train: list[Prompt] = []
     seen: set[tuple[str, ...]] = set()  # a mixture of files may hold a problem twice
     met: set[str] = set()
+    from_files: list[Problem] = []
     for source in data.train:
         problems, entry = _clean(source, seen)
         kept = []
@@ -189,6 +203,9 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
         entry.in_validation = len(problems) - len(kept)
         train += _finish(kept, entry, data, tokenizer)
         report.train.append(entry)
+        if source.task is None:  # a procedural task may ask one question of different hidden data
+            from_files += kept
+    report.conflicts = find_conflicts(from_files)
     if not train:
         raise DataError("no training prompt is left:\n" + "\n".join(report.lines()))
     return PreparedData(train, validation, report)
@@ -201,10 +218,11 @@ def _identity(problem: Problem) -> tuple[str, ...]:
 
 
 def _clean(source: DataSource, seen: set[tuple[str, ...]] | None = None) -> tuple[list[Problem], SourceReport]:
-    problems = load_problems(source)
+    problems, unanswered = _load(source)
     procedural = source.task is not None
-    entry = SourceReport(source_name(source), read=len(problems), repeats_dropped=not procedural)
-    entry.conflicts = find_conflicts(problems) if not procedural else []
+    entry = SourceReport(
+        source_name(source), read=len(problems), unanswered=len(unanswered), repeats_dropped=not procedural
+    )
     seen = set() if seen is None else seen
     kept = []
     for problem in problems:
@@ -226,8 +244,8 @@ def _finish(problems: Sequence[Problem], entry: SourceReport, data: Data, tokeni
     if entry.overlong and data.overlong_prompts == "refuse":
         rows = [p.row for p, q in zip(problems, prompts, strict=True) if len(q.token_ids) > limit]
         raise DataError(
-            f"{entry.name}: {entry.overlong} prompts are longer than `data.max_prompt_tokens: {limit}` (the longest has "
-            f"{max(len(p.token_ids) for p in prompts)} tokens; the first is {rows[0]}); raise the limit, or set "
+            f"{entry.name}: {entry.overlong} prompts are longer than `data.max_prompt_tokens: {limit}` (the longest "
+            f"has {max(len(p.token_ids) for p in prompts)} tokens; the first is {rows[0]}); raise the limit, or set "
             "`data.overlong_prompts: drop`"
         )
     entry.prompts = len(kept)

@@ -1,6 +1,6 @@
 """Read records from JSONL, JSON and Parquet files and from hub data sets.
 
-Every reader yields ``(where, record)``: ``where`` is a phrase for error messages ("data.jsonl, line 7"), ``record`` a dict.
+Every reader yields ``(where, record)``: a phrase for error messages ("data.jsonl, line 7") and a dict.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def _quote(text: str) -> str:
 
 def _record(value: Any, where: str) -> Located:
     if not isinstance(value, dict):
-        raise DataError(f"{where}: expected an object with named fields, found {type(value).__name__} {_quote(str(value))}")
+        raise DataError(
+            f"{where}: expected an object with named fields, found {type(value).__name__} {_quote(str(value))}"
+        )
     return where, value
 
 

@@ -1,4 +1,7 @@
-"""From problems to prompts: the text the model sees, and its tokens. The tokenizer is any object of transformers' kind."""
+"""From problems to prompts: the text the model sees, and its tokens.
+
+The tokenizer is any object with the ``__call__`` and ``apply_chat_template`` of transformers' tokenizers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
     """Which way prompts are made, with ``auto`` decided and contradictions refused.
 
     Raises:
-        DataError: a chat without a chat template, a template without ``{problem}``, a setting that would have no effect.
+        DataError: a chat without a chat template, a template without ``{problem}``, a setting without effect.
     """
     has_chat = bool(getattr(tokenizer, "chat_template", None))
     style = data.prompt
@@ -28,8 +31,8 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
         style = "template" if data.prompt_template is not None else "chat" if has_chat else "raw"
     if style == "chat" and not has_chat:
         raise DataError(
-            "`data.prompt: chat`, but the tokenizer has no chat template; use an instruction-tuned model's tokenizer, or "
-            "set `data.prompt_template`"
+            "`data.prompt: chat`, but the tokenizer has no chat template; use an instruction-tuned model's tokenizer, "
+            "or set `data.prompt_template`"
         )
     if style == "template":
         if data.prompt_template is None or PLACEHOLDER not in data.prompt_template:
@@ -67,9 +70,9 @@ def render(problem: str, data: Data, style: str, tokenizer: Any) -> str:
 def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]]:
     """Token ids of each text, with the beginning-of-sequence token exactly once if the tokenizer uses one.
 
-    A chat template writes its special tokens itself, so the tokenizer must not add them again; the same holds for a text
-    that already starts with the beginning-of-sequence token. An end-of-sequence token that the tokenizer appends is
-    taken off: the response follows.
+    A chat template writes its special tokens itself, so the tokenizer must not add them again; the same holds for a
+    text that already starts with the beginning-of-sequence token. An end-of-sequence token that the tokenizer appends
+    is taken off: the response follows.
     """
     bos = getattr(tokenizer, "bos_token", None)
     eos_id = getattr(tokenizer, "eos_token_id", None)

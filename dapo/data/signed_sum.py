@@ -78,7 +78,8 @@ def sloppy_solution(
         problem: what is solved.
         rng: the only source of chance.
         misread_probability: chance that one minus is added instead of subtracted (the term itself is copied rightly).
-        rambler_share: share of demonstrations that go on after the chain: ``?`` and the chain again, with mistakes of its own.
+        rambler_share: share of demonstrations that go on after the chain: ``?`` and the chain again, with mistakes of
+            its own.
         restart_probability: of a rambler, before each new start.
         max_words: no new start that would make the response longer than this.
     """

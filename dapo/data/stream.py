@@ -16,7 +16,9 @@ from dapo.errors import DataError
 class EpochStream:
     """A ``PromptStream`` over a list: every prompt once per epoch, in an order that depends on (seed, epoch) alone."""
 
-    def __init__(self, prompts: Sequence[Prompt], *, seed: int, shuffle: bool = True, epochs: int | None = None) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], *, seed: int, shuffle: bool = True, epochs: int | None = None
+    ) -> None:
         """Start at the first prompt of epoch 0.
 
         Args:

@@ -37,7 +37,9 @@ def make_problems(task: str, options: dict[str, Any], seed: int, size: int | Non
     elif task.startswith(REASONING_GYM):
         yield from _reasoning_gym(task.removeprefix(REASONING_GYM), options, seed, size)
     else:
-        raise DataError(f"unknown task {task!r}; expected `{SIGNED_SUM}` or `{REASONING_GYM}NAME`{_near(task, [SIGNED_SUM])}")
+        raise DataError(
+            f"unknown task {task!r}; expected `{SIGNED_SUM}` or `{REASONING_GYM}NAME`{_near(task, [SIGNED_SUM])}"
+        )
 
 
 def _signed_sum(options: dict[str, Any], seed: int, size: int) -> Iterator[Problem]:
@@ -52,8 +54,8 @@ def _signed_sum(options: dict[str, Any], seed: int, size: int) -> Iterator[Probl
 
 
 def _reasoning_gym(name: str, options: dict[str, Any], seed: int, size: int) -> Iterator[Problem]:
-    # reasoning-gym makes item i from Random(seed + i), so its neighbouring seeds hold the same problems, shifted by one.
-    # Hashing ours first keeps a training set of seed 0 and an evaluation set of seed 1 apart.
+    # reasoning-gym makes item i from Random(seed + i), so its neighbouring seeds hold the same problems, shifted by
+    # one. Hashing ours first keeps a training set of seed 0 and an evaluation set of seed 1 apart.
     spread = int.from_bytes(hashlib.sha256(f"reasoning_gym/{seed}".encode()).digest()[:4], "big") >> 1
     data = _create(name, options, spread, size)
     for index in range(size):

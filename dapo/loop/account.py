@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,17 +29,8 @@ class Account:
         self.verdicts: Counter[Verdict] = Counter()
         self.dispositions: Counter[Disposition] = Counter()
         self.unscored: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
         self.groups: list[Group] = []
         self._engine_before = dict(engine_stats)
-
-    @contextmanager
-    def time(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += time.perf_counter() - start
 
     def judged(self, group: Group) -> None:
         assert group.verdict is not None
@@ -108,9 +97,6 @@ class Account:
         out |= {f"groups/{disposition}": self.dispositions[disposition] for disposition in Disposition}
         out |= {f"reward/unscored/{reason}": count for reason, count in self._unscored_by_kind().items()}
         out |= response_metrics(self.groups)
-        generate = self.seconds["generate"]
-        out |= {f"time/{phase}": self.seconds[phase] for phase in ("generate", "score")}
-        out["time/tokens_per_second"] = self.generated_tokens / generate if generate else math.nan
         return out
 
     def _unscored_by_kind(self) -> Counter[str]:

@@ -52,6 +52,7 @@ from dapo.loop.state import (
     prompt_state,
     score_state,
 )
+from dapo.observe.spans import Phases
 
 # The acceptance estimate forgets: each step the counts behind it are multiplied by this.
 ACCEPTANCE_MEMORY = 0.7
@@ -93,11 +94,13 @@ class StreamingCollector:
         run_seed: int,
         decode: Callable[[Sequence[IntArray]], list[str]],
         verdict_lag: int = 0,
+        phases: Phases | None = None,
     ) -> None:
         self.engine, self.scorer, self.stream, self.algorithm = engine, scorer, stream, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
         self.run_seed, self.decode, self.verdict_lag = run_seed, decode, verdict_lag
+        self.phases = phases or Phases()
         self.step = 0
         self.next_group = 0
         self.open: dict[int, OpenGroup] = {}
@@ -256,7 +259,7 @@ class StreamingCollector:
     # ------------------------------------------------------------------ receive, score, judge
 
     def _advance(self) -> None:
-        with self.account.time("generate"):
+        with self.phases("generate"):
             events = self.engine.poll()
         self._receive(events)
         decoding = any(c is None for group in self.open.values() for c in group.completions_G)
@@ -264,7 +267,7 @@ class StreamingCollector:
 
     def _receive(self, events: Sequence[SampleEvent]) -> None:
         completions = [self._join(event) for event in events]
-        with self.account.time("score"):
+        with self.phases("score"):
             for event, completion in zip(events, self._decoded(completions), strict=True):
                 group = self.open[event.key[0]]
                 group.completions_G[event.key[1]] = completion
@@ -299,7 +302,7 @@ class StreamingCollector:
 
     def _judge_ended(self, until: int | None) -> None:
         """Let scores take effect in order of (tick, key), up to tick ``until`` (None: all); wait for a late one."""
-        with self.account.time("score"):
+        with self.phases("score"):
             while self._ended and (until is None or self._ended[0][0] <= until):
                 _, key = self._ended.popleft()
                 while key not in self._scores:

@@ -124,7 +124,7 @@ class Evaluator:
         by_problem = [[r for r in sampled if r.problem == p and r.score.scored] for p in problems]
         by_problem = [rows for rows in by_problem if rows]
         means = np.array([np.mean([r.score.values["accuracy"] for r in rows]) for rows in by_problem])
-        interval = mean_interval(means, bounds=(0.0, 1.0)) if len(means) else None
+        interval = mean_interval(list(means), bounds=(0.0, 1.0)) if len(means) else None
         out: Metrics = {
             "accuracy": interval.mean if interval else math.nan,
             "accuracy_low": interval.low if interval else math.nan,

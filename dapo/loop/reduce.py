@@ -34,7 +34,7 @@ _MINIMA = ("train/ratio_min",)
 
 
 def reduce_updates(updates: Sequence[Metrics]) -> Metrics:
-    """Metrics of a training step from those of its optimiser steps. A key that is nan in one of them is left out there."""
+    """Metrics of a training step from those of its optimiser steps; a nan is left out of the mean."""
     out: Metrics = {"train/optimizer_steps": len(updates)}
     if not updates:
         return out

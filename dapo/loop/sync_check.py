@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import Metrics, Prompt, SampleRequest, SamplingParams, TrainRow
+from dapo.contracts.types import Metrics, Prompt, SampleEvent, SampleRequest, SamplingParams, TrainRow
 from dapo.errors import EngineError
 from dapo.loop.evaluation import FIRST_EVALUATION_GROUP
 from dapo.loop.seeds import SYNC_CHECK, derive_seed
@@ -44,7 +44,7 @@ def sync_check(
             for i, p in enumerate(chosen)
         ]
     )
-    events = []
+    events: list[SampleEvent] = []
     while len(events) < len(chosen):
         events += engine.poll()
     rows = [
@@ -63,9 +63,9 @@ def sync_check(
     if not gap.mean() <= tolerance:
         raise EngineError(
             f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {type(engine).__name__} right "
-            f"after new weights were published, its log-probabilities differ from the learner's by {gap.mean():.4g} nats "
-            f"in the mean (largest {gap.max():.4g}; accepted {tolerance:g}). The engine is not running the published "
-            "weights, or computes in another precision. Update or change `rollout.engine`; if the precision explains "
+            f"after new weights were published, its log-probabilities differ from the learner's by {gap.mean():.4g} "
+            f"nats in the mean (largest {gap.max():.4g}; accepted {tolerance:g}). The engine is not running the "
+            "published weights, or computes in another precision. Update or change `rollout.engine`; if the precision explains "
             "it, raise `trainer.sync_check_tolerance`."
         )
     return {"train/sync_gap": float(gap.mean())}

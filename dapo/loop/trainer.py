@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates, trained_metrics
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import sync_check
+from dapo.observe.spans import Phases, peak_rss_mib
 
 
 class Recorder(Protocol):
@@ -79,12 +77,14 @@ class Trainer:
         recorder: Recorder,
         settings: LoopSettings,
         fingerprint: dict[str, Any],
+        phases: Phases,
     ) -> None:
         self.collector, self.learner, self.engine = collector, learner, engine
         self.algorithm, self.sampling, self.schedule, self.evaluator = algorithm, sampling, schedule, evaluator
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
-        self.fingerprint = fingerprint
+        self.fingerprint, self.phases = fingerprint, phases
         self.counters = Counters()
+        self._saved_at: int | None = None
 
     def run(self) -> bool:
         """Train to ``settings.steps``. True when it got there, False when Ctrl-C ended it early (state saved).
@@ -92,24 +92,22 @@ class Trainer:
         Raises:
             SamplingStopped: the batch could not be filled; the boundary state was saved first.
         """
+        self.phases.take()  # what came before is no part of the first step
         with Interrupt(self._interrupted, self._interrupted_again) as interrupt:
             if self.counters.training_steps == 0:
                 self.engine.publish(0, self.learner.publish())
                 self._first_evaluation()
-            while self.counters.training_steps < self.settings.steps:
-                if interrupt.requested:
-                    self._save()
-                    return False
+            while self.counters.training_steps < self.settings.steps and not interrupt.requested:
                 if not self._train_step():
                     break
-            self._save()
-        return True
+            if self._saved_at != self.counters.training_steps:
+                self._save()
+            return not interrupt.requested
 
     # ------------------------------------------------------------------ the step
 
     def _train_step(self) -> bool:
         """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save."""
-        started = time.perf_counter()
         step = self.counters.training_steps + 1
         try:
             batch = self.collector.collect(step)
@@ -119,46 +117,45 @@ class Trainer:
         if not batch.groups_P and self.collector.exhausted:
             self.recorder.say(f"the data has ended after {step - 1} training steps")
             return False
-        for group in batch.finished:
-            self.algorithm.shape_group(group)
-        self.algorithm.assign_advantages(batch.groups_P)
         self.counters.rollout_steps += 1
+        with self.phases("shape"):
+            for group in batch.finished:
+                self.algorithm.shape_group(group)
+            self.algorithm.assign_advantages(batch.groups_P)
         metrics = batch.metrics | self._learn(batch)
         metrics |= self._publish(batch)
         metrics |= self._evaluate_if_due(step)
         metrics |= {
-            "time/step": time.perf_counter() - started,
-            "memory/peak_rss_mib": _peak_rss_mib(),
             "counters/training_steps": self.counters.training_steps,
             "counters/rollout_steps": self.counters.rollout_steps,
-            "counters/trained_tokens": self.counters.trained_tokens,
             "counters/optimizer_steps": self.counters.optimizer_steps,
+            "counters/trained_tokens": self.counters.trained_tokens,
         }
         self._record(step, metrics, batch.finished)
+        if self.settings.save_every and step % self.settings.save_every == 0:
+            self._save()
         return True
 
     def _learn(self, batch: StepBatch) -> Metrics:
         """One optimiser step per minibatch of whole groups."""
-        started = time.perf_counter()
-        minibatches = split_minibatches(batch.groups_P, self.settings.minibatch_prompts) if batch.groups_P else []
-        version = self.counters.training_steps
-        rows_M = [minibatch_rows(groups, self.algorithm, version) for groups in minibatches]
-        if self.settings.recompute_old_logprobs:
-            self._recompute_old_logprobs(rows_M)
+        with self.phases("shape"):
+            minibatches = split_minibatches(batch.groups_P, self.settings.minibatch_prompts)
+            version = self.counters.training_steps
+            rows_M = [minibatch_rows(groups, self.algorithm, version) for groups in minibatches]
         rate, updates = 0.0, []
-        for rows in rows_M:
-            rate = self.schedule.at(self.counters.training_steps, self.counters.optimizer_steps)
-            updates.append(self.learner.update(rows, rate))
-            self.counters.optimizer_steps += 1
+        with self.phases("learn"):
+            if self.settings.recompute_old_logprobs:
+                self._recompute_old_logprobs(rows_M)
+            for rows in rows_M:
+                rate = self.schedule.at(self.counters.training_steps, self.counters.optimizer_steps)
+                updates.append(self.learner.update(rows, rate))
+                self.counters.optimizer_steps += 1
         self.counters.training_steps += 1
         tokens = sum(int(row.loss_mask.sum()) for rows in rows_M for row in rows if row.loss_mask is not None)
         self.counters.trained_tokens += tokens
-        seconds = time.perf_counter() - started
         metrics = reduce_updates(updates)
         metrics |= trained_metrics(batch.groups_P, tokens, batch.metrics["sampling/generated_tokens"])
-        metrics |= {"train/learning_rate": rate, "time/learn": seconds}
-        metrics["time/trained_tokens_per_second"] = tokens / seconds
-        return metrics
+        return metrics | {"train/learning_rate": rate}
 
     def _recompute_old_logprobs(self, rows_M: list[list[TrainRow]]) -> None:
         """``old_logprobs: learner``. With one minibatch the old values are the learner's detached current ones."""
@@ -174,12 +171,12 @@ class Trainer:
                 row.correction = self.algorithm.correction(logprobs, row.sampler_logprobs, row.loss_mask)
 
     def _publish(self, batch: StepBatch) -> Metrics:
-        started = time.perf_counter()
         version = self.counters.training_steps
-        self.engine.publish(version, self.learner.publish())
-        metrics: Metrics = {}
-        if not self.engine.shares_weights and batch.groups_P:
-            metrics = sync_check(
+        with self.phases("publish"):
+            self.engine.publish(version, self.learner.publish())
+            if self.engine.shares_weights or not batch.groups_P:
+                return {}
+            return sync_check(
                 self.engine,
                 self.learner,
                 [group.prompt for group in batch.groups_P],
@@ -188,14 +185,13 @@ class Trainer:
                 seed=self.settings.seed,
                 tolerance=self.settings.sync_check_tolerance,
             )
-        return metrics | {"time/publish": time.perf_counter() - started}
 
     # ------------------------------------------------------------------ evaluate, record, save
 
     def _first_evaluation(self) -> None:
         """Step 0: what the model could do before training."""
         if self.evaluator is not None and self.settings.evaluate_every:
-            self.recorder.step(0, self._evaluate(0), [])
+            self._record(0, self._evaluate(0), [])
 
     def _evaluate_if_due(self, step: int) -> Metrics:
         every = self.settings.evaluate_every
@@ -205,21 +201,31 @@ class Trainer:
 
     def _evaluate(self, step: int) -> Metrics:
         assert self.evaluator is not None
-        started = time.perf_counter()
-        result = self.evaluator.evaluate()
-        self.recorder.evaluation(step, result)
-        return result.metrics | {"time/evaluate": time.perf_counter() - started}
+        with self.phases("evaluate"):
+            result = self.evaluator.evaluate()
+            self.recorder.evaluation(step, result)
+            return result.metrics
 
     def _record(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
-        """The step's line is written first: a checkpoint never knows more than the files beside it."""
-        save = bool(self.settings.save_every) and step % self.settings.save_every == 0
-        self.recorder.step(step, metrics, finished)
-        if save:
-            self._save()
+        """The step's line is written before its checkpoint, which never knows more than the files beside it.
+
+        ``report`` and ``save`` of a step therefore count in the next one's seconds.
+        """
+        seconds = self.phases.take()
+        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()}
+        for name, tokens, phase in (
+            ("time/tokens_per_second", "sampling/generated_tokens", "time/generate"),
+            ("time/trained_tokens_per_second", "sampling/trained_tokens", "time/learn"),
+        ):
+            if seconds.get(phase) and tokens in metrics:
+                metrics[name] = metrics[tokens] / seconds[phase]
+        with self.phases("report"):
+            self.recorder.step(step, metrics, finished)
 
     def _save(self) -> None:
-        step = self.counters.training_steps
-        self.checkpoints.save(step, self._write)
+        with self.phases("save"):
+            self.checkpoints.save(self.counters.training_steps, self._write)
+        self._saved_at = self.counters.training_steps
 
     def _write(self, folder: Path) -> None:
         self.learner.save(folder / "learner")
@@ -263,9 +269,3 @@ def check_fingerprint(saved: dict[str, Any], found: dict[str, Any], folder: Path
             f"the checkpoint {folder} belongs to another model: {named}. "
             "Resume with the model the run was started with, or start a new run."
         )
-
-
-def _peak_rss_mib() -> float:
-    """Largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)

@@ -37,7 +37,7 @@ def token_logprobs(
         return _head_logprobs(loaded, hidden, batch.targets, temperature, want_entropy)
     parts = [
         checkpoint(_head_logprobs, loaded, rows, targets, temperature, want_entropy, use_reentrant=False)
-        for rows, targets in zip(hidden.split(chunk), batch.targets.split(chunk), strict=True)
+        for rows, targets in zip(torch.split(hidden, chunk), torch.split(batch.targets, chunk), strict=True)
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 

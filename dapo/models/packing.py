@@ -115,7 +115,7 @@ def split(rows: Sequence[TrainRow], max_tokens: int, *, packed: bool = True) -> 
     """Indices of the rows of each micro-batch, at most ``max_tokens`` input tokens each.
 
     Packed, a group stays together where it fits, so its prompt is computed once; a larger group is divided. Padded,
-    rows of similar length come together and the padding counts. A single row over the limit is a micro-batch of its own.
+    rows of similar length come together and the padding counts. A row over the limit is a micro-batch of its own.
     """
     return _split_packed(rows, max_tokens) if packed else _split_padded(rows, max_tokens)
 

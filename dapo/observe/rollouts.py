@@ -140,7 +140,7 @@ def _ragged(arrays: Sequence[NDArray[Any]], of: pa.DataType, dtype: type) -> pa.
     """A list column from numpy rows without a Python object for each token."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    values = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
+    values: NDArray[Any] = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
     return pa.ListArray.from_arrays(offsets, pa.array(values, type=of))
 
 

@@ -72,14 +72,16 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number in about three figures; a dash where it was not measured."""
+    """A number in three figures; a dash where it was not measured."""
     if value is None or not math.isfinite(value):
         return "–"
-    if value != 0 and abs(value) < 0.001:
+    if value == 0:
+        return "0"
+    if abs(value) < 0.001:
         return f"{value:.1e}"
     if abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:#.3g}".rstrip(".")
 
 
 def duration(seconds: float) -> str:

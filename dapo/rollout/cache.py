@@ -126,25 +126,21 @@ class Segment:
         self.values = [values[:heads, :columns] for values in self.pool.values]
         self.bias = self.pool.bias[:n, None, :columns]
 
-    def attend(self, layer: int, query: Tensor, kv: Tensor, extra: Tensor | None = None) -> Tensor:
-        """Write this step's keys and values, then attend.
+    def _windowed(self, positions: Tensor, window: int) -> Tensor:
+        """The bias [rows, 1, columns] of a layer that sees only the last ``window`` tokens."""
+        columns = torch.arange(self.bias.shape[-1], device=positions.device)
+        hidden = columns <= positions[self.start : self.stop, None] - window
+        return self.bias.masked_fill(hidden[:, None], -torch.inf)
 
-        Args:
-            layer: index of the layer.
-            query: [rows, heads, d], already scaled.
-            kv: [rows, 2 x kv heads, d]: keys, then values.
-            extra: additive [rows, columns], for layers that see less (a sliding window).
-
-        Returns:
-            [rows, heads x d]
-        """
+    def attend(self, layer: int, query: Tensor, kv: Tensor, positions: Tensor, window: int | None = None) -> Tensor:
+        """Write this step's keys and values, then attend; arguments as of :meth:`DecodeBatch.attend`."""
         n, heads, d = query.shape
         pool = self.pool
         pool.flat[layer].index_put_((self.write,), kv)
         groups = n * pool.shape.kv_heads
         scores = torch.bmm(query.reshape(groups, -1, d), self.keys[layer])
         by_row = scores.view(n, heads, -1)
-        by_row.add_(self.bias if extra is None else self.bias + extra[:, None])
+        by_row.add_(self.bias if window is None else self._windowed(positions, window))
         weights = torch.softmax(scores, dim=-1)
         return torch.bmm(weights, self.values[layer]).view(n, heads * d)
 
@@ -174,11 +170,29 @@ class DecodeBatch:
             for segment in self.segments:
                 segment.open()
 
-    def attend(self, layer: int, query: Tensor, kv: Tensor) -> Tensor:
-        """:meth:`Segment.attend` over all rows: query [rows, heads, d], kv [rows, 2 x kv heads, d]."""
+    @property
+    def widest(self) -> int:
+        """Length of the longest row, this step's token included."""
+        return max(segment.width for segment in self.segments)
+
+    def attend(self, layer: int, query: Tensor, kv: Tensor, window: int | None = None) -> Tensor:
+        """Write this step's keys and values, then attend over each row's own tokens.
+
+        Args:
+            layer: index of the layer.
+            query: [rows, heads, d], already scaled.
+            kv: [rows, 2 x kv heads, d]: keys, then values.
+            window: for a layer that sees only so many of the last tokens.
+
+        Returns:
+            [rows, heads x d]
+        """
         if len(self.segments) == 1:
-            return self.segments[0].attend(layer, query, kv)
-        parts = [s.attend(layer, query[s.start : s.stop], kv[s.start : s.stop]) for s in self.segments]
+            return self.segments[0].attend(layer, query, kv, self.positions, window)
+        parts = [
+            s.attend(layer, query[s.start : s.stop], kv[s.start : s.stop], self.positions, window)
+            for s in self.segments
+        ]
         return torch.cat(parts)
 
 
@@ -242,7 +256,6 @@ class SlotCache:
                 self._pool_for(pool.columns)  # makes the next pool where there is none
                 source = torch.from_numpy(self._slot[grown]).to(self.shape.device)
                 self.remove(grown)
-                self._compact_later = True
                 target = self._seat_in(index + 1, grown)
                 wider = self.pools[index + 1]
                 wider.kv[:, :, target, :, : pool.columns] = pool.kv[:, :, source]
@@ -254,6 +267,11 @@ class SlotCache:
             seat = pool.seats[source]
             pool.seats[target] = seat
             self._slot[seat] = target
+
+    def advance(self, batch: DecodeBatch) -> None:
+        """The step of ``batch`` is done: each of its rows holds one token more."""
+        self.length[batch.seats] += 1
+        batch.advance()
 
     def layout(self) -> DecodeBatch:
         """Make every pool dense and describe the next step's rows."""

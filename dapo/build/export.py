@@ -1,0 +1,29 @@
+"""``dapo export``: a checkpoint's weights as a folder that transformers loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dapo.build.parts import make_model
+from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.tree import load_tree
+from dapo.config.load import load_recipe
+from dapo.learner import storage
+from dapo.loop.trainer import check_fingerprint
+from dapo.observe.console import Console
+from dapo.observe.run_folder import RunFolder
+
+
+def export(run: Path, out: Path, step: int | None = None) -> int:
+    """Write checkpoint ``step`` (default: the newest) of a run to ``out``. Returns the exit code."""
+    with Console("plain") as console:
+        folder = RunFolder.open(run)
+        recipe = load_recipe(folder.resolved_recipe).recipe
+        saved = CheckpointStore(folder.checkpoints).path(step)
+        loaded = make_model(recipe, console)
+        check_fingerprint(load_tree(saved, "state")["fingerprint"], loaded.fingerprint, saved)
+        storage.load(saved / "learner", loaded)
+        storage.export(out, loaded)
+        console.say(f"{saved} -> {out}")
+        console.say(f'load it with AutoModelForCausalLM.from_pretrained("{out}")')
+    return 0

@@ -1,0 +1,258 @@
+"""Objects from sections of a recipe: one small function per object."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dapo.algorithms.advantages import group_advantages
+from dapo.algorithms.correction import importance_correction
+from dapo.algorithms.keep import judge_group
+from dapo.algorithms.losses import cispo_loss, clipped_loss
+from dapo.algorithms.shaping import scale_rewards, soft_overlong_punishment
+from dapo.algorithms.weights import token_weights
+from dapo.config.checks import penalty_interval, uses_sampler_logprobs
+from dapo.config.schema import Recipe
+from dapo.contracts.protocols import Engine
+from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
+from dapo.errors import RecipeError
+from dapo.loop.algorithm import Algorithm, Float64
+from dapo.loop.schedule import Schedule
+from dapo.models.builtin import ensure_builtin_model, find_builtin_model, is_builtin
+from dapo.models.load import load_model
+from dapo.models.loaded import LoadedModel
+from dapo.observe.console import Console
+from dapo.rollout.embedded import EmbeddedEngine
+from dapo.rollout.generate import GenerateEngine
+
+WARMUP_PERCENT = 100
+
+
+def load_hook(name: str, setting: str) -> Callable[..., Any]:
+    """The user's function ``package.module:function``; the working directory is importable.
+
+    Raises:
+        RecipeError: no such module or function.
+    """
+    module_name, _, function = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"{setting}: cannot load {name!r} ({type(error).__name__}: {error}). Give package.module:function; modules "
+            "are looked up in the working directory and among installed packages."
+        ) from None
+    if not callable(found):
+        raise RecipeError(f"{setting}: {name!r} is a {type(found).__name__}, expected a function")
+    return found  # type: ignore[no-any-return]
+
+
+def make_algorithm(recipe: Recipe) -> Algorithm:
+    """The five functions between a finished group and the loss, bound to their settings."""
+    a = recipe.algorithm
+    sampling = a.dynamic_sampling
+    judge = partial(
+        judge_group,
+        metric_is_accuracy=sampling.metric == "accuracy",
+        correct_at=sampling.correct_at,
+        tolerance=sampling.tolerance,
+        band=sampling.band,
+    )
+    advantages: Callable[..., Any] = partial(
+        group_advantages,
+        baseline=a.advantage.baseline,
+        scale=a.advantage.scale,
+        ddof=a.advantage.ddof,
+        eps=a.advantage.eps,
+    )
+    if a.advantage.kind != "group":
+        advantages = load_hook(a.advantage.kind, "algorithm.advantage.kind")
+    return Algorithm(
+        judge=load_hook(sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
+        shape=load_hook(a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
+        advantages=advantages,
+        weights=make_weights(recipe),
+        metric=sampling.metric,
+        truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
+        overlong_filtering=a.overlong_filtering,
+        correction=make_correction(recipe),
+    )
+
+
+def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]:
+    """Scale, then length penalty (algorithm.md section 4)."""
+    scaling, punishment = recipe.algorithm.reward_scaling, recipe.algorithm.overlong_punishment
+    max_length, cache_length = penalty_interval(recipe)
+
+    def shape(rewards: Float64, lengths: IntArray, truncated: BoolArray) -> tuple[Float64, Float64]:
+        if scaling.enabled:
+            rewards = scale_rewards(
+                rewards,
+                source_min=scaling.source_min,
+                source_max=scaling.source_max,
+                target_min=scaling.target_min,
+                target_max=scaling.target_max,
+            )
+        penalties = np.zeros(len(lengths))
+        if punishment.enabled:
+            penalties = soft_overlong_punishment(
+                lengths, max_length=max_length, cache_length=cache_length, factor=punishment.factor
+            )
+        return rewards + penalties, penalties
+
+    return shape
+
+
+def make_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[FloatArray]]:
+    """The reduction as a function of loss masks and groups."""
+    loss = recipe.algorithm.loss
+
+    def weights(masks: list[BoolArray], groups: IntArray) -> list[FloatArray]:
+        micro_batches = None
+        if loss.micro_batch_sequences:
+            size = loss.micro_batch_sequences
+            micro_batches = [list(range(i, min(i + size, len(masks)))) for i in range(0, len(masks), size)]
+        return token_weights(
+            masks,
+            groups,
+            loss.reduction,
+            constant_length=loss.constant_length or recipe.rollout.max_response_tokens,
+            micro_batches=micro_batches,
+            micro_batch_weighted=loss.micro_batch_weighted,
+        )
+
+    return weights
+
+
+def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | None:
+    """Importance correction against the sampler; None where the ratio runs against the sampler itself."""
+    settings = recipe.algorithm.correction
+    kind = settings.kind
+    if kind == "auto":
+        kind = "none" if uses_sampler_logprobs(recipe) else "truncate"
+    if uses_sampler_logprobs(recipe) or kind in ("none", "report"):
+        return None
+
+    def correction(learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
+        return importance_correction(
+            learner, sampler, kind=kind, cap=settings.cap, floor=settings.floor, loss_mask=mask
+        )
+
+    return correction
+
+
+def make_loss(recipe: Recipe) -> Callable[..., Any]:
+    """LossInputs -> (loss per token, flags)."""
+    loss, clip = recipe.algorithm.loss, recipe.algorithm.clip
+    if loss.kind == "clip":
+        return partial(clipped_loss, low=clip.low, high=clip.high, dual=clip.dual, ratio=loss.ratio)
+    if loss.kind == "cispo":
+        return partial(cispo_loss, cap=loss.cispo_cap, floor=loss.cispo_floor)
+    return load_hook(loss.kind, "algorithm.loss.kind")
+
+
+def make_schedule(recipe: Recipe) -> Schedule:
+    learner, rollout = recipe.learner, recipe.rollout
+    per_step = -(-rollout.prompts_per_step // (learner.minibatch_prompts or rollout.prompts_per_step))
+    total = recipe.trainer.steps * (per_step if learner.schedule_unit == "optimizer" else 1)
+    return Schedule(
+        peak=learner.learning_rate,
+        kind=learner.schedule,
+        unit=learner.schedule_unit,
+        warmup=learner.warmup,
+        total=total,
+        final_ratio=learner.final_ratio,
+    )
+
+
+def make_model(recipe: Recipe, console: Console) -> LoadedModel:
+    """Load (for a built-in one: first make) the model, and say what a person should know about it."""
+    model = recipe.model
+    torch.set_num_threads(recipe.run.threads)
+    torch.set_float32_matmul_precision(model.matmul_precision)
+    loaded = load_model(
+        model_path(model.path, recipe, console),
+        dtype=getattr(torch, model.dtype),
+        device=model.device,
+        trust_remote_code=model.trust_remote_code,
+        attention_mode=model.attention,
+        fp32_head=model.fp32_head,
+        gradient_checkpointing=model.gradient_checkpointing,
+    )
+    for note in loaded.notes:
+        console.say(note)
+    return loaded
+
+
+def model_path(name: str, recipe: Recipe, console: Console) -> str:
+    """A built-in model is made once and kept under ``run.dir/.models``; any other name is returned as it is."""
+    if not is_builtin(name):
+        return name
+    cache, seed = Path(recipe.run.dir) / ".models", recipe.run.seed
+    found = find_builtin_model(name, cache, seed=seed)
+    if found is not None:
+        console.say(f"the warmed-up base model is {found}")
+        return str(found)
+    with console.progress(f"making the base model {name} (a short supervised warm-up)", WARMUP_PERCENT) as advance:
+        told = 0
+
+        def progress(done: int, total: int, metrics: dict[str, float]) -> None:
+            nonlocal told
+            percent = WARMUP_PERCENT * done // total
+            advance(percent - told)
+            told = percent
+
+        return str(ensure_builtin_model(name, cache, seed=seed, progress=progress))
+
+
+def make_sampling(recipe: Recipe, loaded: LoadedModel) -> SamplingParams:
+    rollout = recipe.rollout
+    return SamplingParams(
+        max_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=stop_tokens(recipe, loaded),
+    )
+
+
+def make_validation_sampling(recipe: Recipe, loaded: LoadedModel) -> SamplingParams:
+    validation = recipe.validation
+    return SamplingParams(
+        max_tokens=validation.max_response_tokens or recipe.rollout.max_response_tokens,
+        temperature=validation.temperature,
+        top_p=validation.top_p,
+        stop_token_ids=stop_tokens(recipe, loaded),
+    )
+
+
+def stop_tokens(recipe: Recipe, loaded: LoadedModel) -> tuple[int, ...]:
+    given = recipe.rollout.stop_token_ids
+    return loaded.stop_token_ids if given is None else tuple(given)
+
+
+def make_decode(tokenizer: Any) -> Callable[[Sequence[IntArray]], list[str]]:
+    """Token ids of many responses to texts, special tokens left out."""
+
+    def decode(ids: Sequence[IntArray]) -> list[str]:
+        if not ids:
+            return []
+        return tokenizer.batch_decode([row.tolist() for row in ids], skip_special_tokens=True)  # type: ignore[no-any-return]
+
+    return decode
+
+
+def make_engine(recipe: Recipe, loaded: LoadedModel) -> Engine:
+    """The engine that the recipe names; the embedded one shares the learner's weights."""
+    if recipe.rollout.engine == "generate":
+        return GenerateEngine(loaded)
+    return EmbeddedEngine(loaded, slots=recipe.rollout.slots)

@@ -1,0 +1,137 @@
+"""Everything a run needs, composed from its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.build.parts import (
+    make_algorithm,
+    make_decode,
+    make_engine,
+    make_loss,
+    make_model,
+    make_sampling,
+    make_schedule,
+    make_validation_sampling,
+)
+from dapo.checkpoint.store import CheckpointStore
+from dapo.config.checks import uses_sampler_logprobs
+from dapo.config.schema import Recipe
+from dapo.contracts.protocols import Engine, Scorer
+from dapo.contracts.types import IntArray, Prompt
+from dapo.data.load import PreparedData, prepare, source_name
+from dapo.data.stream import EpochStream
+from dapo.learner.local import LocalLearner
+from dapo.loop.collector import StreamingCollector
+from dapo.loop.evaluation import Evaluator
+from dapo.loop.trainer import LoopSettings, Recorder, Trainer
+from dapo.models.loaded import LoadedModel
+from dapo.observe.console import Console
+from dapo.observe.spans import Phases
+from dapo.rewards.compose import build_scorer
+
+# Engine steps by which verdicts of worker processes lag; verifiers that run inline need none.
+WORKER_VERDICT_LAG = 16
+
+
+@dataclass(slots=True)
+class Session:
+    """The objects of one run, made in the order in which a mistake is cheapest to find."""
+
+    recipe: Recipe
+    scorer: Scorer
+    loaded: LoadedModel
+    data: PreparedData
+    engine: Engine
+    decode: Callable[[Sequence[IntArray]], list[str]]
+    verdict_lag: int
+
+    @classmethod
+    def make(cls, recipe: Recipe, console: Console, scorer_output: Path | None = None) -> Session:
+        names = {source_name(source) for source in [*recipe.data.train, *recipe.data.validation]}
+        scorer = build_scorer(recipe.rewards, sources=names, output=scorer_output)
+        try:
+            loaded = make_model(recipe, console)
+            data = prepare(recipe.data, loaded.tokenizer)
+            for line in data.report.lines():
+                console.say(line)
+            engine = make_engine(recipe, loaded)
+        except BaseException:
+            scorer.close()
+            raise
+        lag = recipe.algorithm.dynamic_sampling.verdict_lag
+        if lag is None:
+            lag = 0 if scorer.inline else WORKER_VERDICT_LAG
+        return cls(recipe, scorer, loaded, data, engine, make_decode(loaded.tokenizer), lag)
+
+    def evaluator(self) -> Evaluator | None:
+        """None without validation data."""
+        validation = self.recipe.validation
+        sets: dict[str, list[Prompt]] = {
+            name: prompts[: validation.limit] for name, prompts in self.data.validation.items()
+        }
+        if not any(sets.values()):
+            return None
+        return Evaluator(
+            engine=self.engine,
+            scorer=self.scorer,
+            prompts=sets,
+            sampling=make_validation_sampling(self.recipe, self.loaded),
+            samples=validation.samples,
+            greedy=validation.greedy,
+            seed=self.recipe.run.seed,
+            decode=self.decode,
+        )
+
+    def learner(self) -> LocalLearner:
+        recipe = self.recipe
+        return LocalLearner(self.loaded, make_loss(recipe), recipe.learner, recipe.rollout.temperature)
+
+    def trainer(self, recorder: Recorder, checkpoints: CheckpointStore) -> Trainer:
+        recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases()
+        algorithm = make_algorithm(recipe)
+        sampling = make_sampling(recipe, self.loaded)
+        collector = StreamingCollector(
+            engine=self.engine,
+            scorer=self.scorer,
+            stream=EpochStream(
+                self.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs
+            ),
+            algorithm=algorithm,
+            sampling=sampling,
+            settings=recipe.algorithm.dynamic_sampling,
+            prompts_per_step=rollout.prompts_per_step,
+            group_size=rollout.group_size,
+            run_seed=recipe.run.seed,
+            decode=self.decode,
+            verdict_lag=self.verdict_lag,
+            phases=phases,
+        )
+        return Trainer(
+            collector=collector,
+            learner=self.learner(),
+            engine=self.engine,
+            algorithm=algorithm,
+            sampling=sampling,
+            schedule=make_schedule(recipe),
+            evaluator=self.evaluator(),
+            checkpoints=checkpoints,
+            recorder=recorder,
+            settings=LoopSettings(
+                steps=recipe.trainer.steps,
+                minibatch_prompts=recipe.learner.minibatch_prompts,
+                recompute_old_logprobs=not uses_sampler_logprobs(recipe),
+                evaluate_every=recipe.validation.every,
+                save_every=recipe.checkpoint.every,
+                sync_check_tolerance=recipe.trainer.sync_check_tolerance,
+                seed=recipe.run.seed,
+            ),
+            fingerprint=self.loaded.fingerprint,
+            phases=phases,
+        )
+
+    def close(self) -> None:
+        self.scorer.close()
+        self.engine.close()

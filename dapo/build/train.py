@@ -1,0 +1,120 @@
+"""``dapo train``: from a loaded recipe to a finished run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dapo.build.recorder import RunRecorder
+from dapo.build.session import Session
+from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.tree import load_tree
+from dapo.config.load import LoadedRecipe
+from dapo.config.resume import Change, load_for_resume
+from dapo.observe.console import Console
+from dapo.observe.log import logging_to
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.summary import print_summary
+from dapo.observe.trackers import open_trackers
+
+FINISHED, INTERRUPTED = 0, 130
+
+
+def train(loaded: LoadedRecipe) -> int:
+    """Start a new run. Returns the exit code: 0, or 130 after Ctrl-C (the step was finished and saved)."""
+    recipe = loaded.recipe
+    with Console(recipe.logging.console) as console:
+        folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
+        _write_recipe(folder, loaded)
+        _say_recipe(console, loaded)
+        return _run(loaded, folder, console, resume=False)
+
+
+def resume(run_folder: Path, overrides: list[str]) -> int:
+    """Continue a run from its newest checkpoint; what was recorded after it is cut off and done again."""
+    loaded, changes = load_for_resume(run_folder, overrides)
+    with Console(loaded.recipe.logging.console) as console:
+        folder = RunFolder.open(run_folder)
+        folder.lock()
+        CheckpointStore(folder.checkpoints).path()  # refuse before anything is written
+        if changes:
+            _say_changes(console, changes)
+            folder.write(folder.resolved_recipe, loaded.resolved)
+        return _run(loaded, folder, console, resume=True)
+
+
+def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: bool) -> int:
+    recipe = loaded.recipe
+    with logging_to(folder.log, console.warn):
+        session = Session.make(recipe, console, scorer_output=folder.path / "rewards.txt")
+        try:
+            checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
+            saved = checkpoints.path() if resume else None
+            recorder = _recorder(loaded, folder, console, saved)
+            try:
+                trainer = session.trainer(recorder, checkpoints)
+                if saved is not None:
+                    trainer.load(saved)
+                    folder.cut_back(trainer.counters.training_steps)
+                    console.say(f"resuming after step {trainer.counters.training_steps} from {saved}")
+                console.start(recipe.run.name, recipe.trainer.steps, trainer.counters.training_steps)
+                finished = trainer.run()
+            finally:
+                recorder.close()
+        finally:
+            session.close()
+            folder.release()
+    _say_end(folder, console, finished)
+    return FINISHED if finished else INTERRUPTED
+
+
+def _recorder(loaded: LoadedRecipe, folder: RunFolder, console: Console, saved: Path | None) -> RunRecorder:
+    recipe = loaded.recipe
+    state: dict[str, Any] = load_tree(saved, "state") if saved is not None else {}
+    trackers = open_trackers(
+        tensorboard=folder.tensorboard if recipe.logging.tensorboard else None,
+        wandb_project=recipe.logging.wandb,
+        run_name=recipe.run.name,
+        config=recipe.model_dump(mode="json"),
+        folder=folder.path,
+        warn=console.warn,
+        first_step=int(state.get("counters", {}).get("training_steps", 0)),
+        state=state.get("recorder"),
+    )
+    return RunRecorder(folder, console, trackers, recipe.logging)
+
+
+def _write_recipe(folder: RunFolder, loaded: LoadedRecipe) -> None:
+    folder.write(folder.recipe, loaded.text)
+    folder.write(folder.resolved_recipe, loaded.resolved)
+    folder.write(folder.difference, "\n".join(_difference_lines(loaded)) + "\n")
+
+
+def _difference_lines(loaded: LoadedRecipe) -> list[str]:
+    if not loaded.difference:
+        return [f"as preset {loaded.recipe.preset}"]
+    width = max(map(len, loaded.difference))
+    return [f"against preset {loaded.recipe.preset}:"] + [
+        f"  {path:<{width}}  {before!r} -> {after!r}" for path, (before, after) in loaded.difference.items()
+    ]
+
+
+def _say_recipe(console: Console, loaded: LoadedRecipe) -> None:
+    for line in _difference_lines(loaded):
+        console.say(line)
+    for warning in loaded.warnings:
+        console.warn(warning)
+
+
+def _say_changes(console: Console, changes: list[Change]) -> None:
+    console.say("changed for this resume:")
+    for change in changes:
+        console.say(f"  {change.sentence()}")
+
+
+def _say_end(folder: RunFolder, console: Console, finished: bool) -> None:
+    console.finish()
+    if not finished:
+        console.say(f"stopped and saved. Continue with: dapo train --resume {folder.path}")
+        return
+    print_summary(folder, console, next_command=f"dapo evaluate {folder.path} --samples 16")

@@ -1,0 +1,199 @@
+"""``dapo``: train, check, evaluate, export.
+
+Exit codes: 0 done, 1 a failure while working, 2 refused input, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dapo import __version__
+from dapo.errors import DapoError, RecipeError
+
+INTERRUPTED = 130
+UsageError: type[Exception] = typer.BadParameter.__bases__[
+    0
+]  # click's own class, which newer typer releases carry inside
+
+app = typer.Typer(
+    name="dapo",
+    help="Train language models with the DAPO recipe, on tasks whose answers a program can check.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Errors raised on purpose are told without a traceback."""
+    # `package.module:function` of the user's is looked up where the command is given, as with `python -m`.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        result = typer.main.get_command(app).main(
+            list(sys.argv[1:] if arguments is None else arguments), prog_name="dapo", standalone_mode=False
+        )
+    except DapoError as error:
+        _tell(error)
+        return error.exit_code
+    except UsageError as error:
+        error.show()  # type: ignore[attr-defined]
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `dapo check RECIPE | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _tell(error: DapoError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        Text("error: ", "bold red").append(str(error), "not bold default")
+    )
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"dapo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+RecipeArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE [KEY=VALUE]...", help="A YAML recipe, and settings that go on top: trainer.steps=20"
+    ),
+]
+
+
+@app.command()
+def train(
+    arguments: RecipeArguments = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
+    ] = None,
+) -> int:
+    """Train: `dapo train RECIPE [KEY=VALUE]...` or `dapo train --resume RUN [KEY=VALUE]...`."""
+    if resume is not None:
+        overrides = list(arguments or [])
+        if overrides and "=" not in overrides[0]:
+            raise RecipeError(
+                f"--resume {resume} takes the recipe from the run folder, so `{overrides[0]}` has no place; "
+                "give only key=value settings to change"
+            )
+        from dapo.config.resume import load_for_resume
+
+        load_for_resume(resume, overrides)  # refuse what may not change before torch is imported
+        from dapo import build
+
+        return build.resume(resume, overrides)
+    recipe, overrides = _recipe_and_overrides(arguments)
+    from dapo.config import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    from dapo import build
+
+    return build.train(loaded)
+
+
+@app.command()
+def check(arguments: RecipeArguments = None) -> int:
+    """Everything about a run before it starts: its arithmetic, memory, files, and what is odd about the data."""
+    recipe, overrides = _recipe_and_overrides(arguments)
+    from dapo.config import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    from dapo.cli.check import check_run
+
+    check_run(loaded)
+    return 0
+
+
+@app.command()
+def evaluate(
+    model_or_run: Annotated[
+        str, typer.Argument(metavar="MODEL_OR_RUN", help="A run folder, model folder or hub name.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings, such as rewards.0.kind=exact."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A file, `hub:owner/name` or `task:NAME`; again for a further set. A run has its own."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-k", min=1, help="Sampled responses per problem.")
+    ] = None,
+    greedy: Annotated[bool | None, typer.Option("--greedy/--no-greedy", help="Also one greedy response each.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the sampled responses.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of the sampled responses.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Problems per data set.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampled responses.")] = None,
+    step: Annotated[int | None, typer.Option(help="Checkpoint of a run; default: the newest.")] = None,
+) -> int:
+    """Accuracy with its interval, pass@k, majority vote, lengths and truncation, per data set."""
+    from dapo.cli.evaluate import evaluation_recipe
+
+    options = {
+        "validation.samples": samples,
+        "validation.greedy": greedy,
+        "validation.temperature": temperature,
+        "validation.top_p": top_p,
+        "validation.max_response_tokens": max_tokens,
+        "validation.limit": limit,
+        "run.seed": seed,
+    }
+    loaded, run = evaluation_recipe(model_or_run, data or [], options, settings or [])
+    from dapo import build
+
+    return build.evaluate(loaded, run, step)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")],
+    step: Annotated[int | None, typer.Option(help="Checkpoint to export; default: the newest.")] = None,
+) -> int:
+    """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
+    from dapo.config.resume import RESOLVED
+
+    if not (run / RESOLVED).is_file():
+        raise RecipeError(f"{run} is not a run folder: it holds no {RESOLVED}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RecipeError(f"{out} exists and is not empty; give a new folder")
+    from dapo import build
+
+    return build.export(run, out, step)
+
+
+def _recipe_and_overrides(arguments: Sequence[str] | None) -> tuple[str, list[str]]:
+    if not arguments:
+        raise typer.BadParameter("a recipe file is missing: for example recipes/quickstart.yaml", param_hint="RECIPE")
+    first, *rest = arguments
+    if "=" in first and not Path(first).exists():
+        raise typer.BadParameter(f"the recipe file comes first, before `{first}`", param_hint="RECIPE")
+    return first, rest

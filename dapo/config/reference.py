@@ -1,0 +1,97 @@
+"""The configuration reference, made from the schema: ``python -m dapo.config.reference > docs/configuration.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dapo.config.load import difference_from_preset
+from dapo.config.presets import PRESETS, preset_settings
+from dapo.config.problems import brief
+from dapo.config.resume import rules
+from dapo.config.schema import Recipe, Section
+from dapo.config.settings import REQUIRED, Setting, settings
+
+_HEAD = """# Configuration reference
+
+Every setting of a recipe, generated from `dapo/config/schema.py` by `python -m dapo.config.reference`.
+
+Settings are laid on top of each other: the preset, then the recipe file, then `key=value` on the command line
+(`algorithm.clip.high=0.3`). Sections are merged key by key; a list replaces the list below it. On the command line a
+number names a list item (`rewards.0.weight=2`), and the number after the last one appends. Files are YAML 1.2: `1e-6`
+is a number, `off` is text, `true` and `false` are the only truth values. Relative paths are looked up in the working
+directory, then in the recipe's folder. An unknown key, a wrong type or a combination that cannot work is refused with
+the line, the value, what was expected, and the nearest right name, also for the names of [other trainers](peers.md).
+
+The column *resume* says what may change with `dapo train --resume RUN key=value`: `free` settings at will, `ask`
+settings when the command names them, `fixed` ones never.
+
+A function of yours is named `package.module:function`, with the signature of the built-in one
+(see [algorithm.md](algorithm.md)); modules in the working directory are found.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    lines = [_HEAD, "## Presets", "", *_presets()]
+    sections = [s for s in settings().values() if s.section]
+    top = [s for s in settings().values() if not s.section and "." not in s.path]
+    lines += ["", "## The recipe", "", *_table(top)]
+    for section in sections:
+        inside = section.path + (".N" if section.expected.startswith("a list") else "")
+        fields = [s for s in settings().values() if s.path.rpartition(".")[0] == inside and not s.section]
+        if fields:
+            lines += ["", f"## `{inside}`", "", section.doc, "", *_table(fields)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(fields: list[Setting]) -> Iterator[str]:
+    yield "| key | accepts | default | resume | meaning |"
+    yield "| --- | --- | --- | --- | --- |"
+    for s in fields:
+        yield f"| `{s.name}` | {_cell(s.expected)} | {_default(s)} | {rules()[s.path]} | {_cell(s.doc)} |"
+
+
+def _default(setting: Setting) -> str:
+    if setting.default is REQUIRED:
+        return "required"
+    return f"`{_cell(brief(_plain(setting.default)))}`"
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Section) else value
+
+
+def _cell(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|").replace("\n", " ")
+
+
+def _presets() -> Iterator[str]:
+    """One row for each setting that any preset changes."""
+    smallest: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": [{"path": "d"}]}}
+    default = Recipe.model_validate(smallest)
+    changed: dict[str, dict[str, Any]] = {}
+    for name in PRESETS:
+        # compared with the schema's defaults, by naming the preset whose settings are empty
+        own = {**smallest, **preset_settings(name), "preset": "dapo"}
+        own["model"] = {**smallest["model"], **preset_settings(name).get("model", {})}
+        for path, (_, value) in difference_from_preset(Recipe.model_validate(own)).items():
+            changed.setdefault(path, {})[name] = value
+    yield "`preset: NAME` is where a recipe starts; `dapo` is the default, and the column *default* below is its value."
+    yield ""
+    yield "| setting | " + " | ".join(PRESETS) + " |"
+    yield "| --- |" + " --- |" * len(PRESETS)
+    for path in (s for s in settings() if s in changed):
+        cells = [f"`{brief(changed[path].get(name, _at(default, path)))}`" for name in PRESETS]
+        yield f"| `{path}` | " + " | ".join(cells) + " |"
+
+
+def _at(recipe: Recipe, path: str) -> Any:
+    value: Any = recipe
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,188 @@
+"""Which settings may change when a run is resumed.
+
+``free``: changes nothing of what training computes from here on, or only when it stops. ``ask``: changes the course of
+the run, so it is taken only when an override asks for it, and it is said. ``fixed``: the checkpoint's state means
+something else without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from dapo.config.load import LoadedRecipe, load_recipe
+from dapo.config.problems import brief
+from dapo.config.schema import Recipe
+from dapo.config.settings import generic, settings
+from dapo.errors import CheckpointError, RecipeError
+
+Rule = Literal["free", "ask", "fixed"]
+RESOLVED = "recipe.resolved.yaml"
+_SOURCE_FIXED = "name split format fields task options seed size"
+
+_RULES: dict[str, dict[Rule, str]] = {
+    "": {"fixed": "preset"},
+    "run": {"free": "if_exists", "ask": "threads", "fixed": "dir name seed"},
+    "model": {
+        "free": "gradient_checkpointing",
+        "ask": "device trust_remote_code attention fp32_head matmul_precision",
+        "fixed": "path dtype",
+    },
+    # What decides which prompts there are, and in which order, gives the saved position in the stream its meaning.
+    "data": {
+        "free": "epochs",
+        "fixed": "prompt prompt_template system_prompt instruction max_prompt_tokens overlong_prompts shuffle",
+    },
+    "data.train.N": {"ask": "path", "fixed": _SOURCE_FIXED},
+    "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
+    "rewards.N": {"free": "timeout", "ask": "kind function pattern weight sources", "fixed": "name"},
+    "rollout": {
+        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids slots",
+        "fixed": "group_size",  # carried groups have it
+    },
+    "algorithm": {"ask": "overlong_filtering truncated_vote shaping old_logprobs kl_coefficient"},
+    "algorithm.clip": {"ask": "low high dual"},
+    "algorithm.loss": {
+        "ask": "kind ratio reduction constant_length micro_batch_sequences micro_batch_weighted cispo_cap cispo_floor"
+    },
+    "algorithm.advantage": {"ask": "kind baseline scale ddof eps"},
+    "algorithm.dynamic_sampling": {
+        "free": "max_groups max_tokens on_cap",
+        "ask": "mode metric keep correct_at tolerance band oversample surplus unfinished max_age "
+        "on_max_age verdict_lag",
+    },
+    "algorithm.overlong_punishment": {"ask": "enabled max_length cache_length factor"},
+    "algorithm.reward_scaling": {"ask": "enabled source_min source_max target_min target_max"},
+    "algorithm.correction": {"ask": "kind cap floor"},
+    "learner": {
+        "free": "microbatch_tokens max_skipped_steps",
+        "ask": "learning_rate betas eps weight_decay schedule schedule_unit warmup final_ratio minibatch_prompts "
+        "max_grad_norm",
+    },
+    "validation": {"free": "every samples greedy temperature top_p max_response_tokens limit"},
+    "trainer": {"free": "steps sync_check_tolerance"},
+    "checkpoint": {"free": "every keep"},
+    "logging": {"free": "rollouts rollouts_sample console samples_every tensorboard wandb"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that a resumed run has otherwise than before."""
+
+    path: str
+    old: Any
+    new: Any
+    rule: Rule
+
+    def sentence(self) -> str:
+        """``trainer.steps: 60 -> 100 (free)``."""
+        return f"{self.path}: {brief(self.old)} -> {brief(self.new)} ({self.rule})"
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """The rule of every setting by its path, list items as ``N``."""
+    return {
+        f"{section}.{name}" if section else name: rule
+        for section, by_rule in _RULES.items()
+        for rule, names in by_rule.items()
+        for name in names.split()
+    }
+
+
+def rule_of(path: str) -> Rule:
+    """The rule of a concrete path. Adding or removing a reward is ``ask``, a data source ``fixed``."""
+    path = generic(path)
+    if path == "rewards":
+        return "ask"
+    return "fixed" if path in ("data.train", "data.validation") else rules()[path]
+
+
+def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> list[Change]:
+    """What a resumed run would change, if it may.
+
+    Args:
+        old: the recipe the run was started (or last resumed) with.
+        new: the recipe to go on with.
+        overrides: ``key=value`` as given with ``--resume``; an ``ask`` setting may only change if named there.
+
+    Raises:
+        RecipeError: a ``fixed`` setting differs, or an ``ask`` setting that nobody asked for. Every such setting is
+            listed with its rule.
+    """
+    asked = [o.partition("=")[0].strip() for o in overrides]
+    changes: list[Change] = []
+    refused: list[str] = []
+    for path, before, after in _differences(old, new):
+        change = Change(path, before, after, rule_of(path))
+        named = any(path == key or path.startswith(f"{key}.") or key.startswith(f"{path}.") for key in asked)
+        if change.rule == "fixed":
+            refused.append(f"  {change.sentence()}\n    {_why_fixed(path)}")
+        elif change.rule == "ask" and not named:
+            refused.append(
+                f"  {change.sentence()}\n    allowed when asked for: add {path}={brief(after)} to the command"
+            )
+    if refused:
+        others = [c.sentence() for c in changes if c.rule != "fixed"]
+        tail = f"\nallowed to change: {'; '.join(others)}" if others else ""
+        raise RecipeError("the run cannot be resumed with these settings:\n" + "\n".join(refused) + tail)
+    return changes
+
+
+def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tuple[LoadedRecipe, list[Change]]:
+    """The recipe of a run folder with overrides on top, and what they change.
+
+    Raises:
+        CheckpointError: the folder holds no run.
+        RecipeError: the overrides are not valid or may not change on resume.
+    """
+    file = Path(run_folder) / RESOLVED
+    if not file.is_file():
+        runs = sorted(p.parent for p in Path("runs").glob(f"*/{RESOLVED}"))
+        there = f"; there are {', '.join(map(str, runs[:8]))}" if runs else ""
+        raise CheckpointError(f"{run_folder} is not a run folder: it holds no {RESOLVED}{there}")
+    old = load_recipe(file)
+    new = load_recipe(file, overrides)
+    return new, check_resume(old.recipe, new.recipe, overrides)
+
+
+def _why_fixed(path: str) -> str:
+    if path == "preset":
+        return "fixed: a preset fills in what a new recipe leaves out; on resume, set the settings themselves"
+    if path.startswith("run."):
+        return "fixed: a run goes on where it was, with its own random numbers; start a new run for another"
+    if path.startswith("data."):
+        return "fixed: the saved position in the prompt stream is only right for the same prompts; start a new run"
+    return "fixed: the saved state is only right for the same value; start a new run (from an exported model, say)"
+
+
+def _differences(old: BaseModel, new: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for name in type(old).model_fields:
+        before, after, path = getattr(old, name), getattr(new, name), f"{prefix}{name}"
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            yield from _differences(before, after, f"{path}.")
+        elif f"{generic(path)}.N" in _RULES and len(before) == len(after):
+            for n, (b, a) in enumerate(zip(before, after, strict=True)):
+                yield from _differences(b, a, f"{path}.{n}.")
+        elif before != after:
+            yield path, _plain(before), _plain(after)
+
+
+def _plain(value: Any) -> Any:
+    items = value if isinstance(value, list) else []
+    return (
+        [v.model_dump(mode="json", exclude_defaults=True) for v in items]
+        if items and isinstance(items[0], BaseModel)
+        else value
+    )
+
+
+def unclassified() -> list[str]:
+    """Settings without a rule; a test wants none."""
+    return [s.path for s in settings().values() if not s.section and s.path not in rules()]

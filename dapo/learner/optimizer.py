@@ -1,0 +1,100 @@
+"""AdamW: gradient clipping, float32 masters of low-precision weights, no step on a gradient that is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dapo.config import schema
+
+
+class Optimizer:
+    """One AdamW over all trainable parameters.
+
+    Weight decay applies to every parameter, biases and norms included, as in torch's default and in the published
+    DAPO runs. bfloat16 and float16 models are updated through float32 master copies (an update of 1e-6 would vanish in
+    8 bits), and their gradients add up in float32; float32 and float64 models are updated in place without copies.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], settings: schema.Learner) -> None:
+        self.parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        self.max_grad_norm = settings.max_grad_norm
+        self.masters = {name: _master(parameter) for name, parameter in self.parameters.items()}
+        self._copied = [
+            (parameter, self.masters[name])
+            for name, parameter in self.parameters.items()
+            if self.masters[name] is not parameter
+        ]
+        self.adamw = torch.optim.AdamW(
+            list(self.masters.values()),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def accumulate(self) -> None:
+        """Call after every backward pass: adds low-precision gradients to the masters' float32 ones."""
+        for parameter, master in self._copied:
+            if parameter.grad is not None:
+                gradient = parameter.grad.to(master.dtype)
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    def step(self, learning_rate: float) -> tuple[float, bool]:
+        """Clip, update and clear the gradients.
+
+        Returns:
+            The gradient's norm before clipping, and whether the weights moved: they do not when it is not finite.
+        """
+        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        size = float(norm)
+        finite = math.isfinite(size)
+        if finite:
+            if self.max_grad_norm is not None and size > self.max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.max_grad_norm, norm)
+            self.adamw.param_groups[0]["lr"] = learning_rate
+            self.adamw.step()
+            with torch.no_grad():
+                for parameter, master in self._copied:
+                    parameter.copy_(master)
+        self.adamw.zero_grad(set_to_none=True)
+        return size, finite
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments, step counts and masters as flat named tensors."""
+        tensors = {}
+        for name, master in self.masters.items():
+            for key, value in self.adamw.state.get(master, {}).items():
+                tensors[f"{key}/{name}"] = value
+            if master is not self.parameters[name]:
+                tensors[f"master/{name}"] = master
+        return tensors
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``state`` returned."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            found.setdefault(name, {})[kind] = value
+        self.adamw.state.clear()
+        for name, master in self.masters.items():
+            entry = found.get(name, {})
+            if master is not self.parameters[name] and "master" in entry:
+                with torch.no_grad():
+                    master.copy_(entry["master"])
+            moments = {kind: value.to(master.device).clone() for kind, value in entry.items() if kind != "master"}
+            if moments:
+                self.adamw.state[master] = moments
+
+
+def _master(parameter: Tensor) -> Tensor:
+    """The tensor that AdamW updates: the parameter itself, or a float32 copy of a low-precision one."""
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return parameter.detach().to(torch.float32).clone()

@@ -1,0 +1,105 @@
+"""Models that are made on the spot: the quickstart's tiny base model, and a quicker one for tests.
+
+A plain Hugging Face folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load, kept in a cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+
+from dapo.data import signed_sum
+from dapo.errors import ModelError
+from dapo.models import tiny, warmup
+from dapo.models.warmup import Progress, WarmupSettings
+
+PREFIX = "builtin/"
+
+SPECS = {
+    "builtin/signed-sum": WarmupSettings(examples=32_000),
+    "builtin/signed-sum-test": WarmupSettings(examples=8_000),
+}
+"""By name. ``signed-sum-test`` is far less accurate, and made in a quarter of the time."""
+
+
+def is_builtin(name: str) -> bool:
+    """Whether a recipe's ``model.path`` names a built-in model."""
+    return name.startswith(PREFIX)
+
+
+def find_builtin_model(name: str, cache_dir: Path, *, seed: int = 1) -> Path | None:
+    """The folder of a built-in model if the cache holds it; see ``ensure_builtin_model``."""
+    folder = _folder(name, cache_dir, seed)
+    return folder if folder.is_dir() else None
+
+
+def _folder(name: str, cache_dir: Path, seed: int) -> Path:
+    if name not in SPECS:
+        near = get_close_matches(name, SPECS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ModelError(f"unknown built-in model {name!r}, expected one of {', '.join(SPECS)}{hint}")
+    return cache_dir / f"{name.removeprefix(PREFIX)}-seed{seed}-{_fingerprint(SPECS[name])}"
+
+
+def ensure_builtin_model(name: str, cache_dir: Path, *, seed: int = 1, progress: Progress | None = None) -> Path:
+    """The folder of a built-in model, made first if the cache does not hold it.
+
+    The folder's name carries a hash of the settings, the seed and the source code that makes the model. The same
+    inputs give the same weights on one machine, torch build and thread count; the global random state is untouched.
+    Two processes may ask at once: each makes the model and the first to finish puts it in place.
+
+    Args:
+        name: One of ``SPECS``.
+        cache_dir: Holds the folders of all built-in models; made if missing.
+        seed: Of the initial weights, the demonstrations and their order.
+        progress: See ``dapo.models.warmup.Progress``; not called when the model is there already.
+
+    Raises:
+        ModelError: No built-in model has that name.
+    """
+    folder = _folder(name, cache_dir, seed)
+    if folder.is_dir():
+        return folder
+    settings = SPECS[name]
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
+    try:
+        _make(settings, seed, unfinished, progress)
+        unfinished.chmod(0o755)  # mkdtemp's 0o700 would hide the model from other users of a shared cache
+        try:
+            os.rename(unfinished, folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            # another process was faster; its model has the same weights
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _fingerprint(settings: WarmupSettings) -> str:
+    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+    for path in (__file__, tiny.__file__, warmup.__file__, signed_sum.__file__):
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _make(settings: WarmupSettings, seed: int, folder: Path, progress: Progress | None) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # Llama, not Qwen2: beside a Qwen2 configuration AutoTokenizer would replace the saved tokenizer's rules.
+    tiny.make_tiny_model(folder, "llama", seed=seed)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    examples = warmup.demonstrations(settings, seed, tokenizer.get_vocab(), tokenizer.eos_token_id)
+    warmup.train(model, examples, settings, torch.Generator().manual_seed(seed), progress)
+    model.save_pretrained(folder)
+    (folder / "warmup.json").write_text(json.dumps({"seed": seed, **asdict(settings)}, indent=2) + "\n")

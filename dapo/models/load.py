@@ -1,0 +1,309 @@
+"""From a folder or hub name to a probed model: weights, tokenizer, end-of-sequence ids, packed or padded."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dapo.errors import ModelError
+from dapo.models import attention
+from dapo.models.loaded import LoadedModel
+from dapo.models.probe import probe
+
+log = logging.getLogger(__name__)
+
+PROBE_TEXT = "Solve: 4 +7 -8 = ?  \\boxed{3.5} x^2, don't\n<b>Ünïcode</b> 12345 日本"
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "auto",
+    trust_remote_code: bool = False,
+    attention_mode: Literal["auto", "packed", "padded"] = "auto",
+    fp32_head: bool = False,
+    gradient_checkpointing: bool = False,
+) -> LoadedModel:
+    """Load a causal language model and its tokenizer, and probe both.
+
+    Args:
+        path: Local Hugging Face folder, or a name on the model hub. Weights must be safetensors.
+        dtype: Parameter type, as a torch type or its name.
+        device: ``auto`` takes CUDA where there is any.
+        trust_remote_code: Run Python code that comes with the model.
+        attention_mode: ``packed`` and ``auto`` compare packed rows with the model's own attention; on a difference
+            ``packed`` raises and ``auto`` falls back to padded rows, with the reason in ``LoadedModel.notes``.
+        fp32_head: Compute logits in float32 from bfloat16 hidden states.
+        gradient_checkpointing: Recompute activations in the backward pass.
+
+    Raises:
+        ModelError: The folder, the weights or the tokenizer cannot be used; the message names the next move.
+    """
+    name = str(path)
+    if isinstance(dtype, str):
+        dtype = _dtype(dtype)
+    target = _device(device)
+    _check_files(name)
+    notes: list[str] = []
+    tokenizer = _load_tokenizer(name, trust_remote_code, notes)
+    model = _load_weights(name, dtype, trust_remote_code).to(target)
+    _check_vocabulary(name, model, tokenizer)
+    stops = _stop_token_ids(model, tokenizer)
+    if not stops:
+        notes.append("no end-of-sequence token is known; set rollout.stop_token_ids, or every response is truncated")
+    loaded = LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        stop_token_ids=stops,
+        pad_token_id=_pad_token_id(model, tokenizer, stops),
+        device=target,
+        dtype=dtype,
+        packed=False,
+        fp32_head=fp32_head,
+        name=name,
+        fingerprint=_fingerprint(model, dtype),
+    )
+    _quiet(model, gradient_checkpointing)
+    loaded.packed = _choose_attention(loaded, attention_mode, notes)
+    loaded.notes = tuple(notes)
+    for note in notes:
+        log.warning("%s: %s", name, note)
+    return loaded
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ModelError(f"model.dtype is {name!r}; use float32 or bfloat16")
+    return dtype
+
+
+def _device(device: torch.device | str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("model.device is 'cuda', but torch sees no CUDA device here; set model.device=cpu or auto")
+    return target
+
+
+def _check_files(name: str) -> None:
+    """Refuse a local folder that cannot be loaded, before any heavy work. Hub names are checked by loading."""
+    folder = Path(name).expanduser()
+    if not folder.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ModelError(
+                f"model.path {name!r} is not a folder here; check the path (hub names look like owner/name)"
+            )
+        return
+    if not folder.is_dir():
+        raise ModelError(f"model.path {name!r} is a file; give the folder that holds config.json and *.safetensors")
+    files = {file.name for file in folder.iterdir()}
+    if "config.json" not in files:
+        raise ModelError(
+            f"model.path {name!r} has no config.json; expected a Hugging Face folder, found {sorted(files)[:8]}"
+        )
+    if not any(file.endswith(".safetensors") for file in files):
+        pickled = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth")))
+        if pickled:
+            raise ModelError(
+                f"model.path {name!r} holds pickled weights ({', '.join(pickled[:3])}), which can run code when read; "
+                "only safetensors are loaded: convert once with model.save_pretrained(folder) where you trust the file"
+            )
+        raise ModelError(f"model.path {name!r} has no *.safetensors file; expected model.safetensors or its shards")
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{name}/config.json is not valid JSON ({error}); fetch the model again") from error
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars for reading a few tensors."""
+    from transformers.utils import logging as hf_logging
+
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
+
+
+def _load_weights(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with _quiet_transformers():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                name,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
+        raise ModelError(
+            f"model.path {name!r} cannot be loaded as a causal language model: {_first_line(error)}; "
+            "expected a folder or hub name with config.json and safetensors"
+            + ("" if trust_remote_code else " (model.trust_remote_code=true runs code that comes with a model)")
+        ) from error
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info.get("mismatched_keys", ()))
+    if missing:
+        raise ModelError(
+            f"model.path {name!r} lacks {len(missing)} weights of its architecture, or has them in another shape "
+            f"({', '.join(missing[:3])}...); they would be random: use a complete checkpoint"
+        )
+    return model
+
+
+def _load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
+    """AutoTokenizer, unless its ids differ from those of tokenizer.json.
+
+    A custom tokenizer beside, say, a qwen2 config is read as a Qwen2Tokenizer, whose pre-tokenizer silently replaces
+    the saved one; the generic class keeps to the file.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        reference = Tokenizer.from_file(str(file)) if file else None
+    except Exception as error:
+        raise ModelError(
+            f"no tokenizer can be loaded from {name!r}: {_first_line(error)}; expected tokenizer.json beside the model "
+            "(tokenizer.save_pretrained(folder) writes it)"
+        ) from error
+    if reference is None:
+        return tokenizer
+    text = _probe_text(reference)
+    expected = reference.encode(text, add_special_tokens=False).ids
+    if tokenizer.encode(text, add_special_tokens=False) == expected:
+        return tokenizer
+    generic = PreTrainedTokenizerFast.from_pretrained(name)
+    if generic.encode(text, add_special_tokens=False) == expected:
+        notes.append(
+            f"{type(tokenizer).__name__}, which AutoTokenizer chose, splits text otherwise than the model's "
+            "tokenizer.json; tokenizer.json is used"
+        )
+        return generic
+    raise ModelError(
+        f"the tokenizer of {name!r} gives other ids than its own tokenizer.json, as {type(tokenizer).__name__} and as "
+        "PreTrainedTokenizerFast; save it again with tokenizer.save_pretrained(folder), or set tokenizer_class in "
+        "tokenizer_config.json"
+    )
+
+
+def _probe_text(reference: Any) -> str:
+    """Mixed text and 64 entries spread over the vocabulary, so that a word-level vocabulary is met as well."""
+    size = reference.get_vocab_size()
+    entries = [reference.decode([index]) for index in range(0, size, max(1, size // 64))]
+    return PROBE_TEXT + " " + " ".join(entries)
+
+
+def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f"the tokenizer of {name!r} has {len(tokenizer)} tokens, the model's embedding {rows} rows; they belong to "
+            "different models, or tokens were added without model.resize_token_embeddings(len(tokenizer))"
+        )
+
+
+def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every end-of-sequence id that config, generation config and tokenizer name."""
+    generation = getattr(model, "generation_config", None)
+    found: set[int] = set()
+    for owner in (model.config, generation, tokenizer):
+        ids = getattr(owner, "eos_token_id", None)
+        if ids is not None:
+            found.update([ids] if isinstance(ids, int) else ids)
+    return tuple(sorted(found))
+
+
+def _pad_token_id(model: Any, tokenizer: Any, stops: tuple[int, ...]) -> int:
+    """The id that fills padding. No mask is ever made from it, so a stop token or 0 does as well."""
+    for candidate in (tokenizer.pad_token_id, getattr(model.config, "pad_token_id", None), *stops):
+        if candidate is not None:
+            break
+    else:
+        candidate = 0
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(candidate)
+    return int(candidate)
+
+
+def _fingerprint(model: Any, dtype: torch.dtype) -> dict[str, Any]:
+    """JSON-able identity of the architecture, compared when a checkpoint is loaded."""
+    config = model.config.get_text_config()
+    fields = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+    )
+    return {
+        "architecture": type(model).__name__,
+        **{field: getattr(config, field, None) for field in fields},
+        "vocabulary": model.get_input_embeddings().weight.shape[0],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tied": model.get_output_embeddings().weight is model.get_input_embeddings().weight,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _quiet(model: Any, gradient_checkpointing: bool) -> None:
+    """Dropout off for good: the sampler has none, and the ratio compares with the sampler."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+    model.eval()
+    if gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ModelError(
+                f"{type(model).__name__} does not support gradient checkpointing; "
+                "set model.gradient_checkpointing=false"
+            )
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # transformers recomputes in training mode only
+
+
+def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
+    """Probe packed rows unless told to pad; leaves the model set to the attention that is chosen."""
+    if mode != "padded":
+        attention.register()
+        loaded.packed = True
+        reason = probe(loaded)
+        if reason is None:
+            loaded.model.set_attn_implementation(attention.NAME)
+            return True
+        if mode == "packed":
+            raise ModelError(f"model.attention is 'packed', but {loaded.name} {reason}; use auto or padded")
+        notes.append(f"packed rows are not used: it {reason}; rows are padded, which is slower")
+        loaded.packed = False
+    reason = probe(loaded)
+    if reason is not None:
+        raise ModelError(
+            f"{loaded.name} {reason}, even with padded rows and its own attention: "
+            f"{type(loaded.model).__name__} treats logits or padding in a way this trainer does not know"
+        )
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,171 @@
+"""The run on the screen: a live view in a terminal, plain lines elsewhere, or only warnings.
+
+Whatever a model or a data file said is untrusted: it goes through ``text.clean`` and is never read as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Literal, Self
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from dapo.observe.text import clean, duration
+from dapo.observe.view import RunState, dashboard, sample_lines, step_line, validation_lines
+
+Mode = Literal["auto", "live", "plain", "quiet"]
+Advance = Callable[[int], None]
+
+
+class Console:
+    """What the trainer tells a person. Every method may be called in every mode; used as a context manager, the
+    terminal is whole again after an exception."""
+
+    def __init__(
+        self, mode: Mode = "auto", rich: RichConsole | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``rich``: where to write; default the standard output, in ``quiet`` mode the standard error."""
+        self.rich = rich or RichConsole(stderr=mode == "quiet", highlight=False)
+        if mode == "auto":
+            mode = "live" if self.rich.is_terminal and not self.rich.is_dumb_terminal else "plain"
+        self.mode: Mode = mode
+        self._clock = clock
+        self._run: RunState | None = None
+        self._live: Live | None = None
+        self._tasks = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            console=self.rich,
+            expand=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, run_name: str, total_steps: int, first_step: int = 0) -> None:
+        """A run begins; ``first_step`` steps are done already (0 unless resumed)."""
+        now = self._clock()
+        self._run = RunState(run_name, total_steps, first_step, now)
+        self._run.marks.append(now)
+        if self.mode == "live":
+            self._open_live()
+        elif self.mode == "plain":
+            what = f"from step {first_step} to {total_steps}" if first_step else f"{total_steps} steps"
+            self._print(Text(f"{clean(run_name, newlines=False)}: {what}"))
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A training step is done. Step 0, which only evaluates, has nothing to show here."""
+        if step == 0:
+            return
+        run = self._started()
+        run.add_step(step, metrics, self._clock())
+        if self.mode == "plain":
+            self._print(Text(step_line(run)))
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation is done; ``metrics`` has the keys of ``validation/``."""
+        self._started().add_validation(step, metrics)
+        if self.mode != "quiet":
+            for line in validation_lines(step, metrics):
+                self._print(line)
+
+    def sample(self, prompt: str, response: str, score: float | None) -> None:
+        """Show one response. ``score`` is its accuracy, None when it is unscored."""
+        if self.mode != "quiet":
+            self._print(sample_lines(prompt, response, score))
+
+    def say(self, message: str, style: str = "") -> None:
+        """A line that stays on the screen."""
+        if self.mode != "quiet":
+            self._print(Text(clean(message), style=style))
+
+    def warn(self, message: str) -> None:
+        """A line that is shown in every mode."""
+        self._print(Text.assemble(("warning: ", "bold yellow"), (clean(message), "yellow")))
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[Advance]:
+        """A bar for work of known size (warm-up, evaluation); the value is called with what was done since."""
+        began, done, told = self._clock(), 0, 0
+        title = clean(title, newlines=False)
+        live = self.mode == "live"
+        task = self._tasks.add_task(title, total=total) if live else None
+        opened = live and self._live is None
+        if opened:
+            self._open_live()
+        if self.mode == "plain":
+            self._print(Text(f"{title}..."))
+
+        def advance(n: int = 1) -> None:
+            nonlocal done, told
+            done += n
+            if task is not None:
+                self._tasks.update(task, completed=done)
+            elif self.mode == "plain" and done < total and 4 * done // max(1, total) > told:
+                told = 4 * done // max(1, total)  # a line at each quarter
+                self._print(Text(f"{title}: {100 * done // total}%"))
+
+        try:
+            yield advance
+        finally:
+            if task is not None:
+                self._tasks.remove_task(task)
+            if opened:
+                self._close_live()
+        if self._run is None:  # inside a run the next step tells enough
+            self.say(f"{title}: done in {duration(self._clock() - began)}")
+
+    def finish(self, summary: str = "") -> None:
+        """The run ended: the last state of the view stays, followed by ``summary``."""
+        self.close()
+        if summary:
+            self.say(summary)
+
+    def print(self, renderable: RenderableType, soft_wrap: bool = False) -> None:
+        """Print something made for rich (the summary). ``soft_wrap``: leave long lines whole, for copying."""
+        if self.mode != "quiet":
+            self.rich.print(renderable, soft_wrap=soft_wrap)
+
+    def close(self) -> None:
+        """Give the terminal back. May be called twice."""
+        self._close_live()
+        self._run = None
+
+    def _started(self) -> RunState:
+        assert self._run is not None, "Console.start comes first"
+        return self._run
+
+    def _print(self, renderable: Text) -> None:
+        # Outside a terminal nothing knows the reader's width: lines are left as long as they are.
+        self.rich.print(renderable, soft_wrap=not self.rich.is_terminal)
+
+    def _view(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._run is not None:
+            parts.append(dashboard(self._run, self.rich.width, self._clock()))
+        if self._tasks.tasks:
+            parts.append(self._tasks.get_renderable())
+        return Group(*parts)
+
+    def _open_live(self) -> None:
+        if self._live is None:
+            # Twice a second from a thread of its own, so that time goes on during a long step.
+            self._live = Live(get_renderable=self._view, console=self.rich, refresh_per_second=2)
+            self._live.start()
+
+    def _close_live(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()

@@ -1,0 +1,131 @@
+"""What a person sees when a run ends: did it learn, what changed, where everything is, what to do next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dapo.observe.console import Console
+from dapo.observe.curve import terminal_curve, write_curve
+from dapo.observe.metrics import Row, read_metrics
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.samples import Sample, before_and_after, read_samples
+from dapo.observe.text import clean, duration, number, percent, shorten
+
+_QUIET = "bright_black"
+
+
+def print_summary(
+    run: RunFolder, console: Console, next_command: str | None = None, seconds: float | None = None
+) -> None:
+    """Draw RUN/curve.png and print the end of a run from its files alone.
+
+    A picture that cannot be drawn is named and left out: the run itself is done and saved.
+
+    Args:
+        run: the run's folder; metrics.jsonl and samples.jsonl are read.
+        console: where to print.
+        next_command: a command to try next.
+        seconds: wall-clock time of the whole run, to be told.
+    """
+    rows, samples = read_metrics(run.metrics), read_samples(run.samples)
+    try:
+        write_curve(run)
+    except Exception as error:
+        logging.getLogger(__name__).warning("the curve could not be drawn: %s: %s", type(error).__name__, error)
+    width = min(console.rich.width, 100)
+    console.print(summary(rows, samples, width, seconds))
+    console.print(paths(run), soft_wrap=True)
+    if next_command:
+        console.print(Text.assemble("next: ", (next_command, "bold cyan")), soft_wrap=True)
+
+
+def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds: float | None = None) -> RenderableType:
+    """Outcome, curve and answers as one renderable."""
+    parts: list[RenderableType] = [Text(), outcome(rows, seconds), Text()]
+    try:
+        curve = terminal_curve(rows, width - 4)
+    except (ImportError, OSError):  # plotext has a compiled part, which some platforms lack
+        curve = None
+    if curve is not None:
+        parts += [Text("held-out accuracy, %, by training step", style=_QUIET), curve, Text()]
+    for index, pair in enumerate(before_and_after(samples), 1):
+        parts.append(_pair(index, *pair))
+    return Group(*parts)
+
+
+def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType:
+    """Numbers of the first and of the last evaluation side by side."""
+    evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
+    if not evaluated:
+        return Text("No evaluation was made: there is no held-out accuracy to report.", style="yellow")
+    first, last = evaluated[0], evaluated[-1]
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET)
+    table.add_column("held-out")
+    for row in (first, last) if last is not first else (first,):
+        table.add_column(f"step {row['step']}", justify="right")
+    for title, key, form in (
+        ("accuracy, sampled", "validation/accuracy", percent),
+        ("95 % interval", "", percent),
+        ("accuracy, greedy", "validation/greedy_accuracy", percent),
+        ("response length", "validation/length_mean", number),
+        ("truncated", "validation/truncated_share", percent),
+    ):
+        if key and first.get(key) is None and last.get(key) is None:
+            continue
+        shown = [_interval(row) if not key else form(row.get(key)) for row in (first, last)]
+        style = "bold green" if key == "validation/accuracy" else _QUIET if not key else ""
+        table.add_row(title, *(Text(text, style=style) for text in (shown if last is not first else shown[:1])))
+    words = Text(f"{last['step']} training steps")
+    if seconds is not None:
+        words.append(f" in {duration(seconds)}")
+    return Group(words, Text(), table)
+
+
+def paths(run: RunFolder) -> Text:
+    """Where the run's files are, a line each; only those that exist."""
+    text = Text()
+    for title, path in (
+        ("curve", run.curve),
+        ("metrics", run.metrics),
+        ("rollouts", run.rollouts),
+        ("checkpoints", run.checkpoints),
+        ("recipe", run.resolved_recipe),
+        ("log", run.log),
+    ):
+        if path.exists():
+            text.append(f"{title:<14}", style=_QUIET).append(clean(str(path), newlines=False) + "\n")
+    return text
+
+
+def _interval(row: Row) -> str:
+    low, high = row.get("validation/accuracy_low"), row.get("validation/accuracy_high")
+    return "–" if low is None or high is None else f"{100 * low:.1f}–{100 * high:.1f}"
+
+
+def _pair(index: int, before: Sample, after: Sample) -> RenderableType:
+    """One held-out problem with the answers before and after. All of it is untrusted text."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style=_QUIET)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    gold = Text(f"   expected {_shown(before.answer, 80)}", style=_QUIET) if before.answer else Text()
+    table.add_row("problem", "", Text(_shown(before.prompt, 300), style="bold").append_text(gold))
+    for sample in (before, after):
+        mark, style = (
+            ("?", "yellow") if sample.accuracy is None else ("✓", "green") if sample.accuracy >= 1 else ("✗", "red")
+        )
+        ending = Text(" (cut at the limit)", style="yellow") if sample.truncated else Text()
+        table.add_row(
+            f"step {sample.step}", Text(mark, style=style), Text(_shown(sample.response, 300)).append_text(ending)
+        )
+    return Padding(table, (0, 0, 1, 0))
+
+
+def _shown(text: str, limit: int) -> str:
+    return shorten(clean(text).strip(), limit)

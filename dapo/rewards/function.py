@@ -1,0 +1,100 @@
+"""The user's own reward functions: loading them, and reading what they return."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from dapo.errors import RewardError
+
+MAX_VALUES = 64  # numbers in the dict that one call may return
+
+RewardFunction = Callable[..., Any]
+
+
+def load_function(path: str) -> RewardFunction:
+    """Import ``package.module:function``; modules of the current folder count.
+
+    Raises:
+        RewardError: the module cannot be imported, or has no such function. The message has the cause.
+    """
+    module_name, _, name = path.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except BaseException as error:  # user code may raise anything, SystemExit included
+        raise RewardError(
+            f"reward function {path!r}: the module {module_name!r} cannot be imported: {describe_error(error)} "
+            f"(searched in {os.getcwd()} and the Python path)"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        near = get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        found = "has no such name" if function is None else f"has it as {type(function).__name__}, not as a function"
+        raise RewardError(f"reward function {path!r}: the module {found}{hint}")
+    return function  # type: ignore[no-any-return]
+
+
+def read_values(result: Any, name: str) -> dict[str, float]:
+    """What a verifier returned, as finite numbers by name.
+
+    Args:
+        result: a number (bool, int, float, numpy scalar, 0-d tensor...), which becomes the value ``name``; or a dict of
+            such numbers, which must hold ``name``; the others are recorded beside it.
+        name: name of the reward.
+
+    Raises:
+        ValueError: anything else; the message begins with "not a number".
+    """
+    if not isinstance(result, Mapping):
+        return {name: _number(result)}
+    if len(result) > MAX_VALUES:
+        raise ValueError(f"not a number: a dict of {len(result)} entries, more than {MAX_VALUES}")
+    values = {}
+    for key, value in result.items():
+        if not isinstance(key, str):
+            raise ValueError(f"not a number: a dict with the key {describe(key)}, which is not text")
+        values[key] = _number(value)
+    if name not in values:
+        raise ValueError(
+            f"not a number: a dict without {name!r}, the name of the reward; it has {describe(list(values))}"
+        )
+    return values
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes, complex)) or not hasattr(type(value), "__float__"):
+        raise ValueError(f"not a number: {describe(value)}")
+    try:
+        number = float(value)
+    except Exception as error:
+        raise ValueError(f"not a number: {describe(value)} ({describe_error(error)})") from error
+    if not math.isfinite(number):
+        raise ValueError(f"not a number: {number}")
+    return number
+
+
+def describe(value: Any) -> str:
+    """Type and beginning of a value; never long, never raises, whatever the object does."""
+    try:
+        text = reprlib.repr(value)[:80]
+    except Exception:
+        text = "(cannot be shown)"
+    return f"{type(value).__name__} {text}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and message of an exception on one short line; never raises."""
+    try:
+        text = " ".join(str(error)[:2000].split())[:200]
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

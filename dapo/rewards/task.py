@@ -1,0 +1,76 @@
+"""The scorers that come with procedural tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from dapo.contracts.types import Completion, Prompt
+from dapo.rewards.math import extract_answer
+
+SIGNED_SUM = "signed_sum"
+REASONING_GYM = "reasoning_gym/"
+
+
+def signed_sum(prompt: Prompt, completion: Completion) -> float:
+    """1.0 when the last word is ``=T`` with T the gold answer, else 0.0."""
+    words = completion.text.split()
+    return float(bool(words) and words[-1] == f"={prompt.answer}")
+
+
+def reasoning_gym(prompt: Prompt, completion: Completion) -> float:
+    """The score in [0, 1] that the generator's own ``score_answer`` gives the response's answer.
+
+    Some generators evaluate the answer as Python code: a reason to run this in a worker process.
+
+    Raises:
+        KeyError: the prompt was not made by a ``reasoning_gym/NAME`` source.
+    """
+    entry = prompt.extra["entry"]
+    name = str(prompt.extra["task"]).removeprefix(REASONING_GYM)
+    options: Mapping[str, Any] = prompt.extra.get("options", {})
+    if name == "composite":  # each entry says which of the mixture it is from
+        name = entry["metadata"]["source_dataset"]
+        options = next((spec.get("config", {}) for spec in options["datasets"] if spec["name"] == name), {})
+    generator = _generator(name, json.dumps(dict(options), sort_keys=True))
+    return float(generator.score_answer(extract_task_answer(completion.text), entry))
+
+
+@lru_cache(maxsize=64)
+def _generator(name: str, options: str) -> Any:
+    import reasoning_gym as library
+
+    return library.create_dataset(name, seed=0, size=1, **json.loads(options))
+
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def extract_task_answer(text: str) -> str:
+    r"""What a response to a procedural task answers.
+
+    The content of its last ``<answer>...</answer>``; else its last ``\boxed{}`` or ``Answer:`` line; else all of it
+    (tasks whose answers are grids or sentences ask for nothing but the answer).
+    """
+    tagged = _TAGGED.findall(text)
+    if tagged:
+        return str(tagged[-1]).strip()
+    marked = extract_answer(text)
+    return text.strip() if marked is None else marked
+
+
+def task(prompt: Prompt, completion: Completion) -> float:
+    """The score of whichever task made the prompt.
+
+    Raises:
+        ValueError: the prompt is from a file, which has no scorer of its own.
+    """
+    name = prompt.extra.get("task")
+    if name == SIGNED_SUM:
+        return signed_sum(prompt, completion)
+    if isinstance(name, str) and name.startswith(REASONING_GYM):
+        return reasoning_gym(prompt, completion)
+    raise ValueError(f"reward kind `task` needs a procedural source, and {prompt.source!r} is none")

@@ -1,0 +1,241 @@
+"""The embedded engine: slot-based continuous batching in the trainer's own process.
+
+One step seats waiting requests on free slots (each distinct prompt is computed once; every seated response gets its
+next token from it) and then makes one token for every live response. A finished response leaves at once.
+
+Who owns what: the collector owns responses beyond their life here; :class:`Roster` owns what live responses have
+produced; :class:`SlotCache` owns keys and values; a decoder owns what is derived from weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.protocols import WeightSource
+from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest
+from dapo.errors import EngineError
+from dapo.models.loaded import LoadedModel
+from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
+from dapo.rollout.decoders import choose_decoder
+from dapo.rollout.roster import Queue, Roster, check_request, empty_event, ended_before, sequence_of
+from dapo.rollout.sampling import draw_mixed
+from dapo.rollout.weights import copy_weights
+
+PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
+_TYPICAL_TOKENS = 128  # length assumed when slots are chosen
+
+
+def choose_slots(loaded: LoadedModel, shape: CacheShape) -> int:
+    """Responses that decode at once: as many as keep the cache near the size of a large CPU cache or of the weights.
+
+    Below, each step's fixed cost and the reading of the weights dominate; above, the rows' own cost does, and more
+    slots would only hold memory. On CUDA up to a third of the free memory is taken.
+    """
+    weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+    budget = max(64 * 2**20, weights)
+    if loaded.device.type == "cuda":
+        budget = max(budget, torch.cuda.mem_get_info(loaded.device)[0] // 3)
+    return int(min(512, max(64, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
+
+
+class EmbeddedEngine:
+    """An ``Engine`` (``dapo.contracts.protocols``) that decodes in this process.
+
+    Args:
+        loaded: The model. With ``shares_weights`` it is the learner's own, else a copy that belongs to the engine.
+        slots: Responses that decode at once; None: chosen from the model's size.
+        shares_weights: The learner changes this very model; ``publish`` then only derives fused matrices again.
+
+    Raises:
+        EngineError: The model cannot be decoded here; the message names ``rollout.engine: generate``.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, slots: int | None = None, shares_weights: bool = True) -> None:
+        self._loaded = loaded
+        self.shares_weights = shares_weights
+        self._decoder = choose_decoder(loaded)
+        self.capacity = slots or choose_slots(loaded, self._decoder.shape)
+        self.clock = 0
+        self.version = 0
+        self._vocabulary: int = loaded.model.get_input_embeddings().weight.shape[0]
+        self._max_positions: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+        self._queue = Queue()
+        self._pending: list[SampleEvent] = []  # ended before they could decode
+        self._known: set[Key] = set()  # queued or live
+        self._waiting: Counter[bytes] = Counter()  # queued requests by what stands before their next token
+        self._prefilled: dict[bytes, tuple[Prefilled, int]] = {}  # of sequences that queued requests still need
+        self._stats = Counter[str]()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._roster = Roster(self.capacity, self._vocabulary)
+        self._cache = SlotCache(self._decoder.shape, self.capacity)
+        self._batch: DecodeBatch | None = None  # None: rows have changed
+        self._tokens: Tensor | None = None  # [rows] input of the next step, when the rows have not changed
+
+    @property
+    def decoder_name(self) -> str:
+        """Which decoder serves the model: ``fused`` or ``generic``."""
+        return self._decoder.name
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queue requests, in order of (priority, arrival).
+
+        Raises:
+            EngineError: A key that is unfinished here already, or a request that does not fit the model.
+        """
+        for request in requests:
+            check_request(request, self._vocabulary, self._max_positions)
+            if request.key in self._known:
+                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
+            done = ended_before(request, self.clock)
+            if done is not None:
+                self._pending.append(done)
+                continue
+            self._known.add(request.key)
+            self._waiting[sequence_of(request).tobytes()] += 1
+            self._queue.push(request)
+
+    @torch.inference_mode()
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """Decode until at least one response has ended, or nothing is left. ``timeout`` is for remote engines."""
+        events, self._pending = self._pending, []
+        while not events and (len(self._queue) or len(self._roster)):
+            events = self._step()
+        self._known.difference_update(event.key for event in events)
+        return sorted(events, key=lambda event: (event.tick, event.key))
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
+        named = set(self._known) if keys is None else set(keys)
+        events = []
+        for request in self._queue.take_out(named):
+            self._no_longer_waiting(sequence_of(request).tobytes())
+            events.append(empty_event(request.key, FinishReason.ABORTED, self.clock))
+        events += self._release(self._roster.seats_of(named), FinishReason.ABORTED)
+        self._known.difference_update(event.key for event in events)
+        return sorted(events, key=lambda event: event.key)
+
+    @torch.inference_mode()
+    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """Take new weights. With ``keep``, live responses go on; keys and values of their tokens stay as they are.
+
+        Raises:
+            EngineError: ``abort`` while responses are unfinished, or tensors that do not fit the model.
+        """
+        if in_flight == "abort" and self._known:
+            raise EngineError(
+                f"new weights arrived while {len(self._known)} responses are unfinished; call abort() first and submit "
+                "them again with their prefix, or publish with in_flight='keep'"
+            )
+        if not (weights.shares_memory and self.shares_weights):
+            copy_weights(self._loaded.model, weights.named_tensors())
+        self._decoder.refresh()
+        self._prefilled.clear()
+        self.version = version
+        self._roster.new_version(version)
+
+    def stats(self) -> Metrics:
+        """Counters since construction."""
+        names = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")
+        return {name: float(self._stats[name]) for name in names}
+
+    def close(self) -> None:
+        """Drop everything unfinished and free the cache."""
+        self.abort()
+        self._clear()
+
+    def _step(self) -> list[SampleEvent]:
+        """Seat waiting requests, then one token for every live response."""
+        events = self._admit()
+        if not len(self._roster):
+            return events
+        if self._batch is None or self._batch.full:
+            self._batch = self._cache.layout()
+            self._tokens = None
+        batch = self._batch
+        if self._tokens is None:
+            self._tokens = torch.from_numpy(self._roster.last[batch.seats]).to(self._loaded.device)
+        logits = self._decoder.decode(self._tokens, batch)
+        self.clock += 1
+        self._stats.update(decode_steps=1, slot_steps=self.capacity, busy_slot_steps=len(batch.seats))
+        self._cache.advance(batch)
+        return events + self._sample(batch.seats, logits)
+
+    def _sample(self, seats: IntArray, logits: Tensor) -> list[SampleEvent]:
+        """Draw and record the next token of ``seats`` from ``logits`` [seats, vocabulary]; returns what ended."""
+        device = logits.device
+        uniform = torch.from_numpy(self._roster.uniforms(seats)).to(device)[:, None]
+        groups = [
+            (law, None if rows is None else torch.from_numpy(rows).to(device)) for law, rows in self._roster.laws(seats)
+        ]
+        tokens, logprobs = draw_mixed(logits, uniform, groups)
+        self._tokens = tokens[:, 0]
+        ended, failed = self._roster.record(seats, tokens[:, 0].cpu().numpy(), logprobs[:, 0].cpu().numpy())
+        self._stats["generated_tokens"] += len(seats) - len(failed)
+        events = self._release(ended, None)
+        if len(failed):
+            events += self._release(failed, FinishReason.FAILED, "the model's logits are not finite")
+        return events
+
+    def _release(self, seats: IntArray, finish: FinishReason | None, reason: str | None = None) -> list[SampleEvent]:
+        if not len(seats):
+            return []
+        self._batch = None
+        self._cache.remove(seats, wipe=finish is FinishReason.FAILED)
+        return self._roster.release(seats, self.clock, finish, reason)
+
+    def _admit(self) -> list[SampleEvent]:
+        """Seat waiting requests and make their first token; returns those that ended with it."""
+        free, waiting = self._roster.free, len(self._queue)
+        # A prefill pass costs about as much as a decode step, so a few slots wait for company.
+        if not waiting or free < min(waiting, max(1, self.capacity // 16)):
+            return []
+        requests = [self._queue.pop() for _ in range(min(free, waiting))]
+        names = [sequence_of(request).tobytes() for request in requests]
+        self._prefill([name for name in dict.fromkeys(names) if name not in self._prefilled])
+        events: list[SampleEvent] = []
+        source: dict[int, Prefilled] = {id(p): p for p, _ in (self._prefilled[name] for name in names)}
+        for prefilled in source.values():
+            chosen = [i for i, name in enumerate(names) if self._prefilled[name][0] is prefilled]
+            rows = np.array([self._prefilled[names[i]][1] for i in chosen], dtype=np.int64)
+            lengths = np.array([len(names[i]) // 8 for i in chosen], dtype=np.int64)
+            seats = self._roster.seat([requests[i] for i in chosen], self.version)
+            self._cache.insert(seats, lengths, prefilled, rows)
+            self._batch = None
+            logits = prefilled.logits.index_select(0, torch.from_numpy(rows).to(self._loaded.device))
+            events += self._sample(seats, logits)
+        for name in names:
+            self._no_longer_waiting(name)
+        return events
+
+    def _no_longer_waiting(self, name: bytes) -> None:
+        self._waiting[name] -= 1
+        if not self._waiting[name]:
+            del self._waiting[name]
+            self._prefilled.pop(name, None)
+
+    def _prefill(self, names: list[bytes]) -> None:
+        """Compute the named sequences (their int64 token ids as bytes), in passes of similar length."""
+        ordered = sorted(names, key=len)
+        start = 0
+        while start < len(ordered):
+            stop = start + 1
+            while stop < len(ordered) and (stop + 1 - start) * len(ordered[stop]) // 8 <= PREFILL_TOKENS:
+                stop += 1
+            part = [np.frombuffer(name, dtype=np.int64) for name in ordered[start:stop]]
+            lengths = [len(tokens) for tokens in part]
+            padded = np.zeros((len(part), lengths[-1]), dtype=np.int64)
+            for row, tokens in zip(padded, part, strict=True):
+                row[: len(tokens)] = tokens
+            prefilled = self._decoder.prefill(torch.from_numpy(padded).to(self._loaded.device), lengths)
+            self._prefilled.update((name, (prefilled, row)) for row, name in enumerate(ordered[start:stop]))
+            self._stats["prefill_tokens"] += sum(lengths)
+            start = stop

@@ -1,0 +1,204 @@
+"""Fused decoding for the Llama family: the same mathematics as the model's own forward, with few operations.
+
+Query, key and value matrices are one matrix, as are gate and up; both are copies, made again by :meth:`refresh`
+after every weight change. All other weights are read in place from the model. Rotary embedding is one complex
+product: the rows of the query and key matrices are permuted so that the two numbers of a pair lie side by side,
+which leaves every query-key product as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dapo.models.loaded import LoadedModel
+from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled
+
+_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the length
+
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, query [rows, heads, d] scaled and rotated, keys and values [rows, 2 x kv heads, d]) -> [rows, heads x d]"""
+
+
+def why_not(model: nn.Module) -> str | None:
+    """The reason why ``model`` cannot be decoded by :class:`FusedDecoder`; None when it can be tried."""
+    config: Any = model.config
+    if type(model).__name__ not in _ARCHITECTURES:
+        return f"architecture {type(model).__name__} is not one of {', '.join(sorted(_ARCHITECTURES))}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"activation {config.hidden_act} is not silu"
+    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+    if set(layer_types) != {"full_attention"} or (
+        type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None
+    ):
+        return "some layers see only a window"
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return f"rotary embedding {rope} is not supported"
+    if not isinstance(getattr(model.model.layers[0].self_attn, "q_proj", None), nn.Linear):
+        return "its projections are not plain linear layers"
+    return None
+
+
+def _pairs(heads: int, d: int, device: torch.device) -> Tensor:
+    """Row order that puts i and i + d/2 of each head side by side [heads x d]."""
+    within = torch.arange(d, device=device).view(2, d // 2).t().reshape(-1)
+    return (torch.arange(heads, device=device)[:, None] * d + within).reshape(-1)
+
+
+class _Layer:
+    """One transformer layer with its fused matrices."""
+
+    def __init__(self, layer: Any, order: Tensor) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._order = order  # of the rows of query and key matrices
+        self._projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._gates = (mlp.gate_proj, mlp.up_proj)
+        self._head_norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self._o, self._down = attention.o_proj, mlp.down_proj
+        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self.head_dim = int(attention.head_dim)
+        self.heads = self._projections[0].out_features // self.head_dim
+        self.kv_heads = self._projections[1].out_features // self.head_dim
+        self.eps: float = self._norms[0].variance_epsilon
+        self.head_eps: float = 0.0 if self._head_norms[0] is None else self._head_norms[0].variance_epsilon
+        self.qkv: Tensor | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        q, k, v = self._projections
+        nq, nk = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        order_q, order_k = self._order[:nq], self._order[:nk]
+        qkv = torch.cat([q.weight[order_q], k.weight[order_k], v.weight])
+        gates = torch.cat([gate.weight for gate in self._gates])
+        if self.qkv is None:
+            self.qkv, self.gates = qkv, gates
+        else:  # in place: addresses stay, as a captured graph needs them to
+            self.qkv.copy_(qkv)
+            self.gates.copy_(gates)
+        self.qkv_bias = None if q.bias is None else torch.cat([q.bias[order_q], k.bias[order_k], v.bias])
+        biases = [gate.bias for gate in self._gates]
+        self.gates_bias = None if biases[0] is None else torch.cat(biases)
+        self.head_norms = [None if n is None else n.weight[self._order[: self.head_dim]] for n in self._head_norms]
+        self.norms = [norm.weight for norm in self._norms]
+        self.qkv_t, self.gates_t = self.qkv.t(), self.gates.t()
+        self.o_t, self.down_t = self._o.weight.t(), self._down.weight.t()
+        self.o_bias, self.down_bias = self._o.bias, self._down.bias
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], index: int, attend: Attend) -> None:
+        """Add this layer's contribution to the residual stream ``x`` [rows, width], in place."""
+        width, d, nq = x.shape[1:], self.head_dim, self.heads
+        h = F.rms_norm(x, width, self.norms[0], self.eps)
+        qkv = torch.mm(h, self.qkv_t) if self.qkv_bias is None else torch.addmm(self.qkv_bias, h, self.qkv_t)
+        by_head = qkv.view(-1, nq + 2 * self.kv_heads, d)
+        q, k = by_head[:, :nq], by_head[:, nq : nq + self.kv_heads]
+        if self.head_norms[0] is not None:
+            q = F.rms_norm(q, (d,), self.head_norms[0], self.head_eps)
+            k.copy_(F.rms_norm(k, (d,), self.head_norms[1], self.head_eps))
+        out = attend(index, _rotate(q, rope[0]), _rotate_(k, rope[1], by_head[:, nq:]))
+        x.addmm_(out, self.o_t)
+        if self.o_bias is not None:
+            x.add_(self.o_bias)
+        h = F.rms_norm(x, width, self.norms[1], self.eps)
+        both = torch.mm(h, self.gates_t) if self.gates_bias is None else torch.addmm(self.gates_bias, h, self.gates_t)
+        gate, up = both.chunk(2, dim=-1)
+        x.addmm_(F.silu(gate).mul_(up), self.down_t)
+        if self.down_bias is not None:
+            x.add_(self.down_bias)
+
+
+def _complex(x: Tensor) -> Tensor:
+    """[rows, heads, d] real -> [rows, heads, d/2] complex64 (a view when x is float32)."""
+    return torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+
+
+def _rotate(x: Tensor, turn: Tensor) -> Tensor:
+    return torch.view_as_real(_complex(x) * turn).flatten(-2).to(x.dtype)
+
+
+def _rotate_(x: Tensor, turn: Tensor, result: Tensor) -> Tensor:
+    """Rotate ``x`` in place; returns ``result``, the tensor that ``x`` is a part of."""
+    if x.dtype == torch.float32:
+        _complex(x).mul_(turn)
+    else:
+        x.copy_(_rotate(x, turn))
+    return result
+
+
+class FusedDecoder:
+    """Decodes Llama, Mistral, Qwen2 and Qwen3 models from their weights; :func:`why_not` says which."""
+
+    name = "fused"
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        model: Any = loaded.model
+        self._model = model.model
+        first = self._model.layers[0].self_attn
+        heads, d = first.q_proj.out_features // first.head_dim, int(first.head_dim)
+        self._scaling: float = first.scaling
+        order = _pairs(heads, d, loaded.device)
+        self._layers = [_Layer(layer, order) for layer in self._model.layers]
+        kv_heads = self._layers[0].kv_heads
+        self.shape = CacheShape(len(self._layers), kv_heads, d, loaded.dtype, loaded.device)
+        self._rope = self._rope_table(256)
+
+    def refresh(self) -> None:
+        """The model's weights have changed: make the fused matrices again."""
+        for layer in self._layers:
+            layer.refresh()
+
+    def _rope_table(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Rotation of queries (scaled by 1/sqrt(d)) and keys at each position: complex [positions, 1, d/2]."""
+        at = torch.arange(positions, device=self._loaded.device)[None]
+        cos, sin = self._model.rotary_emb(torch.empty(0, dtype=torch.float32, device=self._loaded.device), at)
+        half = cos.shape[-1] // 2
+        keys = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
+        return keys * self._scaling, keys
+
+    def _turns(self, positions: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+        if limit > len(self._rope[0]):
+            self._rope = self._rope_table(max(limit, 2 * len(self._rope[0])))
+        return self._rope[0].index_select(0, positions), self._rope[1].index_select(0, positions)
+
+    def _forward(self, tokens: Tensor, turns: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = F.embedding(tokens, self._model.embed_tokens.weight)
+        for index, layer in enumerate(self._layers):
+            layer.forward(x, turns, index, attend)
+        return x
+
+    def _logits(self, x: Tensor) -> Tensor:
+        norm = self._model.norm
+        return self._loaded.head(F.rms_norm(x, x.shape[1:], norm.weight, norm.variance_epsilon)).float()
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int]) -> Prefilled:
+        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
+        rows, length = tokens.shape
+        shape = self.shape
+        kept = torch.empty(
+            (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim), dtype=shape.dtype, device=shape.device
+        )
+
+        def attend(layer: int, query: Tensor, kv: Tensor) -> Tensor:
+            by_row = kv.view(rows, length, 2, shape.kv_heads, shape.head_dim)
+            kept[layer] = by_row.permute(2, 0, 3, 1, 4)
+            q = query.view(rows, length, -1, shape.head_dim).transpose(1, 2)
+            out = F.scaled_dot_product_attention(
+                q, kept[layer, 0], kept[layer, 1], is_causal=True, scale=1.0, enable_gqa=True
+            )
+            return out.transpose(1, 2).reshape(rows * length, -1)
+
+        positions = torch.arange(length, device=shape.device).repeat(rows)
+        x = self._forward(tokens.reshape(-1), self._turns(positions, length), attend)
+        last = torch.tensor([i * length + n - 1 for i, n in enumerate(lengths)], device=shape.device)
+        return Prefilled(kept, self._logits(x.index_select(0, last)))
+
+    def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:
+        """Logits [rows, vocabulary] of the token after ``tokens`` [rows], which enter the cache."""
+        turns = self._turns(batch.positions, batch.widest)
+        return self._logits(self._forward(tokens, turns, batch.attend))

@@ -1,0 +1,197 @@
+"""The plain engine: transformers' own ``generate``, for every causal language model that transformers runs.
+
+Slow (a batch decodes until its longest response ends) but indifferent to architecture: caches, windows, recurrent
+states and position schemes are the model's business. Only the choice of each token is ours: a logits processor draws it
+with the request's own uniform numbers, as the embedded engine does, and leaves ``generate`` no other choice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.protocols import WeightSource
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest
+from dapo.errors import EngineError
+from dapo.models.attention import own_attention
+from dapo.models.loaded import LoadedModel
+from dapo.rollout.generic import sampling_mode
+from dapo.rollout.roster import Queue, Roster, check_request, empty_event, ended_before, sequence_of
+from dapo.rollout.sampling import draw_mixed
+from dapo.rollout.weights import copy_weights
+
+_DEFAULT_SLOTS = 64
+
+
+class _Drawn:
+    """Logits processor and stopping criterion in one: draws each row's token and notes what ended."""
+
+    def __init__(self, roster: Roster, rows: int, clock: int) -> None:
+        self.roster, self.clock, self.steps = roster, clock, 0
+        self.live = np.ones(rows, dtype=np.bool_)  # row r sits in seat r
+        self.events: list[SampleEvent] = []
+        self.busy = 0
+        self.generated = 0
+
+    def process(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [rows, vocabulary] with all but the drawn token at -inf; ended rows repeat token 0."""
+        seats = np.flatnonzero(self.live)
+        rows = torch.from_numpy(seats).to(scores.device)
+        uniform = torch.from_numpy(self.roster.uniforms(seats)).to(scores.device)[:, None]
+        groups = [
+            (law, None if own is None else torch.from_numpy(own).to(scores.device))
+            for law, own in self.roster.laws(seats)
+        ]
+        tokens, logprobs = draw_mixed(scores[rows].float(), uniform, groups)
+        self.clock += 1
+        self.steps += 1
+        self.busy += len(seats)
+        ended, failed = self.roster.record(seats, tokens[:, 0].cpu().numpy(), logprobs[:, 0].cpu().numpy())
+        self.generated += len(seats) - len(failed)
+        self.events += self.roster.release(ended, self.clock)
+        self.events += self.roster.release(failed, self.clock, FinishReason.FAILED, "the model's logits are not finite")
+        self.live[ended] = self.live[failed] = False
+        chosen = torch.zeros(len(self.live), 1, dtype=torch.int64, device=scores.device)
+        chosen[rows] = tokens
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
+
+    def stopped(self, input_ids: Tensor, scores: Any) -> Tensor:
+        """Which rows are done [rows]; ``generate`` returns when all are."""
+        return torch.from_numpy(~self.live).to(input_ids.device)
+
+
+class GenerateEngine:
+    """An ``Engine`` (``dapo.contracts.protocols``) over transformers' ``generate``.
+
+    ``poll`` runs one batch to its end, so nothing is ever in flight between calls.
+
+    Args:
+        loaded: The model. With ``shares_weights`` it is the learner's own, else a copy that belongs to the engine.
+        slots: Responses in one batch; None: 64.
+        shares_weights: The learner changes this very model.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, slots: int | None = None, shares_weights: bool = True) -> None:
+        self._loaded = loaded
+        self.shares_weights = shares_weights
+        self.capacity = slots or _DEFAULT_SLOTS
+        self.clock = 0
+        self.version = 0
+        self._vocabulary: int = loaded.model.get_input_embeddings().weight.shape[0]
+        self._max_positions: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+        self._queue = Queue()
+        self._pending: list[SampleEvent] = []
+        self._stats = Counter[str]()
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queue requests, in order of (priority, arrival).
+
+        Raises:
+            EngineError: A key that waits here already, or a request that does not fit the model.
+        """
+        waiting = set(self._queue.keys())
+        for request in requests:
+            check_request(request, self._vocabulary, self._max_positions)
+            if request.key in waiting:
+                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
+            done = ended_before(request, self.clock)
+            if done is not None:
+                self._pending.append(done)
+                continue
+            waiting.add(request.key)
+            self._queue.push(request)
+
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """Run one batch to its end. ``timeout`` is for remote engines."""
+        events, self._pending = self._pending, []
+        if not events and len(self._queue):
+            events = self._run([self._queue.pop() for _ in range(min(self.capacity, len(self._queue)))])
+        return sorted(events, key=lambda event: (event.tick, event.key))
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Take back waiting requests. Keys unknown here are ignored."""
+        named = set(self._queue.keys()) if keys is None else set(keys)
+        taken = sorted(self._queue.take_out(named), key=lambda request: request.key)
+        return [empty_event(request.key, FinishReason.ABORTED, self.clock) for request in taken]
+
+    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """Take new weights. Nothing is in flight here; with ``abort``, nothing may be waiting either.
+
+        Raises:
+            EngineError: ``abort`` while requests wait, or tensors that do not fit the model.
+        """
+        if in_flight == "abort" and len(self._queue):
+            raise EngineError(
+                f"new weights arrived while {len(self._queue)} requests are waiting; call abort() first and submit "
+                "them again, or publish with in_flight='keep'"
+            )
+        if not (weights.shares_memory and self.shares_weights):
+            copy_weights(self._loaded.model, weights.named_tensors())
+        self.version = version
+
+    def stats(self) -> Metrics:
+        """Counters since construction."""
+        names = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")
+        return {name: float(self._stats[name]) for name in names}
+
+    def close(self) -> None:
+        """Drop everything that waits."""
+        self.abort()
+
+    def _run(self, requests: Sequence[SampleRequest]) -> list[SampleEvent]:
+        roster = Roster(len(requests), self._vocabulary)
+        roster.seat(requests, self.version)
+        drawn = _Drawn(roster, len(requests), self.clock)
+        sequences = [sequence_of(request) for request in requests]
+        width = max(map(len, sequences))
+        tokens = np.full((len(requests), width), self._loaded.pad_token_id, dtype=np.int64)
+        mask = np.zeros_like(tokens)
+        for row, sequence in enumerate(sequences):
+            tokens[row, width - len(sequence) :], mask[row, width - len(sequence) :] = sequence, 1
+        longest = max(
+            request.sampling.max_tokens + len(request.prompt_ids) - len(sequence)
+            for request, sequence in zip(requests, sequences, strict=True)
+        )
+        device, model = self._loaded.device, self._loaded.model
+        with torch.inference_mode(), _plain_generation(model, longest, self._loaded.pad_token_id):
+            model.generate(
+                torch.from_numpy(tokens).to(device),
+                attention_mask=torch.from_numpy(mask).to(device),
+                logits_processor=[drawn.process],
+                stopping_criteria=[drawn.stopped],
+            )
+        self.clock = drawn.clock
+        self._stats.update(
+            decode_steps=drawn.steps,
+            generated_tokens=drawn.generated,
+            prefill_tokens=sum(map(len, sequences)),
+            slot_steps=drawn.steps * self.capacity,
+            busy_slot_steps=drawn.busy,
+        )
+        return drawn.events
+
+
+@contextmanager
+def _plain_generation(model: Any, max_new_tokens: int, pad_token_id: int) -> Iterator[None]:
+    """The model with its own attention and a generation config that changes nothing.
+
+    A model's own one may ask for penalties, other temperatures or forced tokens, which would alter the scores first.
+    """
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=pad_token_id, use_cache=own.use_cache
+    )
+    try:
+        with own_attention(model), sampling_mode(model):
+            yield
+    finally:
+        model.generation_config = own

@@ -1,0 +1,133 @@
+"""Decoding with the unmodified transformers model, for every architecture whose attention can be routed.
+
+The model calls the attention function of ``dapo.models.attention``, which hands each layer's queries, keys and values
+to a context: :class:`_PrefillContext` keeps them, :class:`SlotContext` writes them into the slot cache and attends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dapo.errors import EngineError
+from dapo.models import attention
+from dapo.models.loaded import LoadedModel
+from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled
+
+# Keyword arguments of transformers' attention calls that change what is computed and that no context here knows.
+_UNSUPPORTED = ("softcap", "s_aux")
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    for name in _UNSUPPORTED:
+        if options.get(name) is not None:
+            raise EngineError(f"the model's attention uses {name!r}, which the slot cache does not compute")
+
+
+class _PrefillContext:
+    """Plain causal attention over right-padded rows; keeps each layer's keys and values."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, **options: Any
+    ) -> Tensor:
+        _refuse_unknown(options)
+        layer: Any = module.layer_idx
+        self.keys[layer], self.values[layer] = key, value
+        window, length = options.get("sliding_window"), query.shape[2]
+        mask = None
+        if window is not None and window < length:
+            back = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
+            mask = (back >= 0) & (back < window)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+    def stacked(self) -> Tensor:
+        """[layers, 2, rows, kv heads, tokens, d]"""
+        order = sorted(self.keys)
+        shapes = {(self.keys[i].shape, self.values[i].shape) for i in order}
+        if len(shapes) != 1 or order != list(range(len(order))) or len(next(iter(shapes))) != 2:
+            raise EngineError(f"the slot cache needs equal keys and values in every layer; the model has {shapes}")
+        return torch.stack([torch.stack([self.keys[i], self.values[i]]) for i in order])
+
+
+class SlotContext:
+    """One decode step: writes this step's keys and values into the slot cache and attends over it."""
+
+    def __init__(self, batch: DecodeBatch) -> None:
+        self._batch = batch
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, **options: Any
+    ) -> Tensor:
+        _refuse_unknown(options)
+        layer: Any = module.layer_idx
+        kv = torch.cat([key[:, :, 0], value[:, :, 0]], dim=1)
+        out = self._batch.attend(layer, query[:, :, 0] * scaling, kv, options.get("sliding_window"))
+        return out.view(query.shape[0], 1, query.shape[1], -1)
+
+
+@contextmanager
+def sampling_mode(model: Any, implementation: str | None = None) -> Iterator[None]:
+    """``model`` in evaluation mode, and with another attention implementation (None: its present one), for a while."""
+    before, training = model.config._attn_implementation, model.training
+    if implementation not in (None, before):
+        model.set_attn_implementation(implementation)
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if implementation not in (None, before):
+            model.set_attn_implementation(before)
+        if training:
+            model.train()
+
+
+class GenericDecoder:
+    """Runs the transformers model itself, one token per row and step, over the slot cache."""
+
+    name = "generic"
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        attention.register()
+        self._loaded = loaded
+        self._model: Any = loaded.model
+        probe = self.prefill(torch.zeros((1, 1), dtype=torch.int64, device=loaded.device), [1])
+        layers, _, _, kv_heads, _, d = probe.kv.shape
+        self.shape = CacheShape(layers, kv_heads, d, probe.kv.dtype, loaded.device)
+
+    def refresh(self) -> None:
+        """Nothing here is derived from weights."""
+
+    def _logits(self, context: attention.AttentionContext, tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
+        """[rows, vocabulary] at index ``last`` [rows] of ``tokens`` [rows, length]."""
+        with sampling_mode(self._model, attention.NAME):
+            out = self._loaded.decoder(
+                input_ids=tokens, position_ids=positions, use_cache=False, attention_context=context
+            )
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
+        return self._loaded.head(out.last_hidden_state[rows, last]).float()
+
+    def prefill(self, tokens: Tensor, lengths: Sequence[int]) -> Prefilled:
+        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
+        context = _PrefillContext()
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        last = torch.tensor(lengths, device=tokens.device) - 1
+        logits = self._logits(context, tokens, positions, last)
+        return Prefilled(context.stacked(), logits)
+
+    def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:
+        """Logits [rows, vocabulary] of the token after ``tokens`` [rows], which enter the cache."""
+        first = torch.zeros_like(tokens)
+        return self._logits(SlotContext(batch), tokens[:, None], batch.positions[:, None], first)

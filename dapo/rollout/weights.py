@@ -1,0 +1,39 @@
+"""How new weights enter an engine that owns its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo.errors import EngineError
+
+
+@torch.no_grad()
+def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy named tensors into ``model``, in place.
+
+    Raises:
+        EngineError: A name or shape that the model does not have, or a parameter for which nothing came. (A tied
+            tensor needs to come under one of its names only.)
+    """
+    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    came: set[int] = set()
+    for name, tensor in tensors:
+        target = own.get(name)
+        if target is None or target.shape != tensor.shape:
+            have = "no tensor of that name" if target is None else f"shape {tuple(target.shape)}"
+            raise EngineError(
+                f"published tensor {name!r} has shape {tuple(tensor.shape)}; the engine's model has {have}: learner "
+                "and engine must be loaded from the same checkpoint"
+            )
+        target.copy_(tensor)
+        came.add(id(target))
+    missing = [name for name, parameter in model.named_parameters() if id(parameter) not in came]
+    if missing:
+        raise EngineError(
+            f"{len(missing)} of the engine's weights were not published ({', '.join(missing[:3])}...); they would stay "
+            "old: a weight source must name every parameter"
+        )

@@ -1,0 +1,150 @@
+"""Runs inside an environment that has verl; prints its answers as JSON. Serves 0.9.1 and the older 0.5.0."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from questions import BATCHES, CLIPS, GSPO, MICRO_BATCHES, UNEVEN
+from verl.trainer.ppo import core_algos
+
+VERSION = version("verl")
+MODES = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean", "sequence_sum": "seq-mean-token-sum"}
+
+
+def tensors(batch: dict) -> dict[str, torch.Tensor]:
+    made = {name: torch.tensor(values, dtype=torch.float32) for name, values in batch.items()}
+    made["advantages"] = made["advantages"][:, None].expand_as(made["mask"])
+    return made
+
+
+def reductions(name: str, batch: dict) -> list[dict]:
+    t = tensors(batch)
+    cases = []
+    for ours, theirs in MODES.items():
+        answer = core_algos.agg_loss(t["loss_matrix"], t["mask"], theirs)
+        cases.append({"settings": {"reduction": ours}, "peer": f"agg_loss({theirs!r})", "answer": answer.item()})
+    answer = core_algos.agg_loss(
+        t["loss_matrix"], t["mask"], "seq-mean-token-sum-norm", global_batch_size=len(t["mask"]), loss_scale_factor=5
+    )
+    settings = {"reduction": "constant", "constant_length": 5}
+    cases.append({"settings": settings, "peer": "agg_loss('seq-mean-token-sum-norm')", "answer": answer.item()})
+    return [{"question": "reduction", "batch": name} | case for case in cases]
+
+
+def legacy_reductions(name: str, batch: dict) -> list[dict]:
+    """As dp_actor.update_policy of 0.5.0 uses agg_loss with dynamic batches: each scaled by its share of the rows."""
+    t = tensors(batch)
+    cases = []
+    for split in (MICRO_BATCHES, UNEVEN):
+        parts = [core_algos.agg_loss(t["loss_matrix"][rows], t["mask"][rows], "token-mean") for rows in split]
+        answer = sum(part * len(rows) / len(t["mask"]) for part, rows in zip(parts, split, strict=True))
+        settings = {"reduction": "micro_batch_mean", "micro_batches": split, "micro_batch_weighted": True}
+        peer = "agg_loss('token-mean') per micro-batch, times its share of the rows"
+        cases.append(
+            {"question": "reduction", "batch": name, "settings": settings, "peer": peer, "answer": answer.item()}
+        )
+    return cases
+
+
+def losses(name: str, batch: dict) -> list[dict]:
+    from verl.workers.config.actor import ActorConfig
+
+    def ask(policy_loss: str, settings: dict, **config) -> dict:
+        t = tensors(batch)
+        actor = ActorConfig(
+            strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=4, ppo_mini_batch_size=8, **config
+        )
+        logprobs = t["logprobs"].requires_grad_()
+        loss, _ = core_algos.get_policy_loss_fn(policy_loss)(
+            old_log_prob=t["old_logprobs"], log_prob=logprobs, advantages=t["advantages"],
+            response_mask=t["mask"], loss_agg_mode=MODES[settings["reduction"]], config=actor,
+        )  # fmt: skip
+        loss.backward()
+        answer = {"loss": loss.item(), "gradient": logprobs.grad.tolist()}
+        return {"question": "loss", "batch": name, "settings": settings, "peer": policy_loss, "answer": answer}
+
+    def bounds(settings: dict) -> dict:
+        return {
+            "clip_ratio": settings["low"],
+            "clip_ratio_low": settings["low"],
+            "clip_ratio_high": settings["high"],
+            "clip_ratio_c": settings["dual"] or 3.0,
+        }
+
+    cispo = {"kind": "cispo", "cap": 1.3, "floor": 0.7, "reduction": "token_mean"}
+    return [
+        *(ask("vanilla", settings, **bounds(settings)) for settings in CLIPS),
+        ask("gspo", GSPO, **bounds(GSPO)),
+        ask("cispo", cispo, clip_ratio=0.3, clip_ratio_low=0.3, clip_ratio_high=0.3),
+    ]
+
+
+def advantages(name: str, batch: dict) -> list[dict]:
+    mask = torch.ones(8, 1)
+    rewards, index = torch.tensor(batch["rewards"])[:, None], np.array(batch["groups"])
+    grpo, rloo = core_algos.compute_grpo_outcome_advantage, core_algos.compute_rloo_outcome_advantage
+    asked = [
+        ("mean", "group_std", grpo(rewards, mask, index)),
+        ("mean", "none", grpo(rewards, mask, index, norm_adv_by_std_in_grpo=False)),
+        ("leave_one_out", "none", rloo(rewards, mask, index)),
+    ]
+    return [
+        {
+            "question": "advantages",
+            "batch": name,
+            "settings": {"baseline": baseline, "scale": scale},
+            "peer": "compute_rloo_outcome_advantage" if baseline != "mean" else "compute_grpo_outcome_advantage",
+            "answer": answer[0][:, 0].tolist(),
+        }
+        for baseline, scale, answer in asked
+    ]
+
+
+def corrections(name: str, batch: dict) -> list[dict]:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
+
+    t = tensors(batch)
+    gap = t["logprobs"] - t["sampler_logprobs"]
+    truncated, _ = compute_rollout_correction_weights(gap, t["mask"], "token", 1.5)
+    icepop, _ = compute_rollout_correction_weights(gap, t["mask"], "token", "0.6_1.5")
+    # its k1 is log(p_sampler / p_learner), so that its bounds are the inverses of ours
+    kept, _ = compute_rollout_rejection_mask(gap, t["mask"], "seq_mean_k1", f"{1 / 1.2}_{1 / 0.8}")
+    asked = [
+        ({"kind": "truncate", "cap": 1.5, "floor": 0.6}, "compute_rollout_correction_weights(1.5)", truncated),
+        ({"kind": "mask_token", "cap": 1.5, "floor": 0.6}, "compute_rollout_correction_weights('0.6_1.5')", icepop),
+        (
+            {"kind": "mask_sequence", "cap": 1.2, "floor": 0.8},
+            "compute_rollout_correction_weights(1.2) x compute_rollout_rejection_mask('seq_mean_k1', inverse bounds)",
+            compute_rollout_correction_weights(gap, t["mask"], "token", 1.2)[0] * kept,
+        ),
+    ]
+    return [
+        {"question": "correction", "batch": name, "settings": settings, "peer": peer, "answer": answer.tolist()}
+        for settings, peer, answer in asked
+    ]
+
+
+def k3(name: str, batch: dict) -> dict:
+    t = tensors(batch)
+    estimate = core_algos.kl_penalty_forward(t["sampler_logprobs"], t["logprobs"], "k3")
+    answer = (estimate * t["mask"]).sum() / t["mask"].sum()
+    return {
+        "question": "k3",
+        "batch": name,
+        "settings": {},
+        "peer": "kl_penalty_forward('k3')",
+        "answer": answer.item(),
+    }
+
+
+cases = []
+for name, batch in BATCHES.items():
+    if VERSION.startswith("0.5."):
+        cases += legacy_reductions(name, batch) if name != "empty_row" else []
+    else:
+        cases += reductions(name, batch) + losses(name, batch) + advantages(name, batch) + corrections(name, batch)
+        cases.append(k3(name, batch))
+print(json.dumps({"package": "verl", "version": VERSION, "cases": cases}))

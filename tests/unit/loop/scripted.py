@@ -1,0 +1,181 @@
+"""A scripted engine, scorer and stream: no model, prepared lengths and scores, any order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dapo.config.schema import DynamicSampling
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, content_id
+from dapo.loop.algorithm import Algorithm
+from dapo.loop.collector import StreamingCollector
+from dapo.loop.seeds import derive_seed
+
+
+class ScriptedEngine:
+    """Response i of group g has ``length(g, i)`` tokens; token t is ``g * 1000 + i * 100 + t``."""
+
+    shares_weights = True
+
+    def __init__(self, length, capacity=8, version=0, fail=lambda g, i: False):
+        self.length, self.capacity, self.version, self.fail = length, capacity, version, fail
+        self.clock = 0
+        self.queue, self.active = [], {}
+        self.submitted = []
+        self.generated = self.slot_steps = self.busy = 0
+
+    def submit(self, requests):
+        self.submitted += [r.key for r in requests]
+        self.queue += [[r, []] for r in requests]
+
+    def _fill(self):
+        while self.queue and len(self.active) < self.capacity:
+            request, tokens = self.queue.pop(0)
+            self.active[request.key] = (request, tokens)
+
+    def _event(self, request, tokens, finish):
+        n = len(tokens)
+        return SampleEvent(
+            key=request.key,
+            token_ids=np.array(tokens, dtype=np.int64),
+            logprobs=np.full(n, -1.0, dtype=np.float32),
+            versions=np.full(n, self.version, dtype=np.int32),
+            finish=finish,
+            tick=self.clock,
+            reason="scripted" if finish is FinishReason.FAILED else None,
+        )
+
+    def poll(self, timeout=None):
+        events = []
+        while not events:
+            self._fill()
+            if not self.active:
+                return []
+            self.clock += 1
+            self.slot_steps += self.capacity
+            for key in sorted(self.active):
+                request, tokens = self.active[key]
+                done = len(request.prefix) if request.prefix else 0
+                g, i = key
+                tokens.append(g * 1000 + i * 100 + done + len(tokens))
+                self.generated += 1
+                self.busy += 1
+                if done + len(tokens) >= self.length(g, i):
+                    finish = FinishReason.FAILED if self.fail(g, i) else FinishReason.STOP
+                    events.append(self._event(request, tokens, finish))
+                    del self.active[key]
+        return events
+
+    def abort(self, keys=None):
+        events = [self._event(r, tokens, FinishReason.ABORTED) for r, tokens in [*self.active.values(), *self.queue]]
+        self.active, self.queue = {}, []
+        return sorted(events, key=lambda e: e.key)
+
+    def publish(self, version, weights, in_flight="abort"):
+        self.version = version
+
+    def stats(self):
+        return {
+            "decode_steps": float(self.clock),
+            "generated_tokens": float(self.generated),
+            "slot_steps": float(self.slot_steps),
+            "busy_slot_steps": float(self.busy),
+        }
+
+    def close(self):
+        pass
+
+
+class ScriptedScorer:
+    """Accuracy of response i of group g is ``accuracy(g, i)``; a string is the reason why it is unscored."""
+
+    def __init__(self, accuracy):
+        self.accuracy, self.pending, self.keys = accuracy, [], []
+
+    def submit(self, key, prompt, completion):
+        self.keys.append(key)
+        self.pending.append(key)
+
+    def poll(self, timeout=None):
+        out = []
+        for key in reversed(self.pending):  # late and out of order on purpose
+            value = self.accuracy(*key)
+            score = Score(reason=value) if isinstance(value, str) else Score({"accuracy": value}, value)
+            out.append((key, score))
+        self.pending = []
+        return out
+
+    def close(self):
+        pass
+
+
+class CountingStream:
+    def __init__(self, end=None):
+        self.position, self.end = 0, end
+
+    def take(self, n):
+        out = []
+        while len(out) < n and (self.end is None or self.position < self.end):
+            text = f"problem {self.position}"
+            out.append(Prompt(content_id(text), text, np.array([1, 2]), text, "", "scripted"))
+            self.position += 1
+        return out
+
+    def state(self):
+        return {"position": self.position}
+
+    def load(self, state):
+        self.position = state["position"]
+
+
+def make_algorithm(**changes):
+    from functools import partial
+
+    from dapo.algorithms.advantages import group_advantages
+    from dapo.algorithms.keep import judge_group
+    from dapo.algorithms.weights import token_weights
+
+    settings = {
+        "judge": partial(judge_group, metric_is_accuracy=True),
+        "shape": lambda rewards, lengths, truncated: (2 * rewards - 1, np.zeros(len(rewards))),
+        "advantages": group_advantages,
+        "weights": partial(token_weights, reduction="token_mean"),
+    }
+    return Algorithm(**(settings | changes))
+
+
+def make_collector(
+    *, length, accuracy, prompts=4, group=2, capacity=8, end=None, lag=0, version=0, fail=None, **settings
+):
+    engine = ScriptedEngine(length, capacity, version, fail or (lambda g, i: False))
+    return StreamingCollector(
+        engine=engine,
+        scorer=ScriptedScorer(accuracy),
+        stream=CountingStream(end),
+        algorithm=make_algorithm(),
+        sampling=SamplingParams(max_tokens=1000),
+        settings=DynamicSampling(**settings),
+        prompts_per_step=prompts,
+        group_size=group,
+        run_seed=1,
+        decode=lambda ids: [" ".join(map(str, x)) for x in ids],
+        verdict_lag=lag,
+    )
+
+
+def random_world(seed, *, mean_length=12, kept=0.5):
+    """Lengths and accuracies as functions of (seed, group, sample): equal in every run that uses them."""
+
+    def unit(*parts):
+        return derive_seed(seed, *parts) / 2**63
+
+    def length(g, i):
+        return 1 + int(-mean_length * np.log(1 - unit(1, g, i)))
+
+    def accuracy(g, i):
+        u = unit(2, g)
+        if u < kept:
+            return float(i == 0) if i < 2 else float(unit(3, g, i) < 0.5)
+        return float(u < (1 + kept) / 2)
+
+    return length, accuracy

@@ -1,0 +1,256 @@
+"""The collector against a scripted engine: what is trained, what is lost, what a cap does."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import make_collector, random_world
+
+from dapo.checkpoint.tree import load_tree, save_tree
+from dapo.contracts.enums import Disposition, Verdict
+from dapo.errors import SamplingStopped
+
+
+def ids(batch):
+    return [group.id for group in batch.groups_P]
+
+
+def test_rejected_groups_are_replaced_until_exactly_p_are_kept():
+    # groups 0 and 2 are all wrong, 1 all correct; the next four are mixed
+    accuracy = lambda g, i: {0: 0.0, 1: 1.0, 2: 0.0}.get(g, float(i))  # noqa: E731
+    collector = make_collector(length=lambda g, i: 3, accuracy=accuracy, surplus="discard", unfinished="drain")
+    batch = collector.collect(1)
+    assert ids(batch) == [3, 4, 5, 6]
+    by_verdict = {g.id: g.verdict for g in batch.finished}
+    assert by_verdict[0] is by_verdict[2] is Verdict.ALL_WRONG
+    assert by_verdict[1] is Verdict.ALL_CORRECT
+    assert batch.metrics["groups/kept"] >= 4
+    assert batch.metrics["groups/all_wrong"] == 2
+    assert all(g.disposition is Disposition.TRAINED for g in batch.groups_P)
+
+
+def test_a_group_is_replaced_while_others_still_decode():
+    # group 0 ends after 2 steps and is rejected; group 1 takes 50: its replacement must not wait for it
+    lengths = {0: 2, 1: 50, 2: 3}
+    collector = make_collector(
+        length=lambda g, i: lengths.get(g, 5),
+        accuracy=lambda g, i: 0.0 if g == 0 else float(i),
+        prompts=2,
+        capacity=4,
+        unfinished="drain",
+    )
+    batch = collector.collect(1)
+    assert ids(batch) == [1, 2]
+    assert collector.engine.clock == 50
+
+
+def test_unfinished_responses_are_carried_with_the_version_of_each_token():
+    lengths = {0: 20, 1: 3, 2: 3, 3: 3}
+    collector = make_collector(
+        length=lambda g, i: lengths.get(g, 3),
+        accuracy=lambda g, i: 0.0 if g == 1 else float(i),
+        prompts=2,
+        capacity=4,
+        oversample=2.0,
+    )
+    first = collector.collect(1)
+    assert 0 not in ids(first)
+    held = len(collector.open[0].partials_G[0])
+    assert 0 < held < 20
+    for step in range(2, 7):
+        collector.engine.publish(step - 1, None)
+        batch = collector.collect(step)
+        if 0 in ids(batch):
+            break
+    assert ids(batch)[0] == 0  # the oldest trains first
+    completion = batch.groups_P[0].completions_G[0]
+    assert list(completion.token_ids) == list(range(20))  # continued behind its prefix: nothing doubled, nothing lost
+    assert list(completion.versions[:held]) == [0] * held
+    assert completion.versions[held] == 1
+    assert list(completion.versions) == sorted(completion.versions)
+    assert batch.metrics["groups/age_max"] == step - 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    prompts=st.integers(1, 5),
+    group=st.integers(2, 4),
+    capacity=st.integers(1, 20),
+    kept=st.floats(0.15, 1.0),
+    lag=st.integers(0, 7),
+    unfinished=st.sampled_from(["carry", "drain", "discard"]),
+    surplus=st.sampled_from(["carry", "discard"]),
+    max_age=st.integers(0, 3),
+)
+def test_random_schedules_train_every_group_at_most_once_and_lose_none(
+    seed, prompts, group, capacity, kept, lag, unfinished, surplus, max_age
+):
+    length, accuracy = random_world(seed, kept=kept)
+    collector = make_collector(
+        length=length,
+        accuracy=accuracy,
+        prompts=prompts,
+        group=group,
+        capacity=capacity,
+        lag=lag,
+        unfinished=unfinished,
+        surplus=surplus,
+        max_age=max_age,
+        max_groups=None,
+    )
+    trained, finished, waiting = [], {}, 0
+    for step in range(1, 6):
+        collector.engine.publish(step - 1, None)
+        batch = collector.collect(step)
+        assert len(batch.groups_P) == prompts
+        trained += ids(batch)
+        finished |= {g.id: g for g in batch.finished}
+        # what is held is waited for and trains first; only a surplus above P has to queue behind itself
+        assert batch.metrics["groups/age_max"] <= max_age + 1 + waiting // prompts
+        waiting = max(waiting, batch.metrics["groups/waiting"])
+        for g in batch.groups_P:
+            assert g.verdict is Verdict.KEPT
+            for i, c in enumerate(g.completions_G):
+                assert list(c.token_ids) == [g.id * 1000 + i * 100 + t for t in range(length(g.id, i))]
+    assert len(set(trained)) == len(trained)
+    assert sorted(trained) == trained or unfinished == "carry"
+    held = {g.id for g in collector.kept} | set(collector.open)
+    dropped = {i for i, g in finished.items() if g.disposition is Disposition.DISCARDED}
+    accounted = set(trained) | held | dropped
+    lost = set(range(collector.next_group)) - accounted
+    assert not lost or unfinished == "discard"
+    if surplus == "carry":  # what was good was trained or is held
+        assert all(finished[i].verdict is not Verdict.KEPT for i in dropped)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), lag=st.integers(0, 5), at=st.integers(1, 4))
+def test_a_collector_restored_from_its_state_continues_identically(seed, lag, at, tmp_path_factory):
+    length, accuracy = random_world(seed, kept=0.4)
+    make = lambda: make_collector(length=length, accuracy=accuracy, lag=lag, capacity=6, max_groups=None)  # noqa: E731
+    whole, folder = make(), tmp_path_factory.mktemp("state")
+    expected = []
+    for step in range(1, 7):
+        whole.engine.publish(step - 1, None)
+        expected.append(whole.collect(step))
+        if step == at:
+            save_tree(whole.state(), folder, "state")
+    again = make()
+    again.load(load_tree(folder, "state"))
+    for step in range(at + 1, 7):
+        again.engine.publish(step - 1, None)
+        batch = again.collect(step)
+        assert ids(batch) == ids(expected[step - 1])
+        for a, b in zip(batch.groups_P, expected[step - 1].groups_P, strict=True):
+            for x, y in zip(a.completions_G, b.completions_G, strict=True):
+                np.testing.assert_array_equal(x.token_ids, y.token_ids)
+                np.testing.assert_array_equal(x.versions, y.versions)
+        clock = {k for k in batch.metrics if k.startswith("time/")}
+        without = lambda m: {k: v for k, v in m.items() if k not in clock}  # noqa: B023, E731
+        assert repr(without(batch.metrics)) == repr(without(expected[step - 1].metrics))
+
+
+def test_stop_names_shares_cause_and_remedy_and_keeps_what_was_kept():
+    collector = make_collector(
+        length=lambda g, i: 3, accuracy=lambda g, i: float(i) if g == 5 else 0.0, max_groups=3, capacity=8
+    )
+    with pytest.raises(SamplingStopped) as stopped:
+        collector.collect(1)
+    text = str(stopped.value)
+    assert "1 of 4 groups kept" in text
+    assert "12 groups were judged: 8.3% kept, 0.0% all correct, 91.7% all wrong; 72 tokens" in text
+    assert "too hard" in text
+    assert "on_cap=train_partial" in text
+    state = collector.state()
+    assert [g["id"] for g in state["kept"]] == [5]
+
+
+def test_train_partial_and_fill_are_the_other_outcomes():
+    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: float(i) if g == 5 else 0.0, "max_groups": 3}
+    partial = make_collector(**world, on_cap="train_partial").collect(1)
+    assert ids(partial) == [5]
+    assert partial.metrics["sampling/cap_reached"] == 1
+    filled = make_collector(**world, on_cap="fill").collect(1)
+    assert ids(filled) == [0, 1, 2, 5]
+    assert [g.disposition for g in filled.groups_P] == [Disposition.FILLED] * 3 + [Disposition.TRAINED]
+    assert filled.metrics["groups/filled"] == 3
+    assert filled.metrics["groups/discarded"] == 8
+
+
+def test_the_end_of_the_data_is_named_and_a_clean_end_is_no_error():
+    collector = make_collector(length=lambda g, i: 3, accuracy=lambda g, i: float(i), end=6)
+    assert ids(collector.collect(1)) == [0, 1, 2, 3]
+    with pytest.raises(SamplingStopped, match="the data ended with 2 of 4 groups kept"):
+        collector.collect(2)
+    even = make_collector(length=lambda g, i: 3, accuracy=lambda g, i: float(i), end=4)
+    even.collect(1)
+    batch = even.collect(2)
+    assert batch.groups_P == []
+    assert even.exhausted
+
+
+@pytest.mark.parametrize("max_groups", [None, 20.0])
+def test_a_verifier_that_fails_on_everything_is_recognised(max_groups):
+    collector = make_collector(
+        length=lambda g, i: 3, accuracy=lambda g, i: "exception: KeyError('answer')", max_groups=max_groups
+    )
+    with pytest.raises(SamplingStopped, match="verifier fails on everything") as stopped:
+        collector.collect(1)
+    assert "KeyError('answer')" in str(stopped.value)
+
+
+def test_unscored_members_do_not_vote_and_groups_with_one_voter_are_too_few():
+    collector = make_collector(
+        length=lambda g, i: 3,
+        accuracy=lambda g, i: "timeout" if g == 0 and i > 0 else ("timeout" if i == 2 else float(i)),
+        group=3,
+        prompts=2,
+    )
+    batch = collector.collect(1)
+    verdicts = {g.id: g.verdict for g in batch.finished}
+    assert verdicts[0] is Verdict.TOO_FEW_SCORED
+    assert ids(batch) == [1, 2]
+    assert batch.metrics["reward/unscored"] >= 4
+    assert batch.metrics["reward/unscored/timeout"] == batch.metrics["reward/unscored"]
+
+
+def test_a_failed_response_is_unscored_not_wrong():
+    collector = make_collector(
+        length=lambda g, i: 2, accuracy=lambda g, i: float(i == 1), group=3, prompts=2, fail=lambda g, i: i == 0
+    )
+    batch = collector.collect(1)
+    assert batch.groups_P[0].scores_G[0].reason == "engine: scripted"
+    assert batch.metrics["sampling/failed"] == 2
+
+
+def test_off_trains_everything_and_mask_drops_without_refill():
+    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: 0.0 if g % 2 else float(i)}
+    off = make_collector(**world, mode="off").collect(1)
+    assert ids(off) == [0, 1, 2, 3]
+    masked = make_collector(**world, mode="mask").collect(1)
+    assert ids(masked) == [0, 2]
+    assert masked.metrics["groups/dispatched"] == 4
+
+
+def test_trained_lengths_match_those_of_all_accepted_groups_under_carry():
+    """Right answers are short in half of the groups, and long groups must not be starved."""
+
+    def length(g, i):
+        return 2 if g % 2 else 60
+
+    collector = make_collector(length=length, accuracy=lambda g, i: float(i), capacity=6, oversample=1.5, prompts=3)
+    trained = []
+    for step in range(1, 41):
+        trained += [length(i, 0) for i in ids(collector.collect(step))]
+    short = sum(n == 2 for n in trained) / len(trained)
+    assert abs(short - 0.5) < 0.06
+
+
+def test_state_is_plain():
+    collector = make_collector(length=lambda g, i: 9 * (g + 1), accuracy=lambda g, i: float(i), capacity=4)
+    collector.collect(1)
+    state = collector.state()
+    assert copy.deepcopy(state).keys() == {"next_group", "estimate", "stream", "kept", "open", "totals"}

@@ -1,0 +1,200 @@
+"""Golden screens stand in ``golden/``; after a wanted change: ``DAPO_WRITE_GOLDEN=1 pytest tests/unit/observe``."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console as RichConsole
+
+from dapo.observe.console import Console
+from dapo.observe.view import RunState, dashboard, sample_lines
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/] [link=http://evil]y\u202ez\x9b31m"
+
+
+def screen(width, terminal=False):
+    return RichConsole(
+        width=width, file=io.StringIO(), force_terminal=terminal, color_system=None, legacy_windows=False, _environ={}
+    )
+
+
+def shown(console):
+    return console.file.getvalue()
+
+
+def check_golden(name, text):
+    file = GOLDEN / name
+    if os.environ.get("DAPO_WRITE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def evaluation(accuracy):
+    return {
+        "validation/accuracy": accuracy,
+        "validation/accuracy_low": accuracy - 0.03,
+        "validation/accuracy_high": accuracy + 0.02,
+        "validation/greedy_accuracy": accuracy + 0.05,
+        "validation/length_mean": 11.5,
+        "validation/truncated_share": 0.003,
+    }
+
+
+def step_metrics(step):
+    return {
+        "reward/accuracy": 0.4 + 0.02 * step,
+        "sampling/acceptance_rate": 0.54 - 0.003 * step,
+        "train/entropy": 0.17 - 0.005 * step,
+        "train/grad_norm": 0.4 + 0.1 * (step % 3),
+        "response/length_mean": 12.7 - 0.1 * step,
+        "response/truncated_share": 0.05 / step,
+        "train/clip_high": 0.0018,
+        "time/tokens_per_second": 4930.0,
+        "reward/unscored": 3 if step == 23 else 0,
+    }
+
+
+def a_run(total=60):
+    state = RunState("quickstart", total, 0, began=100.0)
+    state.marks.append(100.0)
+    state.add_validation(0, evaluation(0.367))
+    for step in range(1, 24):
+        state.add_step(step, step_metrics(step), 100.0 + 0.5 * step)
+        if step % 10 == 0:
+            state.add_validation(step, evaluation(0.5 + 0.015 * step))
+    return state
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_live_view_of_a_run(width):
+    console = screen(width)
+    console.print(dashboard(a_run(), width, now=112.0))
+    assert {cell_len(line) for line in shown(console).splitlines()} == {width}
+    check_golden(f"live_{width}.txt", shown(console))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_live_view_before_the_first_step(width):
+    console = screen(width)
+    console.print(dashboard(RunState("quickstart", 60, 0, began=0.0), width, now=0.0))
+    check_golden(f"live_empty_{width}.txt", shown(console))
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79, 81, 120, 153, 154, 199, 201, 400])
+def test_the_live_view_fits_any_width(width):
+    console = screen(width)
+    state = a_run(total=123456)
+    state.name = HOSTILE * 10
+    console.print(dashboard(state, width, now=1e6))
+    lines = shown(console).splitlines()
+    assert {cell_len(line.rstrip()) for line in lines} == {min(width, 200)}
+    assert "\x1b" not in shown(console)
+
+
+def a_plain_run(mode="plain", width=80):
+    rich, now = screen(width), [0.0]
+    console = Console(mode, rich, clock=lambda: now[0])
+    with console.progress("warm-up", 8) as advance:
+        for _ in range(8):
+            now[0] += 4.0
+            advance(1)
+    console.start("quickstart", 60)
+    console.step(0, evaluation(0.367))
+    console.evaluation(0, evaluation(0.367))
+    for step in range(1, 4):
+        now[0] += 0.5
+        console.step(step, step_metrics(step))
+    with console.progress("evaluating", 4) as advance:
+        advance(4)
+    console.evaluation(
+        3,
+        evaluation(0.5)
+        | {
+            f"validation/{name}/{k.split('/')[1]}": v for name in ("aime", "task/x") for k, v in evaluation(0.5).items()
+        },
+    )
+    console.sample("1 + 1 =", "2", 1.0)
+    console.say("a message")
+    console.warn("disk nearly full")
+    console.finish("done")
+    return shown(rich)
+
+
+def test_plain_lines():
+    text = a_plain_run()
+    assert max(cell_len(line) for line in text.splitlines()) <= 90
+    assert "\x1b" not in text
+    check_golden("plain.txt", text)
+
+
+def test_plain_lines_are_not_wrapped_where_nothing_knows_the_width():
+    assert a_plain_run(width=20) == a_plain_run(width=80)
+
+
+def test_quiet_shows_warnings_only():
+    assert a_plain_run("quiet") == "warning: disk nearly full\n"
+
+
+def test_live_in_a_terminal_ends_with_the_last_state_and_gives_the_cursor_back():
+    rich, now = screen(80, terminal=True), [0.0]
+    console = Console("auto", rich, clock=lambda: now[0])
+    assert console.mode == "live"
+    with console:
+        console.start("quickstart", 60)
+        with console.progress("evaluating", 4) as advance:
+            advance(2)
+            console._live.refresh()
+            assert "evaluating" in shown(rich)
+        for step in range(1, 24):
+            now[0] += 0.5
+            console.step(step, step_metrics(step))
+        console.say("a message [bold]as it is[/bold]")
+    text = shown(rich)
+    assert text.rindex("step 23 of 60") > text.index("a message [bold]as it is[/bold]")
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # cursor hidden once, shown once
+
+
+def test_a_progress_bar_before_the_run_leaves_one_line():
+    rich = screen(80, terminal=True)
+    console = Console("live", rich, clock=lambda: 1.0)
+    with console.progress("warm-up", 10) as advance:
+        advance(10)
+    assert console._live is None
+    assert shown(rich).endswith("warm-up: done in 0s\n")
+
+
+def test_auto_is_plain_without_a_terminal():
+    assert Console("auto", screen(80)).mode == "plain"
+
+
+def test_a_resumed_run_tells_where_it_starts_and_counts_time_from_there():
+    rich, now = screen(80), [0.0]
+    console = Console("plain", rich, clock=lambda: now[0])
+    console.start("r", 40, first_step=20)
+    now[0] = 2.0
+    console.step(21, step_metrics(21))
+    assert shown(rich).splitlines()[0] == "r: from step 20 to 40"
+    assert shown(rich).splitlines()[1].endswith("38s left")  # 19 steps at 2 s
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_hostile_text_is_shown_and_does_nothing(terminal):
+    rich = screen(200, terminal=terminal)
+    console = Console("live" if terminal else "plain", rich)
+    console.sample(HOSTILE, HOSTILE, 0.0)
+    console.say(HOSTILE)
+    console.warn(HOSTILE)
+    assert "\x1b" not in shown(rich)
+    assert "\x9b" not in shown(rich)
+    assert "\u202e" not in shown(rich)
+    assert shown(rich).count("[bold red]x[/] [link=http://evil]y") == 4
+
+
+def test_samples_are_marked_and_shortened():
+    assert sample_lines("p", "r", 1.0).plain == "  ┃ p\n  ┃ r\n  ✓ score 1"
+    assert sample_lines("p", "a\nb", 0.25).plain == "  ┃ p\n  ┃ a\n  ┃ b\n  ✗ score 0.25"
+    assert sample_lines("p", "", None).plain == "  ┃ p\n  ┃ \n  ? unscored"
+    assert len(sample_lines("p" * 10_000, "r" * 10_000, 1.0, limit=100).plain) < 250

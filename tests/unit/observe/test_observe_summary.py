@@ -1,0 +1,154 @@
+import io
+import logging
+
+import matplotlib.image
+import numpy as np
+import pytest
+from rich.console import Console as RichConsole
+
+from dapo.errors import DataError
+from dapo.observe import summary as summary_module
+from dapo.observe.console import Console
+from dapo.observe.curve import draw_curve, terminal_curve, write_curve
+from dapo.observe.metrics import MetricWriter
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.samples import Sample, before_and_after, read_samples, write_samples
+from dapo.observe.summary import print_summary
+
+
+def metrics_of(step):
+    out = {"reward/accuracy": 0.4 + 0.01 * step, "groups/kept_share": 0.5, "train/entropy": 0.1} if step else {}
+    if step % 10 == 0:
+        accuracy = 0.367 + 0.01 * step
+        out |= {
+            "validation/accuracy": accuracy,
+            "validation/accuracy_low": accuracy - 0.03,
+            "validation/accuracy_high": accuracy + 0.03,
+            "validation/greedy_accuracy": 0.3 + 0.015 * step,
+        }
+    return out
+
+
+def sample(step, prompt, accuracy, response="r", **more):
+    values = {"set": "s", "prompt_id": prompt, "prompt": prompt, "answer": "6", "length": 3, "truncated": False}
+    return Sample(step=step, response=response, accuracy=accuracy, greedy=False, **(values | more))
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    with MetricWriter(run.metrics) as writer:
+        for step in range(31):
+            writer.write(step, metrics_of(step))
+    return run
+
+
+def printed(run, width=80, **options):
+    file = io.StringIO()
+    print_summary(run, Console("plain", RichConsole(width=width, file=file, _environ={})), **options)
+    return file.getvalue()
+
+
+def test_the_summary_tells_before_and_after(run):
+    write_samples(run.samples, [sample(0, "4 +7 =", 0.0, "=3"), sample(30, "4 +7 =", 1.0, "=11")])
+    text = printed(run, next_command="dapo evaluate runs/r", seconds=131)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert "30 training steps in 2:11" in lines
+    assert "held-out               step 0     step 30" in lines
+    assert "accuracy, sampled       36.7%       66.7%" in lines
+    assert "95 % interval       33.7–39.7   63.7–69.7" in lines
+    assert "accuracy, greedy        30.0%       75.0%" in lines
+    assert "problem     4 +7 =   expected 6" in lines
+    assert "step 0   ✗  =3" in lines
+    assert "step 30  ✓  =11" in lines
+    assert lines[-1] == "next: dapo evaluate runs/r"
+    assert "100┤" in text  # the terminal's curve
+    assert f"curve         {run.curve}" in lines  # whole, to be copied
+    assert "truncated" not in text  # not measured in this run
+
+
+def test_the_summary_of_hostile_and_long_answers_stays_harmless_and_narrow(run):
+    hostile = "\x1b[2J[bold]" + "x" * 1000
+    write_samples(run.samples, [sample(0, hostile, None, hostile), sample(30, hostile, 0.5, hostile, truncated=True)])
+    text = printed(run)
+    assert "\x1b" not in text
+    assert "␛[2J[bold]" in text
+    assert "cut at the limit" in text
+    problem = text[text.index("problem ") : text.index("curve ")]
+    assert max(map(len, problem.splitlines())) <= 80
+
+
+def test_a_run_without_evaluation_says_so(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    assert "No evaluation was made" in printed(run)
+
+
+def test_a_picture_that_cannot_be_drawn_stops_nothing(run, monkeypatch, caplog):
+    def broken(_):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(summary_module, "write_curve", broken)
+    with caplog.at_level(logging.WARNING):
+        assert "66.7%" in printed(run)
+    assert "no fonts" in caplog.text
+
+
+def test_curve_png(run):
+    assert write_curve(run) == run.curve
+    picture = matplotlib.image.imread(run.curve)
+    assert picture.shape[:2] == (1050, 1350)
+    blue = np.all(np.abs(picture[..., :3] - np.array([0, 0x72, 0xB2]) / 255) < 0.02, axis=-1)
+    rows, columns = np.nonzero(blue[:650])  # the upper panel: held-out accuracy rises
+    left, right = rows[columns < columns.min() + 100], rows[columns > columns.max() - 100]
+    assert right.mean() < left.mean() - 100
+    assert sorted(p.name for p in run.path.iterdir()) == ["curve.png", "lock", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("rows", [[], [{"step": 0, "validation/accuracy": 0.5}], [{"step": 1, "train/entropy": None}]])
+def test_curve_of_hardly_anything(tmp_path, rows):
+    draw_curve(rows, tmp_path / "curve.png", "r")
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    assert terminal_curve(rows, 60) is None
+
+
+def test_terminal_curve_has_its_width_and_rises():
+    rows = [{"step": s, "validation/accuracy": s / 10} for s in range(0, 11, 5)]
+    lines = terminal_curve(rows, 60).plain.splitlines()
+    assert max(map(len, lines)) == 60
+    canvas = [line.split("┤", 1)[1] if "┤" in line else line[4:] for line in lines[1:12]]
+    heights = {x: y for y, line in enumerate(canvas) for x, c in enumerate(line) if "▀" <= c <= "▟"}  # quarter blocks
+    assert heights[min(heights)] == 10  # 0 % stands on the lowest line, at the left
+    assert heights[max(heights)] == 0
+
+
+def test_before_and_after_pairs_the_same_problems_gains_first():
+    samples = [
+        sample(0, "a", 1.0),
+        sample(0, "b", 0.0),
+        sample(0, "c", None),
+        sample(0, "gone", 0.0),
+        sample(10, "b", 0.5),
+        sample(20, "a", 1.0),
+        sample(20, "b", 1.0),
+        sample(20, "c", 0.0),
+    ]
+    pairs = before_and_after(samples)
+    assert [(x.prompt_id, x.step, y.prompt_id, y.step) for x, y in pairs] == [
+        ("b", 0, "b", 20),
+        ("a", 0, "a", 20),
+        ("c", 0, "c", 20),
+    ]
+    assert len(before_and_after(samples, 1)) == 1
+    assert before_and_after(samples[:4]) == []
+    assert before_and_after([]) == []
+
+
+def test_samples_round_trip_and_refusal(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    assert read_samples(path) == []
+    samples = [sample(0, "a\n\ud800", None)]
+    write_samples(path, samples)
+    assert read_samples(path) == samples
+    path.write_text('{"step": 1}\n')
+    with pytest.raises(DataError, match="no sample"):
+        read_samples(path)

@@ -1,0 +1,355 @@
+"""The composite scorer: names, weights, sources, and verifiers that hang, crash, fail or lie."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dapo.config.schema import DataSource, Reward
+from dapo.contracts import Completion, FinishReason, Prompt, Score
+from dapo.data import load_problems
+from dapo.errors import RewardError
+from dapo.rewards import CompositeScorer, build_scorer
+
+HERE = Path(__file__).parent
+OBEY = "verifiers_for_tests:obey"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., CompositeScorer]]:
+    made: list[CompositeScorer] = []
+
+    def build(*rewards: Reward, **options: Any) -> CompositeScorer:
+        made.append(build_scorer(rewards, **options))
+        return made[-1]
+
+    yield build
+    for scorer in made:
+        scorer.close()
+
+
+def prompt(answer: str = "42", source: str = "set", **extra: Any) -> Prompt:
+    return Prompt("id", "question", np.arange(3), "question", answer, source, extra)
+
+
+def completion(text: str) -> Completion:
+    n = 4
+    return Completion(
+        np.ones(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.int32), FinishReason.STOP, text=text
+    )
+
+
+def score_all(scorer: CompositeScorer, texts: list[str], of: Prompt | None = None) -> list[Score]:
+    """Scores of all texts in their order; every key must come back exactly once."""
+    for index, text in enumerate(texts):
+        scorer.submit((5, index), of or prompt(), completion(text))
+    scores: dict[tuple[int, int], Score] = {}
+    while len(scores) < len(texts):
+        found = scorer.poll(timeout=60)
+        assert found, f"nothing came back within a minute; have {sorted(scores)}"
+        for key, score in found:
+            assert key not in scores
+            scores[key] = score
+    assert scorer.poll(timeout=0) == []
+    assert scorer.poll(timeout=None) == []
+    return [scores[5, index] for index in range(len(texts))]
+
+
+# ---------------------------------------------------------------- inline kinds
+
+
+def test_exact_takes_the_last_line_or_the_pattern(make: Any) -> None:
+    last_line = make(Reward(kind="exact"))
+    values = [s.reward for s in score_all(last_line, ["42", "so\n  42 \n\n", "4 2", "42 apples", "43\n42", "42\n43", ""])]
+    assert values == [1, 1, 0, 0, 1, 0, 0]
+    pattern = make(Reward(kind="exact", pattern=r"=(-?\d+)\s*$"))
+    values = [s.reward for s in score_all(pattern, ["+7 =11 -8 =42", "=42 =43", "42", "=42 \n", "=042"])]
+    assert values == [1, 0, 0, 1, 0]
+
+
+def test_exact_reads_white_space_runs_as_one_and_minds_case(make: Any) -> None:
+    scorer = make(Reward(kind="exact"))
+    scores = score_all(scorer, ["New   York", "new york", "New\N{NO-BREAK SPACE}York"], prompt("New York"))
+    assert [s.reward for s in scores] == [1, 0, 1]
+
+
+def test_regex(make: Any) -> None:
+    scorer = make(Reward(kind="regex", pattern=r"(?s)<think>.*</think>"))
+    assert [s.values["accuracy"] for s in score_all(scorer, ["<think>\nx</think> y", "y"])] == [1, 0]
+
+
+def test_weights_names_and_recorded_only(make: Any) -> None:
+    scorer = make(
+        Reward(kind="exact", weight=2.0),
+        Reward(name="polite", kind="regex", pattern="please", weight=0.5),
+        Reward(name="short", kind="regex", pattern=r"^.{0,9}$", weight=0),
+    )
+    scores = score_all(scorer, ["please\n42", "42"])
+    assert dict(scores[0].values) == {"accuracy": 1, "polite": 1, "short": 0}
+    assert [s.reward for s in scores] == [2.5, 2.0]
+
+
+def test_rewards_per_source(make: Any) -> None:
+    scorer = make(
+        Reward(kind="exact", sources=["text"]),
+        Reward(kind="regex", pattern="yes", sources=["talk"]),
+        sources=["text", "talk"],
+    )
+    assert score_all(scorer, ["42"], prompt(source="text"))[0].reward == 1
+    assert score_all(scorer, ["yes!"], prompt(source="talk"))[0].reward == 1
+    lost = score_all(scorer, ["42"], prompt(source="other"))[0]
+    assert lost.reason == "accuracy: no reward called accuracy applies to the source 'other'"
+
+
+def test_signed_sum_scores_its_last_word(make: Any) -> None:
+    scorer = make(Reward(kind="task"))
+    of = prompt("6", task="signed_sum")
+    scores = score_all(scorer, ["+7 =11 -8 =3 +3 =6", "=6 ?", "6", "", "+2 =16", "=6"], of)
+    assert [s.reward for s in scores] == [1, 0, 0, 0, 0, 1]
+    assert scorer._pool is not None
+    assert not scorer._pool._workers, "a trusted scorer needs no worker process"
+
+
+def test_task_reward_on_a_file_is_unscored_with_its_reason(make: Any) -> None:
+    score = score_all(make(Reward(kind="task")), ["42"])[0]
+    assert score.reason is not None
+    assert "needs a procedural source" in score.reason
+
+
+# ---------------------------------------------------------------- in workers
+
+
+def test_math_in_a_worker(make: Any) -> None:
+    scorer = make(Reward())
+    texts = [r"\boxed{\frac{84}{2}}", "Answer: 41", "42", "#### 42"]
+    assert [s.reward for s in score_all(scorer, texts)] == [1, 0, 0, 1]
+    assert scorer.stats()["scored"] == 4
+
+
+def test_reasoning_gym_scores_its_own_answers(make: Any) -> None:
+    pytest.importorskip("reasoning_gym")
+    scorer = make(Reward(kind="task"))
+    # polynomial_equations' scorer reads its configuration, arc_agi's compares tuples
+    for name, options in (("chain_sum", {"min_terms": 2}), ("polynomial_equations", {}), ("arc_agi", {})):
+        source = DataSource(task=f"reasoning_gym/{name}", options=options, size=2)
+        for problem in load_problems(source):
+            of = prompt(problem.answer, **problem.extra)
+            right, tagged, wrong = score_all(
+                scorer, [problem.answer, f"hm\n<answer>{problem.answer}</answer>", "<answer>12345</answer>"], of
+            )
+            assert right.reward == tagged.reward == 1.0, (name, right, tagged)
+            assert wrong.reward < 0.1, (name, wrong)
+
+
+def test_what_a_function_may_return(make: Any) -> None:
+    scorer = make(Reward(kind="function", function=OBEY))
+    scores = score_all(scorer, ["one", "true", "half", "numpy", "dict"])
+    assert [s.reward for s in scores] == [1, 1, 0.5, 1, 1]
+    assert dict(scores[4].values) == {"accuracy": 1.0, "format": 0.25}
+
+
+BAD = {
+    "nan": "not a number: nan",
+    "inf": "not a number: inf",
+    "none": "not a number: NoneType None",
+    "text": "not a number: str '1.0'",
+    "seven": "accuracy: 7 is not in [0, 1]",
+    "minus": "accuracy: -0.5 is not in [0, 1]",
+    "huge text": "not a number: str 'xxxx",
+    "huge number": "not a number: int 1000",
+    "huge dict": "not a number: a dict of 100000 entries",
+    "no accuracy": "not a number: a dict without 'accuracy'",
+    "odd key": "not a number: a dict with the key int 3",
+    "function": "not a number: function <function",
+    "hostile": "not a number: Hostile",
+    "fail": "exception: ValueError: no such answer",
+    "leave": "exception: SystemExit: 3",
+    "crash": "crash: the process ended with code 7",
+    "segfault": "crash: the process ended with code -11",
+    "hang": "timeout: no answer within 0.5 s",
+    "hang in c": "timeout: no answer within 0.5 s",
+}
+
+
+def test_misbehaviour_is_unscored_with_its_reason_and_harms_no_neighbour(make: Any) -> None:
+    """All kinds in one queue, each between good responses: only the bad ones are unscored."""
+    scorer = make(Reward(kind="function", function=OBEY, timeout=0.5), workers=2)
+    texts = [word for bad in BAD for word in (bad, "one", "half")]
+    scores = score_all(scorer, texts)
+    for text, score in zip(texts, scores, strict=True):
+        if text in BAD:
+            assert score.reason is not None, text
+            assert score.reason.startswith(BAD[text]), (text, score.reason)
+            assert len(score.reason) < 500
+            assert np.isnan(score.reward)
+        else:
+            assert (score.reason, score.reward) == (None, {"one": 1.0, "half": 0.5}[text])
+    assert scorer.failures == {"timeout": 2, "crash": 2, "exception": 2, "not a number": 11, "accuracy": 2}
+    assert scorer.stats()["worker_restarts"] == 4
+    assert scorer.stats()["scored"] == 2 * len(BAD)
+
+
+def test_printing_disturbs_nothing_and_can_be_kept(make: Any, tmp_path: Path, capfd: Any) -> None:
+    log = tmp_path / "logs" / "rewards.log"
+    scorer = make(Reward(kind="function", function=OBEY), output=log)
+    assert [s.reward for s in score_all(scorer, ["noisy", "one", "noisy"])] == [1, 1, 1]
+    assert capfd.readouterr().out == ""
+    assert b"more noise" in log.read_bytes()
+
+
+def test_changes_a_function_makes_to_its_inputs_are_seen_by_nobody(make: Any) -> None:
+    scorer = make(Reward(kind="function", function=OBEY))
+    of = prompt(list=[1])
+    assert [s.reward for s in score_all(scorer, ["mutate"] * 6, of)] == [1] * 6
+    assert of.extra == {"list": [1]}
+
+
+def test_two_verifiers_of_which_one_fails(make: Any) -> None:
+    scorer = make(Reward(kind="exact"), Reward(name="quality", kind="function", function=OBEY, weight=0.5))
+    bad, _ = score_all(scorer, ["fail", "one"], prompt("one"))
+    assert bad.reason == "exception: ValueError: no such answer (reward 'quality')"
+    good = score_all(scorer, ["half"], prompt("half"))[0]
+    assert good.reason == "not a number: a dict without 'quality'" or good.reward == 1.25
+
+
+def test_the_same_scores_with_any_number_of_workers(make: Any) -> None:
+    texts = ["one", "half", "fail", "dict", "nan"] * 20
+    runs = [score_all(make(Reward(kind="function", function=OBEY), workers=n), texts) for n in (1, 3)]
+    assert [(dict(s.values), s.reason) for s in runs[0]] == [(dict(s.values), s.reason) for s in runs[1]]
+
+
+def test_poll_without_waiting_and_with_nothing_to_wait_for(make: Any) -> None:
+    scorer = make(Reward(kind="function", function=OBEY))
+    assert scorer.poll(0) == []
+    assert scorer.poll(None) == []
+    scorer.submit((0, 0), prompt(), completion("one"))
+    assert [key for key, _ in scorer.poll(None)] == [(0, 0)]
+
+
+# ---------------------------------------------------------------- set-up
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("verifiers_for_tests:obay", "did you mean obey"),
+        ("verifiers_for_tests:ORDERS", "not as a function"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_refused_at_once(make: Any, function: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        make(Reward(kind="function", function=function))
+
+
+def test_a_module_of_the_current_folder_is_found(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text("def score(prompt, completion):\n    return len(completion.text) / 10\n")
+    monkeypatch.chdir(tmp_path)
+    scorer = make(Reward(kind="function", function="my_rewards:score"))
+    assert score_all(scorer, ["12345"])[0].reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([Reward(name="quality", kind="exact")], "no reward is called `accuracy`"),
+        ([Reward(kind="exact"), Reward(kind="math")], "two rewards are called 'accuracy'"),
+        ([Reward(kind="regex")], "needs a `pattern`"),
+        ([Reward(kind="exact", pattern="(")], "not a regular expression"),
+        ([Reward(kind="function")], "belong together"),
+        ([Reward(kind="math", function="a:b")], "belong together"),
+        ([Reward(kind="math", pattern="x")], "`pattern` has no effect"),
+        ([Reward(kind="exact", sources=["sett"])], "is for the source 'sett'"),
+        ([Reward(kind="exact", sources=["set"])], "no reward is called `accuracy` for the source 'other'"),
+    ],
+)
+def test_contradictions_are_refused(make: Any, rewards: list[Reward], message: str) -> None:
+    with pytest.raises(RewardError, match=message.replace("(", r"\(")):
+        make(*rewards, sources=["set", "other"])
+
+
+# ---------------------------------------------------------------- processes
+
+
+def children(scorer: CompositeScorer) -> list[int]:
+    assert scorer._pool is not None
+    return [worker.process.pid for worker in scorer._pool._workers]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_are_lazy_and_end_at_close(make: Any) -> None:
+    scorer = make(Reward())
+    assert children(scorer) == []
+    score_all(scorer, [r"\boxed{42}"])
+    (pid,) = children(scorer)
+    assert alive(pid)
+    scorer.close()
+    assert not alive(pid)
+
+
+def test_workers_do_not_import_torch(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spy.py").write_text(
+        "import sys\ndef score(prompt, completion):\n    return float('torch' in sys.modules)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    # a math verifier beside it: what it imports counts too
+    scorer = make(Reward(kind="function", function="spy:score"), Reward(name="maths", kind="math", weight=0))
+    assert score_all(scorer, ["x"])[0].values["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize("order", ["hang", "hang in c", "one"])
+def test_workers_die_with_a_killed_driver(order: str) -> None:
+    """A driver killed with SIGKILL leaves nothing running, even when a worker hangs inside C code."""
+    code = f"""
+import sys, time; sys.path.insert(0, {str(HERE)!r})
+import dapo.rewards.worker, test_rewards_compose as t
+from dapo.config.schema import Reward
+scorer = t.build_scorer([Reward(kind="function", function={OBEY!r}, timeout=3600)])
+scorer.submit((0, 0), t.prompt(), t.completion({order!r}))
+scorer.poll(0.5)
+print(*t.children(scorer), flush=True)
+time.sleep(600)
+"""
+    environment = {**os.environ, "DAPO_ORPHAN_GRACE": "1"}
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert driver.stdout is not None
+    (pid,) = map(int, driver.stdout.readline().split())
+    try:
+        assert alive(pid)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        deadline = time.monotonic() + 30
+        while alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(pid)
+    finally:
+        driver.kill()
+        if alive(pid):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def test_ctrl_c_does_not_reach_workers(make: Any) -> None:
+    scorer = make(Reward(kind="function", function=OBEY))
+    (pid,) = children(scorer)
+    assert os.getsid(pid) != os.getsid(0)
