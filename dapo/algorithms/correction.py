@@ -65,7 +65,7 @@ def importance_correction(
             f"learner {np.shape(learner_logprobs)}, sampler {np.shape(sampler_logprobs)} and mask {mask.shape}"
             " must have one entry per token each"
         )
-    log_ratios = log_ratio(learner_logprobs, sampler_logprobs)[mask]
+    log_ratios = log_ratio(np.asarray(learner_logprobs)[mask], np.asarray(sampler_logprobs)[mask])
     ratios = np.exp(log_ratios)
     match kind:
         case "truncate":
@@ -94,5 +94,5 @@ def tokens_corrected(
     if correction is None:
         return 0
     mask = np.asarray(loss_mask, dtype=np.bool_)
-    plain = np.exp(log_ratio(learner_logprobs, sampler_logprobs)[mask]).astype(np.float32)
+    plain = np.exp(log_ratio(np.asarray(learner_logprobs)[mask], np.asarray(sampler_logprobs)[mask])).astype(np.float32)
     return int(np.count_nonzero(np.asarray(correction, dtype=np.float32)[mask] != plain))

@@ -24,7 +24,7 @@ def sampler_gap(learner_logprobs: ArrayLike, sampler_logprobs: ArrayLike, mask: 
         negative; ``max``, the largest |learner - sampler| in nats. Differences are clamped to +-20.
     """
     chosen = np.asarray(mask, dtype=np.bool_)
-    gap = log_ratio(learner_logprobs, sampler_logprobs)[chosen]
+    gap = log_ratio(np.asarray(learner_logprobs)[chosen], np.asarray(sampler_logprobs)[chosen])
     return {
         "tokens": float(gap.size),
         "abs_sum": float(np.abs(gap).sum()),

@@ -11,6 +11,7 @@ from dapo.config.load import LoadedRecipe
 from dapo.errors import DataError
 from dapo.observe.console import Console
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.view import validation_lines
 
 
 def evaluate(loaded: LoadedRecipe, run: Path | None = None, step: int | None = None) -> int:
@@ -30,6 +31,7 @@ def evaluate(loaded: LoadedRecipe, run: Path | None = None, step: int | None = N
             result = evaluator.evaluate()
         finally:
             session.close()
-        console.evaluation(0, result.metrics)
+        for line in validation_lines(0, result.metrics):
+            console.print(line)
         print(json.dumps(result.metrics, indent=1, sort_keys=True))
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dapo.config.peers import peer_hint
-from dapo.config.settings import REQUIRED, lookup, settings
+from dapo.config.settings import REQUIRED, generic, lookup, settings
 from dapo.errors import RecipeError
 
 
@@ -73,14 +73,16 @@ def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Prob
         if entry["type"] == "extra_forbidden":
             for key, value in _leaves(path, entry["input"]):
                 found.setdefault(key, Problem(key, unknown_key(key), value))
-        elif entry["type"] == "missing" and lookup(path):
-            setting = lookup(path)
-            assert setting is not None
+        elif entry["type"] == "missing" and (setting := settings().get(generic(_dotted(entry["loc"])))):
             found.setdefault(path, Problem(path, f"missing, and it has no default: {setting.expected}. {setting.doc}"))
         else:
             value = _value_at(given, path, entry["input"])
             found.setdefault(path, Problem(path, _wrong_value(path, value, entry["msg"]), value))
     return list(found.values())
+
+
+def _dotted(loc: Iterable[str | int]) -> str:
+    return ".".join(map(str, loc))
 
 
 def _path(loc: Iterable[str | int]) -> str:
@@ -107,7 +109,7 @@ def _value_at(given: Any, path: str, otherwise: Any) -> Any:
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
     """A pasted block of a peer's settings is answered key by key."""
-    if not isinstance(value, dict) or not value or peer_hint(path):
+    if not isinstance(value, dict) or not value:
         return [(path, value)]
     return [leaf for k, v in value.items() for leaf in _leaves(f"{path}.{k}", v)]
 

@@ -128,8 +128,10 @@ def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> lis
             refused.append(
                 f"  {change.sentence()}\n    allowed when asked for: add {path}={brief(after)} to the command"
             )
+        else:
+            changes.append(change)
     if refused:
-        others = [c.sentence() for c in changes if c.rule != "fixed"]
+        others = [c.sentence() for c in changes]
         tail = f"\nallowed to change: {'; '.join(others)}" if others else ""
         raise RecipeError("the run cannot be resumed with these settings:\n" + "\n".join(refused) + tail)
     return changes

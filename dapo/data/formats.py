@@ -174,7 +174,7 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
     answer_field = ""
     if layout.answer:
         answer_field, raw_answer = _lookup(record, layout.answer, where, name)
-        if raw_answer is None or raw_answer == "":
+        if raw_answer is None or raw_answer == "" or raw_answer != raw_answer:  # the last: not a number, as in pandas
             return None
         try:
             answer = (layout.read_answer or plain_text)(raw_answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +18,8 @@ from dapo.data.tasks import make_problems
 from dapo.errors import DataError
 
 _LETTERS_FOR_NORMALISED = 20
+_NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
+_DIGITS = re.compile(r"\d+")
 _SHOWN = 20  # conflicts that the console lists
 _GENERIC_STEMS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
 
@@ -141,8 +144,8 @@ def overlap_key(problem: str) -> str:
 
     A text with few letters ("4 +7 -8 =") differs from its neighbours by the other signs, so it is compared as it is.
     """
-    normalised = "".join(c for c in problem.lower() if c.isalnum())
-    letters = sum(c.isalpha() for c in normalised)
+    normalised = _NEITHER_LETTER_NOR_DIGIT.sub("", problem.lower())
+    letters = len(_DIGITS.sub("", normalised))
     return normalised if letters >= _LETTERS_FOR_NORMALISED else content_id(problem)
 
 

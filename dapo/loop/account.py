@@ -52,6 +52,10 @@ class Account:
     def dropped_unfinished(self, tokens: int) -> None:
         self.unfinished_dropped_tokens += tokens
 
+    def truncated_share(self) -> float:
+        """Share of the responses judged in this step that the engine ended for length."""
+        return _mean([truncated for group in self.groups for truncated in group.truncated()])
+
     @property
     def judged_groups(self) -> int:
         return sum(self.verdicts.values())

@@ -15,6 +15,7 @@ def stop_message(
     judged = max(1, account.judged_groups)
     right = account.verdicts[Verdict.ALL_CORRECT] / judged
     wrong = account.verdicts[Verdict.ALL_WRONG] / judged
+    few = account.verdicts[Verdict.TOO_FEW_SCORED] / judged
     met = (
         "the data ended"
         if data_ended
@@ -25,8 +26,9 @@ def stop_message(
     lines = [
         f"dynamic sampling stopped: {met} with {kept} of {prompts_per_step} groups kept.",
         f"In this step {account.judged_groups} groups were judged: {account.acceptance:.1%} kept, "
-        f"{right:.1%} all correct, {wrong:.1%} all wrong; {account.generated_tokens} tokens were generated.",
-        f"Likely cause: {_cause(right, wrong, data_ended)}",
+        f"{right:.1%} all correct, {wrong:.1%} all wrong, {few:.1%} with too few voters; "
+        f"{account.generated_tokens} tokens were generated.",
+        f"Likely cause: {_cause(right, wrong, few, account.truncated_share(), data_ended)}",
         "The state and the kept groups are saved. Continue with `dapo train --resume RUN` and, for example, "
         "`algorithm.dynamic_sampling.max_groups=...` (higher cap), `algorithm.dynamic_sampling.on_cap=train_partial`, "
         "or `algorithm.dynamic_sampling.on_cap=fill`.",
@@ -34,7 +36,7 @@ def stop_message(
     return SamplingStopped("\n".join(lines))
 
 
-def _cause(right: float, wrong: float, data_ended: bool) -> str:
+def _cause(right: float, wrong: float, few: float, truncated: float, data_ended: bool) -> str:
     if data_ended:
         return "data.epochs ran out. Raise data.epochs (or leave it out for an endless stream)."
     if right > 0.8:
@@ -44,6 +46,13 @@ def _cause(right: float, wrong: float, data_ended: bool) -> str:
             "the problems are too hard, or the verifier cannot read the answers: nearly every group is all wrong. "
             "Look at the responses in rollouts/, at the prompt's instruction, and at the reward's settings."
         )
+    if few > 0.5 and truncated > 0.5:
+        return (
+            f"{truncated:.0%} of the responses are truncated, and truncated ones do not vote. Raise "
+            "rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
+        )
+    if few > 0.5:
+        return "most groups have fewer than two scored responses: see the reasons in the `unscored` column of rollouts/."
     return "few problems are between solved and hopeless. Raise rollout.group_size or take other problems."
 
 

@@ -68,11 +68,10 @@ def ensure_builtin_model(name: str, cache_dir: Path, *, seed: int = 1, progress:
     folder = _folder(name, cache_dir, seed)
     if folder.is_dir():
         return folder
-    settings = SPECS[name]
     cache_dir.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
     try:
-        _make(settings, seed, unfinished, progress)
+        _make(SPECS[name], seed, unfinished, progress)
         unfinished.chmod(0o755)  # mkdtemp's 0o700 would hide the model from other users of a shared cache
         try:
             os.rename(unfinished, folder)

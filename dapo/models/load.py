@@ -149,6 +149,7 @@ def _load_weights(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
                 dtype=dtype,
                 trust_remote_code=trust_remote_code,
                 use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they come back in ``info`` and are refused below, by name
                 output_loading_info=True,
             )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
@@ -279,7 +280,9 @@ def _quiet(model: Any, gradient_checkpointing: bool) -> None:
                 f"{type(model).__name__} does not support gradient checkpointing; "
                 "set model.gradient_checkpointing=false"
             )
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # Older transformers have the second name only, newer ones deprecate it.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
         model.train()  # transformers recomputes in training mode only
 
 

@@ -5,12 +5,13 @@ and sampling sometimes finds the right one: something for reinforcement learning
 cannot. Now and then it starts over again and again: a tail of responses that are too long.
 
 The warm-up must be short. What bought time: batches of near-equal length (no packing needed), Muon on the matrices
-(half the steps of AdamW), and a large step for the tied embedding.
+(half the steps of AdamW), a large step for the tied embedding, and short problems first.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of the response with its end token."""
 
 _IGNORED = -100  # cross_entropy's own marker for positions without a target
+_FEWEST_TERMS, _MOST_TERMS = 3, 8  # of the task's problems
+_FIRST_SEED = 1_000_000  # of the problem sets for warm-up: apart from those that recipes train and evaluate on
 _WINDOW = 8  # batches sorted by length together: sorting all of them would put one style of response into one batch
 
 
@@ -35,6 +38,7 @@ class WarmupSettings:
     """What the student does, and how the model learns from it."""
 
     examples: int
+    short_share: float = 0.4  # share of the examples over which the longest problems grow from 3 terms to 8
     batch_size: int = 32
     matrix_learning_rate: float = 0.02  # Muon, for the matrices inside the layers
     learning_rate: float = 6e-3  # AdamW, for the tied embedding and the norms
@@ -48,10 +52,10 @@ class WarmupSettings:
 
 
 def demonstrations(settings: WarmupSettings, seed: int, token_ids: Mapping[str, int], eos: int) -> list[Example]:
-    """The student's responses to ``settings.examples`` problems of the set ``seed``."""
+    """The student's responses to ``settings.examples`` problems; recipes with small seeds never meet their set."""
     examples: list[Example] = []
     for index in range(settings.examples):
-        problem = make_problem(seed, index)
+        problem = make_problem(_FIRST_SEED + seed, index, max_terms=_max_terms(index, settings))
         response = sloppy_solution(
             problem,
             random.Random(f"warmup/{seed}/{index}"),
@@ -63,6 +67,12 @@ def demonstrations(settings: WarmupSettings, seed: int, token_ids: Mapping[str, 
         prompt_ids = [token_ids[word] for word in problem.prompt.split()]
         examples.append((prompt_ids, [*(token_ids[word] for word in response.split()), eos]))
     return examples
+
+
+def _max_terms(index: int, settings: WarmupSettings) -> int:
+    """Short problems first: 3 terms at the start, all lengths after ``settings.short_share`` of the examples."""
+    stages = _MOST_TERMS - _FEWEST_TERMS + 1
+    return min(_MOST_TERMS, _FEWEST_TERMS + int(stages * index / (settings.short_share * settings.examples)))
 
 
 def train(
@@ -111,15 +121,52 @@ def train(
     return losses
 
 
+class BatchedMuon(torch.optim.Optimizer):
+    """Muon (https://kellerjordan.github.io/posts/muon) with one batched product for all matrices of a shape.
+
+    The update of ``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"``, in float32. For matrices as small as
+    these the time goes into calls, not arithmetic, and fewer calls make it several times faster.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update; every matrix needs a gradient."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                by_shape[parameter.shape].append(parameter)
+            for shape, parameters in by_shape.items():
+                gradients = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+                state = self.state[parameters[0]]
+                buffer = state.setdefault("momentum", torch.zeros_like(gradients))
+                buffer.lerp_(gradients, 1.0 - group["momentum"])
+                updates = _orthogonalize(gradients.lerp_(buffer, group["momentum"]))
+                rate = group["lr"] * 0.2 * max(shape) ** 0.5  # makes the update's RMS that of AdamW
+                for parameter, update in zip(parameters, updates, strict=True):
+                    parameter.mul_(1.0 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
+
+
+def _orthogonalize(matrices: Tensor) -> Tensor:
+    """Nearly U V^T of each matrix' singular value decomposition, by five Newton-Schulz steps; [n, rows, columns]."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.mT if tall else x
+
+
 def _optimizers(model: Any, settings: WarmupSettings) -> list[torch.optim.Optimizer]:
     embedding = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or id(p) in embedding]
     decay = settings.weight_decay
     return [
-        torch.optim.Muon(
-            matrices, lr=settings.matrix_learning_rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        BatchedMuon(matrices, settings.matrix_learning_rate, weight_decay=decay),
         torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=decay, fused=True),
     ]
 

@@ -105,7 +105,8 @@ class Console:
         opened = live and self._live is None
         if opened:
             self._open_live()
-        if self.mode == "plain":
+        alone = self._run is None  # inside a run the step lines tell enough
+        if alone and self.mode == "plain":
             self._print(Text(f"{title}..."))
 
         def advance(n: int = 1) -> None:
@@ -113,7 +114,7 @@ class Console:
             done += n
             if task is not None:
                 self._tasks.update(task, completed=done)
-            elif self.mode == "plain" and done < total and 4 * done // max(1, total) > told:
+            elif alone and self.mode == "plain" and done < total and 4 * done // max(1, total) > told:
                 told = 4 * done // max(1, total)  # a line at each quarter
                 self._print(Text(f"{title}: {100 * done // total}%"))
 
@@ -124,7 +125,7 @@ class Console:
                 self._tasks.remove_task(task)
             if opened:
                 self._close_live()
-        if self._run is None:  # inside a run the next step tells enough
+        if alone:
             self.say(f"{title}: done in {duration(self._clock() - began)}")
 
     def finish(self, summary: str = "") -> None:

@@ -86,7 +86,8 @@ def dashboard(state: RunState, width: int, now: float) -> RenderableType:
     unscored = state.metrics.get("reward/unscored", 0)
     if unscored:
         parts += [Text(), Text(f"{unscored:.0f} responses unscored; the reasons stand in rollouts/", style="yellow")]
-    title = Text(f" {clean(state.name, newlines=False)} ", style="bold")
+    title = Text(clean(state.name, newlines=False), style="bold")
+    title.truncate(inner - 4, overflow="ellipsis")  # a panel grows with its title otherwise
     return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, border_style=QUIET, width=inner + 4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +15,10 @@ import numpy as np
 from dapo.config.schema import Reward
 from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
-from dapo.rewards import simple
+from dapo.rewards import math, simple
 from dapo.rewards.function import describe_error, read_values
 from dapo.rewards.pool import WorkerPool
-from dapo.rewards.task import SIGNED_SUM, signed_sum
+from dapo.rewards.task import SIGNED_SUM, read_answer, task
 from dapo.rewards.worker import Outcome, Verifier
 
 ACCURACY = "accuracy"
@@ -30,6 +31,7 @@ class _Pending:
     key: Key
     source: str
     missing: int
+    answer: str | None  # what the response answers, as the reward called accuracy reads it
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
 
@@ -41,19 +43,30 @@ class CompositeScorer:
         scored: responses scored so far.
     """
 
-    def __init__(self, rewards: Sequence[Reward], *, workers: int = 1, output: Path | None = None) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        *,
+        workers: int = 1,
+        tasks: Iterable[str] | None = None,
+        output: Path | None = None,
+    ) -> None:
         """See ``build_scorer``, which also checks."""
         self.failures: Counter[str] = Counter()
         self.scored = 0
         self._rewards = list(rewards)
         self._inline: dict[int, Callable[[Prompt, Completion], Any]] = {}
+        self._patterns: dict[int, re.Pattern[str] | None] = {}
         self._remote: dict[int, int] = {}  # index of the reward -> index of the verifier in the pool
         verifiers: list[Verifier] = []
         for index, reward in enumerate(self._rewards):
             if reward.kind == "exact":
                 self._inline[index] = simple.exact(reward.pattern)
+                self._patterns[index] = re.compile(reward.pattern) if reward.pattern else None
             elif reward.kind == "regex":
                 self._inline[index] = simple.regex(reward.pattern)
+            elif reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}:
+                self._inline[index] = task
             else:
                 self._remote[index] = len(verifiers)
                 verifiers.append(Verifier(reward.kind, reward.name, reward.function or ""))
@@ -65,15 +78,14 @@ class CompositeScorer:
     def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None:
         """Queue one response. Cheap trusted rewards are computed at once, the others go to worker processes."""
         applicable = [i for i, r in enumerate(self._rewards) if r.sources is None or prompt.source in r.sources]
-        pending = _Pending(key, prompt.source, missing=len(applicable))
+        answers = (self._read_answer(i, prompt, completion) for i in applicable if self._rewards[i].name == ACCURACY)
+        pending = _Pending(key, prompt.source, missing=len(applicable), answer=next(answers, None))
         ticket, self._next = self._next, self._next + 1
         self._pending[ticket] = pending
         slim: Completion | None = None
         for index in applicable:
             reward = self._rewards[index]
             inline = self._inline.get(index)
-            if inline is None and reward.kind == "task" and prompt.extra.get("task") == SIGNED_SUM:
-                inline = signed_sum
             if inline is not None:
                 self._settle(ticket, index, _run_inline(inline, reward.name, prompt, completion))
                 continue
@@ -167,7 +179,16 @@ class CompositeScorer:
             return Score(reason=f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
         if not 0.0 <= values[ACCURACY] <= 1.0:
             return Score(reason=f"accuracy: {values[ACCURACY]:g} is not in [0, 1]")
-        return Score(values=values, reward=total)
+        return Score(values=values, reward=total, answer=pending.answer)
+
+    def _read_answer(self, index: int, prompt: Prompt, completion: Completion) -> str | None:
+        """The answer that a reward reads out of a response, for majority votes; None where the kind knows none."""
+        kind = self._rewards[index].kind
+        if kind == "exact":
+            return simple.read_answer(completion.text, self._patterns[index])
+        if kind == "math":
+            return math.read_answer(completion.text)
+        return read_answer(prompt, completion.text) if kind == "task" else None
 
 
 def _run_inline(function: Callable[[Prompt, Completion], Any], name: str, prompt: Prompt, done: Completion) -> Outcome:
@@ -192,18 +213,21 @@ def build_scorer(
     *,
     workers: int = 1,
     sources: Iterable[str] | None = None,
+    tasks: Iterable[str] | None = None,
     output: Path | None = None,
 ) -> CompositeScorer:
     """The scorer of a recipe.
 
-    ``exact``, ``regex`` and signed_sum's scorer run in the driver. ``math``, reasoning-gym and the user's functions run
-    in worker processes, which start when first needed; with a user's function one starts here, so that a function that
-    cannot be loaded is refused before training.
+    ``exact``, ``regex`` and signed_sum's own scorer run in the driver. ``math``, reasoning-gym and the user's functions
+    run in worker processes, which start when first needed; with a user's function one starts here, so that a function
+    that cannot be loaded is refused before training.
 
     Args:
         rewards: the recipe's rewards.
         workers: worker processes at most.
         sources: names of all data sources; each must have exactly one reward called ``accuracy``.
+        tasks: names of all procedural tasks among the sources; when signed_sum is the only one, reward kind ``task``
+            runs in the driver. None: unknown.
         output: file for whatever user code prints; None: it is dropped.
 
     Raises:
@@ -235,7 +259,7 @@ def build_scorer(
         doubled = [name for name, count in names.items() if count > 1]
         if doubled and not overlapping:
             raise RewardError(f"two rewards are called {doubled[0]!r}{where}; names are unique within a source")
-    scorer = CompositeScorer(rewards, workers=workers, output=output)
+    scorer = CompositeScorer(rewards, workers=workers, tasks=tasks, output=output)
     if any(reward.kind == "function" for reward in rewards):
         try:
             scorer.start()

@@ -86,7 +86,7 @@ def describe(value: Any) -> str:
     """Type and beginning of a value; never long, never raises, whatever the object does."""
     try:
         text = reprlib.repr(value)[:80]
-    except Exception:
+    except Exception:  # its own __repr__ failed, or a whole number has more digits than Python writes
         text = "(cannot be shown)"
     return f"{type(value).__name__} {text}"
 

@@ -79,6 +79,7 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!,?|,\\!)(?=\d{3}(?!\d))")
 _WORDS = re.compile(r"^[A-Za-z][A-Za-z']{3,}$|^[A-Za-z][A-Za-z']*(?:[ -]+[A-Za-z']+)+$")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _BRACKETED = re.compile(r"^(?:\\left)?[(\[]([^()\[\]]*?)(?:\\right)?[)\]]$")
+_NORMAL_FORM = re.compile(r"^(?=[^=]*[-+^])(?=[^=]*(?<![\\A-Za-z])[A-Za-z])[^=]*=\s*0\s*$")
 _BASE = re.compile(r"_\{?(\d+)\}?$")
 
 
@@ -125,6 +126,8 @@ def same_answer(answer: str, gold: str) -> bool:
         if content and "," in bare and not re.search(r"[()\[\]{}]", bare):
             # math-verify takes the solutions "1, -2" and the point or interval (-2, 1) for one set
             return _canonical(bare) == _canonical(content[1])
+    if _NORMAL_FORM.match(answer) and "=" not in gold:
+        return False  # math-verify takes the right side of "x + y - 17 = 0" for its value
     return _math_verify(answer, gold)
 
 
@@ -175,6 +178,15 @@ def accuracy(text: str, gold: str) -> float:
         return 0.0
     marked = extract_answer(gold)
     return float(same_answer(answer, _unwrap(gold) if marked is None else marked))
+
+
+def read_answer(text: str) -> str | None:
+    """The last marked answer in a form in which most equal answers are equal texts, for majority votes."""
+    answer = extract_answer(text)
+    if not answer:
+        return None
+    number = as_integer(answer)
+    return _canonical(answer)[:MAX_ANSWER] if number is None else str(number)
 
 
 def warm_up() -> None:

@@ -5,8 +5,7 @@ batch at a time and answers item by item, so when it hangs or dies, the item it 
 behind it go to the next worker.
 
 Workers are fresh interpreters (not forks: torch's threads do not survive one), without torch, in sessions of their own:
-Ctrl-C does not reach them, and whatever they started is killed with them. When the driver dies, their connection ends
-and they leave.
+Ctrl-C does not reach them, and whatever they started is killed with them. When the driver dies, so do they.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ class _Item:
 class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
+    lifeline: int  # our end of a pipe; closing it ends the worker
     since: float  # monotonic time at which what it does now began
     ready: bool = False
     batch: deque[_Item] = field(default_factory=deque)  # sent and not answered, in order
@@ -203,7 +203,7 @@ class WorkerPool:
                 worker.batch.extend(self._queue.popleft() for _ in range(min(size, len(self._queue))))
                 worker.since = time.monotonic()
                 with contextlib.suppress(OSError):  # it died: found in the next step
-                    worker.connection.send([(i.id, i.verifier, i.seconds, i.blob) for i in worker.batch])
+                    worker.connection.send([(i.id, i.verifier, i.blob) for i in worker.batch])
         idle = sum(not worker.batch for worker in self._workers)
         while len(self._workers) < self._limit and idle < len(self._queue):
             self._start_worker()
@@ -211,6 +211,8 @@ class WorkerPool:
 
     def _start_worker(self) -> None:
         ours, theirs = Pipe()
+        lifeline, our_lifeline = os.pipe()
+        passed = (theirs.fileno(), lifeline)
         # Our module path, so that a worker finds what the driver finds; one thread each, to leave the cores alone.
         paths = [path for path in sys.path if path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
@@ -220,8 +222,8 @@ class WorkerPool:
             sink = self._output.open("ab")
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dapo.rewards.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "dapo.rewards.worker", *map(str, passed)],
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -230,9 +232,10 @@ class WorkerPool:
             )
         finally:
             theirs.close()
+            os.close(lifeline)
             if self._output is not None:
                 sink.close()
-        worker = _Worker(process, ours, time.monotonic())
+        worker = _Worker(process, ours, our_lifeline, time.monotonic())
         self._workers.append(worker)
         with contextlib.suppress(OSError):
             ours.send(self._verifiers)
@@ -246,3 +249,5 @@ def _kill(worker: _Worker) -> None:
         os.killpg(worker.process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.process.wait(timeout=5)
+    with contextlib.suppress(OSError):
+        os.close(worker.lifeline)

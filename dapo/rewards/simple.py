@@ -29,25 +29,27 @@ def compile_pattern(pattern: str, kind: str) -> re.Pattern[str]:
         ) from error
 
 
-def exact(pattern: str | None = None) -> Callable[[Prompt, Completion], float]:
-    r"""1.0 when the response's answer equals the gold answer after ``normalise``, else 0.0.
+def read_answer(text: str, pattern: re.Pattern[str] | None) -> str | None:
+    r"""The answer that ``exact`` reads, normalised; None when there is none.
 
-    The answer is the last match of ``pattern`` (its group 1 where it has one), e.g. ``=(-?\d+)\s*$``; without a
-    pattern, the last line that is not empty.
+    The last match of ``pattern`` (its group 1 where it has one), e.g. ``=(-?\d+)\s*$``; without a pattern, the last
+    line that is not empty.
     """
+    if pattern is None:
+        lines = [line for line in text.split("\n") if line.strip()]
+        return normalise(lines[-1]) if lines else None
+    matches = list(pattern.finditer(text))
+    if not matches:
+        return None
+    return normalise((matches[-1][1] if pattern.groups else matches[-1][0]) or "")
+
+
+def exact(pattern: str | None = None) -> Callable[[Prompt, Completion], float]:
+    """1.0 when the answer that ``read_answer`` finds equals the gold answer after ``normalise``, else 0.0."""
     compiled = None if pattern is None else compile_pattern(pattern, "exact")
 
     def score(prompt: Prompt, completion: Completion) -> float:
-        if compiled is None:
-            lines = completion.text.split("\n")
-            answer = next((line for line in reversed(lines) if line.strip()), "")
-        else:
-            matches = list(compiled.finditer(completion.text))
-            if not matches:
-                return 0.0
-            match = matches[-1]
-            answer = (match[1] if compiled.groups else match[0]) or ""
-        return float(normalise(answer) == normalise(prompt.answer))
+        return float(read_answer(completion.text, compiled) == normalise(prompt.answer))
 
     return score
 

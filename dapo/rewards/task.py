@@ -15,6 +15,14 @@ SIGNED_SUM = "signed_sum"
 REASONING_GYM = "reasoning_gym/"
 
 
+def read_answer(prompt: Prompt, text: str) -> str | None:
+    """What a response answers, for majority votes; None when it answers nothing."""
+    if prompt.extra.get("task") == SIGNED_SUM:
+        words = text.split()
+        return words[-1].removeprefix("=") if words and words[-1].startswith("=") else None
+    return extract_task_answer(text) or None
+
+
 def signed_sum(prompt: Prompt, completion: Completion) -> float:
     """1.0 when the last word is ``=T`` with T the gold answer, else 0.0."""
     words = completion.text.split()

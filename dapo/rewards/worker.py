@@ -2,7 +2,7 @@
 
 Talks over one connection. Everything is a pickled tuple:
 
-    driver -> worker   setup, then batches: a list of (item id, verifier, seconds, pickled (prompt, completion))
+    driver -> worker   setup, then batches: a list of (item id, verifier, pickled (prompt, completion))
     worker -> driver   ("ready", "") or ("failed", message), then (item id, outcome, time) for every item
 
 An outcome is a dict of numbers, or a string that begins with the kind of failure. Only plain types travel back, so
@@ -11,6 +11,7 @@ nothing that user code returns can break the connection.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import queue
@@ -25,8 +26,6 @@ from typing import Any, Literal
 
 from dapo.contracts.types import Completion, Prompt
 from dapo.rewards.function import describe_error, load_function, read_values
-
-_ORPHAN_GRACE = 60.0  # seconds beyond an item's limit after which an orphaned worker ends itself
 
 Outcome = dict[str, float] | str
 
@@ -73,9 +72,11 @@ def run_item(function: Callable[[Prompt, Completion], Any], name: str, blob: byt
         return str(error)[:400] if isinstance(error, ValueError) else f"exception: {describe_error(error)}"
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, lifeline: int) -> None:
     """Serve items until the driver closes the connection or dies."""
-    os.set_inheritable(descriptor, False)  # processes that user code starts must not keep the connection open
+    for inherited in (descriptor, lifeline):
+        os.set_inheritable(inherited, False)  # processes that user code starts must not hold them open
+    _end_with_driver(lifeline)
     connection = Connection(descriptor)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
@@ -87,10 +88,8 @@ def main(descriptor: int) -> None:
         return
     connection.send(("ready", ""))
     while True:
-        for item, index, seconds, blob in inbox.get():
-            _backstop(seconds + _ORPHAN_GRACE)
+        for item, index, blob in inbox.get():
             outcome = run_item(functions[index], verifiers[index].name, blob)
-            _backstop(0)
             connection.send((item, outcome, time.monotonic()))
 
 
@@ -103,15 +102,17 @@ def _receive(connection: Connection, inbox: queue.SimpleQueue[Any]) -> None:
             os._exit(0)
 
 
-def _backstop(seconds: float) -> None:
-    """Have the kernel end this process when an item outlives its limit by far.
+def _end_with_driver(lifeline: int) -> None:
+    """Have the kernel end this process when the driver dies.
 
-    The driver kills a worker that hangs. Should the driver itself be dead and the hanging code hold the interpreter
-    lock, neither the driver nor ``_receive`` can.
+    The driver alone holds the other end of the pipe ``lifeline``, and nothing is ever written to it; when that end
+    closes, the kernel raises SIGIO here, whose default action is to terminate. Unlike ``_receive``, that works while
+    user code holds the interpreter lock.
     """
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

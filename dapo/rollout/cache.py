@@ -52,6 +52,8 @@ class Pool:
         self.shape, self.columns = shape, columns
         self.n = 0
         self.holes: list[int] = []
+        self.kv: Tensor  # [layers, 2 (key, value), rows, kv heads, columns, d]
+        self.bias: Tensor  # [rows, columns]: 0 where attention may look, -inf elsewhere
         self.seats = np.empty(0, dtype=np.int64)  # [rows]: who sits in each slot
         self._allocate(rows)
 
@@ -87,8 +89,21 @@ class Pool:
         columns = torch.arange(self.columns, device=self.bias.device)
         self.bias[slots] = torch.where(columns < lengths[:, None], 0.0, -torch.inf).to(self.bias.dtype)
 
-    def compact(self) -> list[tuple[int, int]]:
-        """Close the holes with the last rows; returns the moves (from slot, to slot)."""
+    def fill(self, slots: list[int], rows: list[int], kv: Tensor) -> None:
+        """Copy row ``rows[i]`` of ``kv`` [layers, 2, rows, kv heads, tokens, d] into ``slots[i]``.
+
+        The responses of a group mostly get neighbouring slots, so each run of slots is one broadcast copy.
+        """
+        pairs = sorted(zip(slots, rows, strict=True))
+        start, width = 0, kv.shape[4]
+        for stop in range(1, len(pairs) + 1):
+            first, row = pairs[start]
+            if stop == len(pairs) or pairs[stop] != (first + stop - start, row):
+                self.kv[:, :, first : first + stop - start, :, :width] = kv[:, :, row : row + 1]
+                start = stop
+
+    def compact(self, length: IntArray) -> list[tuple[int, int]]:
+        """Close the holes with the last rows; returns the moves (from slot, to slot). ``length`` is by seat."""
         holes = sorted(self.holes)
         self.holes.clear()
         moves: list[tuple[int, int]] = []
@@ -99,9 +114,8 @@ class Pool:
             else:
                 moves.append((last, holes.pop(0)))
             self.n = last
-        if moves:
-            source, target = (torch.tensor(side, device=self.bias.device) for side in zip(*moves, strict=True))
-            used = int((self.bias[source] == 0).sum(dim=-1).max())
+        for source, target in moves:  # one strided copy each: several times cheaper than an indexed copy of all
+            used = length[self.seats[source]]
             self.kv[:, :, target, :, :used] = self.kv[:, :, source, :, :used]
             self.bias[target] = self.bias[source]
         return moves
@@ -234,8 +248,7 @@ class SlotCache:
             chosen = index == pool
             slots = self._seat_in(int(pool), seats[chosen])
             width = int(lengths[chosen].max())
-            source = torch.from_numpy(rows[chosen]).to(self.shape.device)
-            self.pools[pool].kv[:, :, slots, :, :width] = prefilled.kv[:, :, source, :, :width]
+            self.pools[pool].fill(slots.tolist(), rows[chosen].tolist(), prefilled.kv[..., :width, :])
 
     def remove(self, seats: IntArray, *, wipe: bool = False) -> None:
         """Free the slots of ``seats``. ``wipe`` clears what they hold, for rows that went non-finite."""
@@ -263,7 +276,7 @@ class SlotCache:
             index += 1
 
     def _compact(self, pool: Pool) -> None:
-        for source, target in pool.compact():
+        for source, target in pool.compact(self.length):
             seat = pool.seats[source]
             pool.seats[target] = seat
             self._slot[seat] = target

@@ -24,7 +24,7 @@ from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
 from dapo.rollout.decoders import choose_decoder
-from dapo.rollout.roster import Queue, Roster, check_request, empty_event, ended_before, sequence_of
+from dapo.rollout.roster import Gate, Queue, Roster, empty_event, ended_before, sequence_of
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.weights import copy_weights
 
@@ -42,7 +42,7 @@ def choose_slots(loaded: LoadedModel, shape: CacheShape) -> int:
     budget = max(64 * 2**20, weights)
     if loaded.device.type == "cuda":
         budget = max(budget, torch.cuda.mem_get_info(loaded.device)[0] // 3)
-    return int(min(512, max(64, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
+    return int(min(512, max(128, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
 
 
 class EmbeddedEngine:
@@ -64,8 +64,10 @@ class EmbeddedEngine:
         self.capacity = slots or choose_slots(loaded, self._decoder.shape)
         self.clock = 0
         self.version = 0
-        self._vocabulary: int = loaded.model.get_input_embeddings().weight.shape[0]
-        self._max_positions: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+        self._gate = Gate(
+            loaded.model.get_input_embeddings().weight.shape[0],
+            getattr(loaded.model.config, "max_position_embeddings", None),
+        )
         self._queue = Queue()
         self._pending: list[SampleEvent] = []  # ended before they could decode
         self._known: set[Key] = set()  # queued or live
@@ -75,7 +77,7 @@ class EmbeddedEngine:
         self._clear()
 
     def _clear(self) -> None:
-        self._roster = Roster(self.capacity, self._vocabulary)
+        self._roster = Roster(self.capacity, self._gate.vocabulary)
         self._cache = SlotCache(self._decoder.shape, self.capacity)
         self._batch: DecodeBatch | None = None  # None: rows have changed
         self._tokens: Tensor | None = None  # [rows] input of the next step, when the rows have not changed
@@ -92,7 +94,7 @@ class EmbeddedEngine:
             EngineError: A key that is unfinished here already, or a request that does not fit the model.
         """
         for request in requests:
-            check_request(request, self._vocabulary, self._max_positions)
+            self._gate.check(request)
             if request.key in self._known:
                 raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
             done = ended_before(request, self.clock)

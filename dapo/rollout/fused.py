@@ -25,7 +25,7 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, query [rows, heads, d] scaled and rotated, keys and values [rows, 2 x kv heads, d]) -> [rows, heads x d]"""
 
 
-def why_not(model: nn.Module) -> str | None:
+def why_not(model: Any) -> str | None:
     """The reason why ``model`` cannot be decoded by :class:`FusedDecoder`; None when it can be tried."""
     config: Any = model.config
     if type(model).__name__ not in _ARCHITECTURES:
@@ -114,7 +114,7 @@ class _Layer:
 
 def _complex(x: Tensor) -> Tensor:
     """[rows, heads, d] real -> [rows, heads, d/2] complex64 (a view when x is float32)."""
-    return torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
 
 
 def _rotate(x: Tensor, turn: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from dapo.errors import EngineError
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
-from dapo.rollout.roster import Queue, Roster, check_request, empty_event, ended_before, sequence_of
+from dapo.rollout.roster import Gate, Queue, Roster, empty_event, ended_before, sequence_of
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.weights import copy_weights
 
@@ -84,8 +84,10 @@ class GenerateEngine:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
-        self._vocabulary: int = loaded.model.get_input_embeddings().weight.shape[0]
-        self._max_positions: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+        self._gate = Gate(
+            loaded.model.get_input_embeddings().weight.shape[0],
+            getattr(loaded.model.config, "max_position_embeddings", None),
+        )
         self._queue = Queue()
         self._pending: list[SampleEvent] = []
         self._stats = Counter[str]()
@@ -98,7 +100,7 @@ class GenerateEngine:
         """
         waiting = set(self._queue.keys())
         for request in requests:
-            check_request(request, self._vocabulary, self._max_positions)
+            self._gate.check(request)
             if request.key in waiting:
                 raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
             done = ended_before(request, self.clock)
@@ -146,7 +148,7 @@ class GenerateEngine:
         self.abort()
 
     def _run(self, requests: Sequence[SampleRequest]) -> list[SampleEvent]:
-        roster = Roster(len(requests), self._vocabulary)
+        roster = Roster(len(requests), self._gate.vocabulary)
         roster.seat(requests, self.version)
         drawn = _Drawn(roster, len(requests), self.clock)
         sequences = [sequence_of(request) for request in requests]

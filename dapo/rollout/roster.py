@@ -18,39 +18,50 @@ from dapo.rollout.sampling import Law, law_of, stream_keys, uniforms
 
 def sequence_of(request: SampleRequest) -> IntArray:
     """What stands before the next token: the prompt and the prefix."""
-    prompt = np.asarray(request.prompt_ids, dtype=np.int64)
+    prompt = np.ascontiguousarray(request.prompt_ids, dtype=np.int64)
     if request.prefix is None or not len(request.prefix):
         return prompt
     return np.concatenate([prompt, np.asarray(request.prefix.token_ids, dtype=np.int64)])
 
 
-def check_request(request: SampleRequest, vocabulary: int, max_positions: int | None) -> None:
-    """Refuse what cannot be decoded.
+class Gate:
+    """Refuses requests that cannot be decoded."""
 
-    Raises:
-        EngineError: An empty prompt, a token outside the vocabulary, or a response that would not fit the model.
-    """
-    tokens = sequence_of(request)
-    if len(request.prompt_ids) == 0:
-        raise EngineError(f"request {request.key} has an empty prompt; expected at least one token (a start token)")
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise EngineError(
-            f"request {request.key} holds token {int(tokens.max() if tokens.max() >= vocabulary else tokens.min())}; "
-            f"the model's vocabulary is 0..{vocabulary - 1}: use the tokenizer that belongs to the model"
-        )
-    longest = len(request.prompt_ids) + request.sampling.max_tokens
-    if max_positions is not None and longest > max_positions:
-        raise EngineError(
-            f"request {request.key}: prompt of {len(request.prompt_ids)} tokens + {request.sampling.max_tokens} "
-            f"response tokens = {longest}, but the model knows {max_positions} positions; lower "
-            "rollout.max_response_tokens or data.max_prompt_tokens"
-        )
+    def __init__(self, vocabulary: int, max_positions: int | None) -> None:
+        self.vocabulary, self._max_positions = vocabulary, max_positions
+        self._seen: IntArray | None = None  # prompt checked last; a group's requests share the array
+
+    def check(self, request: SampleRequest) -> None:
+        """Look at prompt, prefix and length.
+
+        Raises:
+            EngineError: An empty prompt, a token outside the vocabulary, or a response that would not fit the model.
+        """
+        longest = len(request.prompt_ids) + request.sampling.max_tokens
+        if self._max_positions is not None and longest > self._max_positions:
+            raise EngineError(
+                f"request {request.key}: prompt of {len(request.prompt_ids)} tokens + {request.sampling.max_tokens} "
+                f"response tokens = {longest}, but the model knows {self._max_positions} positions; lower "
+                "rollout.max_response_tokens or data.max_prompt_tokens"
+            )
+        if request.prompt_ids is self._seen and request.prefix is None:
+            return
+        if len(request.prompt_ids) == 0:
+            raise EngineError(f"request {request.key} has an empty prompt; expected at least one token (a start token)")
+        tokens = sequence_of(request)
+        outside = tokens[(tokens < 0) | (tokens >= self.vocabulary)]
+        if len(outside):
+            raise EngineError(
+                f"request {request.key} holds token {outside[0]}; the model's vocabulary is 0..{self.vocabulary - 1}: "
+                "use the tokenizer that belongs to the model"
+            )
+        self._seen = request.prompt_ids
 
 
 def ended_before(request: SampleRequest, tick: int) -> SampleEvent | None:
     """The event of a request whose prefix is whole already; None when there is a token left to make."""
-    made = 0 if request.prefix is None else len(request.prefix)
-    if made and request.prefix is not None and int(request.prefix.token_ids[-1]) in request.sampling.stop_token_ids:
+    prefix, made = request.prefix, 0
+    if prefix is not None and (made := len(prefix)) and int(prefix.token_ids[-1]) in request.sampling.stop_token_ids:
         return empty_event(request.key, FinishReason.STOP, tick)
     if made >= request.sampling.max_tokens:
         return empty_event(request.key, FinishReason.LENGTH, tick)

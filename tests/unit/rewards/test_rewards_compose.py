@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from dapo.config.schema import DataSource, Reward
-from dapo.contracts import Completion, FinishReason, Prompt, Score
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Prompt, Score
 from dapo.data import load_problems
 from dapo.errors import RewardError
 from dapo.rewards import CompositeScorer, build_scorer
@@ -74,11 +75,14 @@ def score_all(scorer: CompositeScorer, texts: list[str], of: Prompt | None = Non
 
 def test_exact_takes_the_last_line_or_the_pattern(make: Any) -> None:
     last_line = make(Reward(kind="exact"))
-    values = [s.reward for s in score_all(last_line, ["42", "so\n  42 \n\n", "4 2", "42 apples", "43\n42", "42\n43", ""])]
+    values = [
+        s.reward for s in score_all(last_line, ["42", "so\n  42 \n\n", "4 2", "42 apples", "43\n42", "42\n43", ""])
+    ]
     assert values == [1, 1, 0, 0, 1, 0, 0]
     pattern = make(Reward(kind="exact", pattern=r"=(-?\d+)\s*$"))
-    values = [s.reward for s in score_all(pattern, ["+7 =11 -8 =42", "=42 =43", "42", "=42 \n", "=042"])]
-    assert values == [1, 0, 0, 1, 0]
+    scores = score_all(pattern, ["+7 =11 -8 =42", "=42 =43", "42", "=42 \n", "=042"])
+    assert [s.reward for s in scores] == [1, 0, 0, 1, 0]
+    assert [s.answer for s in scores] == ["42", "43", None, "42", "042"]
 
 
 def test_exact_reads_white_space_runs_as_one_and_minds_case(make: Any) -> None:
@@ -116,12 +120,15 @@ def test_rewards_per_source(make: Any) -> None:
 
 
 def test_signed_sum_scores_its_last_word(make: Any) -> None:
-    scorer = make(Reward(kind="task"))
+    scorer = make(Reward(kind="task"), tasks=["signed_sum"])
     of = prompt("6", task="signed_sum")
     scores = score_all(scorer, ["+7 =11 -8 =3 +3 =6", "=6 ?", "6", "", "+2 =16", "=6"], of)
     assert [s.reward for s in scores] == [1, 0, 0, 0, 0, 1]
-    assert scorer._pool is not None
-    assert not scorer._pool._workers, "a trusted scorer needs no worker process"
+    assert [s.answer for s in scores] == ["6", None, None, None, "16", "6"]
+    assert scorer.inline, "a trusted scorer needs no worker process"
+    in_worker = make(Reward(kind="task"), tasks=["signed_sum", "reasoning_gym/chain_sum"])
+    assert not in_worker.inline
+    assert score_all(in_worker, ["=6", "=7"], of)[0].reward == 1
 
 
 def test_task_reward_on_a_file_is_unscored_with_its_reason(make: Any) -> None:
@@ -136,15 +143,17 @@ def test_task_reward_on_a_file_is_unscored_with_its_reason(make: Any) -> None:
 def test_math_in_a_worker(make: Any) -> None:
     scorer = make(Reward())
     texts = [r"\boxed{\frac{84}{2}}", "Answer: 41", "42", "#### 42"]
-    assert [s.reward for s in score_all(scorer, texts)] == [1, 0, 0, 1]
+    scores = score_all(scorer, texts)
+    assert [s.reward for s in scores] == [1, 0, 0, 1]
+    assert [s.answer for s in scores] == [r"\frac{84}{2}", "41", None, "42"]
     assert scorer.stats()["scored"] == 4
 
 
 def test_reasoning_gym_scores_its_own_answers(make: Any) -> None:
     pytest.importorskip("reasoning_gym")
     scorer = make(Reward(kind="task"))
-    # polynomial_equations' scorer reads its configuration, arc_agi's compares tuples
-    for name, options in (("chain_sum", {"min_terms": 2}), ("polynomial_equations", {}), ("arc_agi", {})):
+    # polynomial_equations' scorer reads its configuration
+    for name, options in (("chain_sum", {"min_terms": 2}), ("polynomial_equations", {})):
         source = DataSource(task=f"reasoning_gym/{name}", options=options, size=2)
         for problem in load_problems(source):
             of = prompt(problem.answer, **problem.extra)
@@ -170,7 +179,7 @@ BAD = {
     "seven": "accuracy: 7 is not in [0, 1]",
     "minus": "accuracy: -0.5 is not in [0, 1]",
     "huge text": "not a number: str 'xxxx",
-    "huge number": "not a number: int 1000",
+    "huge number": "not a number: int (cannot be shown) (OverflowError",
     "huge dict": "not a number: a dict of 100000 entries",
     "no accuracy": "not a number: a dict without 'accuracy'",
     "odd key": "not a number: a dict with the key int 3",
@@ -331,8 +340,7 @@ scorer.poll(0.5)
 print(*t.children(scorer), flush=True)
 time.sleep(600)
 """
-    environment = {**os.environ, "DAPO_ORPHAN_GRACE": "1"}
-    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     (pid,) = map(int, driver.stdout.readline().split())
     try:

@@ -1,0 +1,350 @@
+"""Single cases of the functions: the ends of intervals, the smallest inputs, what is left alone."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dapo.algorithms.advantages import group_advantages
+from dapo.algorithms.correction import importance_correction, tokens_corrected
+from dapo.algorithms.diagnostics import length_quantiles, merge_gaps, sampler_gap
+from dapo.algorithms.keep import judge_group
+from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.algorithms.shaping import scale_rewards, shape_rewards, soft_overlong_punishment
+from dapo.algorithms.statistics import Estimate, majority_correct, mean_interval, pass_at_k
+from dapo.algorithms.weights import token_weights
+from dapo.contracts.enums import Verdict
+
+FOUR = [True] * 4
+
+
+class TestWeights:
+    def test_masked_places_weigh_nothing(self):
+        first, second = token_weights([[True, False, True], [False, True]], [0, 0], "token_mean")
+        np.testing.assert_allclose(first, np.array([1, 0, 1]) / 3, rtol=1e-6)
+        np.testing.assert_allclose(second, np.array([0, 1]) / 3, rtol=1e-6)
+        assert first.dtype == np.float32
+
+    def test_prompt_mean_counts_the_group_and_not_the_row(self):
+        weights = token_weights([[True] * 3, [True], [True, True]], [5, 5, -1], "prompt_mean")
+        np.testing.assert_allclose(np.concatenate(weights), [0.125] * 4 + [0.25] * 2)
+
+    def test_defaults_to_the_weighted_micro_batch_mean(self):
+        masks, batches = [[True], [True], [True]], [[0], [1, 2]]
+        weights = token_weights(masks, [0, 0, 0], "micro_batch_mean", micro_batches=batches)
+        np.testing.assert_allclose(np.concatenate(weights), [1 / 3] * 3)
+
+    def test_no_rows(self):
+        assert token_weights([], [], "token_mean") == []
+        assert token_weights([], [], "constant", constant_length=2) == []
+
+
+class TestAdvantages:
+    def test_non_voters_neither_vote_nor_count(self):
+        (advantages,) = group_advantages([[1, np.nan, -1, 50]], [[True, False, True, False]], scale="none")
+        assert advantages.tolist() == [1, 0, -1, 0]
+        assert advantages.dtype == np.float64
+
+    def test_one_voter_without_a_std(self):
+        assert group_advantages([[3.0]], [[True]], scale="none")[0].tolist() == [0]
+        assert group_advantages([[3.0]], [[True]], scale="batch_std")[0].tolist() == [0]
+        assert group_advantages([[3.0]], [[False]], scale="batch_std")[0].tolist() == [0]
+        assert group_advantages([], []) == []
+        assert group_advantages([], [], scale="batch_std") == []
+
+    def test_uniform_is_exactly_zero_even_with_eps_zero(self):
+        with np.errstate(all="raise"):
+            (advantages,) = group_advantages([[0.1, 0.1, 0.1]], [[True] * 3], eps=0.0)
+        assert advantages.tolist() == [0, 0, 0]
+
+    def test_tolerance_is_inclusive(self):
+        assert group_advantages([[0.0, 0.5]], [[True] * 2], tolerance=0.5)[0].tolist() == [0, 0]
+        assert group_advantages([[0.0, 0.5]], [[True] * 2], tolerance=0.49)[0].tolist() != [0, 0]
+        assert group_advantages([[0.0, 1.1e-6]], [[True] * 2])[0].tolist() != [0, 0]
+
+    def test_default_eps(self):
+        (advantages,) = group_advantages([[0.0, 2e-6]], [[True] * 2])
+        np.testing.assert_allclose(advantages, np.array([-1, 1]) / (math.sqrt(2) + 1), rtol=1e-9)
+
+    def test_uniform_groups_take_part_in_the_batch_std(self):
+        rewards, voters = [[1.0, -1.0], [3.0, 3.0]], [[True] * 2] * 2
+        mixed, uniform = group_advantages(rewards, voters, scale="batch_std", eps=0.0)
+        np.testing.assert_allclose(mixed, np.array([1, -1]) / math.sqrt(2 / 3))
+        assert uniform.tolist() == [0, 0]
+
+    def test_inputs_are_not_written(self):
+        rewards, voters = np.array([1.0, 2.0]), np.array([True, True])
+        group_advantages([rewards], [voters])
+        assert rewards.tolist() == [1, 2]
+
+
+class TestKeep:
+    @pytest.mark.parametrize(
+        ("values", "verdict"),
+        [
+            ([1, 1, 1, 1], Verdict.ALL_CORRECT),
+            ([0, 0, 0, 0.99], Verdict.ALL_WRONG),
+            ([0, 0, 0, 1], Verdict.KEPT),
+            ([1, 1, 1, 0.99], Verdict.KEPT),
+        ],
+    )
+    def test_accuracy(self, values, verdict):
+        assert judge_group(values, FOUR, metric_is_accuracy=True) is verdict
+
+    def test_correct_at_is_inclusive(self):
+        assert judge_group([0.5, 0.49], [True] * 2, metric_is_accuracy=True, correct_at=0.5) is Verdict.KEPT
+
+    def test_fractions_that_differ_are_no_reason_to_keep(self):
+        assert judge_group([0.1, 0.7, 0.3, 0.2], FOUR, metric_is_accuracy=True) is Verdict.ALL_WRONG
+
+    def test_another_metric(self):
+        assert judge_group([0.1, 0.1 + 1e-7, 0.1, 0.1], FOUR, metric_is_accuracy=False) is Verdict.UNIFORM
+        assert judge_group([0.0, 1e-6, 0, 0], FOUR, metric_is_accuracy=False) is Verdict.UNIFORM
+        assert judge_group([0.0, 1.01e-6, 0, 0], FOUR, metric_is_accuracy=False) is Verdict.KEPT
+        assert judge_group([1, 2, 1, 1], FOUR, metric_is_accuracy=False, tolerance=1) is Verdict.UNIFORM
+
+    def test_non_voters(self):
+        values = [1, np.nan, 0, 1]
+        assert judge_group(values, [True, False, False, True], metric_is_accuracy=True) is Verdict.ALL_CORRECT
+        assert judge_group(values, [True, False, False, False], metric_is_accuracy=True) is Verdict.TOO_FEW_SCORED
+        assert judge_group(values, [False] * 4, metric_is_accuracy=False) is Verdict.TOO_FEW_SCORED
+
+    @pytest.mark.parametrize(
+        ("band", "verdict"),
+        [
+            ((0.25, 0.5), Verdict.KEPT),
+            ((0.1, 0.25), Verdict.KEPT),
+            ((0.26, 1), Verdict.OUT_OF_BAND),
+            ((0, 0.24), Verdict.OUT_OF_BAND),
+        ],
+    )
+    def test_band(self, band, verdict):
+        assert judge_group([1, 0, 0, 0], FOUR, metric_is_accuracy=True, band=band) is verdict
+        assert judge_group([0.5, 0.5, 0, 0], FOUR, metric_is_accuracy=False, band=band) is verdict
+        assert judge_group([0, 0, 0, 0], FOUR, metric_is_accuracy=True, band=band) is Verdict.ALL_WRONG
+
+
+class TestShaping:
+    def test_scale_before_penalty(self):
+        shaped, penalties = shape_rewards([1, 0, np.nan], [10, 15, 30], [False] * 3, max_length=20, cache_length=10)
+        assert penalties.tolist() == [0, -0.5, -1]
+        np.testing.assert_array_equal(shaped, [1, -1.5, np.nan])
+
+    def test_parts_can_be_off(self):
+        shaped, penalties = shape_rewards([0.5, 2], [10, 15], [False] * 2, source=None)
+        assert shaped.tolist() == [0.5, 2]
+        assert penalties.tolist() == [0, 0]
+        shaped, _ = shape_rewards([0.5, 2], [10, 15], [False] * 2, source=(0, 2), target=(0, 1))
+        assert shaped.tolist() == [0.25, 1]
+        shaped, _ = shape_rewards([1], [15], [True], source=None, max_length=20, cache_length=10, factor=0.2)
+        assert shaped.tolist() == [0.9]
+
+    def test_result_is_a_new_array(self):
+        rewards = np.array([1.0])
+        shaped, _ = shape_rewards(rewards, [1], [False], source=None)
+        shaped[0] = 5
+        assert rewards[0] == 1
+
+    def test_whole_length_as_cache(self):
+        assert soft_overlong_punishment([0, 5, 10], max_length=10, cache_length=10).tolist() == [0, -0.5, -1]
+
+    def test_source_that_does_not_start_at_zero(self):
+        assert scale_rewards([2.5, 3], source_min=2, source_max=4, target_min=0, target_max=8).tolist() == [2, 4]
+
+
+class TestCorrection:
+    LOGS = np.log([0.4, 1.0, 1.5, 3.0])
+
+    def correct(self, kind, mask=FOUR, sampler=None):
+        sampler = np.zeros(4) if sampler is None else sampler
+        return importance_correction(self.LOGS, sampler, kind=kind, cap=2.0, floor=0.5, loss_mask=mask)
+
+    def test_kinds(self):
+        np.testing.assert_allclose(self.correct("truncate"), [0.4, 1, 1.5, 2], rtol=1e-6)
+        np.testing.assert_allclose(self.correct("mask_token"), [0, 1, 1.5, 0], rtol=1e-6)
+        np.testing.assert_allclose(self.correct("mask_sequence"), [0.4, 1, 1.5, 2], rtol=1e-6)  # 1.8 ** 1/4 = 1.16
+        np.testing.assert_allclose(self.correct("mask_sequence", sampler=np.full(4, -1.0)), 0)  # 1.16 e
+        assert self.correct("none") is None
+        assert self.correct("report") is None
+        assert self.correct("truncate").dtype == np.float32
+
+    def test_the_mean_of_a_sequence_is_over_loss_tokens(self):
+        np.testing.assert_allclose(self.correct("mask_sequence", mask=[False, False, False, True]), [1, 1, 1, 0])
+        np.testing.assert_allclose(self.correct("mask_sequence", mask=[True, False, False, False]), [0, 1, 1, 1])
+        np.testing.assert_allclose(self.correct("mask_sequence", mask=[False] * 4), 1)
+
+    def test_bounds_are_inclusive(self):
+        for kind in ("mask_token", "mask_sequence"):
+            corrected = importance_correction([0.0], [0.0], kind=kind, cap=1.5, floor=1.0, loss_mask=[True])
+            assert corrected.tolist() == [1]
+            corrected = importance_correction([0.0], [0.0], kind=kind, cap=1.0, floor=0.0, loss_mask=[True])
+            assert corrected.tolist() == [1]
+
+    def test_broken_numbers_outside_the_mask(self):
+        corrected = importance_correction(
+            [np.nan, 0.0], [0.0, 0.0], kind="truncate", cap=2, floor=0, loss_mask=[False, True]
+        )
+        assert corrected.tolist() == [1, 1]
+
+    def test_tokens_corrected(self):
+        for kind, count in [("truncate", 1), ("mask_token", 2), ("mask_sequence", 1)]:
+            assert tokens_corrected(self.correct(kind), self.LOGS, np.zeros(4), FOUR) == count
+        mask = [True, True, True, False]
+        assert tokens_corrected(self.correct("truncate", mask=mask), self.LOGS, np.zeros(4), mask) == 0
+        assert tokens_corrected(None, self.LOGS, np.zeros(4), FOUR) == 0
+
+
+class TestPlainLists:
+    """Masks may be lists of 0 and 1 and numbers may be integers: neither may index or round instead."""
+
+    def test_weights_and_advantages(self):
+        assert token_weights([[0, 2]], [0], "token_mean")[0].tolist() == [0, 1]
+        assert group_advantages([[3, 9, 1]], [[1, 0, 1]], scale="none")[0].tolist() == [1, 0, -1]
+
+    def test_keep(self):
+        assert judge_group([1, 0, 1], [1, 0, 1], metric_is_accuracy=True) is Verdict.ALL_CORRECT
+        assert judge_group(["1", "0"], [1, 1], metric_is_accuracy=True) is Verdict.KEPT  # whatever float() reads
+
+    def test_shaping(self):
+        shaped, penalties = shape_rewards([1, 0], [15, 5], [0, 0], source=None)
+        assert shaped.dtype == penalties.dtype == np.float64
+        shaped, _ = shape_rewards([1, 0], [15, 5], [0, 0], source=None, max_length=20, cache_length=10)
+        assert shaped.tolist() == [0.5, 0]
+        assert soft_overlong_punishment(np.array([15], np.uint8), max_length=20, cache_length=10).tolist() == [-0.5]
+        assert scale_rewards(np.array([1], np.float32), source_min=0, source_max=3, target_min=0, target_max=1) == 1 / 3
+
+    def test_correction(self):
+        corrected = importance_correction([0, 1], [0, 0], kind="truncate", cap=2, floor=0, loss_mask=[0, 1])
+        assert corrected.tolist() == [1, 2]
+        assert tokens_corrected(corrected.tolist(), [0, 1], [0, 0], [0, 1]) == 1
+        exact = importance_correction([0.3, 1], [0, 0], kind="truncate", cap=2, floor=0, loss_mask=[1, 0])
+        assert tokens_corrected(exact.tolist(), [0.3, 1], [0, 0], [1, 0]) == 0
+
+    def test_diagnostics_and_statistics(self):
+        assert sampler_gap([0, 1], [0, 0], [0, 1])["abs_sum"] == 1
+        assert length_quantiles([1, 2, 3], [1, 0, 1], (0.5,))["correct"].tolist() == [2]
+        assert length_quantiles([1, 2, 3], [1, 0, 1], (0.5,))["wrong"].tolist() == [2]
+        assert mean_interval([np.array([0.1] * 7, np.float32)]).mean == pytest.approx(float(np.float32(0.1)), abs=1e-12)
+
+
+class TestDiagnostics:
+    def test_gap(self):
+        gap = sampler_gap([-1.0, -2.0, -9.0], [-1.5, -1.0, 0.0], [True, True, False])
+        k3 = (math.exp(0.5) - 1 - 0.5) + (math.exp(-1) - 1 + 1)
+        assert gap == pytest.approx({"tokens": 2, "abs_sum": 1.5, "k3_sum": k3, "max": 1.0})
+        other = sampler_gap([0.0], [-3.0], [True])
+        merged = merge_gaps([gap, other])
+        assert merged == pytest.approx({"tokens": 3, "mean_abs": 1.5, "k3": (k3 + math.exp(3) - 4) / 3, "max": 3.0})
+        assert merge_gaps([other, gap])["max"] == 3.0
+
+    def test_no_token(self):
+        empty = {"tokens": 0, "abs_sum": 0, "k3_sum": 0, "max": 0}
+        assert sampler_gap([1.0], [2.0], [False]) == empty
+        assert merge_gaps([]) == merge_gaps([empty]) == {"tokens": 0, "mean_abs": 0, "k3": 0, "max": 0}
+
+    def test_small_gaps_keep_their_digits(self):
+        gap = sampler_gap([1e-6], [0.0], [True])
+        assert gap["k3_sum"] == pytest.approx(0.5e-12, rel=1e-3)
+
+    def test_one_token_of_gap(self):
+        assert merge_gaps([sampler_gap([0.5], [0.0], [True])])["mean_abs"] == 0.5
+
+    def test_length_quantiles(self):
+        quantiles = length_quantiles([10, 20, 30, 40], [True, True, False, True], (0.0, 0.5, 1.0))
+        assert quantiles["all"].tolist() == [10, 25, 40]
+        assert quantiles["correct"].tolist() == [10, 20, 40]
+        assert quantiles["wrong"].tolist() == [30, 30, 30]
+        assert np.isnan(length_quantiles([1], [True], (0.5,))["wrong"]).tolist() == [True]
+        np.testing.assert_allclose(length_quantiles(np.arange(11), [True] * 11)["all"], [1, 5, 9])
+
+
+class TestStatistics:
+    def test_interval(self):
+        estimate = mean_interval([[0, 1], [1, 1], [0, 0], [1]])
+        error = np.std([0.5, 1, 0, 1], ddof=1) / 2
+        assert estimate.mean == 0.625
+        assert estimate.standard_error == pytest.approx(error)
+        assert (estimate.low, estimate.high) == pytest.approx((0.625 - 1.959964 * error, 0.625 + 1.959964 * error))
+        narrow = mean_interval([[0, 1], [1, 1], [0, 0], [1]], confidence=0.5)
+        assert narrow.high == pytest.approx(0.625 + 0.67449 * error, rel=1e-5)
+
+    def test_bounds(self):
+        estimate = mean_interval([[1], [1], [0]], bounds=(0, 1))
+        assert estimate.high == 1
+        assert mean_interval([[0], [1], [0]], bounds=(0, 1)).low == 0
+        assert mean_interval([[1], [1], [0]]).high > 1
+
+    def test_one_problem_has_no_interval(self):
+        estimate = mean_interval([[1, 0]])
+        assert estimate.mean == 0.5
+        assert math.isnan(estimate.low)
+        assert math.isnan(estimate.high)
+        assert math.isnan(estimate.standard_error)
+        two = mean_interval([[1], [0]])
+        assert two == Estimate(0.5, two.low, two.high, pytest.approx(0.5))
+
+    @pytest.mark.parametrize(("confidence", "least", "most"), [(0.95, 0.90, 0.98)])
+    def test_interval_covers_when_samples_of_a_problem_are_alike(self, confidence, least, most):
+        """Problems with their own difficulty: an interval over single samples would cover far less often."""
+        rng = np.random.default_rng(0)
+        hits = 0
+        for _ in range(400):
+            difficulty = rng.beta(0.5, 0.5, size=60)  # mean 0.5
+            estimate = mean_interval(list(rng.random((60, 8)) < difficulty[:, None]), confidence=confidence)
+            hits += estimate.low <= 0.5 <= estimate.high
+        assert least <= hits / 400 <= most
+
+    def test_pass_at_k(self):
+        assert pass_at_k(4, 2, 1) == pytest.approx(0.5)
+        assert pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
+        assert pass_at_k(4, 2, 3) == 1
+        assert pass_at_k(4, 0, 4) == 0
+        assert math.copysign(1, pass_at_k(4, 0, 4)) == 1
+        assert pass_at_k(10_000, 1, 1) == pytest.approx(1e-4)
+        assert pass_at_k(1, 1, 1) == 1
+
+    def test_majority(self):
+        assert majority_correct(["7", "7", "8"], [True, True, False]) == 1
+        assert majority_correct(["7", "8", "8"], [True, False, False]) == 0
+        assert majority_correct(["7", "8"], [True, False]) == 0.5
+        assert majority_correct([None, None, "7"], [False, False, True]) == 1
+        assert majority_correct([None], [True]) == 0
+        assert majority_correct([], []) == 0
+        assert majority_correct(["7", "7"], [True, False]) == 0.5  # one answer, judged both ways
+
+
+class TestLosses:
+    def test_broken_numbers_in_masked_tokens_reach_nothing(self):
+        nan, inf = float("nan"), float("inf")
+        logprobs = torch.tensor([-1.0, nan, -inf], requires_grad=True)
+        mask = torch.tensor([True, False, False])
+        inputs = LossInputs(
+            logprobs, torch.tensor([-1.0, 0.0, nan]), torch.tensor([1.0, nan, 1.0]), mask, torch.tensor([0, 0, 1]), 2
+        )
+        for ratio in ("token", "sequence"):
+            loss, flags = clipped_loss(inputs, low=0.2, high=0.2, dual=2.0, ratio=ratio)
+            assert loss.tolist() == [-1, 0, 0]
+            assert torch.autograd.grad(loss.sum(), logprobs)[0].tolist() == [-1, 0, 0]
+            assert not any(flag.any() for flag in flags.values())
+
+    def test_no_tokens(self):
+        empty = torch.zeros(0, requires_grad=True)
+        loss, _ = clipped_loss(
+            LossInputs(empty, empty, empty, empty.bool(), empty.long(), 0), low=0.2, high=0.2, ratio="sequence"
+        )
+        loss.sum().backward()
+        assert empty.grad.shape == (0,)
+
+    def test_production_needs_no_jaxtyping_and_numpy_parts_no_torch(self):
+        code = (
+            "import sys; sys.modules['jaxtyping'] = sys.modules['beartype'] = None\n"
+            "from dapo.algorithms import advantages, correction, diagnostics, keep, shaping, statistics, weights\n"
+            "assert 'torch' not in sys.modules\n"
+            "import dapo.algorithms.losses\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)

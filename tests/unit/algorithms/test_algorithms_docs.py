@@ -1,0 +1,91 @@
+"""docs/algorithm.md speaks of functions that exist, of all of them, and its examples do what they say."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dapo.algorithms
+from dapo.algorithms.keep import judge_group
+from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.contracts.enums import Verdict
+
+PAGE = (Path(__file__).parents[3] / "docs" / "algorithm.md").read_text()
+QUOTED = sorted(set(re.findall(r"`(dapo\.[\w.]+)`", PAGE)) - {"dapo.algorithms", "dapo.algorithms.kl"})
+MODULES = [importlib.import_module(f"dapo.algorithms.{m.name}") for m in pkgutil.iter_modules(dapo.algorithms.__path__)]
+HOOKS = {}
+for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+    exec(block, HOOKS)
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_quoted_name_exists(name):
+    module, _, attribute = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), attribute)
+
+
+def test_every_public_function_is_on_the_page():
+    public = {
+        f"{module.__name__}.{name}"
+        for module in MODULES
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and value.__class__.__module__ != "typing"
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
+    }
+    assert public
+    assert public <= set(QUOTED)
+
+
+def test_page_promises_no_kl_before_there_is_one():
+    assert all(module.__name__ != "dapo.algorithms.kl" for module in MODULES), "describe it in section 4"
+
+
+def test_keep_example():
+    keep, everyone = HOOKS["keep_middling"], np.ones(6, dtype=bool)
+    for correct, verdict in [
+        (0, Verdict.ALL_WRONG),
+        (1, Verdict.OUT_OF_BAND),
+        (3, Verdict.KEPT),
+        (6, Verdict.ALL_CORRECT),
+    ]:
+        values = np.array([1.0] * correct + [0.0] * (6 - correct))
+        assert keep(values, everyone) is verdict
+    values = np.array([np.nan, 0.0, 1.0, 1.0])
+    assert keep(values, ~np.isnan(values)) is judge_group(values, ~np.isnan(values), metric_is_accuracy=True)
+    assert keep(values, np.array([False, False, False, True])) is Verdict.TOO_FEW_SCORED
+
+
+def test_shaping_example():
+    shaped, penalties = HOOKS["punish_truncation"](
+        np.array([1.0, 0.0, np.nan]), np.arange(3), np.array([True, False, True])
+    )
+    np.testing.assert_array_equal(shaped, [0.5, -1.0, np.nan])
+    assert penalties.tolist() == [-0.5, 0.0, -0.5]
+
+
+def test_advantage_example():
+    rewards = [np.array([1.0, -1.0, np.nan, -1.0]), np.array([2.0, 2.0])]
+    advantages = HOOKS["median_advantage"](rewards, [~np.isnan(values) for values in rewards])
+    assert [values.tolist() for values in advantages] == [[2.0, 0.0, 0.0, 0.0], [0.0, 0.0]]
+
+
+def test_loss_example():
+    logprobs = torch.tensor([0.0, 0.0, float("nan")], requires_grad=True)
+    mask = torch.tensor([True, True, False])
+    inputs = LossInputs(
+        logprobs, torch.zeros(3), torch.tensor([1.0, -1.0, 5.0]), mask, torch.zeros(3, dtype=torch.int64), 1
+    )
+    loss, flags = HOOKS["soft_gate_loss"](inputs)
+    assert loss.tolist() == pytest.approx([-2.0, 2 / 1.05, 0.0])
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    assert gradient.tolist() == pytest.approx([-1.0, 1.0, 0.0])  # at r = 1 the gate has the gradient of r
+    assert flags.keys() == clipped_loss(inputs, low=0.2, high=0.2)[1].keys()

@@ -1,0 +1,135 @@
+"""``dapo check`` on a tiny model and small files, figures by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dapo.cli.check import Shape, estimate_memory
+from dapo.cli.main import main
+from dapo.config import recipe_from_dict
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dapo.models.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, layers=2, heads=2, ffn=32)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    word = "What is the sum of the first number and the second number"
+    rows = [
+        (f"{word} 1 2", "3"),
+        (f"{word} 1 3", "4"),
+        (f"{word} 1 3", "4"),  # repeats
+        (f"{word} 1 4", "5"),
+        (f"{word} 1 4", "6"),  # contradicts
+        (f"{word} 1 5" + " 1" * 40, "6"),  # too long
+        (f"{word} 1 6", "7"),  # stands in the test set
+    ]
+    test = [(f"{word.upper()} 1 6?", "7"), (f"{word} 1 7", "8")]
+    for name, records in (("problems", rows), ("held", test)):
+        text = "".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in records)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        f"model: {{path: {model}}}\n"
+        "data:\n  train: [{path: problems.jsonl}]\n  validation: [{path: held.jsonl}]\n  max_prompt_tokens: 20\n"
+        "  prompt: raw\n"
+        "rollout: {prompts_per_step: 4, group_size: 2, max_response_tokens: 50}\n"
+        "learner: {minibatch_prompts: 2}\ntrainer: {steps: 10}\nvalidation: {every: 5, samples: 3}\n"
+    )
+    return file
+
+
+def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(recipe), "trainer.steps=12"]) == 0
+    told = capsys.readouterr().out
+    # data: 7 records, 1 repeat, 1 held out, 1 too long, leaves 4
+    assert "4 prompts of 7 problems" in told
+    assert "1 repeats dropped" in told
+    assert "1 taken out because they stand in validation" in told
+    assert "1 over-long prompts dropped" in told
+    assert "5 / 6 for" in told
+    assert "overlap     1 problems of held" in told
+    # arithmetic
+    assert "4 prompts x 2 responses = 8 responses, at most 400 response tokens" in told
+    assert "2 per training step, each on 2 prompts = 4 responses; 24 in 12 training steps" in told
+    assert "12 steps of 4 pass over it 12.00 times" in told
+    assert "at most 80 groups a step, then stop" in told
+    assert "from 40 tokens (0) to 50 (-1)" in told
+    assert "evaluations: 4, each of 2 problems = 8 responses" in told  # before step 1, after 5, 10 and 12
+    # files and the next move
+    assert "runs/run/checkpoints/: every 10 steps, the newest 2" in told
+    assert f"dapo train {recipe} trainer.steps=12" in told
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_check_says_that_the_run_exists(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (recipe.parent / "runs" / "run").mkdir(parents=True)
+    assert main(["check", str(recipe)]) == 0
+    assert "exists already: training will refuse to start" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("algorithm.shaping=no_such_module:f", "no_such_module"),
+        ("algorithm.loss.kind=json:no_such_function", "no_such_function"),
+        ("algorithm.dynamic_sampling.keep=json:__doc__", "expected a function"),
+        ("data.overlong_prompts=refuse", "longer than"),
+        ("data.train.0.fields={problem: question}", "question"),
+        ("model.path=builtin/signed-sums", "builtin/signed-sum"),
+        ("model.path=.", "model.path"),
+    ],
+)
+def test_check_refuses_what_loading_cannot_see(
+    recipe: Path, override: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(recipe), override]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_hooks_are_found_in_the_working_directory(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (recipe.parent / "check_hook_module.py").write_text("def keep(*args, **kwargs):\n    return True\n")
+    monkeypatch.syspath_prepend("")
+    assert main(["check", str(recipe), "algorithm.dynamic_sampling.keep=check_hook_module:keep"]) == 0
+
+
+def test_the_quickstart_checks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", str(ROOT / "recipes" / "quickstart.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "111,936 parameters" in told
+    assert "512 responses, at most 16,384 response tokens" in told
+    assert "240 in 60 training steps" in told
+
+
+def test_memory_by_hand() -> None:
+    shape = Shape(parameters=1000, layers=2, hidden=8, ffn=16, key_values=16, vocabulary=50)
+    given = {
+        "model": {"path": "a/b"},
+        "data": {"train": [{"task": "signed_sum"}]},
+        "rollout": {"prompts_per_step": 4, "group_size": 2, "max_response_tokens": 30},
+        "learner": {"microbatch_tokens": 100},
+    }
+    memory = estimate_memory(recipe_from_dict(given).recipe, shape, longest_prompt=10)
+    assert (memory.weights, memory.gradients, memory.optimiser) == (4000, 4000, 8000)
+    assert memory.activations == 100 * 2 * (8 * 8 + 3 * 16) * 4
+    assert memory.cache == 8 * 40 * 2 * 16 * 4
+    assert memory.total == 16000 + 89600 + 40960
+    low = {**given, "model": {"path": "a/b", "dtype": "bfloat16", "gradient_checkpointing": True}}
+    low["rollout"] = {**given["rollout"], "slots": 3}  # type: ignore[dict-item]
+    memory = estimate_memory(recipe_from_dict(low).recipe, shape, longest_prompt=10)
+    assert (memory.weights, memory.gradients, memory.optimiser) == (2000, 6000, 12000)
+    assert memory.activations == 100 * (2 * 8 + 8 * 8 + 3 * 16) * 2
+    assert memory.cache == 3 * 40 * 2 * 16 * 2

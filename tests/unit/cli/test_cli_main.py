@@ -1,0 +1,219 @@
+"""The command line: exit codes, refusals without a traceback, and help that answers at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dapo
+from dapo.cli.evaluate import evaluation_recipe
+from dapo.cli.main import main
+from dapo.config import recipe_from_dict
+from dapo.config.resume import RESOLVED
+from dapo.errors import LearnerError, RecipeError
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """``dapo.build`` in place of the real one: records what it was called with."""
+    fake = types.SimpleNamespace(calls=[], outcome=0)
+
+    def record(name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            fake.calls.append((name, *arguments))
+            if isinstance(fake.outcome, BaseException):
+                raise fake.outcome
+            return int(fake.outcome)
+
+        return call
+
+    module = types.ModuleType("dapo.build")
+    for name in ("train", "resume", "evaluate", "export"):
+        setattr(module, name, record(name))
+    monkeypatch.setitem(sys.modules, "dapo.build", module)
+    monkeypatch.setattr(dapo, "build", module, raising=False)
+    return fake
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    given = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}
+    (tmp_path / RESOLVED).write_text(recipe_from_dict(given).resolved)
+    return tmp_path
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["check", QUICKSTART + "x"], ["--version"]])
+def test_help_and_refusals_import_no_torch(arguments: list[str]) -> None:
+    heavy = "('torch', 'transformers', 'numpy', 'matplotlib')"
+    code = f"import sys; from dapo.cli.main import main; main({arguments!r}); "
+    code += f"print('heavy:', [m for m in {heavy} if m in sys.modules])"
+    assert python(code).endswith("heavy: []")
+
+
+def test_import_dapo_is_light() -> None:
+    assert python("import sys, dapo; dapo.load_recipe; print('torch' in sys.modules)") == "False"
+
+
+def test_python_m_dapo() -> None:
+    done = subprocess.run([sys.executable, "-m", "dapo", "--version"], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout.strip()) == (0, f"dapo {dapo.__version__}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["train", QUICKSTART, "algorithm.clip.hi=0.3"], "algorithm.clip.high"),
+        (["check", QUICKSTART, "rollout.group_size=1"], "a group of one"),
+        (["train", "missing.yaml"], "recipe file not found"),
+        (["train"], "recipe file is missing"),
+        (["train", "trainer.steps=3"], "recipe file comes first"),
+        (["train", "--resume", "nowhere"], "not a run folder"),
+        (["train", "--resume", "nowhere", QUICKSTART], "takes the recipe from the run folder"),
+        (["train", QUICKSTART, "--steps", "3"], "--steps"),
+        (["evaluate", "some/model"], "--data"),
+        (["evaluate", "some/model", "--data", "task:signed_sum", "--samples", "0"], "samples"),
+        (["export", "nowhere", "out"], "not a run folder"),
+        (["trian", QUICKSTART], "trian"),
+    ],
+)
+def test_refused_input_exits_with_2(
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str], build: types.SimpleNamespace
+) -> None:
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert part in told.err
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    assert build.calls == []
+
+
+def test_errors_are_told_word_for_word(capsys: pytest.CaptureFixture[str], build: types.SimpleNamespace) -> None:
+    build.outcome = LearnerError("5 steps [bold]in a row[/bold] :smile: had no finite gradient; " + "x" * 200)
+    assert main(["train", QUICKSTART]) == 1
+    assert capsys.readouterr().err == f"error: {build.outcome}\n"
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_the_exit_code_is_that_of_the_command(code: int, build: types.SimpleNamespace) -> None:
+    build.outcome = code
+    assert main(["train", QUICKSTART]) == code
+
+
+def test_a_keyboard_interrupt_exits_with_130(build: types.SimpleNamespace) -> None:
+    build.outcome = KeyboardInterrupt()
+    assert main(["train", QUICKSTART]) == 130
+
+
+def test_ctrl_c_while_a_process_works() -> None:
+    code = (
+        "import sys, time, types, dapo; m = types.ModuleType('dapo.build')\n"
+        "def train(loaded): print('started', flush=True); time.sleep(60)\n"
+        "m.train = train; sys.modules['dapo.build'] = m; dapo.build = m\n"
+        f"from dapo.cli.main import main; sys.exit(main(['train', {QUICKSTART!r}]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr
+
+
+def test_train_hands_over_the_recipe_with_its_overrides(build: types.SimpleNamespace) -> None:
+    assert main(["train", QUICKSTART, "trainer.steps=20", "run.name=other"]) == 0
+    ((name, loaded),) = build.calls
+    assert name == "train"
+    assert (loaded.recipe.trainer.steps, loaded.recipe.run.name) == (20, "other")
+    assert loaded.overrides == ("trainer.steps=20", "run.name=other")
+
+
+def test_resume_hands_over_folder_and_overrides(build: types.SimpleNamespace, run_folder: Path) -> None:
+    assert main(["train", "--resume", str(run_folder), "trainer.steps=20"]) == 0
+    assert build.calls == [("resume", run_folder, ["trainer.steps=20"])]
+
+
+def test_resume_refuses_what_is_fixed(
+    build: types.SimpleNamespace, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", str(run_folder), "run.seed=9"]) == 2
+    assert "(fixed)" in capsys.readouterr().err
+    assert build.calls == []
+
+
+def test_export(build: types.SimpleNamespace, run_folder: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run_folder), str(tmp_path / "out"), "--step", "3"]) == 0
+    assert build.calls == [("export", run_folder, tmp_path / "out", 3)]
+    assert main(["export", str(run_folder), str(run_folder)]) == 2  # holds files already
+
+
+def test_evaluate_a_run(build: types.SimpleNamespace, run_folder: Path) -> None:
+    arguments = ["evaluate", str(run_folder), "--data", "task:signed_sum", "-k", "8", "--no-greedy", "--limit", "5"]
+    assert main([*arguments, "--seed", "7", "validation.temperature=0.6", "--step", "2"]) == 0
+    ((name, loaded, run, step),) = build.calls
+    assert (name, run, step) == ("evaluate", run_folder, 2)
+    validation = loaded.recipe.validation
+    assert (validation.samples, validation.greedy, validation.limit, validation.temperature) == (8, False, 5, 0.6)
+    assert loaded.recipe.run.seed == 7
+    assert [s.task for s in loaded.recipe.data.validation] == ["signed_sum"]
+
+
+def test_evaluation_of_a_bare_model() -> None:
+    loaded, run = evaluation_recipe("some/model", ["task:signed_sum"], {"validation.samples": None})
+    assert run is None
+    assert loaded.recipe.model.path == "some/model"
+    assert [r.kind for r in loaded.recipe.rewards] == ["task"]
+    loaded, _ = evaluation_recipe("some/model", ["hub:a/b"], {}, ["rewards.0.kind=exact"])
+    assert [r.kind for r in loaded.recipe.rewards] == ["exact"]
+    with pytest.raises(RecipeError, match="--data"):
+        evaluation_recipe("some/model", [], {})
+
+
+def test_evaluation_of_a_run_keeps_the_names_that_its_rewards_use(tmp_path: Path) -> None:
+    given = {
+        "model": {"path": "a/b"},
+        "data": {
+            "train": [{"task": "signed_sum"}, {"path": "hub:x/words"}],
+            "validation": [{"task": "signed_sum", "name": "held", "seed": 3}],
+        },
+        "rewards": [
+            {"name": "accuracy", "kind": "task", "sources": ["signed_sum", "held"]},
+            {"name": "accuracy", "kind": "math", "sources": ["words"]},
+        ],
+    }
+    (tmp_path / RESOLVED).write_text(recipe_from_dict(given).resolved)
+    loaded, run = evaluation_recipe(str(tmp_path), [], {})
+    assert run == tmp_path
+    assert [s.name for s in loaded.recipe.data.train] == ["signed_sum", "words"]
+    assert [s.path for s in loaded.recipe.data.train] == [None, None]  # training data is not read again
+
+
+def test_the_python_api_says_the_same(build: types.SimpleNamespace) -> None:
+    """The example of the package's docstring."""
+    recipe = dapo.load_recipe(QUICKSTART, ["trainer.steps=20"])
+    dapo.train(recipe)
+    assert build.calls == [("train", recipe)]
+    assert recipe.recipe.trainer.steps == 20
+    with pytest.raises(dapo.errors.RecipeError, match=r"trainer\.steps"):
+        dapo.load_recipe(QUICKSTART, ["trainer.stps=20"])
+    with pytest.raises(AttributeError):
+        dapo.nothing  # noqa: B018
+    assert json.dumps(dapo.__all__)

@@ -1,0 +1,281 @@
+"""What is refused, and that the message names the key, the value, what was expected and the next move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.config import load_recipe, recipe_from_dict
+from dapo.config.peers import PEER_KEYS, peer_hint
+from dapo.config.settings import settings
+from dapo.errors import RecipeError
+
+SMALL = {
+    "model": {"path": "someone/model"},
+    "data": {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 1}]},
+}
+
+
+def refusal(*overrides: str, given: dict[str, Any] | None = None) -> str:
+    with pytest.raises(RecipeError) as error:
+        recipe_from_dict(given or SMALL, overrides)
+    assert error.value.exit_code == 2
+    return str(error.value)
+
+
+def test_the_base_of_these_tests_is_good() -> None:
+    assert recipe_from_dict(SMALL).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        # unknown keys: the nearest right name
+        ("algorithm.clip.hi=0.3", ["algorithm.clip.hi: 0.3", "`algorithm.clip.high`"]),
+        ("steps=3", ["`trainer.steps`"]),
+        ("learner.learning_rat=1", ["`learner.learning_rate`"]),
+        ("learner.lr=1e-5", ["`learner.learning_rate`"]),
+        ("trainer.seed=3", ["`run.seed`"]),
+        ("zzzz=1", ["zzzz: 1", "no such key"]),
+        # wrong types and values
+        ("trainer.steps=1e2", ["trainer.steps: 100.0", "a whole number >= 0", "write 100"]),
+        ("trainer.steps=-1", ["trainer.steps: -1", ">= 0"]),
+        ('trainer.steps="5"', ['trainer.steps: "5"', "write it without quotes: 5"]),
+        ("learner.learning_rate=true", ["learner.learning_rate: true", "a number > 0"]),
+        ("learner.learning_rate=.inf", ["learner.learning_rate"]),
+        ("algorithm.overlong_filtering=on", ['"on"', "true or false", "write true"]),
+        ("algorithm.overlong_filtering=1", ["true or false"]),
+        ("algorithm.loss.reduction=token-mean", ["`token_mean`"]),
+        ("algorithm.loss.kind=cipso", ["`cispo`", "package.module:function"]),
+        ("algorithm.dynamic_sampling.mode=false", ["`off`, `filter`, `mask`", "true and false are not among them"]),
+        ("preset=dappo", ["did you mean `dapo`?"]),
+        ("algorithm.clip=0.2", ["a section", "low, high, dual"]),
+        ("model.path=null", ["model.path: null", "text"]),
+        ("run.seed=null", ["leave the key out"]),
+        ("learner.betas=[0.9]", ["learner.betas: [0.9]", "a list of 2 numbers"]),
+        ("rewards=[]", ["rewards: []", "a list"]),
+        ("rewards.0.weight=two", ['rewards.0.weight: "two"', "a number"]),
+        ("rewards.3.weight=2", ["`rewards` is a list of 1 item", "0 to 1"]),
+        ("rewards.first.weight=2", ["a number from 0 to 1"]),
+        ("run.name.first=x", ["run.name"]),
+        # overrides themselves
+        ("trainer.steps", ["`trainer.steps`", "key=value"]),
+        ("learner.betas=[0.9", ["not valid YAML"]),
+        # batch arithmetic
+        ("learner.minibatch_prompts=12", ["does not divide", "32 = 2 x 12 + 8", "8, 16"]),
+        ("learner.minibatch_prompts=64", ["more than rollout.prompts_per_step = 32"]),
+        ("algorithm.loss.reduction=micro_batch_mean", ["micro_batch_sequences", "512 responses"]),
+        ("algorithm.loss.micro_batch_sequences=4", ["is only read with reduction: micro_batch_mean"]),
+        # groups
+        ("rollout.group_size=1", ["a group of one", "at least 2"]),
+        # ratio and sampling
+        ("rollout.top_p=0.9", ["rollout.top_p: 0.9", "biased", "old_logprobs=learner"]),
+        ("rollout.top_k=5", ["rollout.top_k: 5", "rollout.top_k=0"]),
+        ("rollout.temperature=0", ["rollout.temperature: 0", "> 0"]),
+        ("algorithm.correction.kind=truncate", ["old_logprobs=learner"]),
+        ("algorithm.correction.floor=3", ["below cap"]),
+        ("algorithm.loss.ratio=sequence", ["never bind", "3e-4 / 4e-4"]),
+        ("algorithm.clip.low=1.0", ["above 0"]),
+        ("algorithm.loss.constant_length=9", ["only read with reduction: constant"]),
+        ("algorithm.loss.cispo_floor=0.5", ["only read with kind: cispo"]),
+        # length penalty
+        ("algorithm.overlong_punishment.cache_length=2000", ["at most 1024", "null takes a fifth (204)"]),
+        ("algorithm.overlong_punishment.max_length=4096", ["starts above 3277 tokens", "1024", "never applies"]),
+        # reward scaling
+        ("algorithm.reward_scaling.source_max=0", ["above source_min = 0"]),
+        ("algorithm.reward_scaling.target_max=-1", ["equals target_min"]),
+        ("algorithm.reward_scaling.target_max=-2", ["right answers would be punished"]),
+        # rewards
+        ("rewards.0.name=correct", ["`accuracy`"]),
+        ("rewards.0.kind=function", ["needs function"]),
+        ("rewards.0.kind=regex", ["needs a pattern"]),
+        ("rewards.0.weight=0", ["every weight is 0"]),
+        ("rewards.0.function=my.module:score", ["only read with kind: function"]),
+        ("rewards.0.pattern=x", ["only read with kind: regex or exact"]),
+        ("rewards.0.sources=[gsm8k]", ["no data source called gsm8k", "signed_sum"]),
+        # dynamic sampling
+        ("algorithm.dynamic_sampling.metric=acc", ["no reward of that name", "`accuracy`"]),
+        ("algorithm.dynamic_sampling.band=[0.9, 0.1]", ["low below high"]),
+        ("algorithm.dynamic_sampling.oversample=30", ["cap max_groups = 20"]),
+        ("algorithm.dynamic_sampling.max_tokens=100", ["512 responses"]),
+        # data
+        ("data.train.0.task=sums", ["signed_sum", "reasoning_gym/NAME"]),
+        ("data.train.0.path=hub:a/b", ["either `path` or `task`", "both"]),
+        ("data.validation.0.seed=0", ["the very problems of a training source"]),
+        ("data.prompt_template=Solve", ["has no {problem}"]),
+        ("data.prompt=template", ["needs a text with {problem}"]),
+        # the rest
+        ("run.name=a/b", ["one folder"]),
+        ("model.device=gpu", ["`cuda`"]),
+        ("learner.betas=[0.9, 1.0]", ["[0, 1)"]),
+        ("algorithm.kl_coefficient=0.1", ["`0`"]),
+    ],
+)
+def test_refused_with_a_remedy(override: str, expected: list[str]) -> None:
+    message = refusal(override)
+    for part in expected:
+        assert part in message, message
+
+
+def test_combinations_are_refused_together() -> None:
+    message = refusal("learner.minibatch_prompts=5", "rollout.top_p=0.5", "rewards.0.name=x")
+    assert "3 problems" in message or "4 problems" in message
+    for key in ("learner.minibatch_prompts: 5", "rollout.top_p: 0.5", "`accuracy`"):
+        assert key in message
+
+
+def test_micro_batches_must_divide_the_optimiser_step() -> None:
+    mean = ["algorithm.loss.reduction=micro_batch_mean", "learner.minibatch_prompts=8"]
+    assert "does not divide the 128 responses" in refusal(*mean, "algorithm.loss.micro_batch_sequences=48")
+    recipe_from_dict(SMALL, [*mean, "algorithm.loss.micro_batch_sequences=32"])
+
+
+def test_top_p_is_free_when_the_learner_recomputes() -> None:
+    recipe_from_dict(SMALL, ["rollout.top_p=0.9", "algorithm.old_logprobs=learner"])
+    recipe_from_dict(SMALL, ["rollout.top_p=0.9", "rollout.engine=generate"])
+
+
+def test_one_reward_of_each_name_for_every_source() -> None:
+    two = [{"name": "accuracy"}, {"name": "accuracy", "kind": "exact"}]
+    assert "2 rewards called `accuracy`" in refusal(given={**SMALL, "rewards": two})
+    two[0]["sources"], two[1]["sources"] = ["easy"], ["signed_sum"]  # type: ignore[assignment]
+    train = [{"task": "signed_sum", "name": "easy"}, {"task": "signed_sum", "seed": 5}]
+    recipe_from_dict({**SMALL, "rewards": two, "data": {**SMALL["data"], "train": train}})
+
+
+def test_two_validation_sets_of_one_name() -> None:
+    sets = [{"path": "hub:a/same"}, {"path": "hub:b/same"}]
+    assert "2 sources are called `same`" in refusal(given={**SMALL, "data": {**SMALL["data"], "validation": sets}})
+
+
+def test_line_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        "model:\n  path: a/b\ndata:\n  train:\n    - task: signed_sum\n      sise: 3\nrewards:\n  - kind: function\n"
+    )
+    with pytest.raises(RecipeError) as error:
+        load_recipe(file, ["trainer.stps=3"])
+    message = str(error.value)
+    assert "data.train.0.sise: 3   (line 6)" in message
+    assert "`data.train.N.size`" in message
+    assert "trainer.stps: 3   (override)" in message
+    assert message.startswith(f"{file} was refused: 2 problems")
+
+
+def test_a_missing_key_is_told_with_its_section_and_meaning(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("model: {dtype: float32}\ndata: {train: [{task: signed_sum}]}\n")
+    with pytest.raises(RecipeError, match=r"model\.path   \(in the section of line 1\)\n    missing"):
+        load_recipe(file)
+
+
+def test_duplicate_keys_are_refused_with_both_lines(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("run:\n  seed: 1\n  name: x\n  seed: 2\n")
+    with pytest.raises(RecipeError, match=r"`run\.seed` stands twice, on lines 2 and 4"):
+        load_recipe(file)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just text\n", "a: [1\n", "a: b: c\n", "\tx: 1\n"])
+def test_what_is_no_recipe_at_all(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError, match=r"r\.yaml"):
+        load_recipe(file)
+
+
+def test_missing_files_name_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "problems.jsonl").touch()
+    (tmp_path / "good.yaml").touch()
+    message = refusal(
+        given={"model": {"path": "./modl"}, "data": {"train": [{"path": "problem.jsonl"}, {"path": "x/y.jsonl"}]}}
+    )
+    assert "did you mean `problems.jsonl`?" in message
+    assert "model.path" in message
+    assert f"the folder {tmp_path / 'x'} does not exist" in message
+    with pytest.raises(RecipeError, match=r"did you mean .*good\.yaml"):
+        load_recipe(tmp_path / "goood.yaml")
+    with pytest.raises(RecipeError, match="is a folder"):
+        load_recipe(tmp_path)
+
+
+# ---------------------------------------------------------------------------- peers
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("grpo.ratio_clip_min", "algorithm.clip.low"),
+        ("ratio_clip_max", "algorithm.clip.high"),
+        ("loss_fn.ratio_clip_c", "algorithm.clip.dual"),
+        ("actor.eps_clip_higher", "algorithm.clip.high"),
+        ("trainer.algorithm.eps_clip_high", "algorithm.clip.high"),
+        ("epsilon_high", "algorithm.clip.high"),
+        ("--epsilon-high", "algorithm.clip.high"),
+        ("actor_rollout_ref.actor.clip_ratio_high", "algorithm.clip.high"),
+        ("grpo.use_dynamic_sampling", "algorithm.dynamic_sampling.mode"),
+        ("grpo.batch_multiplier", "algorithm.dynamic_sampling.oversample"),
+        ("dynamic_sampling_max_gen_batches", "algorithm.dynamic_sampling.max_groups"),
+        ("actor.dynamic_sampling", "algorithm.dynamic_sampling.mode"),
+        ("dynamic_sample", "algorithm.dynamic_sampling.mode"),
+        ("max_resample_times", "algorithm.dynamic_sampling.max_groups"),
+        ("algorithm.dynamic_sampling.type", "algorithm.dynamic_sampling.mode"),
+        ("algorithm.dynamic_sampling.max_sample_batches", "algorithm.dynamic_sampling.max_groups"),
+        ("loss_type", "algorithm.loss.reduction"),
+        ("loss_fn.token_level_loss", "algorithm.loss.reduction"),
+        ("trainer.algorithm.loss_reduction", "algorithm.loss.reduction"),
+        ("overlong_buffer_length", "algorithm.overlong_punishment.cache_length"),
+        ("trainer.algorithm.overlong_buffer.len", "algorithm.overlong_punishment.cache_length"),
+        ("actor.overlong_penalty_factor", "algorithm.overlong_punishment.factor"),
+        ("soft_cache_length", "algorithm.overlong_punishment.cache_length"),
+        ("generator.apply_overlong_filtering", "algorithm.overlong_filtering"),
+        ("grpo.num_prompts_per_step", "rollout.prompts_per_step"),
+        ("num_generations", "rollout.group_size"),
+        ("logger.wandb_enabled", "logging.wandb"),
+        ("beta", "algorithm.kl_coefficient"),
+    ],
+)
+def test_a_peers_key_is_answered_with_ours(key: str, ours: str) -> None:
+    assert f"is called `{ours}`" in refusal(f"{key}=1")
+
+
+def test_a_pasted_block_is_answered_key_by_key() -> None:
+    block = {"use_dynamic_sampling": True, "reward_shaping": {"enabled": True, "overlong_buffer_length": 4096}}
+    message = refusal(given={**SMALL, "grpo": block})
+    assert "3 problems" in message
+    for ours in ("dynamic_sampling.mode", "overlong_punishment.enabled", "overlong_punishment.cache_length"):
+        assert f"`algorithm.{ours}`" in message
+
+
+def test_peer_hints_name_settings_that_exist() -> None:
+    names = settings()
+    assert [(k.key, o) for k in PEER_KEYS for o in k.ours if o not in names] == []
+    assert "ms-swift, TRL" in (peer_hint("epsilon_high") or "")
+
+
+def test_our_own_keys_are_no_peers() -> None:
+    """A setting of ours must never be answered as somebody else's: the schema knows it before the peers are asked."""
+    assert recipe_from_dict(SMALL, ["algorithm.overlong_filtering=true", "learner.max_grad_norm=0.5"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["algorithm.dynamic_sampling.max_groups=null"], "no cap"),
+        (["algorithm.dynamic_sampling.unfinished=discard"], "shorter answers"),
+        (["algorithm.dynamic_sampling.mode=off", "algorithm.dynamic_sampling.max_age=9"], "nothing reads it"),
+        (["algorithm.overlong_punishment.max_length=1100"], "never reached"),
+        (["learner.microbatch_tokens=512"], "longest possible sequence"),
+        (["run.threads=2"], "idle machine"),
+        (["data.validation=[]"], "not measured"),
+        (["rollout.engine=generate"], "slower"),
+        (["algorithm.truncated_vote=true"], "baseline"),
+        (["learner.final_ratio=0.5"], "learner.schedule is constant"),
+    ],
+)
+def test_unusual_settings_are_allowed_with_a_warning(overrides: list[str], part: str) -> None:
+    (warning,) = recipe_from_dict(SMALL, overrides).warnings
+    assert part in warning

@@ -1,0 +1,92 @@
+"""What may change on resume: free, ask, fixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dapo.config import recipe_from_dict
+from dapo.config.resume import RESOLVED, check_resume, load_for_resume, rules, unclassified
+from dapo.config.settings import settings
+from dapo.errors import CheckpointError, RecipeError
+
+SMALL = {"model": {"path": "someone/model"}, "data": {"train": [{"task": "signed_sum"}]}, "run": {"name": "x"}}
+OLD = recipe_from_dict(SMALL)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / RESOLVED).write_text(OLD.resolved)
+    return tmp_path
+
+
+def test_every_setting_has_a_rule_and_every_rule_a_setting() -> None:
+    assert unclassified() == []
+    leaves = {s.path for s in settings().values() if not s.section}
+    assert rules().keys() - leaves == set()
+    assert set(rules().values()) == {"free", "ask", "fixed"}
+
+
+def test_no_change(run: Path) -> None:
+    loaded, changes = load_for_resume(run)
+    assert loaded.recipe == OLD.recipe
+    assert changes == []
+
+
+def test_free_settings_change_at_will(run: Path) -> None:
+    overrides = ["trainer.steps=7", "checkpoint.every=2", "algorithm.dynamic_sampling.on_cap=fill", "logging.wandb=p"]
+    loaded, changes = load_for_resume(run, overrides)
+    assert loaded.recipe.trainer.steps == 7
+    assert {(c.path, c.rule) for c in changes} == {
+        ("trainer.steps", "free"),
+        ("checkpoint.every", "free"),
+        ("algorithm.dynamic_sampling.on_cap", "free"),
+        ("logging.wandb", "free"),
+    }
+    new = recipe_from_dict(SMALL, overrides).recipe
+    assert check_resume(OLD.recipe, new) == changes  # even when nobody names them
+
+
+def test_ask_settings_must_be_named(run: Path) -> None:
+    overrides = ["learner.learning_rate=1e-5", "rewards.0.weight=2"]
+    _, changes = load_for_resume(run, overrides)
+    assert [c.sentence() for c in changes] == [
+        "rewards.0.weight: 1.0 -> 2.0 (ask)",
+        "learner.learning_rate: 1e-06 -> 1e-05 (ask)",
+    ]
+    new = recipe_from_dict(SMALL, overrides).recipe
+    with pytest.raises(RecipeError, match=r"allowed when asked for: add learner\.learning_rate=1e-05"):
+        check_resume(OLD.recipe, new, ["rewards.0.weight=2"])
+
+
+def test_naming_a_section_asks_for_all_of_it(run: Path) -> None:
+    _, changes = load_for_resume(run, ["algorithm.clip={low: 0.1, high: 0.3}"])
+    assert [c.path for c in changes] == ["algorithm.clip.low", "algorithm.clip.high"]
+
+
+@pytest.mark.parametrize(
+    "override", ["run.seed=2", "model.dtype=bfloat16", "rollout.group_size=8", "preset=grpo", "data.train.0.seed=5"]
+)
+def test_fixed_settings_are_refused_even_when_named(run: Path, override: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_for_resume(run, [override, "trainer.steps=7"])
+    message = str(error.value)
+    assert override.partition("=")[0] in message
+    assert "(fixed)" in message
+    assert "allowed to change: trainer.steps: 100 -> 7 (free)" in message
+
+
+def test_a_further_source_is_fixed_and_a_further_reward_is_asked_for(run: Path) -> None:
+    with pytest.raises(RecipeError, match=r"data\.train: .*\(fixed\)"):
+        load_for_resume(run, ["data.train.1.task=reasoning_gym/chain_sum"])
+    _, changes = load_for_resume(run, ["rewards.1={name: short, kind: regex, pattern: x}"])
+    assert [(c.path, c.rule) for c in changes] == [("rewards", "ask")]
+
+
+def test_a_folder_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / RESOLVED).touch()
+    with pytest.raises(CheckpointError, match=r"not a run folder.*runs/mine"):
+        load_for_resume("nothing")

@@ -1,0 +1,174 @@
+"""Loading: what is refused and how, end-of-sequence ids, tokenizers, and the probe."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from dapo.errors import ModelError
+from dapo.models import attention, loaded, packed_attention
+from dapo.models.load import load_model
+from dapo.models.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def edit(folder, name, **changes):
+    file = folder / name
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+
+
+def test_a_tiny_model_loads_packed(folder):
+    model = load_model(folder)
+    assert model.packed
+    assert model.notes == ()
+    assert model.stop_token_ids == (1,)
+    assert model.pad_token_id == 0
+    assert model.model.config._attn_implementation == attention.NAME
+    assert not model.model.training
+    assert model.fingerprint["parameters"] == 111_936
+    assert model.fingerprint["tied"] is True
+    json.dumps(model.fingerprint)
+
+
+def test_padded_keeps_the_models_own_attention(folder):
+    model = load_model(folder, attention_mode="padded")
+    assert not model.packed
+    assert model.model.config._attn_implementation == "sdpa"
+
+
+def test_equal_seeds_make_equal_models_and_leave_the_global_generator_alone(tmp_path):
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    files = [make_tiny_model(tmp_path / str(n), seed=3) / "model.safetensors" for n in range(2)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_end_of_sequence_id_is_collected(folder):
+    edit(folder, "config.json", eos_token_id=[1, 5])
+    edit(folder, "generation_config.json", eos_token_id=[7])
+    edit(folder, "tokenizer_config.json", eos_token="?")
+    model = load_model(folder)
+    assert model.stop_token_ids == (1, 5, 7, model.tokenizer.convert_tokens_to_ids("?"))
+
+
+def test_no_end_of_sequence_id_is_said(folder):
+    edit(folder, "config.json", eos_token_id=None)
+    edit(folder, "generation_config.json", eos_token_id=None)
+    edit(folder, "tokenizer_config.json", eos_token=...)
+    model = load_model(folder)
+    assert model.stop_token_ids == ()
+    assert "rollout.stop_token_ids" in model.notes[0]
+
+
+def test_a_tokenizer_without_pad_token_gets_one(folder):
+    edit(folder, "tokenizer_config.json", pad_token=...)
+    edit(folder, "config.json", pad_token_id=...)
+    model = load_model(folder)
+    assert model.pad_token_id == 1  # the stop token: masks never come from pad ids
+    assert model.tokenizer.pad_token_id == 1
+
+
+def test_a_tokenizer_that_autotokenizer_breaks_is_read_from_its_file(tmp_path):
+    folder = make_tiny_model(tmp_path, "qwen2")
+    right = [6, 18, 29, 76]
+    assert AutoTokenizer.from_pretrained(folder)("4 +7 -9 =")["input_ids"] != right, "the trap is gone: drop the check"
+    model = load_model(folder)
+    assert model.tokenizer("4 +7 -9 =")["input_ids"] == right
+    assert model.stop_token_ids == (1,)
+    assert "tokenizer.json is used" in model.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pytorch_model.bin.*only safetensors"),
+        (lambda f: (f / "model.safetensors").unlink(), "no \\*.safetensors file"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 64), "cannot be loaded as a causal language model"),
+        (lambda f: edit(f, "config.json", num_hidden_layers=3), "lacks 9 weights"),
+        (lambda f: edit(f, "config.json", model_type="no_such_model"), "no_such_model"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
+        (lambda f: edit(f, "config.json", intermediate_size=96), "lacks 6 weights.*another shape"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_name(folder, damage, message):
+    damage(folder)
+    with pytest.raises(ModelError, match=message) as refused:
+        load_model(folder)
+    assert str(folder) in str(refused.value)
+
+
+def test_a_path_that_is_not_there_is_refused():
+    with pytest.raises(ModelError, match="is not a folder here"):
+        load_model("./no/such/model")
+
+
+def test_more_tokens_than_embedding_rows_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="78 tokens, the model's embedding 40 rows"):
+        load_model(make_tiny_model(tmp_path, vocabulary=40))
+
+
+def test_cuda_without_cuda_is_refused(folder):
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    with pytest.raises(ModelError, match=r"model\.device=cpu"):
+        load_model(folder, device="cuda")
+
+
+@pytest.fixture
+def broken_packing(monkeypatch):
+    """Responses do not see their prompt."""
+    monkeypatch.setattr(packed_attention.PackedContext, "prompts", [])
+
+
+def test_the_probe_falls_back_to_padded_rows_and_says_why(folder, broken_packing):
+    model = load_model(folder)
+    assert not model.packed
+    assert "differ from its own" in model.notes[0]
+    assert model.model.config._attn_implementation == "sdpa"
+
+
+def test_the_probe_refuses_where_packed_is_asked_for(folder, broken_packing):
+    with pytest.raises(ModelError, match=r"'packed', but .* differ from its own"):
+        load_model(folder, attention_mode="packed")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_notices_broken_packing_in_every_precision(folder, broken_packing, dtype):
+    assert not load_model(folder, dtype=dtype).packed
+
+
+def test_the_probe_refuses_a_head_it_does_not_know(folder, monkeypatch):
+    monkeypatch.setattr(loaded.LoadedModel, "head", lambda self, hidden: self.model.get_output_embeddings()(hidden) * 2)
+    with pytest.raises(ModelError, match="even with padded rows"):
+        load_model(folder)
+
+
+def test_recurrent_layers_are_padded(tmp_path):
+    model = load_model(make_tiny_model(tmp_path, "mamba"))
+    assert not model.packed
+    assert "rows are padded" in model.notes[0]
+
+
+def test_own_attention_is_put_back(folder):
+    model = load_model(folder)
+    ids = torch.tensor([[6, 18, 29, 76]])
+    with attention.own_attention(model.model):
+        assert model.model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] > 4
+    assert model.model.config._attn_implementation == attention.NAME

@@ -1,0 +1,86 @@
+"""The layout of micro-batches, written out by hand, and how rows are split into them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dapo.contracts.types import TrainRow
+from dapo.errors import LearnerError
+from dapo.models.packed_attention import Segment
+from dapo.models.packing import pack, pad, split
+
+CPU = torch.device("cpu")
+
+
+def row(group: int, prompt: list[int], tokens: list[int]) -> TrainRow:
+    zeros = np.zeros(len(tokens), dtype=np.float32)
+    return TrainRow(group, np.array(prompt), np.array(tokens, dtype=np.int64), zeros, zeros, zeros)
+
+
+ROWS = [row(7, [10, 11, 12], [1, 2, 3]), row(8, [20], [4, 5]), row(7, [10, 11, 12], [6])]
+
+
+def test_packed_layout():
+    batch = pack(ROWS, CPU)
+    # group 7: prompt, response 1 2 (3 is never an input), response 6 needs no input; group 8: prompt, 4
+    assert batch.input_ids.tolist() == [[10, 11, 12, 1, 2, 20, 4]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1]]
+    assert batch.order == [0, 2, 1]
+    assert batch.targets.tolist() == [1, 2, 3, 6, 4, 5]
+    assert batch.predictors.tolist() == [2, 3, 4, 2, 5, 6]
+    assert batch.row_of_token.tolist() == [0, 0, 0, 1, 2, 2]
+    assert batch.lengths == [3, 1, 2]
+    assert batch.context.segments == [Segment(0, 3), Segment(3, 5, (0, 3)), Segment(5, 6), Segment(6, 7, (5, 6))]
+
+
+def test_padded_layout():
+    batch = pad(ROWS, CPU, pad_token_id=99)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 1, 2], [20, 4, 99, 99, 99], [10, 11, 12, 99, 99]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]
+    assert batch.targets.tolist() == [1, 2, 3, 4, 5, 6]
+    assert batch.predictors.tolist() == [2, 3, 4, 5, 6, 12]
+
+
+def test_rows_of_one_group_with_other_prompts_do_not_share():
+    batch = pack([row(1, [10, 11], [1, 2]), row(1, [10, 12], [3, 4])], CPU)
+    assert batch.input_ids.tolist() == [[10, 11, 1, 10, 12, 3]]
+
+
+def test_equal_prompts_of_two_groups_stand_twice():
+    assert pack([row(1, [10], [1]), row(2, [10], [1])], CPU).input_ids.tolist() == [[10, 10]]
+
+
+def test_an_empty_response_has_no_tokens():
+    batch = pack([row(1, [10], []), row(1, [10], [1])], CPU)
+    assert batch.targets.tolist() == [1]
+    assert batch.lengths == [0, 1]
+    assert batch.row_of_token.tolist() == [1]
+
+
+@pytest.mark.parametrize("layout", [lambda rows: pack(rows, CPU), lambda rows: pad(rows, CPU, 0)])
+def test_an_empty_prompt_is_refused(layout):
+    with pytest.raises(LearnerError, match="group 3 has an empty prompt"):
+        layout([row(3, [], [1, 2])])
+
+
+def test_split_keeps_groups_together_where_they_fit():
+    # Input tokens: each group has a prompt of 3, and responses of 3 tokens cost 2.
+    rows = [row(group, [1, 2, 3], [1, 2, 3]) for group in (0, 0, 1, 1, 2)]
+    assert split(rows, 100) == [[0, 1, 2, 3, 4]]
+    assert split(rows, 14) == [[0, 1, 2, 3], [4]]  # 7 + 7, then 5
+    assert split(rows, 13) == [[0, 1], [2, 3, 4]]  # group 1 does not fit behind group 0; 7 + 5 do
+    assert split(rows, 11) == [[0, 1], [2, 3], [4]]
+
+
+def test_split_divides_a_group_that_is_too_large_and_repeats_its_prompt():
+    rows = [row(0, [1, 2, 3], [1, 2, 3]) for _ in range(5)]
+    assert split(rows, 7) == [[0, 1], [2, 3], [4]]
+    assert split(rows, 1) == [[0], [1], [2], [3], [4]]  # each row over the limit is a micro-batch of its own
+
+
+def test_padded_split_counts_padding_and_sorts_by_length():
+    rows = [row(0, [1], list(range(n))) for n in (2, 9, 3, 8)]  # 2, 9, 3, 8 input tokens
+    assert split(rows, 18, packed=False) == [[1, 3], [2, 0]]
+    assert split(rows, 8, packed=False) == [[1], [3], [2, 0]]
