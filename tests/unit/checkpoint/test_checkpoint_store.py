@@ -1,0 +1,119 @@
+"""Checkpoints are whole or absent, whatever instant a crash picks."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dapo.checkpoint import store as store_module
+from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.tree import load_tree, save_tree
+from dapo.errors import CheckpointError
+
+
+def writer(text):
+    return lambda folder: (folder / "data.txt").write_text(text)
+
+
+def test_newest_are_kept_and_the_newest_is_found(tmp_path):
+    store = CheckpointStore(tmp_path / "c", keep=2)
+    for step in (2, 4, 6):
+        store.save(step, writer(str(step)))
+    assert store.steps() == [4, 6]
+    assert (store.path() / "data.txt").read_text() == "6"
+    assert (store.path(4) / "data.txt").read_text() == "4"
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 2.*\[4, 6\]"):
+        store.path(2)
+
+
+def test_none_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* start it again"):
+        CheckpointStore(tmp_path / "none").path()
+
+
+class Crash(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
+@pytest.mark.parametrize("operation", ["rename", "rmtree", "fsync", "write"])
+def test_a_crash_at_every_operation_leaves_the_previous_checkpoint_whole(tmp_path, monkeypatch, operation, again):
+    """Crash at the first, second, ... call of each operation; afterwards a fresh store finds an intact checkpoint."""
+    crashed = 0
+    for call in range(40):
+        folder = tmp_path / f"{operation}{call}"
+        store = CheckpointStore(folder, keep=1)
+        store.save(1, writer("old"))
+        count = iter(range(1000))
+
+        def counting(real, count=count, call=call):
+            def wrapped(*args, **kwargs):
+                if next(count) == call:
+                    raise Crash
+                return real(*args, **kwargs)
+
+            return wrapped
+
+        write = writer("new")
+        with monkeypatch.context() as patch:
+            if operation == "rename":
+                patch.setattr(store_module.Path, "rename", counting(store_module.Path.rename))
+            elif operation == "rmtree":
+                patch.setattr(store_module.shutil, "rmtree", counting(store_module.shutil.rmtree))
+            elif operation == "fsync":
+                patch.setattr(os, "fsync", counting(os.fsync))
+            else:
+                write = counting(write)
+            try:
+                store.save(1 if again else 2, write)
+                break
+            except Crash:
+                crashed += 1
+        found = CheckpointStore(folder, keep=1).path()
+        assert (found / "data.txt").read_text() in ("old", "new")
+        CheckpointStore(folder, keep=1).save(3, writer("after"))
+        assert [p.name for p in folder.iterdir()] == ["step_000003"]
+    assert crashed
+
+
+def test_damage_is_named(tmp_path):
+    store = CheckpointStore(tmp_path)
+    folder = store.save(1, writer("whole"))
+    (folder / "data.txt").write_text("wh")
+    with pytest.raises(CheckpointError, match=r"data.txt has 2 bytes, 5 bytes were written"):
+        store.path()
+    (folder / "data.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"data.txt is missing"):
+        store.path()
+
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | hnp.arrays(st.sampled_from([np.int64, np.float32, np.int32, np.bool_]), st.integers(0, 5))
+)
+keys = st.text(max_size=5)
+trees = st.recursive(leaves, lambda t: st.lists(t, max_size=3) | st.dictionaries(keys, t, max_size=3), max_leaves=12)
+
+
+def equal(a, b):
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and a == b
+
+
+@given(tree=trees)
+def test_any_tree_comes_back_as_it_was(tree, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tree")
+    save_tree({"tree": tree}, folder, "x")
+    assert equal(load_tree(folder, "x")["tree"], tree)

@@ -1,0 +1,162 @@
+"""Schedule, plan, reduction of metrics, sync check, evaluation: the small parts of the loop."""
+
+import math
+
+import numpy as np
+import pytest
+from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Group, Prompt, SampleEvent, SamplingParams, Score
+from dapo.errors import EngineError
+from dapo.loop.evaluation import Evaluator
+from dapo.loop.plan import minibatch_rows, split_minibatches
+from dapo.loop.reduce import reduce_updates
+from dapo.loop.schedule import Schedule
+from dapo.loop.seeds import derive_seed
+from dapo.loop.sync_check import sync_check
+
+
+def make_group(gid, lengths, accuracies, truncated=()):
+    completions = [
+        Completion(
+            np.arange(n),
+            np.full(n, -0.5, np.float32),
+            np.zeros(n, np.int32),
+            FinishReason.LENGTH if i in truncated else FinishReason.STOP,
+        )
+        for i, n in enumerate(lengths)
+    ]
+    scores = [Score(reason="timeout") if a is None else Score({"accuracy": a}, a) for a in accuracies]
+    return Group(gid, Prompt("p", "p", np.array([7]), "p", "", "s"), completions, scores)
+
+
+def shaped(algorithm, groups):
+    for group in groups:
+        algorithm.shape_group(group)
+    algorithm.assign_advantages(groups)
+    return groups
+
+
+def test_schedule_warms_up_in_its_unit_and_decays_to_its_end():
+    rollout = Schedule(peak=1.0, unit="rollout", warmup=4)
+    assert [rollout.at(step, 99) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    optimizer = Schedule(peak=2.0, unit="optimizer", warmup=2)
+    assert [optimizer.at(99, step) for step in range(3)] == [1.0, 2.0, 2.0]
+    linear = Schedule(peak=1.0, kind="linear", warmup=2, total=6, final_ratio=0.1)
+    assert [round(linear.at(step, 0), 6) for step in (2, 4, 6, 9)] == [1.0, 0.55, 0.1, 0.1]
+    cosine = Schedule(peak=1.0, kind="cosine", total=4)
+    assert [round(cosine.at(step, 0), 6) for step in (0, 1, 2, 4)] == [1.0, round(0.5 + math.sqrt(0.125), 6), 0.5, 0.0]
+    assert Schedule(peak=3.0).at(0, 0) == 3.0
+
+
+def test_minibatches_are_whole_groups_and_weights_sum_to_one_in_each():
+    algorithm = make_algorithm()
+    groups = shaped(algorithm, [make_group(i, [2, 3], [0.0, 1.0]) for i in range(5)])
+    assert [[g.id for g in m] for m in split_minibatches(groups, 2)] == [[0, 1], [2, 3], [4]]
+    assert [len(m) for m in split_minibatches(groups, None)] == [5]
+    assert split_minibatches([], None) == []
+    rows = minibatch_rows(groups[:2], algorithm, version=0)
+    assert [row.group for row in rows] == [0, 0, 1, 1]
+    assert sum(row.weights.sum() for row in rows) == pytest.approx(1.0)
+    np.testing.assert_allclose(rows[0].weights, 0.1)
+    assert rows[0].advantages[0] == pytest.approx(-math.sqrt(0.5), abs=1e-5)
+    assert rows[1].advantages[0] == pytest.approx(math.sqrt(0.5), abs=1e-5)
+    assert rows[0].current.all()
+    assert not minibatch_rows(groups[:1], algorithm, version=1)[0].current.any()
+
+
+def test_unscored_and_filtered_responses_carry_no_loss_and_are_not_counted():
+    algorithm = make_algorithm()
+    group = make_group(0, [2, 3, 4, 5], [0.0, 1.0, None, 1.0], truncated=(3,))
+    rows = minibatch_rows(shaped(algorithm, [group]), algorithm, version=0)
+    assert [row.loss_mask.all() for row in rows] == [True, True, False, False]
+    np.testing.assert_allclose(np.concatenate([row.weights for row in rows]), [0.2] * 5 + [0.0] * 9)
+    assert [row.advantages[0] for row in rows[2:]] == [0.0, 0.0]
+    voting = make_algorithm(overlong_filtering=False, truncated_vote=True)
+    rows = minibatch_rows(shaped(voting, [group]), voting, version=0)
+    assert [row.loss_mask.all() for row in rows] == [True, True, False, True]
+
+
+def test_a_group_with_one_voter_has_no_loss():
+    algorithm = make_algorithm()
+    group = make_group(0, [2, 3], [1.0, None])
+    rows = minibatch_rows(shaped(algorithm, [group]), algorithm, version=0)
+    assert not any(row.loss_mask.any() or row.weights.any() for row in rows)
+
+
+def test_means_over_tokens_are_weighted_by_tokens_and_nan_is_left_out():
+    updates = [
+        {"train/entropy": 1.0, "train/loss_tokens": 1.0, "train/ratio_max": 2.0, "train/grad_norm": 3.0},
+        {"train/entropy": 2.0, "train/loss_tokens": 3.0, "train/ratio_max": 5.0, "train/grad_norm": math.nan},
+    ]
+    out = reduce_updates(updates)
+    assert out["train/entropy"] == 1.75
+    assert out["train/ratio_max"] == 5.0
+    assert out["train/grad_norm"] == out["train/grad_norm_max"] == 3.0
+    assert out["train/optimizer_steps"] == 2
+    with pytest.raises(KeyError, match="no reduction is stated"):
+        reduce_updates([{"train/new": 1.0, "train/loss_tokens": 1.0}])
+    assert reduce_updates([]) == {"train/optimizer_steps": 0}
+
+
+class FixedLearner:
+    def __init__(self, value):
+        self.value = value
+
+    def logprobs(self, rows):
+        return [np.full(len(row.token_ids), self.value, np.float32) for row in rows]
+
+
+def test_sync_check_names_engine_gap_and_remedy():
+    engine = ScriptedEngine(lambda g, i: 5)  # its log-probabilities are all -1
+    prompts = [Prompt("p", "p", np.array([1]), "p", "", "s")] * 3
+    arguments = {"step": 7, "seed": 1, "tolerance": 0.05}
+    good = sync_check(engine, FixedLearner(-1.01), prompts, SamplingParams(10), **arguments)
+    assert good["train/sync_gap"] == pytest.approx(0.01, abs=1e-6)
+    with pytest.raises(EngineError, match=r"step 7.*15 tokens.*ScriptedEngine.*differ.* 1\b.*rollout.engine"):
+        sync_check(engine, FixedLearner(0.0), prompts, SamplingParams(10), **arguments)
+    with pytest.raises(EngineError):
+        sync_check(engine, FixedLearner(math.nan), prompts, SamplingParams(10), **arguments)
+
+
+def test_evaluation_statistics_by_hand():
+    """Two problems, four samples: accuracies 1 1 0 1 and 0 0 0 0; one response is unscored."""
+    table = {0: [1.0, 1.0, 0.0, 1.0, 1.0], 1: [0.0, 0.0, 0.0, 0.0, "crash"]}
+    first = 1 << 40
+    engine = ScriptedEngine(lambda g, i: 2 + i, capacity=3)
+    evaluator = Evaluator(
+        engine=engine,
+        scorer=ScriptedScorer(lambda g, i: table[g - first][i]),
+        prompts={"set": [Prompt(str(i), str(i), np.array([1]), str(i), "", "set") for i in range(2)]},
+        sampling=SamplingParams(10),
+        samples=4,
+        greedy=True,
+        seed=0,
+        decode=lambda ids: [""] * len(ids),
+    )
+    result = evaluator.evaluate()
+    m = result.metrics
+    assert m["validation/accuracy"] == m["validation/set/accuracy"] == 0.375
+    reach = 1.959964 * np.std([0.75, 0.0], ddof=1) / math.sqrt(2)
+    assert m["validation/set/accuracy_low"] == pytest.approx(max(0.0, 0.375 - reach))
+    assert m["validation/set/accuracy_high"] == pytest.approx(min(1.0, 0.375 + reach))
+    assert m["validation/set/pass@1"] == 0.375
+    assert m["validation/set/pass@2"] == 0.5
+    assert m["validation/set/pass@4"] == 0.5
+    assert m["validation/set/greedy_accuracy"] == 1.0  # the other greedy response is unscored, not wrong
+    assert m["validation/set/unscored"] == 1
+    assert m["validation/set/length_mean"] == 3.5
+    assert len(result.responses) == 10
+
+
+def test_evaluation_requests_are_the_same_every_time_and_apart_from_training():
+    seeds = {derive_seed(1, domain, g, i) for domain in (1, 2) for g in range(50) for i in range(8)}
+    assert len(seeds) == 800
+    assert derive_seed(1, 2, 3) == derive_seed(1, 2, 3) != derive_seed(1, 3, 2)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_an_event_without_tokens_is_a_response_of_length_zero():
+    event = SampleEvent((0, 0), np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32), FinishReason.LENGTH)
+    assert len(Completion(event.token_ids, event.logprobs, event.versions, event.finish)) == 0
