@@ -147,7 +147,8 @@ def compare(name: str, case: Case, repeat: int) -> None:
     tokens = sum(len(row.token_ids) for batch in batches for row in batch)
     best = [min(found) for found in times]
     print(
-        f"{name:15} {tokens:6d} tokens  ours {best[0]:6.3f} s {tokens / best[0] / 1e3:5.1f} k tok/s {memory[0]:5.1f} MiB"
+        f"{name:15} {tokens:6d} tokens"
+        f"  ours {best[0]:6.3f} s {tokens / best[0] / 1e3:5.1f} k tok/s {memory[0]:6.1f} MiB"
         f"  plain {best[1]:6.3f} s {memory[1]:6.1f} MiB"
         f"  ratio {statistics.median(ratios):5.2f} ({min(ratios):.2f} .. {max(ratios):.2f})"
     )

@@ -53,6 +53,8 @@ class LocalLearner:
         temperature: Of sampling; log-probabilities are those of logits / temperature.
         correction: For rows without old log-probabilities, whose ratio runs against the detached current ones; rows
             that have old ones bring their correction along.
+        zero_advantage_is_free: The loss of a token with advantage 0 has no gradient, as with every built-in loss (but
+            perhaps not yours). Rows without any advantage are then run forward only, for their metrics.
     """
 
     def __init__(
@@ -62,12 +64,15 @@ class LocalLearner:
         settings: schema.Learner,
         temperature: float,
         correction: Correction | None = None,
+        *,
+        zero_advantage_is_free: bool = False,
     ) -> None:
         self.loaded = loaded
         self.loss = loss
         self.settings = settings
         self.temperature = temperature
         self.correction = correction
+        self.zero_advantage_is_free = zero_advantage_is_free
         self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
         self.skipped_in_a_row = 0
         self._weights_moved = False  # since the last publish
@@ -96,13 +101,17 @@ class LocalLearner:
         if not rows:
             return {"train/loss_tokens": 0, "train/empty_steps": 1, "train/skipped_steps": 0, "train/micro_batches": 0}
         record = TokenRecord()
-        micro_batches = split(rows, self.settings.microbatch_tokens, packed=self.loaded.packed)
-        packed_tokens = 0
-        for indices in micro_batches:
-            batch = self._batch([rows[index] for index in indices])
-            packed_tokens += batch.input_ids.numel()
-            self._backward(batch, record)
-            self.optimizer.accumulate()
+        micro_batches = packed_tokens = 0
+        for part, has_gradient in self._by_gradient(rows):
+            for indices in split(part, self.settings.microbatch_tokens, packed=self.loaded.packed):
+                batch = self._batch([part[index] for index in indices])
+                with torch.set_grad_enabled(has_gradient):
+                    loss = self._weighted_loss(batch, record)
+                if has_gradient:
+                    torch.autograd.backward(loss)
+                    self.optimizer.accumulate()
+                micro_batches += 1
+                packed_tokens += batch.input_ids.numel()
         metrics = record.metrics(weights_moved=self._weights_moved)
         norm, applied = self.optimizer.step(learning_rate)
         self._weights_moved |= applied
@@ -111,7 +120,7 @@ class LocalLearner:
             "train/grad_norm": norm if applied else math.nan,
             "train/skipped_steps": 0 if applied else 1,
             "train/empty_steps": 0,
-            "train/micro_batches": len(micro_batches),
+            "train/micro_batches": micro_batches,
             "train/packed_tokens": packed_tokens,
         }
 
@@ -143,8 +152,18 @@ class LocalLearner:
             return pack(rows, self.loaded.device)
         return pad(rows, self.loaded.device, self.loaded.pad_token_id)
 
-    def _backward(self, batch: PackedBatch, record: TokenRecord) -> None:
-        """Add the gradient of one micro-batch."""
+    def _by_gradient(self, rows: list[TrainRow]) -> list[tuple[list[TrainRow], bool]]:
+        """Rows with a gradient, and rows that only report. A batch without any advantage keeps its zero gradient."""
+        live = [bool(row.advantages[loss_mask(row)].any()) for row in rows]
+        if not self.zero_advantage_is_free or all(live) or not any(live):
+            return [(rows, True)]
+        return [
+            ([row for row, alive in zip(rows, live, strict=True) if alive is wanted], wanted)
+            for wanted in (True, False)
+        ]
+
+    def _weighted_loss(self, batch: PackedBatch, record: TokenRecord) -> Tensor:
+        """Sum of weight x correction x L over one micro-batch; its tokens go on record."""
         logprobs, entropy = token_logprobs(self.loaded, batch, self.temperature)
         rows = self._with_old_logprobs(batch, logprobs)
 
@@ -163,8 +182,8 @@ class LocalLearner:
         loss, flags = self.loss(inputs)
         weights = tokens([row.weights if row.correction is None else row.weights * row.correction for row in rows])
         weighted = torch.where(mask, weights * loss, 0.0)
-        torch.autograd.backward(weighted.sum())
         record.add(rows, logprobs, entropy, weighted, flags)
+        return weighted.sum()
 
     def _with_old_logprobs(self, batch: PackedBatch, logprobs: Tensor) -> list[TrainRow]:
         """The batch's rows; those without old log-probabilities get the current ones and their correction."""

@@ -52,7 +52,7 @@ def _cause(right: float, wrong: float, few: float, truncated: float, data_ended:
             "rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
         )
     if few > 0.5:
-        return "most groups have fewer than two scored responses: see the reasons in the `unscored` column of rollouts/."
+        return "most groups have fewer than two scored responses: see the column `unscored` in rollouts/."
     return "few problems are between solved and hopeless. Raise rollout.group_size or take other problems."
 
 

@@ -65,7 +65,7 @@ def sync_check(
             f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {type(engine).__name__} right "
             f"after new weights were published, its log-probabilities differ from the learner's by {gap.mean():.4g} "
             f"nats in the mean (largest {gap.max():.4g}; accepted {tolerance:g}). The engine is not running the "
-            "published weights, or computes in another precision. Update or change `rollout.engine`; if the precision explains "
-            "it, raise `trainer.sync_check_tolerance`."
+            "published weights, or computes in another precision. Update or change `rollout.engine`; if the "
+            "precision explains it, raise `trainer.sync_check_tolerance`."
         )
     return {"train/sync_gap": float(gap.mean())}

@@ -163,7 +163,8 @@ class PackedContext:
         window, softcap = options.get("sliding_window"), options.get("softcap")
         if window is not None and window >= self.longest:
             window = None
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        # squeeze, not [0]: the gradient of an index is a zeroed copy of the whole
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
         if softcap is not None or q.shape[-1] != v.shape[-1]:
             output = self._by_segment(q, k, v, scaling, window, softcap)
         elif q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):

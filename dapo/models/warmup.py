@@ -28,7 +28,7 @@ Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of the response with its end token."""
 
 _IGNORED = -100  # cross_entropy's own marker for positions without a target
-_FEWEST_TERMS, _MOST_TERMS = 3, 8  # of the task's problems
+_FEWEST_TERMS = 3  # of the task's problems
 _FIRST_SEED = 1_000_000  # of the problem sets for warm-up: apart from those that recipes train and evaluate on
 _WINDOW = 8  # batches sorted by length together: sorting all of them would put one style of response into one batch
 
@@ -38,15 +38,18 @@ class WarmupSettings:
     """What the student does, and how the model learns from it."""
 
     examples: int
-    short_share: float = 0.4  # share of the examples over which the longest problems grow from 3 terms to 8
+    max_terms: int = 8  # of the task's problems, which have at least 3
+    short_share: float = (
+        0.25  # share of the examples over which the longest problems grow from 3 terms to ``max_terms``
+    )
     batch_size: int = 32
     matrix_learning_rate: float = 0.02  # Muon, for the matrices inside the layers
     learning_rate: float = 6e-3  # AdamW, for the tied embedding and the norms
     weight_decay: float = 0.01
     warmup_steps: int = 50
     final_ratio: float = 0.05  # the learning rate falls linearly to this share of its peak
-    misread_probability: float = 0.6
-    rambler_share: float = 0.2
+    misread_probability: float = 0.58
+    rambler_share: float = 0.18
     restart_probability: float = 0.8
     max_words: int = 70
 
@@ -71,8 +74,9 @@ def demonstrations(settings: WarmupSettings, seed: int, token_ids: Mapping[str, 
 
 def _max_terms(index: int, settings: WarmupSettings) -> int:
     """Short problems first: 3 terms at the start, all lengths after ``settings.short_share`` of the examples."""
-    stages = _MOST_TERMS - _FEWEST_TERMS + 1
-    return min(_MOST_TERMS, _FEWEST_TERMS + int(stages * index / (settings.short_share * settings.examples)))
+    stages = settings.max_terms - _FEWEST_TERMS + 1
+    grown = _FEWEST_TERMS + int(stages * index / (settings.short_share * settings.examples))
+    return min(settings.max_terms, grown)
 
 
 def train(

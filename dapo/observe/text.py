@@ -48,7 +48,8 @@ def shorten(text: str, limit: int) -> str:
 
 def sparkline(values: Sequence[float], width: int) -> str:
     """The last values as a row of at most ``width`` bars, scaled between their least and greatest."""
-    finite = [value for value in values if math.isfinite(value)]
+    # Bounded, so that neither a difference nor a sum overflows: a diverged run logs such numbers.
+    finite = [max(-1e300, min(1e300, value)) for value in values if math.isfinite(value)]
     shown = _thin(finite, width)
     if not shown:
         return ""

@@ -174,11 +174,14 @@ class WorkerPool:
         """Kill a worker; the item it was at failed for ``reason``, those behind it are tried again."""
         if worker not in self._workers:
             return
-        exit_code = worker.process.poll()
+        exit_code = None
+        if reason == "crash":
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its connection ends a moment before the process does
+                exit_code = worker.process.wait(timeout=1)
         _kill(worker)
         self._workers.remove(worker)
         self.restarts += 1
-        if reason == "crash" and exit_code is not None:
+        if exit_code is not None:
             reason = f"crash: the process ended with code {exit_code}"
         if worker.ready:
             if worker.batch:

@@ -42,6 +42,8 @@ class WordTokenizer:
         assert add_generation_prompt
         if self.chat_template == "no system" and messages[0]["role"] == "system":
             raise RuntimeError("System role not supported")
+        if self.chat_template == "no bos":
+            return str(messages[-1]["content"])
         turns = " ".join(f"[{m['role']}] {m['content']}" for m in messages)
         return f"{self.bos_token or ''} {turns} [assistant]".strip()
 
@@ -108,6 +110,11 @@ def test_the_beginning_of_sequence_token_stands_once(one: DataSource) -> None:
         ids = prepare(Data(train=[one], **settings), tokenizer).train[0].token_ids.tolist()
         assert ids[0] == 0
         assert ids.count(0) == 1
+
+
+def test_a_chat_template_alone_decides_about_special_tokens(one: DataSource) -> None:
+    tokenizer = WordTokenizer("no bos", bos=True, appends_eos=True)
+    assert prepare(Data(train=[one]), tokenizer).train[0].token_ids.tolist() == [2, 3, 4]
 
 
 def test_a_prompt_does_not_end_the_sequence(one: DataSource) -> None:

@@ -255,6 +255,26 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_correction_is_made_here(f
         assert found[key] == pytest.approx(expected[key], abs=1e-4), key
 
 
+def test_rows_without_advantage_take_no_backward_pass_where_that_is_allowed(folder, monkeypatch):
+    rows = make_rows()
+    for row in rows[:3]:
+        set_advantage(row, 0.0)
+    passes = []
+    plain = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda loss: passes.append(loss.requires_grad) or plain(loss))
+    learner = make_learner(folder, microbatch_tokens=1)
+    learner.update(rows, 1e-3)
+    assert len(passes) == 9
+    learner.zero_advantage_is_free = True
+    learner.update(rows, 1e-3)
+    assert passes[9:] == [True] * 6
+    for row in rows:
+        set_advantage(row, 0.0)
+    before = weights_of(learner)
+    assert learner.update(rows, 1e-3)["train/grad_norm"] == 0.0
+    assert len(moved(learner, before)) == len(before)  # moments and decay move on, as after any zero gradient
+
+
 def test_flags_of_ones_own_loss_are_reported_under_custom(folder):
     def loss(inputs: LossInputs):
         return -inputs.logprobs * inputs.advantages, {"positive": inputs.advantages > 0}

@@ -7,7 +7,7 @@ import pytest
 from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Group, Prompt, SampleEvent, SamplingParams, Score
+from dapo.contracts.types import Completion, Group, Prompt, SamplingParams, Score
 from dapo.errors import EngineError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.plan import minibatch_rows, split_minibatches
@@ -155,8 +155,3 @@ def test_evaluation_requests_are_the_same_every_time_and_apart_from_training():
     assert len(seeds) == 800
     assert derive_seed(1, 2, 3) == derive_seed(1, 2, 3) != derive_seed(1, 3, 2)
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_an_event_without_tokens_is_a_response_of_length_zero():
-    event = SampleEvent((0, 0), np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32), FinishReason.LENGTH)
-    assert len(Completion(event.token_ids, event.logprobs, event.versions, event.finish)) == 0

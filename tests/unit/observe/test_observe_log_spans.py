@@ -24,6 +24,7 @@ def test_records_go_to_the_file_and_warnings_also_to_the_console(tmp_path):
 def test_afterwards_nothing_is_left_and_a_second_run_appends(tmp_path):
     path, package = tmp_path / "log.txt", logging.getLogger("dapo")
     before = (list(package.handlers), package.level, package.propagate)
+    assert package.propagate  # an earlier run in this process has put it back
     for number in (1, 2):
         with logging_to(path):
             package.info("run %d", number)

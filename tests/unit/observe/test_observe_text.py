@@ -61,6 +61,8 @@ def test_shorten_never_exceeds_its_limit(text, limit):
         ([0.0, 0.0, 7.0, 7.0], 2, "▁█"),
         ([5.0, 5.0], 8, "▄▄"),
         ([1.0, float("nan"), 0.0], 8, "█▁"),
+        ([1e308, -1e308, 1e308, 1e308], 2, "▁█"),  # the difference and the sum overflow
+        ([5e-324, 0.0], 2, "█▁"),
     ],
 )
 def test_sparkline(values, width, expected):

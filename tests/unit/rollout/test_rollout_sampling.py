@@ -84,6 +84,11 @@ def test_zero_probability_tokens_are_never_drawn_at_the_ends():
         assert logprob.item() == pytest.approx(np.log(0.5))
 
 
+def test_a_number_on_the_border_belongs_to_the_right_token():
+    token, _ = draw(torch.zeros(1, 2), torch.tensor([[0.5]], dtype=torch.float64), Law())
+    assert token.item() == 1  # token 0 has [0, 0.5)
+
+
 def test_greedy_takes_the_likeliest_at_temperature_one():
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     token, logprob = draw(logits, _uniform(1), Law(temperature=0.0))
