@@ -57,7 +57,7 @@ def length_quantiles(
     Returns:
         ``all``, ``correct`` and ``wrong``, each float64 [quantiles] (linear interpolation); nan where there is none.
     """
-    lengths, correct = np.asarray(lengths, dtype=np.float64), np.asarray(correct, dtype=np.bool_)
+    lengths, correct = np.asarray(lengths), np.asarray(correct, dtype=np.bool_)
     chosen = {"all": lengths, "correct": lengths[correct], "wrong": lengths[~correct]}
     return {
         name: np.quantile(values, quantiles) if values.size else np.full(len(quantiles), np.nan)

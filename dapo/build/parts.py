@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
@@ -177,6 +178,7 @@ def make_schedule(recipe: Recipe) -> Schedule:
 def make_model(recipe: Recipe, console: Console) -> LoadedModel:
     """Load (for a built-in one: first make) the model, and say what a person should know about it."""
     model = recipe.model
+    disable_progress_bar()  # transformers' own bars would run across the console
     torch.set_num_threads(recipe.run.threads)
     torch.set_float32_matmul_precision(model.matmul_precision)
     loaded = load_model(

@@ -11,6 +11,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change, load_for_resume
+from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
 from dapo.observe.run_folder import RunFolder
@@ -50,14 +51,18 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
             saved = checkpoints.path() if resume else None
-            recorder = _recorder(loaded, folder, console, saved)
+            state = load_tree(saved, "state") if saved is not None else {}
+            first_step = int(state["counters"]["training_steps"]) if saved is not None else 0
+            if saved is not None:
+                check_fingerprint(state["fingerprint"], session.loaded.fingerprint, saved)
+                folder.cut_back(first_step)
+                console.say(f"resuming after step {first_step} from {saved}")
+            recorder = _recorder(loaded, folder, console, first_step, state.get("recorder"))
             try:
                 trainer = session.trainer(recorder, checkpoints)
                 if saved is not None:
                     trainer.load(saved)
-                    folder.cut_back(trainer.counters.training_steps)
-                    console.say(f"resuming after step {trainer.counters.training_steps} from {saved}")
-                console.start(recipe.run.name, recipe.trainer.steps, trainer.counters.training_steps)
+                console.start(recipe.run.name, recipe.trainer.steps, first_step)
                 finished = trainer.run()
             finally:
                 recorder.close()
@@ -68,9 +73,10 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
     return FINISHED if finished else INTERRUPTED
 
 
-def _recorder(loaded: LoadedRecipe, folder: RunFolder, console: Console, saved: Path | None) -> RunRecorder:
+def _recorder(
+    loaded: LoadedRecipe, folder: RunFolder, console: Console, first_step: int, state: dict[str, Any] | None
+) -> RunRecorder:
     recipe = loaded.recipe
-    state: dict[str, Any] = load_tree(saved, "state") if saved is not None else {}
     trackers = open_trackers(
         tensorboard=folder.tensorboard if recipe.logging.tensorboard else None,
         wandb_project=recipe.logging.wandb,
@@ -78,8 +84,8 @@ def _recorder(loaded: LoadedRecipe, folder: RunFolder, console: Console, saved: 
         config=recipe.model_dump(mode="json"),
         folder=folder.path,
         warn=console.warn,
-        first_step=int(state.get("counters", {}).get("training_steps", 0)),
-        state=state.get("recorder"),
+        first_step=first_step,
+        state=state,
     )
     return RunRecorder(folder, console, trackers, recipe.logging)
 

@@ -55,9 +55,6 @@ def _counters() -> Iterator[Metric]:
     yield Metric("counters/decode_steps", COUNT, "Decode steps of the engine since the run began: its logical clock.")
     yield Metric("counters/generated_tokens", TOKENS, "Response tokens generated since the run began.")
     yield Metric("counters/trained_tokens", TOKENS, "Response tokens that carried loss since the run began.")
-    yield Metric("counters/prompts", COUNT, "Prompts taken from the data since the run began.")
-    yield Metric("counters/epoch", COUNT, "Passes over the training data begun, the present one included.")
-    yield Metric("counters/weights_version", COUNT, "Version of the weights that the engine generates with.")
 
 
 def _groups() -> Iterator[Metric]:
@@ -276,7 +273,6 @@ def _clock() -> Iterator[Metric]:
         "time/trained_tokens_per_second", "tokens/s", "Trained tokens / seconds in learn.", "higher", clock=True
     )
     yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
-    yield Metric("memory/peak_gpu_mib", "MiB", "Largest memory allocated on the GPU so far.", "lower", clock=True)
 
 
 def _custom() -> Iterator[Metric]:

@@ -291,7 +291,7 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
     if mode != "padded":
         attention.register()
         loaded.packed = True
-        reason = probe(loaded)
+        reason = _probe(loaded)
         if reason is None:
             loaded.model.set_attn_implementation(attention.NAME)
             return True
@@ -299,13 +299,24 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
             raise ModelError(f"model.attention is 'packed', but {loaded.name} {reason}; use auto or padded")
         notes.append(f"packed rows are not used: it {reason}; rows are padded, which is slower")
         loaded.packed = False
-    reason = probe(loaded)
+    reason = _probe(loaded)
     if reason is not None:
         raise ModelError(
             f"{loaded.name} {reason}, even with padded rows and its own attention: "
             f"{type(loaded.model).__name__} treats logits or padding in a way this trainer does not know"
         )
     return False
+
+
+def _probe(loaded: LoadedModel) -> str | None:
+    try:
+        return probe(loaded)
+    except Exception as error:  # whatever a model's own code raises
+        raise ModelError(
+            f"a forward pass of {loaded.name} with its own attention fails ({type(error).__name__}: {_first_line(error)}); "
+            f"check that config.json describes the weights, and that {type(loaded.model).__name__} runs as "
+            f"{str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

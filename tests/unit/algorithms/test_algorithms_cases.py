@@ -208,6 +208,7 @@ class TestPlainLists:
 
     def test_keep(self):
         assert judge_group([1, 0, 1], [1, 0, 1], metric_is_accuracy=True) is Verdict.ALL_CORRECT
+        assert judge_group([1, None, 0], [1, 0, 1], metric_is_accuracy=True) is Verdict.KEPT  # None is nan
 
     def test_shaping(self):
         shaped, penalties = shape_rewards([1, 0], [15, 5], [0, 0], source=None)
@@ -215,6 +216,7 @@ class TestPlainLists:
         shaped, _ = shape_rewards([1, 0], [15, 5], [0, 0], source=None, max_length=20, cache_length=10)
         assert shaped.tolist() == [0.5, 0]
         assert soft_overlong_punishment(np.array([15], np.uint8), max_length=20, cache_length=10).tolist() == [-0.5]
+        assert np.isnan(scale_rewards([1, None], source_min=0, source_max=1, target_min=0, target_max=1)[1])
         assert scale_rewards(np.array([1], np.float32), source_min=0, source_max=3, target_min=0, target_max=1) == 1 / 3
 
     def test_correction(self):
@@ -251,7 +253,8 @@ class TestDiagnostics:
         assert gap["k3_sum"] == pytest.approx(0.5e-12, rel=1e-3)
 
     def test_one_token_of_gap(self):
-        assert merge_gaps([sampler_gap([0.5], [0.0], [True])])["mean_abs"] == 0.5
+        merged = merge_gaps([sampler_gap([0.5], [0.0], [True])])
+        assert merged == pytest.approx({"tokens": 1, "mean_abs": 0.5, "k3": math.exp(0.5) - 1.5, "max": 0.5})
 
     def test_length_quantiles(self):
         quantiles = length_quantiles([10, 20, 30, 40], [True, True, False, True], (0.0, 0.5, 1.0))

@@ -37,7 +37,7 @@ def correct(kind="truncate", cap=2, floor=0, learner=(0,), sampler=(0,), mask=(T
 @pytest.mark.parametrize(
     ("message", "call"),
     [
-        ("unknown reduction 'mean'; expected one of token_mean,", weights("mean")),
+        ("unknown reduction 'mean'; expected one of token_mean, prompt_mean, sequence_mean", weights("mean")),
         (r"groups has shape \(1,\) for 2 rows", lambda: token_weights(TWO, [0], "token_mean")),
         ("needs constant_length > 0 tokens, got None", weights("constant")),
         ("got 0", weights("constant", constant_length=0)),
@@ -62,7 +62,10 @@ def correct(kind="truncate", cap=2, floor=0, learner=(0,), sampler=(0,), mask=(T
         ("cache_length 0 must lie in", overlong(10, 0)),
         ("cache_length 11 must lie in .* max_length is 10", overlong(10, 11)),
         ("max_length 10 needs a cache_length", lambda: shape_rewards([1], [1], [False], max_length=10)),
-        ("unknown correction 'tis'; expected one of none", correct("tis")),
+        (
+            "unknown correction 'tis'; expected one of none, report, truncate, mask_token, mask_sequence$",
+            correct("tis"),
+        ),
         ("0 <= floor < cap, got 2 and 2", correct(floor=2)),
         ("got -1 and 2", correct(floor=-1)),
         (r"learner \(1,\), sampler \(2,\)", correct(sampler=(0, 0))),
