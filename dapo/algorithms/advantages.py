@@ -66,7 +66,7 @@ def group_advantages(
 
     advantages_PG = []
     for voters, centred, divisor, uniform in zip(voters_PG, centred_PG, divisors_P, uniform_P, strict=True):
-        advantages = np.zeros(np.shape(voters), dtype=np.float64)
+        advantages = np.zeros(np.shape(voters))
         if not uniform:  # a uniform group stays at exactly 0; its divisor may be 0 when eps is
             advantages[np.asarray(voters, dtype=np.bool_)] = centred / divisor
         advantages_PG.append(advantages)

@@ -74,7 +74,7 @@ def importance_correction(
             corrected = np.where((ratios >= floor) & (ratios <= cap), ratios, 0.0)
         case "mask_sequence":
             inside = log_ratios.size > 0 and floor <= np.exp(log_ratios.mean()) <= cap
-            corrected = np.minimum(ratios, cap) if inside else np.zeros_like(ratios)
+            corrected = np.where(inside, np.minimum(ratios, cap), 0.0)
     weights = np.ones(mask.shape, dtype=np.float32)
     weights[mask] = corrected
     return weights

@@ -17,11 +17,12 @@ from dapo.build.parts import (
     make_validation_sampling,
 )
 from dapo.checkpoint.store import CheckpointStore
+from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.protocols import Engine, Scorer
 from dapo.contracts.types import IntArray, Prompt
-from dapo.data.load import PreparedData, prepare, source_name
+from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream
 from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
@@ -50,8 +51,13 @@ class Session:
 
     @classmethod
     def make(cls, recipe: Recipe, console: Console, scorer_output: Path | None = None) -> Session:
-        names = {source_name(source) for source in [*recipe.data.train, *recipe.data.validation]}
-        scorer = build_scorer(recipe.rewards, sources=names, output=scorer_output)
+        sources = [*recipe.data.train, *recipe.data.validation]
+        scorer = build_scorer(
+            recipe.rewards,
+            sources={source_name(source) for source in sources},
+            tasks={source.task for source in sources if source.task},
+            output=scorer_output,
+        )
         try:
             loaded = make_model(recipe, console)
             data = prepare(recipe.data, loaded.tokenizer)

@@ -94,15 +94,19 @@ def check_hooks(recipe: Recipe) -> None:
 
     Raises:
         RecipeError: a module or function that is not there, with the key that names it.
+        RewardError: a reward function that cannot be loaded.
     """
     from dapo.build.parts import load_hook
+    from dapo.rewards.compose import build_scorer
 
     algorithm = recipe.algorithm
-    named = {f"rewards.{n}.function": reward.function for n, reward in enumerate(recipe.rewards)}
-    named["algorithm.shaping"] = algorithm.shaping
-    named["algorithm.dynamic_sampling.keep"] = algorithm.dynamic_sampling.keep
-    named["algorithm.loss.kind"] = algorithm.loss.kind
-    named["algorithm.advantage.kind"] = algorithm.advantage.kind
+    named = {
+        "algorithm.shaping": algorithm.shaping,
+        "algorithm.dynamic_sampling.keep": algorithm.dynamic_sampling.keep,
+        "algorithm.loss.kind": algorithm.loss.kind,
+        "algorithm.advantage.kind": algorithm.advantage.kind,
+    }
+    build_scorer(recipe.rewards).close()  # loads reward functions in a worker, as training does
     for key, hook in named.items():
         if hook is not None and ":" in hook:  # a loss or advantage without a colon is a built-in one
             load_hook(hook, key)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from dapo.config.check_data import source_name
 from dapo.config.schema import Data, DataSource
 from dapo.contracts.types import Prompt, content_id
 from dapo.data.formats import Problem, to_problems
-from dapo.data.readers import HUB_PREFIX, read_records
+from dapo.data.readers import read_records
 from dapo.data.render import make_prompts
 from dapo.data.tasks import make_problems
 from dapo.errors import DataError
@@ -21,7 +21,6 @@ _LETTERS_FOR_NORMALISED = 20
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 _DIGITS = re.compile(r"\d+")
 _SHOWN = 20  # conflicts that the console lists
-_GENERIC_STEMS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +97,6 @@ class PreparedData:
     train: list[Prompt]
     validation: dict[str, list[Prompt]]
     report: DataReport
-
-
-def source_name(source: DataSource) -> str:
-    """The name in metrics: as given, else the file's (its folder's for names such as ``train``), else the task's."""
-    if source.name:
-        return source.name
-    if source.task:
-        return source.task.rpartition("/")[2]
-    if source.path and source.path.startswith(HUB_PREFIX):
-        return source.path.rpartition("/")[2]
-    file = Path(source.path or "")
-    return file.parent.name if file.stem.lower() in _GENERIC_STEMS and file.parent.name else file.stem
 
 
 def load_problems(source: DataSource) -> list[Problem]:

@@ -25,10 +25,13 @@ PREFIX = "builtin/"
 
 SPECS = {
     "builtin/signed-sum": WarmupSettings(examples=36_000),
+    "builtin/signed-sum-rambler": WarmupSettings(
+        examples=36_000, rambler_share=0.15, restart_probability=0.93, max_words=240
+    ),
     "builtin/signed-sum-test": WarmupSettings(examples=8_000, max_terms=4),
 }
 """By name. ``signed-sum-test`` knows problems of 3 and 4 terms only, and is made in a sixth of the time: for tests
-whose data set ``options: {max_terms: 4}``."""
+whose data set ``options: {max_terms: 4}``. ``signed-sum-rambler`` has a long tail of lengths, for benchmarks."""
 
 
 def is_builtin(name: str) -> bool:

@@ -312,10 +312,11 @@ def _probe(loaded: LoadedModel) -> str | None:
     try:
         return probe(loaded)
     except Exception as error:  # whatever a model's own code raises
+        dtype = str(loaded.dtype).removeprefix("torch.")
         raise ModelError(
-            f"a forward pass of {loaded.name} with its own attention fails ({type(error).__name__}: {_first_line(error)}); "
-            f"check that config.json describes the weights, and that {type(loaded.model).__name__} runs as "
-            f"{str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"
+            f"a forward pass of {loaded.name} with its own attention fails "
+            f"({type(error).__name__}: {_first_line(error)}); check that config.json describes the weights, "
+            f"and that {type(loaded.model).__name__} runs as {dtype} on {loaded.device}"
         ) from error
 
 

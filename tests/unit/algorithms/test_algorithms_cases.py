@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction, tokens_corrected
 from dapo.algorithms.diagnostics import length_quantiles, merge_gaps, sampler_gap
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
+from dapo.algorithms.ratio import log_ratio
 from dapo.algorithms.shaping import scale_rewards, shape_rewards, soft_overlong_punishment
 from dapo.algorithms.statistics import Estimate, majority_correct, mean_interval, pass_at_k
 from dapo.algorithms.weights import token_weights
@@ -56,6 +58,18 @@ class TestAdvantages:
         assert group_advantages([[3.0]], [[False]], scale="batch_std")[0].tolist() == [0]
         assert group_advantages([], []) == []
         assert group_advantages([], [], scale="batch_std") == []
+
+    def test_a_group_that_counts_as_uniform_adds_no_spread_to_the_batch(self):
+        rewards, voters = [[1.0, -1.0], [3.0, 3.4]], [[True] * 2] * 2
+        mixed, uniform = group_advantages(rewards, voters, scale="batch_std", eps=0.0, tolerance=0.5)
+        np.testing.assert_allclose(mixed, np.array([1, -1]) / math.sqrt(2 / 3))
+        assert uniform.tolist() == [0, 0]
+
+    def test_too_few_numbers_for_a_std_give_no_warning(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert group_advantages([[3.0]], [[True]], scale="batch_std")[0].tolist() == [0]
+            assert group_advantages([[3.0]], [[False]], scale="batch_std", ddof=0)[0].tolist() == [0]
 
     def test_uniform_is_exactly_zero_even_with_eps_zero(self):
         with np.errstate(all="raise"):
@@ -176,7 +190,9 @@ class TestCorrection:
     def test_the_mean_of_a_sequence_is_over_loss_tokens(self):
         np.testing.assert_allclose(self.correct("mask_sequence", mask=[False, False, False, True]), [1, 1, 1, 0])
         np.testing.assert_allclose(self.correct("mask_sequence", mask=[True, False, False, False]), [0, 1, 1, 1])
-        np.testing.assert_allclose(self.correct("mask_sequence", mask=[False] * 4), 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            np.testing.assert_allclose(self.correct("mask_sequence", mask=[False] * 4), 1)
 
     def test_bounds_are_inclusive(self):
         for kind in ("mask_token", "mask_sequence"):
@@ -205,6 +221,7 @@ class TestPlainLists:
     def test_weights_and_advantages(self):
         assert token_weights([[0, 2]], [0], "token_mean")[0].tolist() == [0, 1]
         assert group_advantages([[3, 9, 1]], [[1, 0, 1]], scale="none")[0].tolist() == [1, 0, -1]
+        assert group_advantages([[3, None, 1]], [[1, 0, 1]], scale="none")[0].tolist() == [1, 0, -1]
 
     def test_keep(self):
         assert judge_group([1, 0, 1], [1, 0, 1], metric_is_accuracy=True) is Verdict.ALL_CORRECT
@@ -321,6 +338,24 @@ class TestStatistics:
 
 
 class TestLosses:
+    def test_log_ratio_is_clamped_on_both_sides_and_float64(self):
+        ratios = log_ratio(np.array([25, -25, 1], np.float32), np.array([0, 0, 1e-9], np.float32))
+        assert ratios.tolist() == [20, -20, 1 - float(np.float32(1e-9))]
+
+    @pytest.mark.parametrize(
+        ("log_of_ratio", "weight"), [(30.0, math.exp(20)), (-30.0, math.exp(-20)), (2.0, math.exp(2))]
+    )
+    def test_cispo_clamps_the_log_ratio(self, log_of_ratio, weight):
+        one = torch.ones(1, dtype=torch.float64)
+        logprobs = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        loss, _ = cispo_loss(LossInputs(logprobs, -log_of_ratio * one, one, one.bool(), one.long() - 1, 1), cap=1e12)
+        assert torch.autograd.grad(loss.sum(), logprobs)[0].item() == pytest.approx(-weight, rel=1e-9)
+
+    def test_a_ratio_at_its_bound_is_not_clipped(self):
+        one = torch.ones(1)
+        _, flags = cispo_loss(LossInputs(one, one, one, one.bool(), one.long() - 1, 1), cap=1.0, floor=1.0)
+        assert not any(flag.any() for flag in flags.values())
+
     def test_broken_numbers_in_masked_tokens_reach_nothing(self):
         nan, inf = float("nan"), float("inf")
         logprobs = torch.tensor([-1.0, nan, -inf], requires_grad=True)

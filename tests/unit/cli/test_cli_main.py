@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import dapo
 from dapo.cli.evaluate import evaluation_recipe
@@ -117,8 +118,9 @@ def test_the_exit_code_is_that_of_the_command(code: int, build: types.SimpleName
     assert main(["train", QUICKSTART]) == code
 
 
-def test_a_keyboard_interrupt_exits_with_130(build: types.SimpleNamespace) -> None:
-    build.outcome = KeyboardInterrupt()
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, typer.Abort])  # which of them arrives depends on typer
+def test_a_keyboard_interrupt_exits_with_130(build: types.SimpleNamespace, interruption: type[BaseException]) -> None:
+    build.outcome = interruption()
     assert main(["train", QUICKSTART]) == 130
 
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dapo.config.check_data import source_name
 from dapo.config.schema import DataSource
-from dapo.data import load_problems, source_name
+from dapo.data import load_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError
 

@@ -115,8 +115,9 @@ def test_the_learning_rate_of_the_call_counts(folder):
     assert len(moved(learner, before)) == len(before)
 
 
-def test_logprobs_come_in_the_order_of_the_rows(folder):
-    learner = make_learner(folder, microbatch_tokens=20)
+@pytest.mark.parametrize("tokens", [20, 10**6])
+def test_logprobs_come_in_the_order_of_the_rows(folder, tokens):
+    learner = make_learner(folder, microbatch_tokens=tokens)
     rows = make_rows()
     shuffled = [rows[i] for i in (5, 0, 8, 3, 1, 7, 2, 6, 4)]
     found = learner.logprobs(shuffled)
@@ -232,6 +233,12 @@ def test_the_gap_is_split_by_the_age_of_the_tokens(folder):
     assert not [key for key in learner.update(rows, 1e-3) if "gap" in key]
     learner.publish()
     assert "train/gap_mean" in learner.update(rows, 1e-3)
+    # With old log-probabilities from the learner the gap is theirs, whatever the weights did since.
+    for row in rows:
+        row.sampler_logprobs = row.old_logprobs - np.float32(0.25)
+    metrics = learner.update(rows, 1e-3)
+    assert metrics["train/gap_mean"] == pytest.approx(0.25, abs=1e-5)
+    assert metrics["train/gap_kl"] == pytest.approx(math.exp(0.25) - 1 - 0.25, abs=1e-5)
 
 
 def test_without_old_logprobs_the_ratio_is_one_and_the_correction_is_made_here(folder):

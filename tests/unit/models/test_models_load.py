@@ -162,7 +162,7 @@ def test_the_probe_refuses_a_head_it_does_not_know(folder, monkeypatch):
 
 def test_a_model_that_does_not_run_is_refused(tmp_path):
     folder = make_tiny_model(tmp_path, "mamba")  # its plain implementation mixes float32 into bfloat16
-    with pytest.raises(ModelError, match="fails .*bfloat16 on cpu"):
+    with pytest.raises(ModelError, match=r"fails .*bfloat16 on cpu"):
         load_model(folder, dtype=torch.bfloat16)
 
 
