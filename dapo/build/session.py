@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dapo.build.parts import (
     make_algorithm,
+    make_correction,
     make_decode,
     make_engine,
     make_loss,
@@ -93,7 +94,14 @@ class Session:
 
     def learner(self) -> LocalLearner:
         recipe = self.recipe
-        return LocalLearner(self.loaded, make_loss(recipe), recipe.learner, recipe.rollout.temperature)
+        return LocalLearner(
+            self.loaded,
+            make_loss(recipe),
+            recipe.learner,
+            recipe.rollout.temperature,
+            correction=make_correction(recipe),
+            zero_advantage_is_free=recipe.algorithm.loss.kind in ("clip", "cispo"),
+        )
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore) -> Trainer:
         recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases()

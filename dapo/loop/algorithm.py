@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.contracts.enums import Verdict
+from dapo.contracts.enums import Disposition, Verdict
 from dapo.contracts.types import BoolArray, FloatArray, Group, IntArray
 
 Float64 = NDArray[np.float64]
@@ -44,8 +44,12 @@ class Algorithm:
         group.rewards_G, group.penalties_G = self.shape(raw, group.lengths(), group.truncated())
 
     def assign_advantages(self, groups_P: Sequence[Group]) -> None:
-        """Advantages of every response; groups without two voters get zeros and no loss."""
-        able = [g for g in groups_P if int(_voters(g).sum()) >= 2]
+        """Advantages of every response; groups without two voters get zeros and no loss.
+
+        Filled groups get zeros too: they were rejected on correctness, and what still differs in them (a length
+        penalty, a second reward) would teach short wrong answers.
+        """
+        able = [g for g in groups_P if int(_voters(g).sum()) >= 2 and g.disposition is not Disposition.FILLED]
         for group in groups_P:
             group.advantages_G = np.zeros(len(group.completions_G))
         for group, advantages in zip(

@@ -5,9 +5,9 @@ after every weight change. All other weights are read in place from the model. R
 product: the rows of the query and key matrices are permuted so that the two numbers of a pair lie side by side,
 which leaves every query-key product as it is.
 
-In float32, RMSNorm before a fused matrix W costs two operations instead of six: x / |(x, c)| with c^2 = width * eps is the
-norm without its gain, and W takes the gain times sqrt(width) into its columns. The residual stream carries c as one
-column more. (In bfloat16 that would round W once more, so the norm stays as it is.)
+In float32, RMSNorm before a fused matrix W costs two operations instead of six: x / |(x, c)| with c^2 = width * eps
+is the norm without its gain, and W takes the gain times sqrt(width) into its columns. The residual stream carries c as
+one column more. (In bfloat16 that would round W once more, so the norm stays as it is.)
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class _Layer:
 
     def _norm(self, stream: Tensor, x: Tensor, which: int) -> Tensor:
         if self._folded:
-            return x / torch.linalg.vector_norm(stream, dim=-1, keepdim=True)
+            length: Tensor = torch.linalg.vector_norm(stream, dim=-1, keepdim=True)
+            return x / length
         return F.rms_norm(x, x.shape[1:], self.norms[which], self.eps)
 
     def forward(self, stream: Tensor, rope: tuple[Tensor, Tensor], index: int, attend: Attend) -> None:

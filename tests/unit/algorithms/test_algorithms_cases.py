@@ -41,6 +41,9 @@ class TestWeights:
         weights = token_weights(masks, [0, 0, 0], "micro_batch_mean", micro_batches=batches)
         np.testing.assert_allclose(np.concatenate(weights), [1 / 3] * 3)
 
+    def test_constant_of_one(self):
+        assert token_weights([[True, True]], [0], "constant", constant_length=1)[0].tolist() == [1, 1]
+
     def test_no_rows(self):
         assert token_weights([], [], "token_mean") == []
         assert token_weights([], [], "constant", constant_length=2) == []
@@ -353,8 +356,10 @@ class TestLosses:
 
     def test_a_ratio_at_its_bound_is_not_clipped(self):
         one = torch.ones(1)
-        _, flags = cispo_loss(LossInputs(one, one, one, one.bool(), one.long() - 1, 1), cap=1.0, floor=1.0)
-        assert not any(flag.any() for flag in flags.values())
+        for advantage in (one, -one):
+            inputs = LossInputs(one, one, advantage, one.bool(), one.long() - 1, 1)  # the ratio is exactly 1
+            for _, flags in (cispo_loss(inputs, cap=1.0, floor=1.0), clipped_loss(inputs, low=0.0, high=0.0)):
+                assert not any(flag.any() for flag in flags.values())
 
     def test_broken_numbers_in_masked_tokens_reach_nothing(self):
         nan, inf = float("nan"), float("inf")

@@ -1,0 +1,176 @@
+"""What README and docs show is what happens: each command is run or its recipe loaded, each example executed."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from small_run import dapo, write_recipe
+
+from dapo.config import load_recipe
+from dapo.models.tiny import make_tiny_model
+from dapo.observe.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "docs/tutorial.md", "docs/configuration.md", "docs/peers.md", "CONTRIBUTING.md"]
+
+
+def commands(page: str) -> list[list[str]]:
+    """Every indented `.venv/bin/dapo ...` line of a page, as arguments behind `dapo`."""
+    lines = re.findall(r"^    (?:\$ )?\.venv/bin/dapo (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    return [shlex.split(line.split("   #")[0]) for line in lines]
+
+
+def block(page: str, language: str, number: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[number]
+
+
+def test_every_shown_training_command_has_a_valid_recipe(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shown = [c for page in PAGES for c in commands(page) if c[:1] in (["train"], ["check"]) and "recipes/" in c[1]]
+    assert len(shown) >= 3
+    for _, recipe, *overrides in shown:
+        if any("epsilon" in o or "mine:" in o for o in overrides):
+            continue  # shown because it is refused; or names the reader's own function
+        load_recipe(recipe, overrides)
+
+
+def test_links_and_pictures_exist():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+            if "://" not in target:
+                assert (ROOT / page).parent.joinpath(target).exists(), f"{page} points to {target}"
+
+
+def test_the_shown_refusal_is_what_is_said():
+    said = dapo("train", "recipes/quickstart.yaml", "epsilon_high=0.3", cwd=ROOT, expect=2).stderr
+    text = (ROOT / "README.md").read_text()
+    shown = text[text.index("    error: recipes/quickstart.yaml") :].split("\n\n## ")[0]
+    for line in filter(None, (line.strip() for line in shown.splitlines())):
+        assert line in " ".join(said.split()) or line in said, line
+
+
+def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
+    """The README's recipe and its five commands, in its order, with a tiny model and a hundred problems."""
+    make_tiny_model(tmp_path / "my-model", "qwen3", seed=1)
+    for name, first in (("train", 0), ("test", 60)):
+        rows = [{"question": f"{i} +7 =", "target": str(i + 7)} for i in range(first, first + 40)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.yaml").write_text(block("README.md", "yaml"))
+    small = ["rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_response_tokens=6", "run.dir=runs"]
+    small += ["algorithm.dynamic_sampling.mode=off", "validation.samples=1", "validation.limit=2"]
+    ran = []
+    for name, *arguments in commands("README.md"):
+        if "recipes/" in arguments[0]:
+            continue
+        if name == "train":
+            arguments.append("trainer.steps=1" if "--resume" not in arguments else "trainer.steps=2")
+            arguments += small if "--resume" not in arguments else []
+        done = dapo(name, *arguments, cwd=tmp_path)
+        ran.append(name)
+        assert done.stdout
+    assert ran == ["check", "train", "train", "evaluate", "export"]
+    assert [row["step"] for row in read_metrics(tmp_path / "runs/run/metrics.jsonl")] == [0, 1, 2]
+    assert (tmp_path / "my-trained-model" / "config.json").exists()
+
+
+def test_the_python_example_of_the_readme(tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path)
+    example = block("README.md", "python").replace("recipes/quickstart.yaml", str(recipe))
+    names: dict[str, object] = {}
+    exec(example.replace("trainer.steps=20", "trainer.steps=1"), names)
+    assert names["exit_code"] == 0
+    assert (tmp_path / "from_python" / "metrics.jsonl").exists()
+
+
+HOOKS = """
+import torch
+
+def advantage(rewards_PG, voters_PG):
+    return [(r - r[v].mean()) * v for r, v in zip(rewards_PG, voters_PG)]
+
+def loss(inputs):
+    ratio = (inputs.logprobs - inputs.old_logprobs).exp()
+    return -torch.where(inputs.loss_mask, ratio * inputs.advantages, 0.0), {"above_one": ratio > 1}
+
+def shaping(rewards_G, lengths_G, truncated_G):
+    penalties = -0.01 * lengths_G
+    return rewards_G + penalties, penalties
+
+def keep(values_G, voters_G):
+    from dapo.contracts.enums import Verdict
+    return Verdict.KEPT if values_G[voters_G].max() > 0 else Verdict.ALL_WRONG
+
+def score(prompt, completion):
+    return {"accuracy": float("=1" in completion.text), "tokens": float(len(completion))}
+"""
+
+
+def test_all_hooks_of_a_researcher_together(tmp_path):
+    (tmp_path / "mine.py").write_text(HOOKS)
+    recipe = write_recipe(tmp_path)
+    dapo(
+        "train",
+        recipe,
+        "trainer.steps=2",
+        "algorithm.advantage.kind=mine:advantage",
+        "algorithm.loss.kind=mine:loss",
+        "algorithm.shaping=mine:shaping",
+        "algorithm.dynamic_sampling.keep=mine:keep",
+        "rewards.0.kind=function",
+        "rewards.0.function=mine:score",
+        "rewards.0.pattern=null",
+        "validation.every=0",
+        cwd=tmp_path,
+    )
+    row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert 0 <= row["custom/above_one"] <= 1
+    assert row["reward/tokens"] == pytest.approx(row["response/length_mean"])
+    assert row["response/penalty_mean"] == pytest.approx(-0.01 * row["response/length_trained_mean"], rel=1e-6)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_plain_engine_with_learner_log_probabilities_and_truncated_sampling(tmp_path, minibatches):
+    """``generate`` under nucleus sampling: old log-probabilities from the learner, corrected by TIS, gap reported."""
+    dapo(
+        "train",
+        write_recipe(tmp_path),
+        "trainer.steps=2",
+        "rollout.engine=generate",
+        "rollout.top_p=0.9",
+        f"learner.minibatch_prompts={4 // minibatches}",
+        "rollout.max_response_tokens=8",
+        "validation.every=0",
+    )
+    for row in read_metrics(tmp_path / "run" / "metrics.jsonl"):
+        assert 0.01 < row["train/gap_mean"] < 1.0  # renormalised over the nucleus against the whole softmax
+        assert 0.5 < row["train/correction_mean"] < 1.0
+        if minibatches == 1:
+            assert row["train/ratio_mean"] == pytest.approx(1.0)  # the old ones are the detached current ones
+
+
+def test_a_batch_that_cannot_fill_stops_with_its_state_saved_and_goes_on_with_other_settings(tmp_path):
+    recipe = write_recipe(tmp_path)
+    stopped = dapo("train", recipe, "rewards.0.pattern='never'", "rewards.1.weight=0.0", "validation.every=0", expect=1)
+    assert "all wrong" in stopped.stderr
+    assert "cannot read the answers" in stopped.stderr
+    run = tmp_path / "run"
+    assert (run / "checkpoints" / "step_000000").is_dir()
+    partial = ["algorithm.dynamic_sampling.on_cap=fill", "algorithm.dynamic_sampling.max_groups=2", "trainer.steps=2"]
+    dapo("train", "--resume", run, *partial)
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["groups/filled"] for row in rows] == [4, 4]
+    assert [row["train/grad_norm"] for row in rows] == [0, 0]  # they count in N, and teach nothing
+
+
+def test_bad_input_is_refused_with_exit_code_2(tmp_path):
+    recipe = write_recipe(tmp_path)
+    for override, expected in (
+        ("rollout.group_sise=4", "group_size"),
+        ("learner.minibatch_prompts=3", "does not divide"),
+        ("model.path=/nowhere", "/nowhere"),
+        ("rewards.0.kind=function", "function"),
+    ):
+        assert expected in dapo("train", recipe, override, expect=2).stderr
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
