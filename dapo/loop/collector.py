@@ -109,6 +109,7 @@ class StreamingCollector:
         self.account = Account()
         self._accepted, self._judged = 0.0, 0.0  # behind the acceptance estimate
         self._exhausted = False
+        self._decoding = 0  # responses that the engine has and has not ended
         self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score takes effect, key)
         self._scores: dict[Key, Score] = {}
 
@@ -198,9 +199,8 @@ class StreamingCollector:
         missing = self.prompts_per_step - len(self.kept)
         factor = self.settings.oversample or 1.0 / self.acceptance
         wanted = math.ceil(missing * factor) - len(self.open)
-        unfinished = sum(c is None for group in self.open.values() for c in group.completions_G)
         # Beyond the engine's slots a group would only wait, and by then the estimate is better.
-        free = max(0, self.engine.capacity - unfinished) // self.group_size
+        free = max(0, self.engine.capacity - self._decoding) // self.group_size
         if self.settings.oversample is None:
             wanted = min(wanted, max(free, 0 if self.open else 1))
         return wanted
@@ -254,6 +254,7 @@ class StreamingCollector:
             elif group.scores_G[index] is None:
                 self._score(key, group, completion, self.engine.clock)
         if requests:
+            self._decoding += len(requests)
             self.engine.submit(requests)
 
     # ------------------------------------------------------------------ receive, score, judge
@@ -262,10 +263,10 @@ class StreamingCollector:
         with self.phases("generate"):
             events = self.engine.poll()
         self._receive(events)
-        decoding = any(c is None for group in self.open.values() for c in group.completions_G)
-        self._judge_ended(self.engine.clock if decoding else None)
+        self._judge_ended(self.engine.clock if self._decoding else None)
 
     def _receive(self, events: Sequence[SampleEvent]) -> None:
+        self._decoding -= len(events)
         completions = [self._join(event) for event in events]
         with self.phases("score"):
             for event, completion in zip(events, self._decoded(completions), strict=True):
@@ -345,6 +346,7 @@ class StreamingCollector:
 
     def _take_back(self) -> None:
         """Abort what decodes and keep its tokens; score what ended but was not judged before the step is over."""
+        self._decoding = 0
         for event in self.engine.abort():
             joined = self._join(event)
             partials = self.open[event.key[0]].partials_G

@@ -240,16 +240,17 @@ class TestPlainLists:
         assert scale_rewards(np.array([1], np.float32), source_min=0, source_max=3, target_min=0, target_max=1) == 1 / 3
 
     def test_correction(self):
+        corrected = importance_correction([0, 1], [0, 0], kind="truncate", cap=2, floor=0, loss_mask=[1, 0])
+        assert corrected.tolist() == [1, 1]
         corrected = importance_correction([0, 1], [0, 0], kind="truncate", cap=2, floor=0, loss_mask=[0, 1])
         assert corrected.tolist() == [1, 2]
         assert tokens_corrected(corrected.tolist(), [0, 1], [0, 0], [0, 1]) == 1
-        exact = importance_correction([0.3, 1], [0, 0], kind="truncate", cap=2, floor=0, loss_mask=[1, 0])
-        assert tokens_corrected(exact.tolist(), [0.3, 1], [0, 0], [1, 0]) == 0
+        assert tokens_corrected([math.exp(0.3), 1], [0.3, 1], [0, 0], [1, 0]) == 0
 
     def test_diagnostics_and_statistics(self):
         assert sampler_gap([0, 1], [0, 0], [0, 1])["abs_sum"] == 1
-        assert length_quantiles([1, 2, 3], [1, 0, 1], (0.5,))["correct"].tolist() == [2]
-        assert length_quantiles([1, 2, 3], [1, 0, 1], (0.5,))["wrong"].tolist() == [2]
+        assert length_quantiles([1, 2, 5], [1, 0, 1], (0.5,))["correct"].tolist() == [3]
+        assert length_quantiles([1, 2, 5], [1, 0, 1], (0.5,))["wrong"].tolist() == [2]
         assert mean_interval([np.array([0.1] * 7, np.float32)]).mean == pytest.approx(float(np.float32(0.1)), abs=1e-12)
 
 

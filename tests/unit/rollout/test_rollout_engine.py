@@ -273,6 +273,19 @@ def test_kept_responses_carry_the_version_of_each_token(fresh, help):
     assert events[2, 0].versions.tolist() == [1] * 5
 
 
+def test_a_waiting_sibling_starts_from_the_new_weights(fresh, help):
+    loaded = fresh("llama")
+    engine = EmbeddedEngine(loaded, slots=2)
+    engine.submit([help.request(0, i, max_tokens=n, stop_token_ids=()) for i, n in enumerate((3, 3, 5))])
+    engine.poll()
+    with torch.no_grad():
+        loaded.model.lm_head.weight.mul_(1.5)
+    engine.publish(1, _Weights(), in_flight="keep")
+    event = help.drain(engine)[0, 2]
+    expected = help.forced_logprobs(loaded, help.prompt(0), event.token_ids)[0, event.token_ids[0]]
+    assert event.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
+
+
 def test_publish_refuses_what_does_not_fit(fresh, help):
     engine = EmbeddedEngine(fresh("llama"), shares_weights=False)
     tensors = dict(fresh("llama").model.named_parameters())
