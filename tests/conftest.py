@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 
 import hypothesis
 import jaxtyping
@@ -16,7 +17,8 @@ torch.set_num_threads(1)
 
 # the same examples in every run: a red test stays red until its cause is mended
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
-hypothesis.settings.load_profile("repeatable")
+hypothesis.settings.register_profile("brief", hypothesis.settings.get_profile("repeatable"), max_examples=6)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))  # brief: `make mutation`
 
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int will do for a float

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
@@ -17,7 +16,7 @@ from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import cispo_loss, clipped_loss
-from dapo.algorithms.shaping import scale_rewards, soft_overlong_punishment
+from dapo.algorithms.shaping import shape_rewards
 from dapo.algorithms.weights import token_weights
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.schema import Recipe
@@ -93,24 +92,14 @@ def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tup
     """Scale, then length penalty (algorithm.md section 4)."""
     scaling, punishment = recipe.algorithm.reward_scaling, recipe.algorithm.overlong_punishment
     max_length, cache_length = penalty_interval(recipe)
-
-    def shape(rewards: Float64, lengths: IntArray, truncated: BoolArray) -> tuple[Float64, Float64]:
-        if scaling.enabled:
-            rewards = scale_rewards(
-                rewards,
-                source_min=scaling.source_min,
-                source_max=scaling.source_max,
-                target_min=scaling.target_min,
-                target_max=scaling.target_max,
-            )
-        penalties = np.zeros(len(lengths))
-        if punishment.enabled:
-            penalties = soft_overlong_punishment(
-                lengths, max_length=max_length, cache_length=cache_length, factor=punishment.factor
-            )
-        return rewards + penalties, penalties
-
-    return shape
+    return partial(
+        shape_rewards,
+        source=(scaling.source_min, scaling.source_max) if scaling.enabled else None,
+        target=(scaling.target_min, scaling.target_max),
+        max_length=max_length if punishment.enabled else None,
+        cache_length=cache_length,
+        factor=punishment.factor,
+    )
 
 
 def make_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[FloatArray]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.correction import tokens_corrected
-from dapo.algorithms.diagnostics import sampler_gap
+from dapo.algorithms.diagnostics import merge_gaps, sampler_gap
 from dapo.algorithms.ratio import log_ratio
 from dapo.contracts.types import BoolArray, FloatArray, Metrics, TrainRow
 
@@ -108,10 +108,10 @@ class TokenRecord:
         )[mask]
         out: Metrics = {}
         for suffix, chosen in (("", np.ones_like(current)), ("_current", current), ("_older", ~current)):
-            gap = sampler_gap(learner, sampler, chosen)
+            gap = merge_gaps([sampler_gap(learner, sampler, chosen)])
             if gap["tokens"]:
-                out[f"train/gap_mean{suffix}"] = gap["abs_sum"] / gap["tokens"]
-                out[f"train/gap_kl{suffix}"] = gap["k3_sum"] / gap["tokens"]
+                out[f"train/gap_mean{suffix}"] = gap["mean_abs"]
+                out[f"train/gap_kl{suffix}"] = gap["k3"]
                 out[f"train/gap_max{suffix}"] = gap["max"]
         return out
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dapo.algorithms.diagnostics import length_quantiles
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.types import Group, Metrics
 
@@ -124,17 +125,15 @@ def response_metrics(groups: Sequence[Group]) -> Metrics:
             out[f"reward/{name}{suffix}"] = _mean([s.values[name] for s in chosen if name in s.values])
     lengths = np.concatenate([g.lengths() for g in groups]) if groups else np.zeros(0)
     accuracy = np.concatenate([g.accuracies() for g in groups]) if groups else np.zeros(0)
-    out |= _length_metrics("response/length", lengths)
-    out |= _length_metrics("response/length_correct", lengths[accuracy >= 1.0])
-    out |= _length_metrics("response/length_wrong", lengths[accuracy < 1.0])
+    scorable = ~np.isnan(accuracy)
+    quantiles = length_quantiles(lengths[scorable], accuracy[scorable] >= 1.0, (0.1, 0.5, 0.9, 1.0))
+    quantiles["all"] = length_quantiles(lengths, np.zeros(len(lengths)), (0.1, 0.5, 0.9, 1.0))["all"]
+    chosen = {"all": lengths, "correct": lengths[accuracy >= 1.0], "wrong": lengths[accuracy < 1.0]}
+    for name, values in quantiles.items():
+        prefix = "response/length" if name == "all" else f"response/length_{name}"
+        out[f"{prefix}_mean"] = _mean(chosen[name])
+        out |= {f"{prefix}_{q}": float(v) for q, v in zip(("p10", "p50", "p90", "max"), values, strict=True)}
     out["response/truncated_share"] = _mean([t for g in groups for t in g.truncated()])
-    return out
-
-
-def _length_metrics(prefix: str, lengths: np.ndarray) -> Metrics:
-    out = {f"{prefix}_mean": _mean(lengths), f"{prefix}_max": float(lengths.max()) if len(lengths) else math.nan}
-    for q in (10, 50, 90):
-        out[f"{prefix}_p{q}"] = float(np.quantile(lengths, q / 100)) if len(lengths) else math.nan
     return out
 
 

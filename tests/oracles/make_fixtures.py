@@ -51,6 +51,13 @@ PEERS = (
 )
 
 
+def runs(python: str) -> bool:
+    """A name on the path is not enough: it may be a version manager's placeholder for a Python that is not there."""
+    return (
+        shutil.which(python) is not None and subprocess.run([python, "--version"], capture_output=True).returncode == 0
+    )
+
+
 def environment(peer: Peer, folder: Path) -> Path:
     """The Python of the peer's environment, made if it is not there."""
     home = folder / peer.name
@@ -90,7 +97,7 @@ def make_fixtures(into: Path, environments: Path, names: list[str]) -> list[str]
     for peer in PEERS:
         if names and peer.name not in names:
             continue
-        if shutil.which(peer.python) is None:
+        if not runs(peer.python):
             print(f"skipped {peer.name}: it needs {peer.python}, which is not installed here")
             missing.append(peer.name)
             continue
