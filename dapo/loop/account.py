@@ -128,10 +128,10 @@ def response_metrics(groups: Sequence[Group]) -> Metrics:
     scorable = ~np.isnan(accuracy)
     quantiles = length_quantiles(lengths[scorable], accuracy[scorable] >= 1.0, (0.1, 0.5, 0.9, 1.0))
     quantiles["all"] = length_quantiles(lengths, np.zeros(len(lengths)), (0.1, 0.5, 0.9, 1.0))["all"]
-    chosen = {"all": lengths, "correct": lengths[accuracy >= 1.0], "wrong": lengths[accuracy < 1.0]}
+    by_name = {"all": lengths, "correct": lengths[accuracy >= 1.0], "wrong": lengths[accuracy < 1.0]}
     for name, values in quantiles.items():
         prefix = "response/length" if name == "all" else f"response/length_{name}"
-        out[f"{prefix}_mean"] = _mean(chosen[name])
+        out[f"{prefix}_mean"] = _mean(by_name[name])
         out |= {f"{prefix}_{q}": float(v) for q, v in zip(("p10", "p50", "p90", "max"), values, strict=True)}
     out["response/truncated_share"] = _mean([t for g in groups for t in g.truncated()])
     return out
