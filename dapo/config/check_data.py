@@ -23,7 +23,7 @@ def source_name(source: DataSource) -> str:
     if source.task:
         return source.task.rpartition("/")[2]
     if source.path and source.path.startswith("hub:"):
-        return source.path.rpartition("/")[2]
+        return source.path.rpartition("/")[2].partition(":")[0]
     file = PurePath(source.path or "")
     return file.parent.name if file.stem.lower() in _GENERIC_STEMS and file.parent.name else file.stem
 

@@ -63,7 +63,7 @@ class DataSource(Section):
     name: str | None = None
     """Name in metrics; default: the file's or task's name."""
     path: str | None = None
-    """JSONL, JSON or Parquet file, or ``hub:owner/name`` (needs the extra ``data``)."""
+    """JSONL, JSON or Parquet file, or ``hub:owner/name[:subset]`` (needs the extra ``data``)."""
     split: str = "train"
     """Split of a hub data set."""
     format: Literal["auto", "plain", "gsm8k", "dapo_math", "aime", "amc", "math", "svamp", "multiarith"] = "auto"

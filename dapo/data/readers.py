@@ -20,7 +20,7 @@ _SHOWN = 80  # characters of an offending line that an error quotes
 
 
 def read_records(path: str, split: str = "train") -> Iterator[Located]:
-    """Yield the records of a file, chosen by its suffix, or of ``hub:owner/name``.
+    """Yield the records of a file, chosen by its suffix, or of ``hub:owner/name`` or ``hub:owner/name:subset``.
 
     Raises:
         DataError: the file is missing, of an unknown kind, or malformed (the message gives file, line and content).
@@ -113,7 +113,8 @@ def _read_hub(name: str, split: str) -> Iterator[Located]:
     except ImportError as error:
         raise DataError(f"hub:{name} needs the extra `data`: pip install 'dapo-rl[data]'") from error
     try:
-        rows = datasets.load_dataset(name, split=split)
+        repository, _, subset = name.partition(":")
+        rows = datasets.load_dataset(repository, subset or None, split=split)
     except Exception as error:  # the hub client raises many kinds: network, access, unknown split
         raise DataError(f"hub:{name}, split {split!r} could not be loaded: {type(error).__name__}: {error}") from error
     for number, row in enumerate(rows, start=1):

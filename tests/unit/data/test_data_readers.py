@@ -97,13 +97,14 @@ def test_hub_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None
 def test_hub_rows_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hub:
         @staticmethod
-        def load_dataset(name: str, split: str) -> list[dict[str, str]]:
+        def load_dataset(name: str, subset: str | None, split: str) -> list[dict[str, str]]:
             if split != "test":
                 raise ValueError(f"Unknown split {split!r}")
-            return ROWS
+            return ROWS if (name, subset) == ("owner/name", None) else [{"question": "3+3?", "answer": str(subset)}]
 
     monkeypatch.setitem(sys.modules, "datasets", Hub)
     assert load("hub:owner/name", split="test") == [("1+1?", "2"), ("2+2?", "4")]
+    assert load("hub:owner/name:main", split="test") == [("3+3?", "main")]
     assert next(iter(read_records("hub:owner/name", "test")))[0] == "hub:owner/name[test], row 1"
     with pytest.raises(
         DataError, match=r"hub:owner/name, split 'train' could not be loaded: ValueError: Unknown split"
