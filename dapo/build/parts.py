@@ -22,7 +22,7 @@ from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.protocols import Engine
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
-from dapo.errors import RecipeError
+from dapo.errors import ModelError, RecipeError
 from dapo.loop.algorithm import Algorithm, Float64
 from dapo.loop.schedule import Schedule
 from dapo.models.builtin import ensure_builtin_model, find_builtin_model, is_builtin
@@ -227,8 +227,19 @@ def make_validation_sampling(recipe: Recipe, loaded: LoadedModel) -> SamplingPar
 
 
 def stop_tokens(recipe: Recipe, loaded: LoadedModel) -> tuple[int, ...]:
+    """What ends a response.
+
+    Raises:
+        ModelError: neither the model nor the recipe names an end token: every response would run to the limit.
+    """
     given = recipe.rollout.stop_token_ids
-    return loaded.stop_token_ids if given is None else tuple(given)
+    stops = loaded.stop_token_ids if given is None else tuple(given)
+    if not stops:
+        raise ModelError(
+            f"{loaded.name} names no end-of-sequence token and rollout.stop_token_ids is "
+            f"{'not set' if given is None else 'empty'}; set it to the token ids that end a response"
+        )
+    return stops
 
 
 def make_decode(tokenizer: Any) -> Callable[[Sequence[IntArray]], list[str]]:

@@ -137,14 +137,18 @@ def load_tokenizer_and_shape(recipe: Recipe) -> tuple[Any, Shape]:
 
 def _load(path: str, recipe: Recipe) -> tuple[Any, Shape]:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from dapo.models.load import load_tokenizer
 
     remote = recipe.model.trust_remote_code
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=remote)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=remote)
+        tokenizer = load_tokenizer(path, remote, notes=[])
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote)
+    except ModelError:
+        raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(

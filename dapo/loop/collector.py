@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from dapo.contracts.types import (
     IntArray,
     Key,
     Partial,
-    Prompt,
     SampleEvent,
     SampleRequest,
     SamplingParams,
@@ -37,20 +35,13 @@ from dapo.contracts.types import (
 )
 from dapo.loop.account import Account
 from dapo.loop.algorithm import Algorithm
+from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
 from dapo.loop.outcomes import stop_message, verifier_fails_on_everything
 from dapo.loop.seeds import TRAINING, derive_seed
 from dapo.loop.state import (
-    completion_state,
     empty_partial,
     group_state,
-    load_completion,
     load_group,
-    load_partial,
-    load_prompt,
-    load_score,
-    partial_state,
-    prompt_state,
-    score_state,
 )
 from dapo.observe.spans import Phases
 
@@ -58,23 +49,6 @@ from dapo.observe.spans import Phases
 ACCEPTANCE_MEMORY = 0.7
 # Never plan for less than this acceptance: a run that accepts nothing must meet its cap, not fill the machine.
 LOWEST_ACCEPTANCE = 0.05
-
-
-@dataclass(slots=True)
-class OpenGroup:
-    """A dispatched group that is not finished. ``partials_G`` is what the engine continues behind."""
-
-    id: int
-    prompt: Prompt
-    born: int
-    partials_G: list[Partial]
-    completions_G: list[Completion | None] = field(default_factory=list)
-    scores_G: list[Score | None] = field(default_factory=list)
-
-    def close(self) -> Group:
-        completions = [c for c in self.completions_G if c is not None]
-        scores = [s for s in self.scores_G if s is not None]
-        return Group(id=self.id, prompt=self.prompt, completions_G=completions, scores_G=scores, born=self.born)
 
 
 class StreamingCollector:
@@ -145,7 +119,7 @@ class StreamingCollector:
             "estimate": [self._accepted, self._judged],
             "stream": self.stream.state(),
             "kept": [group_state(group) for group in self.kept],
-            "open": [_open_state(group) for group in self.open.values()],
+            "open": [open_group_state(group) for group in self.open.values()],
             "totals": dict(self.account.totals),
         }
 
@@ -155,7 +129,7 @@ class StreamingCollector:
         self._accepted, self._judged = state["estimate"]
         self.stream.load(state["stream"])
         self.kept = [load_group(tree) for tree in state["kept"]]
-        self.open = {tree["id"]: _load_open(tree) for tree in state["open"]}
+        self.open = {tree["id"]: load_open_group(tree) for tree in state["open"]}
         self.account.totals = dict(state["totals"])
 
     @property
@@ -272,14 +246,13 @@ class StreamingCollector:
             for event, completion in zip(events, self._decoded(completions), strict=True):
                 group = self.open[event.key[0]]
                 group.completions_G[event.key[1]] = completion
-                if event.finish is FinishReason.FAILED:
-                    self._scores[event.key] = Score(reason=f"engine: {event.reason or 'failed'}")
-                    self._ended.append((event.tick + self.verdict_lag, event.key))
-                else:
-                    self._score(event.key, group, completion, event.tick)
+                self._score(event.key, group, completion, event.tick, event.reason)
 
-    def _score(self, key: Key, group: OpenGroup, completion: Completion, tick: int) -> None:
-        self.scorer.submit(key, group.prompt, completion)
+    def _score(self, key: Key, group: OpenGroup, completion: Completion, tick: int, failure: str | None = None) -> None:
+        if completion.finish is FinishReason.FAILED:  # unscored, not wrong
+            self._scores[key] = Score(reason=f"engine: {failure or 'failed'}")
+        else:
+            self.scorer.submit(key, group.prompt, completion)
         self._ended.append((tick + self.verdict_lag, key))
 
     def _join(self, event: SampleEvent) -> Completion:
@@ -381,25 +354,3 @@ class StreamingCollector:
         finished = self.account.finished_groups(batch)
         metrics = self.account.metrics(batch, self, self.engine.stats())
         return StepBatch(step=self.step, groups_P=batch, finished=finished, metrics=metrics)
-
-
-def _open_state(group: OpenGroup) -> dict[str, Any]:
-    return {
-        "id": group.id,
-        "prompt": prompt_state(group.prompt),
-        "born": group.born,
-        "partials": [partial_state(p) for p in group.partials_G],
-        "completions": [completion_state(c) if c else None for c in group.completions_G],
-        "scores": [score_state(s) if s else None for s in group.scores_G],
-    }
-
-
-def _load_open(state: dict[str, Any]) -> OpenGroup:
-    return OpenGroup(
-        id=state["id"],
-        prompt=load_prompt(state["prompt"]),
-        born=state["born"],
-        partials_G=[load_partial(p) for p in state["partials"]],
-        completions_G=[load_completion(c) if c else None for c in state["completions"]],
-        scores_G=[load_score(s) if s else None for s in state["scores"]],
-    )

@@ -53,7 +53,7 @@ def load_model(
     target = _device(device)
     _check_files(name)
     notes: list[str] = []
-    tokenizer = _load_tokenizer(name, trust_remote_code, notes)
+    tokenizer = load_tokenizer(name, trust_remote_code, notes)
     model = _load_weights(name, dtype, trust_remote_code).to(target)
     _check_vocabulary(name, model, tokenizer)
     stops = _stop_token_ids(model, tokenizer)
@@ -167,7 +167,7 @@ def _load_weights(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
     return model
 
 
-def _load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
+def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
     """AutoTokenizer, unless its ids differ from those of tokenizer.json.
 
     A custom tokenizer beside, say, a qwen2 config is read as a Qwen2Tokenizer, whose pre-tokenizer silently replaces

@@ -1,0 +1,57 @@
+"""A group on its way: dispatched, not yet judged; and its form in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dapo.contracts.types import Completion, Group, Partial, Prompt, Score
+from dapo.loop.state import (
+    completion_state,
+    load_completion,
+    load_partial,
+    load_prompt,
+    load_score,
+    partial_state,
+    prompt_state,
+    score_state,
+)
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A dispatched group that is not finished. ``partials_G`` is what the engine continues behind."""
+
+    id: int
+    prompt: Prompt
+    born: int
+    partials_G: list[Partial]
+    completions_G: list[Completion | None] = field(default_factory=list)
+    scores_G: list[Score | None] = field(default_factory=list)
+
+    def close(self) -> Group:
+        completions = [c for c in self.completions_G if c is not None]
+        scores = [s for s in self.scores_G if s is not None]
+        return Group(id=self.id, prompt=self.prompt, completions_G=completions, scores_G=scores, born=self.born)
+
+
+def open_group_state(group: OpenGroup) -> dict[str, Any]:
+    return {
+        "id": group.id,
+        "prompt": prompt_state(group.prompt),
+        "born": group.born,
+        "partials": [partial_state(p) for p in group.partials_G],
+        "completions": [completion_state(c) if c else None for c in group.completions_G],
+        "scores": [score_state(s) if s else None for s in group.scores_G],
+    }
+
+
+def load_open_group(state: dict[str, Any]) -> OpenGroup:
+    return OpenGroup(
+        id=state["id"],
+        prompt=load_prompt(state["prompt"]),
+        born=state["born"],
+        partials_G=[load_partial(p) for p in state["partials"]],
+        completions_G=[load_completion(c) if c else None for c in state["completions"]],
+        scores_G=[load_score(s) if s else None for s in state["scores"]],
+    )
