@@ -37,10 +37,11 @@ def resume(run_folder: Path, overrides: list[str]) -> int:
     with Console(loaded.recipe.logging.console) as console:
         folder = RunFolder.open(run_folder)
         folder.lock()
-        CheckpointStore(folder.checkpoints).path()  # refuse before anything is written
+        checkpoints = CheckpointStore(folder.checkpoints)
+        if checkpoints.steps():
+            checkpoints.path()  # a damaged one is refused before anything is written
         if changes:
             _say_changes(console, changes)
-            folder.write(folder.resolved_recipe, loaded.resolved)
         return _run(loaded, folder, console, resume=True)
 
 
@@ -50,19 +51,23 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
         session = Session.make(recipe, console, scorer_output=folder.path / "rewards.txt")
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
-            saved = checkpoints.path() if resume else None
-            state = load_tree(saved, "state") if saved is not None else {}
-            first_step = int(state["counters"]["training_steps"]) if saved is not None else 0
-            if saved is not None:
-                check_fingerprint(state["fingerprint"], session.loaded.fingerprint, saved)
-                folder.cut_back(first_step)
-                console.say(f"resuming after step {first_step} from {saved}")
-            recorder = _recorder(loaded, folder, console, first_step, state.get("recorder"))
+            saved = checkpoints.path() if resume and checkpoints.steps() else None
+            state = _saved_state(saved, session)
+            step = int(state["counters"]["training_steps"]) if saved is not None else 0
+            if resume:
+                folder.cut_back(step if saved is not None else -1)
+                console.say(
+                    f"resuming after step {step} from {saved}"
+                    if saved is not None
+                    else "the run was stopped before its first checkpoint: it starts again from its beginning"
+                )
+            recorder = _recorder(loaded, folder, console, step, state.get("recorder"))
             try:
                 trainer = session.trainer(recorder, checkpoints)
                 if saved is not None:
                     trainer.load(saved)
-                console.start(recipe.run.name, recipe.trainer.steps, first_step)
+                folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
+                console.start(recipe.run.name, recipe.trainer.steps, step)
                 finished = trainer.run()
             finally:
                 recorder.close()
@@ -71,6 +76,15 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
             folder.release()
     _say_end(folder, console, finished)
     return FINISHED if finished else INTERRUPTED
+
+
+def _saved_state(saved: Path | None, session: Session) -> dict[str, Any]:
+    """The state in a checkpoint, {} for none; another model's is refused before any file of the run is touched."""
+    if saved is None:
+        return {}
+    state: dict[str, Any] = load_tree(saved, "state")
+    check_fingerprint(state["fingerprint"], session.loaded.fingerprint, saved)
+    return state
 
 
 def _recorder(
