@@ -48,14 +48,20 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def before_and_after(samples: Sequence[Sample], count: int = 3) -> list[tuple[Sample, Sample]]:
-    """Responses of the first and the last step to the same problems, those that changed from wrong to right first."""
+    """Responses of the first and the last step to the same problems, those that changed from wrong to right first.
+
+    Each problem once: of its sampled and greedy responses the pair that gained most.
+    """
     if not samples or samples[0].step == samples[-1].step:
         return []
     first, last = min(s.step for s in samples), max(s.step for s in samples)
     before = {(s.set, s.prompt_id, s.greedy): s for s in reversed(samples) if s.step == first}
     after = {(s.set, s.prompt_id, s.greedy): s for s in reversed(samples) if s.step == last}
     pairs = [(before[key], after[key]) for key in reversed(before) if key in after]
-    return sorted(pairs, key=lambda pair: -_gain(*pair))[:count]
+    best: dict[tuple[str, str], tuple[Sample, Sample]] = {}
+    for pair in sorted(pairs, key=lambda pair: -_gain(*pair)):
+        best.setdefault((pair[0].set, pair[0].prompt_id), pair)
+    return list(best.values())[:count]
 
 
 def _gain(before: Sample, after: Sample) -> float:

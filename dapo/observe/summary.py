@@ -54,8 +54,10 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
         curve = None
     if curve is not None:
         parts += [Text("held-out accuracy, %, by training step", style=_QUIET), curve, Text()]
-    for index, pair in enumerate(before_and_after(samples), 1):
-        parts.append(_pair(index, *pair))
+    pairs = before_and_after(samples)
+    if pairs:
+        parts += [Text("answers to held-out problems before and after, those that gained most", style=_QUIET), Text()]
+    parts += [_pair(index, *pair) for index, pair in enumerate(pairs, 1)]
     return Group(*parts)
 
 

@@ -1,5 +1,6 @@
 import io
 import logging
+from dataclasses import replace
 
 import matplotlib.image
 import numpy as np
@@ -139,6 +140,9 @@ def test_before_and_after_pairs_the_same_problems_gains_first():
         ("c", 0, "c", 20),
     ]
     assert len(before_and_after(samples, 1)) == 1
+    greedy = [replace(s, greedy=True, accuracy=0.0 if s.step < 20 else 1.0) for s in samples]
+    both = before_and_after([*samples, *greedy])
+    assert [(x.prompt_id, x.greedy) for x, _ in both] == [("b", False), ("a", True), ("c", True)]  # each problem once
     assert before_and_after(samples[:4]) == []
     assert before_and_after([]) == []
 
