@@ -45,10 +45,10 @@ SCHEMA = pa.schema(
         ("accuracy", pa.float64()),  # null where unscored
         ("rewards", pa.map_(pa.string(), pa.float64())),  # by name; empty where unscored
         ("reward", pa.float64()),  # weighted sum, before scaling and penalty; null where unscored
-        ("penalty", pa.float64()),  # null unless the group trained
-        ("shaped_reward", pa.float64()),  # scaled + penalty; null unless the group trained
+        ("penalty", pa.float64()),
+        ("shaped_reward", pa.float64()),  # scaled + penalty; null where unscored
         ("advantage", pa.float64()),  # null unless the group trained
-        ("voter", pa.bool_()),  # null unless the group trained
+        ("voter", pa.bool_()),
         ("verdict", _NAMES),
         ("disposition", _NAMES),
         ("unscored", pa.string()),  # why; null where scored
@@ -62,18 +62,24 @@ GROUPS_PER_ROW_GROUP = 64
 
 def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
     """One row for each response of ``groups``, in their order."""
-    rows = [(group, index) for group in groups for index in range(len(group.completions_G))]
-    completions = [group.completions_G[index] for group, index in rows]
-    scores = [group.scores_G[index] for group, index in rows]
+    completions = [completion for group in groups for completion in group.completions_G]
+    scores = [score for group in groups for score in group.scores_G]
+    sizes = [len(group.completions_G) for group in groups]
+    row_of_group = pa.array(np.repeat(np.arange(len(groups)), sizes))
+
+    def per_group(values: list[Any], of: pa.DataType) -> pa.Array:
+        """A column whose value is the same for all responses of a group: made once a group."""
+        return _column(values, of).take(row_of_group)
+
     columns: dict[str, Any] = {
-        "step": np.full(len(rows), step),
-        "born": [group.born for group, _ in rows],
-        "group": [group.id for group, _ in rows],
-        "sample": [index for _, index in rows],
-        "prompt_id": [group.prompt.id for group, _ in rows],
-        "source": [utf8(group.prompt.source) for group, _ in rows],
-        "prompt": [utf8(group.prompt.text) for group, _ in rows],
-        "answer": [utf8(group.prompt.answer) for group, _ in rows],
+        "step": np.full(len(completions), step),
+        "born": np.repeat([group.born for group in groups], sizes),
+        "group": np.repeat([group.id for group in groups], sizes),
+        "sample": np.concatenate([np.arange(size) for size in sizes]) if sizes else [],
+        "prompt_id": per_group([group.prompt.id for group in groups], _NAMES),
+        "source": per_group([utf8(group.prompt.source) for group in groups], _NAMES),
+        "prompt": per_group([utf8(group.prompt.text) for group in groups], _NAMES),
+        "answer": per_group([utf8(group.prompt.answer) for group in groups], _NAMES),
         "response": [utf8(completion.text) for completion in completions],
         "token_ids": _ragged([c.token_ids for c in completions], pa.int32(), np.int32),
         "logprobs": _ragged([c.logprobs for c in completions], pa.float32(), np.float32),
@@ -87,8 +93,8 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
         "shaped_reward": _per_response(groups, "rewards_G"),
         "advantage": _per_response(groups, "advantages_G"),
         "voter": _per_response(groups, "voters_G"),
-        "verdict": [group.verdict.value if group.verdict else None for group, _ in rows],
-        "disposition": [group.disposition.value if group.disposition else None for group, _ in rows],
+        "verdict": per_group([group.verdict.value if group.verdict else None for group in groups], _NAMES),
+        "disposition": per_group([g.disposition.value if g.disposition else None for g in groups], _NAMES),
         "unscored": [None if score.reason is None else utf8(score.reason) for score in scores],
     }
     arrays = [_column(columns[field.name], field.type) for field in SCHEMA]
@@ -145,7 +151,7 @@ def _ragged(arrays: Sequence[NDArray[Any]], of: pa.DataType, dtype: type) -> pa.
 
 
 def _per_response(groups: Iterable[Group], name: str) -> list[Any]:
-    """A per-response array of the groups that have it (the trained ones); None elsewhere and for nan."""
+    """A per-response array of the groups that have it; None elsewhere and for nan."""
     values: list[Any] = []
     for group in groups:
         array: NDArray[Any] | None = getattr(group, name)
