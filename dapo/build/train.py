@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +138,16 @@ def _say_changes(console: Console, changes: list[Change]) -> None:
 def _say_end(folder: RunFolder, console: Console, finished: bool) -> None:
     console.finish()
     if not finished:
-        console.say(f"stopped and saved. Continue with: dapo train --resume {folder.path}")
+        console.say(f"stopped and saved. Continue with: {_program()} train --resume {folder.path}")
         return
-    print_summary(folder, console, next_command=f"dapo evaluate {folder.path} --samples 16")
+    print_summary(folder, console, next_command=f"{_program()} evaluate {folder.path} --samples 16")
+
+
+def _program() -> str:
+    """How this program was called, so that a command shown can be typed as it is."""
+    called = Path(sys.argv[0])
+    if called.name != "dapo":
+        return "python -m dapo"
+    if shutil.which("dapo") is not None:
+        return "dapo"
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)
