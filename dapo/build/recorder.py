@@ -43,6 +43,11 @@ class RunRecorder:
         write_samples(self.folder.samples, [_sample(step, r) for r in result.responses if r.problem < SAMPLED_PROBLEMS])
         self.console.evaluation(step, result.metrics)
 
+    def stopped(self, step: int, judged: Sequence[Group]) -> None:
+        """``rollouts/stopped_NNNNNN.parquet``: a later resume judges the step's groups anew, and leaves this file."""
+        if judged and self.settings.rollouts != "none":
+            write_rollouts(self.folder.rollouts / f"stopped_{step:06d}.parquet", step, judged)
+
     def say(self, message: str) -> None:
         self.console.say(message)
 

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dapo.build.parts import make_algorithm, make_loss
 from dapo.build.recorder import RunRecorder
 from dapo.build.session import Session
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change, load_for_resume
+from dapo.errors import DapoError, SamplingStopped
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
@@ -21,17 +23,23 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.summary import print_summary
 from dapo.observe.trackers import open_trackers
 
-FINISHED, INTERRUPTED = 0, 130
+FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
 
 
 def train(loaded: LoadedRecipe) -> int:
     """Start a new run. Returns the exit code: 0, or 130 after Ctrl-C (the step was finished and saved)."""
     recipe = loaded.recipe
+    make_algorithm(recipe), make_loss(recipe)  # functions of the user's that are not there are refused first
     with Console(recipe.logging.console) as console:
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         _write_recipe(folder, loaded)
         _say_recipe(console, loaded)
-        return _run(loaded, folder, console, resume=False)
+        try:
+            return _run(loaded, folder, console, resume=False)
+        except DapoError as error:
+            if error.exit_code == REFUSED and not folder.metrics.exists():
+                shutil.rmtree(folder.path)  # nothing was done: the mended command finds its place free
+            raise
 
 
 def resume(run_folder: Path, overrides: list[str]) -> int:
@@ -58,12 +66,16 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
             state = _saved_state(saved, session)
             step = int(state["counters"]["training_steps"]) if saved is not None else 0
             if resume:
-                folder.cut_back(step if saved is not None else -1)
+                folder.cut_back(step or -1)  # a run that is at step 0 evaluates its start again
                 console.say(
                     f"resuming after step {step} from {saved}"
                     if saved is not None
                     else "the run was stopped before its first checkpoint: it starts again from its beginning"
                 )
+                if recipe.trainer.steps <= step:
+                    console.warn(
+                        f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}"
+                    )
             recorder = _recorder(loaded, folder, console, step, state.get("recorder"))
             try:
                 trainer = session.trainer(recorder, checkpoints)
@@ -72,6 +84,8 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
                 folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
                 console.start(recipe.run.name, recipe.trainer.steps, step)
                 finished = trainer.run()
+            except SamplingStopped as stopped:
+                raise SamplingStopped(str(stopped).replace("<RUN>", str(folder.path))) from None
             finally:
                 recorder.close()
         finally:

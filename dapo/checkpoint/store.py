@@ -1,7 +1,7 @@
 """Checkpoints as folders that are whole or absent: written aside, flushed to disk, then renamed.
 
 checkpoints/step_000040/
-    manifest.json    every file with its size: what was written is what is read
+    manifest.json    size and checksum of every file: what was written is what is read
     ...              whatever the caller's ``write`` put there
 """
 
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,7 +56,7 @@ class CheckpointStore:
         """Folder of a step's checkpoint (default: the newest), checked against its manifest.
 
         Raises:
-            CheckpointError: there is none, or a file is missing or has another size.
+            CheckpointError: there is none, or a file is missing or is not what was written.
         """
         self._mend()
         steps = self.steps()
@@ -69,11 +70,6 @@ class CheckpointStore:
         folder = self.folder / f"step_{steps[-1] if step is None else step:06d}"
         check_manifest(folder)
         return folder
-
-    def remove_after(self, step: int) -> None:
-        """Drop checkpoints later than ``step`` (a resume from an older one starts a new history)."""
-        for later in [s for s in self.steps() if s > step]:
-            self._remove(later)
 
     def _mend(self) -> None:
         """Undo a save that a crash interrupted."""
@@ -104,23 +100,39 @@ def write_into(folder: Path, write: Callable[[Path], None]) -> None:
     folder.mkdir(parents=True)
     write(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    manifest = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    manifest = {str(path.relative_to(folder)): [path.stat().st_size, _checksum(path)] for path in files}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in [*files, folder / _MANIFEST, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         _flush(path)
 
 
 def check_manifest(folder: Path) -> None:
-    """Raise CheckpointError when a file of the checkpoint is missing or has another size than when it was written."""
+    """Raise CheckpointError when a file of the checkpoint is missing or is not what was written."""
     path = folder / _MANIFEST
     if not path.exists():
         raise CheckpointError(f"{folder} has no {_MANIFEST}: it is not a checkpoint of this program, or is damaged")
-    for name, size in json.loads(path.read_text(encoding="utf-8")).items():
+    for name, (size, checksum) in json.loads(path.read_text(encoding="utf-8")).items():
         file = folder / name
-        found = file.stat().st_size if file.exists() else None
-        if found != size:
-            was = "is missing" if found is None else f"has {found} bytes"
-            raise CheckpointError(f"checkpoint {folder} is damaged: {name} {was}, {size} bytes were written")
+        if not file.exists():
+            problem = "is missing"
+        elif file.stat().st_size != size:
+            problem = f"has {file.stat().st_size} bytes, {size} bytes were written"
+        elif _checksum(file) != checksum:
+            problem = "does not hold what was written (its checksum differs)"
+        else:
+            continue
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {name} {problem}. To go on from the one before, delete this folder"
+        )
+
+
+def _checksum(path: Path) -> int:
+    """CRC-32 of a file: finds what a disk or a copy did to it."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
 
 
 def _flush(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,9 +141,11 @@ def _hint_for_text(expected: str, value: str) -> str:
     if "true or false" in expected and value.lower() in ("on", "yes", "off", "no"):
         return f"; write {'true' if value.lower() in ('on', 'yes') else 'false'}"
     try:
-        float(value)
+        finite = math.isfinite(float(value))
     except ValueError:
         return ""
+    if not finite:
+        return "; it must be finite"
     return f"; write it without quotes: {value}" if "number" in expected else ""
 
 

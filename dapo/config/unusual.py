@@ -31,6 +31,8 @@ def _sampling(r: Recipe) -> Iterator[str]:
             "so training sees shorter answers than the policy gives"
         )
     a = r.algorithm
+    if a.loss.kind == "clip" and a.clip.high < a.clip.low:
+        yield f"algorithm.clip.high = {a.clip.high} is below clip.low = {a.clip.low}: the opposite of clip-higher"
     if a.overlong_punishment.enabled and a.shaping is None:
         longest, _ = penalty_interval(r)
         if longest > r.rollout.max_response_tokens:

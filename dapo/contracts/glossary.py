@@ -112,7 +112,11 @@ def _rewards() -> Iterator[Metric]:
     yield Metric("reward/accuracy_kept", SHARE, f"Mean accuracy {kept}: biased by the keep rule, near 0.5 by design.")
     yield Metric("reward/<name>", "reward", f"Mean of the reward of that name, {finished}.", "higher")
     yield Metric("reward/<name>_kept", "reward", f"Mean of the reward of that name, {kept}.")
-    yield Metric("reward/shaped_mean", "reward", "Mean reward of trained responses after scaling and length penalty.")
+    yield Metric(
+        "reward/shaped_mean",
+        "reward",
+        "Mean reward after scaling and length penalty of all scored responses of trained groups, voters or not.",
+    )
     yield Metric("reward/shaped_std", "reward", "Standard deviation of that reward.")
     yield Metric("reward/advantage_abs_mean", "1", "Mean absolute advantage of the trained responses' voters.")
     yield Metric(
@@ -250,7 +254,6 @@ def _validation() -> Iterator[Metric]:
 _PHASES = {
     "generate": "in the engine",
     "score": "waiting for verifiers",
-    "judge": "in keep decisions and the collector's own work",
     "shape": "in rewards, advantages and token weights",
     "learn": "in forward and backward passes and the optimiser",
     "publish": "handing the weights to the engine, the sync check included",
@@ -267,7 +270,6 @@ def _clock() -> Iterator[Metric]:
     yield Metric(
         "time/step", SECONDS, "Wall-clock seconds of this step, evaluation and saving included.", "lower", clock=True
     )
-    yield Metric("time/elapsed", SECONDS, "Wall-clock seconds since this process began the run.", clock=True)
     yield Metric("time/tokens_per_second", "tokens/s", "Generated tokens / seconds in generate.", "higher", clock=True)
     yield Metric(
         "time/trained_tokens_per_second", "tokens/s", "Trained tokens / seconds in learn.", "higher", clock=True

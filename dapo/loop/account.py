@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ import numpy as np
 
 from dapo.algorithms.diagnostics import length_quantiles
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.types import Group, Metrics
+from dapo.contracts.types import Group, Key, Metrics, Score
 
 if TYPE_CHECKING:
     from dapo.loop.collector import StreamingCollector
+
+
+log = logging.getLogger(__name__)
 
 
 class Account:
@@ -22,9 +26,11 @@ class Account:
 
     def __init__(self) -> None:
         self.totals: Metrics = {"generated_tokens": 0, "decode_steps": 0}
+        self._told: set[str] = set()  # kinds of verifier failures that were told
         self.begin({})
 
     def begin(self, engine_stats: Metrics) -> None:
+        self.scored = self.unscored_responses = 0
         self.dispatched = self.refills = self.generated_tokens = self.cap_reached = 0
         self.unfinished_dropped_tokens = 0
         self.verdicts: Counter[Verdict] = Counter()
@@ -37,9 +43,24 @@ class Account:
         assert group.verdict is not None
         self.verdicts[group.verdict] += 1
         self.groups.append(group)
-        for score in group.scores_G:
-            if score.reason is not None:
-                self.unscored[score.reason.splitlines()[0][:200]] += 1
+
+    def got_score(self, key: Key, score: Score) -> None:
+        """Count one score; the first failure of each kind is told at once."""
+        if score.reason is None:
+            self.scored += 1
+            return
+        kind = score.reason.split(":")[0]
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning(
+                "response %d of group %d could not be scored: %s. More failures of this kind are only counted "
+                "(reward/unscored in metrics.jsonl, column `unscored` in rollouts/).",
+                key[1],
+                key[0],
+                score.reason,
+            )
+        self.unscored[score.reason.splitlines()[0][:200]] += 1
+        self.unscored_responses += 1
 
     def disposed(self, group: Group) -> None:
         assert group.disposition is not None

@@ -282,10 +282,12 @@ class StreamingCollector:
                 while key not in self._scores:
                     self._scores.update(self.scorer.poll(None))
                 group = self.open[key[0]]
-                group.scores_G[key[1]] = self._scores.pop(key)
+                score = group.scores_G[key[1]] = self._scores.pop(key)
+                self.account.got_score(key, score)
                 if all(score is not None for score in group.scores_G):
                     del self.open[group.id]
                     self._judge(group.close())
+                verifier_fails_on_everything(self.account)
 
     def _judge(self, group: Group) -> None:
         verdict = group.verdict = self.algorithm.verdict(group)
@@ -300,7 +302,6 @@ class StreamingCollector:
             self.account.disposed(group)
             if self.settings.on_cap == "fill":
                 self.rejected.append(group)
-        verifier_fails_on_everything(self.account, at_least=max(4, self.prompts_per_step))
 
     # ------------------------------------------------------------------ the end of a step
 

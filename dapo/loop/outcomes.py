@@ -1,4 +1,7 @@
-"""When a batch does not fill: what to say, and when a verifier must be suspected."""
+"""When a batch does not fill: what to say, and when a verifier must be suspected.
+
+The loop does not know where its run lives: ``<RUN>`` in a message is filled in by whoever does.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
 from dapo.errors import SamplingStopped
 from dapo.loop.account import Account
+from dapo.observe.text import clean, shorten
+
+# Unscored responses, and not a scored one, after which a step gives up: few, for each may have cost a time limit.
+HOPELESS = 32
 
 
 def stop_message(
@@ -29,9 +36,10 @@ def stop_message(
         f"{right:.1%} all correct, {wrong:.1%} all wrong, {few:.1%} with too few voters; "
         f"{account.generated_tokens} tokens were generated.",
         f"Likely cause: {_cause(right, wrong, few, account.truncated_share(), data_ended)}",
-        "The state and the kept groups are saved. Continue with `dapo train --resume RUN` and, for example, "
-        "`algorithm.dynamic_sampling.max_groups=...` (higher cap), `algorithm.dynamic_sampling.on_cap=train_partial`, "
-        "or `algorithm.dynamic_sampling.on_cap=fill`.",
+        *_example(account),
+        "The state and the kept groups are saved. Continue with `dapo train --resume <RUN>` and, for example, "
+        f"{_remedy(data_ended)} `algorithm.dynamic_sampling.on_cap=train_partial` or "
+        "`algorithm.dynamic_sampling.on_cap=fill`.",
     ]
     return SamplingStopped("\n".join(lines))
 
@@ -44,7 +52,8 @@ def _cause(right: float, wrong: float, few: float, truncated: float, data_ended:
     if wrong > 0.8:
         return (
             "the problems are too hard, or the verifier cannot read the answers: nearly every group is all wrong. "
-            "Look at the responses in rollouts/, at the prompt's instruction, and at the reward's settings."
+            "Look at the responses in <RUN>/rollouts/stopped_*.parquet, at the prompt's instruction, and at the "
+            "reward's settings."
         )
     if few > 0.5 and truncated > 0.5:
         return (
@@ -52,19 +61,39 @@ def _cause(right: float, wrong: float, few: float, truncated: float, data_ended:
             "rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
         )
     if few > 0.5:
-        return "most groups have fewer than two scored responses: see the column `unscored` in rollouts/."
+        return (
+            "most groups have fewer than two scored responses; <RUN>/rollouts/stopped_*.parquet says why (`unscored`)."
+        )
     return "few problems are between solved and hopeless. Raise rollout.group_size or take other problems."
 
 
-def verifier_fails_on_everything(account: Account, at_least: int) -> None:
-    """Raise SamplingStopped when no group could be scored at all: a broken verifier must not loop for ever."""
-    judged = account.judged_groups
-    if judged < at_least or account.verdicts[Verdict.TOO_FEW_SCORED] < judged or not account.unscored:
+def _remedy(data_ended: bool) -> str:
+    return (
+        "`data.epochs=...` (more passes),"
+        if data_ended
+        else "`algorithm.dynamic_sampling.max_groups=...` (higher cap),"
+    )
+
+
+def _example(account: Account) -> list[str]:
+    """One response that was judged, so that a wrong prompt or verifier is seen at once."""
+    for group in reversed(account.groups):
+        for completion, score in zip(group.completions_G, group.scores_G, strict=True):
+            said = shorten(clean(completion.text, newlines=False), 160)
+            asked = shorten(clean(group.prompt.problem, newlines=False), 80)
+            result = f"accuracy {score.values['accuracy']:g}" if score.scored else f"unscored: {score.reason}"
+            return [f"For example: {asked!r}, expected {group.prompt.answer[:40]!r}, got {said!r} ({result})."]
+    return []
+
+
+def verifier_fails_on_everything(account: Account) -> None:
+    """Raise SamplingStopped when nothing at all could be scored: a broken verifier must not loop for ever."""
+    if account.scored or account.unscored_responses < HOPELESS:
         return
     reasons = ", ".join(f"{reason!r} x {n}" for reason, n in account.unscored.most_common(3))
     raise SamplingStopped(
-        f"the verifier fails on everything: none of {judged} groups has two scored responses.\n"
+        f"the verifier fails on everything: none of {account.unscored_responses} responses could be scored.\n"
         f"Reasons: {reasons}.\n"
-        "Mend the reward function (its exception stands in the `unscored` column of rollouts/ and in log.txt), "
-        "then continue with `dapo train --resume RUN`."
+        "Mend the reward function (<RUN>/log.txt has the first failure of each kind, <RUN>/rewards.txt what it "
+        "printed), then continue with `dapo train --resume <RUN>`."
     )

@@ -30,6 +30,9 @@ class Recorder(Protocol):
 
     def evaluation(self, step: int, result: EvaluationResult) -> None: ...
 
+    def stopped(self, step: int, judged: Sequence[Group]) -> None:
+        """Step ``step`` could not fill its batch: what was judged on the way is the evidence."""
+
     def say(self, message: str) -> None: ...
 
     def warn(self, message: str) -> None: ...
@@ -85,6 +88,7 @@ class Trainer:
         self.fingerprint, self.phases = fingerprint, phases
         self.counters = Counters()
         self._saved_at: int | None = None
+        self._evaluated_at: int | None = None
 
     def run(self) -> bool:
         """Train to ``settings.steps``. True when it got there, False when Ctrl-C ended it early (state saved).
@@ -112,10 +116,13 @@ class Trainer:
         try:
             batch = self.collector.collect(step)
         except SamplingStopped:
+            self.recorder.stopped(step, self.collector.account.groups)
             self._save()
             raise
         if not batch.groups_P and self.collector.exhausted:
             self.recorder.say(f"the data has ended after {step - 1} training steps")
+            if self._evaluated_at != step - 1 and self.evaluator is not None and self.settings.evaluate_every:
+                self._record(step - 1, self._evaluate(step - 1), [])  # the last step is evaluated too
             return False
         self.counters.rollout_steps += 1
         with self.phases("shape"):
@@ -204,7 +211,8 @@ class Trainer:
         with self.phases("evaluate"):
             result = self.evaluator.evaluate()
             self.recorder.evaluation(step, result)
-            return result.metrics
+        self._evaluated_at = step
+        return result.metrics
 
     def _record(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
         """The step's line is written before its checkpoint, which never knows more than the files beside it.

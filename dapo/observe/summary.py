@@ -83,7 +83,7 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
         shown = [_interval(row) if not key else form(row.get(key)) for row in (first, last)]
         style = "bold green" if key == "validation/accuracy" else _QUIET if not key else ""
         table.add_row(title, *(Text(text, style=style) for text in (shown if last is not first else shown[:1])))
-    words = Text(f"{last['step']} training steps")
+    words = Text(f"{rows[-1]['step']} training steps")
     if seconds is not None:
         words.append(f" in {duration(seconds)}")
     return Group(words, Text(), table)

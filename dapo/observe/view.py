@@ -103,6 +103,8 @@ def step_line(state: RunState) -> str:
         f"length {number(metrics.get('response/length_mean'))}",
         f"{number(metrics.get('time/tokens_per_second'))} tok/s",
     ]
+    if metrics.get("reward/unscored"):
+        parts.append(f"unscored {number(metrics['reward/unscored'])}")
     if left is not None:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)

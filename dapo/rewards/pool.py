@@ -28,6 +28,8 @@ from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
 from dapo.rewards.worker import Outcome, Verifier
 
+# Not `-m`: the package imports the module too, and runpy would warn of that in every worker.
+WORKER = "import sys; from dapo.rewards.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 _MAX_BATCH = 16
 _START_LIMIT = 120.0  # seconds for a worker's imports
 _TICK = 0.05  # seconds between looks at the clock while waiting
@@ -225,7 +227,7 @@ class WorkerPool:
             sink = self._output.open("ab")
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dapo.rewards.worker", *map(str, passed)],
+                [sys.executable, "-P", "-c", WORKER, *map(str, passed)],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,

@@ -16,7 +16,6 @@ import os
 import pickle
 import queue
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -112,7 +111,3 @@ def _end_with_driver(lifeline: int) -> None:
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -11,6 +11,7 @@ from small_run import dapo, write_recipe
 from dapo.config import load_recipe
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import read_metrics
+from dapo.observe.rollouts import read_rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/tutorial.md", "docs/configuration.md", "docs/peers.md", "CONTRIBUTING.md"]
@@ -156,12 +157,58 @@ def test_a_batch_that_cannot_fill_stops_with_its_state_saved_and_goes_on_with_ot
     assert "all wrong" in stopped.stderr
     assert "cannot read the answers" in stopped.stderr
     run = tmp_path / "run"
+    assert f"dapo train --resume {run}" in stopped.stderr
+    assert "For example: " in stopped.stderr
     assert (run / "checkpoints" / "step_000000").is_dir()
+    evidence = read_rollouts(run / "rollouts" / "stopped_000001.parquet").to_pylist()
+    assert {row["verdict"] for row in evidence} == {"all_wrong"}
     partial = ["algorithm.dynamic_sampling.on_cap=fill", "algorithm.dynamic_sampling.max_groups=2", "trainer.steps=2"]
     dapo("train", "--resume", run, *partial)
     rows = read_metrics(run / "metrics.jsonl")
     assert [row["groups/filled"] for row in rows] == [4, 4]
     assert [row["train/grad_norm"] for row in rows] == [0, 0]  # they count in N, and teach nothing
+
+
+def test_a_verifier_that_always_fails_is_told_at_once_and_stops_the_run(tmp_path):
+    (tmp_path / "bad.py").write_text("def score(prompt, completion):\n    raise KeyError('answer')\n")
+    override = ["rewards.0.kind=function", "rewards.0.function=bad:score", "rewards.0.pattern=null"]
+    failed = dapo("train", write_recipe(tmp_path), *override, "validation.every=0", cwd=tmp_path, expect=1)
+    assert "warning: response" in failed.stdout
+    assert "KeyError" in failed.stdout
+    assert "none of 32 responses could be scored" in failed.stderr
+    assert "KeyError" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_stop_in_the_first_step_and_a_resume_leave_one_line_a_step(tmp_path):
+    recipe = write_recipe(tmp_path)
+    dapo("train", recipe, "algorithm.dynamic_sampling.max_groups=1", "trainer.steps=1", expect=1)
+    dapo("train", "--resume", tmp_path / "run", "algorithm.dynamic_sampling.max_groups=50")
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+
+
+def test_the_end_of_the_data_is_evaluated_and_told(tmp_path):
+    more = ["data.train.0.size=14", "data.epochs=1", "algorithm.dynamic_sampling.mode=off", "validation.every=50"]
+    done = dapo("train", write_recipe(tmp_path), *more)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    steps = max(row["step"] for row in rows)
+    assert f"the data has ended after {steps} training steps" in done.stdout
+    assert f"\n{steps} training steps" in done.stdout
+    assert [row["step"] for row in rows if "validation/accuracy" in row] == [0, steps]
+
+
+def test_a_refused_start_leaves_its_place_free(tmp_path):
+    recipe = write_recipe(tmp_path)
+    dapo("train", recipe, "algorithm.advantage.kind=nowhere:advantage", expect=2)
+    assert not (tmp_path / "run").exists()
+    dapo("train", recipe, f"model.path={tmp_path}", expect=2)  # a folder without a model
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_code_of_the_tutorial_runs(tmp_path, capsys):
+    dapo("train", write_recipe(tmp_path), "trainer.steps=1", "validation.every=0")
+    shown = block("docs/tutorial.md", "python").replace("runs/first", str(tmp_path / "run")).replace("000012", "000001")
+    exec(shown, {})
+    assert "'disposition': 'trained'" in capsys.readouterr().out
 
 
 def test_bad_input_is_refused_with_exit_code_2(tmp_path):

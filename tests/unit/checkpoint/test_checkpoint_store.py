@@ -85,6 +85,9 @@ def test_damage_is_named(tmp_path):
     (folder / "data.txt").write_text("wh")
     with pytest.raises(CheckpointError, match=r"data.txt has 2 bytes, 5 bytes were written"):
         store.path()
+    (folder / "data.txt").write_text("whale")
+    with pytest.raises(CheckpointError, match=r"its checksum differs.*delete this folder"):
+        store.path()
     (folder / "data.txt").unlink()
     with pytest.raises(CheckpointError, match=r"data.txt is missing"):
         store.path()
