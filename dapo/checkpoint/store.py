@@ -111,7 +111,14 @@ def check_manifest(folder: Path) -> None:
     path = folder / _MANIFEST
     if not path.exists():
         raise CheckpointError(f"{folder} has no {_MANIFEST}: it is not a checkpoint of this program, or is damaged")
-    for name, (size, checksum) in json.loads(path.read_text(encoding="utf-8")).items():
+    try:
+        entries = [(name, size, checksum) for name, (size, checksum) in json.loads(path.read_text("utf-8")).items()]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {_MANIFEST} cannot be read ({error}). To go on from the one before, "
+            "delete this folder"
+        ) from None
+    for name, size, checksum in entries:
         file = folder / name
         if not file.exists():
             problem = "is missing"

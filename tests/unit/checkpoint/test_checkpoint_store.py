@@ -88,6 +88,12 @@ def test_damage_is_named(tmp_path):
     (folder / "data.txt").write_text("whale")
     with pytest.raises(CheckpointError, match=r"its checksum differs.*delete this folder"):
         store.path()
+    manifest = (folder / "manifest.json").read_text()
+    for damage in ("", "[1]", '{"data.txt": 5}', manifest[:-3]):
+        (folder / "manifest.json").write_text(damage)
+        with pytest.raises(CheckpointError, match=r"manifest.json cannot be read"):
+            store.path()
+    (folder / "manifest.json").write_text(manifest)
     (folder / "data.txt").unlink()
     with pytest.raises(CheckpointError, match=r"data.txt is missing"):
         store.path()
