@@ -19,13 +19,53 @@ import dapo
 from dapo.data.signed_sum import make_problem
 
 
+def grpo_config(setting: dict[str, Any], output: Path) -> Any:
+    """TRL's settings for the work that our recipe describes."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(output),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        loss_type="dapo",
+        epsilon=0.2,
+        epsilon_high=0.28,
+        beta=0.0,
+        scale_rewards="group",
+        mask_truncated_completions=True,
+        num_generations=setting["group_size"],
+        per_device_train_batch_size=setting["prompts"] * setting["group_size"] // setting["minibatches"],
+        steps_per_generation=setting["minibatches"],
+        gradient_accumulation_steps=1,
+        max_steps=setting["minibatches"] * setting["steps"],
+        max_completion_length=setting["max_response_tokens"],
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        learning_rate=setting["learning_rate"],
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        warmup_steps=10,
+        lr_scheduler_type="constant_with_warmup",
+        shuffle_dataset=False,
+        logging_steps=setting["minibatches"],
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=setting["seed"],
+    )
+
+
 def main(setting_file: str, out_file: str) -> None:
     setting = json.loads(Path(setting_file).read_text())
     torch.set_num_threads(setting["threads"])
     torch.set_float32_matmul_precision(setting["matmul_precision"])
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
     from trl.rewards import get_soft_overlong_punishment
 
     rounds: list[dict[str, float]] = []
@@ -60,45 +100,11 @@ def main(setting_file: str, out_file: str) -> None:
     def accuracy(completions: list[str], answer: list[str], **_: Any) -> list[float]:
         return [1.0 if _correct(setting, text, gold) else -1.0 for text, gold in zip(completions, answer, strict=True)]
 
-    config = GRPOConfig(
-        output_dir=str(Path(out_file).parent / "trl"),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        loss_type="dapo",
-        epsilon=0.2,
-        epsilon_high=0.28,
-        beta=0.0,
-        scale_rewards="group",
-        mask_truncated_completions=True,
-        num_generations=setting["group_size"],
-        per_device_train_batch_size=setting["prompts"] * setting["group_size"] // setting["minibatches"],
-        steps_per_generation=setting["minibatches"],
-        gradient_accumulation_steps=1,
-        max_steps=setting["minibatches"] * setting["steps"],
-        max_completion_length=setting["max_response_tokens"],
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        learning_rate=setting["learning_rate"],
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        warmup_steps=10,
-        lr_scheduler_type="constant_with_warmup",
-        shuffle_dataset=False,
-        logging_steps=setting["minibatches"],
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=setting["seed"],
-    )
     trainer = TimedTrainer(
         model=model,
         processing_class=tokenizer,
         reward_funcs=[accuracy, get_soft_overlong_punishment(setting["max_response_tokens"], setting["cache_length"])],
-        args=config,
+        args=grpo_config(setting, Path(out_file).parent / "trl"),
         train_dataset=data,
     )
     trainer.train()

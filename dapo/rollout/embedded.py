@@ -64,10 +64,7 @@ class EmbeddedEngine:
         self.capacity = slots or choose_slots(loaded, self._decoder.shape)
         self.clock = 0
         self.version = 0
-        self._gate = Gate(
-            loaded.model.get_input_embeddings().weight.shape[0],
-            getattr(loaded.model.config, "max_position_embeddings", None),
-        )
+        self._gate = Gate.of(loaded.model)
         self._queue = Queue()
         self._pending: list[SampleEvent] = []  # ended before they could decode
         self._known: set[Key] = set()  # queued or live

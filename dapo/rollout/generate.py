@@ -84,10 +84,7 @@ class GenerateEngine:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
-        self._gate = Gate(
-            loaded.model.get_input_embeddings().weight.shape[0],
-            getattr(loaded.model.config, "max_position_embeddings", None),
-        )
+        self._gate = Gate.of(loaded.model)
         self._queue = Queue()
         self._pending: list[SampleEvent] = []
         self._stats = Counter[str]()

@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,11 @@ class Gate:
     def __init__(self, vocabulary: int, max_positions: int | None) -> None:
         self.vocabulary, self._max_positions = vocabulary, max_positions
         self._seen: IntArray | None = None  # prompt checked last; a group's requests share the array
+
+    @classmethod
+    def of(cls, model: Any) -> Gate:
+        """The gate of a Hugging Face model: its vocabulary and positions."""
+        return cls(model.get_input_embeddings().weight.shape[0], getattr(model.config, "max_position_embeddings", None))
 
     def check(self, request: SampleRequest) -> None:
         """Look at prompt, prefix and length.
