@@ -21,11 +21,12 @@ class ScriptedEngine:
         self.length, self.capacity, self.version, self.fail = length, capacity, version, fail
         self.clock = 0
         self.queue, self.active = [], {}
-        self.submitted = []
+        self.submitted, self.requests = [], []
         self.generated = self.slot_steps = self.busy = 0
 
     def submit(self, requests):
         self.submitted += [r.key for r in requests]
+        self.requests += requests
         self.queue += [[r, []] for r in requests]
 
     def _fill(self):

@@ -13,7 +13,7 @@ from dapo.loop.evaluation import Evaluator
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates
 from dapo.loop.schedule import Schedule
-from dapo.loop.seeds import derive_seed
+from dapo.loop.seeds import EVALUATION, TRAINING, derive_seed
 from dapo.loop.sync_check import sync_check
 
 
@@ -150,8 +150,30 @@ def test_evaluation_statistics_by_hand():
     assert len(result.responses) == 10
 
 
-def test_evaluation_requests_are_the_same_every_time_and_apart_from_training():
-    seeds = {derive_seed(1, domain, g, i) for domain in (1, 2) for g in range(50) for i in range(8)}
+def test_evaluation_draws_every_response_with_its_own_numbers_and_the_same_ones_each_time():
+    engine = ScriptedEngine(lambda g, i: 2)
+    prompts = [Prompt(str(i), str(i), np.array([1]), str(i), "", "set") for i in range(3)]
+    evaluator = Evaluator(
+        engine=engine,
+        scorer=ScriptedScorer(lambda g, i: 1.0),
+        prompts={"one": prompts, "two": prompts},
+        sampling=SamplingParams(10, temperature=0.7),
+        samples=4,
+        greedy=True,
+        seed=5,
+        decode=lambda ids: [""] * len(ids),
+    )
+    evaluator.evaluate()
+    first, engine.requests = engine.requests, []
+    evaluator.evaluate()
+    assert len({r.seed for r in first}) == len({r.key for r in first}) == 2 * 3 * 5
+    assert [(r.key, r.seed) for r in first] == [(r.key, r.seed) for r in engine.requests]
+    assert sorted({r.sampling.temperature for r in first}) == [0.0, 0.7]
+    assert min(r.key[0] for r in first) >= 1 << 40  # no group of training has such an id
+
+
+def test_seeds_of_training_and_evaluation_are_apart():
+    seeds = {derive_seed(1, domain, g, i) for domain in (TRAINING, EVALUATION) for g in range(50) for i in range(8)}
     assert len(seeds) == 800
     assert derive_seed(1, 2, 3) == derive_seed(1, 2, 3) != derive_seed(1, 3, 2)
     assert all(0 <= seed < 2**63 for seed in seeds)
