@@ -255,3 +255,42 @@ def test_state_is_plain():
     collector.collect(1)
     state = collector.state()
     assert copy.deepcopy(state).keys() == {"next_group", "estimate", "stream", "kept", "open", "totals"}
+
+
+def test_a_cap_on_tokens_stops_dispatching_and_is_named():
+    collector = make_collector(
+        length=lambda g, i: 10, accuracy=lambda g, i: 0.0, max_groups=None, max_tokens=200, capacity=8
+    )
+    with pytest.raises(SamplingStopped, match="cap of 200 generated tokens was met with 0 of 4"):
+        collector.collect(1)
+    assert 200 <= collector.account.generated_tokens <= 200 + 8 * 10  # what was under way is finished
+
+
+@pytest.mark.parametrize(("rule", "expired"), [("drop", 1), ("wait", 0)])
+def test_kept_groups_beyond_the_age_limit_are_dropped_only_when_asked(rule, expired):
+    """Three groups a step are kept at once, one trains: the surplus grows older than it may."""
+    collector = make_collector(
+        length=lambda g, i: 3,
+        accuracy=lambda g, i: float(i),
+        prompts=1,
+        capacity=6,
+        oversample=3.0,
+        max_age=0,
+        on_max_age=rule,
+    )
+    collector.collect(1)
+    waiting = [group.id for group in collector.kept]
+    assert waiting == [1, 2]
+    second = collector.collect(2)
+    assert (second.metrics["groups/expired"] > 0) == bool(expired)
+    assert (ids(second) == [1]) != bool(expired)
+
+
+def test_a_fixed_oversampling_factor_is_dispatched_at_once():
+    collector = make_collector(
+        length=lambda g, i: 3, accuracy=lambda g, i: float(i), prompts=2, oversample=3.0, surplus="discard"
+    )
+    batch = collector.collect(1)
+    assert batch.metrics["groups/dispatched"] == 6
+    assert batch.metrics["sampling/refills"] == 0
+    assert batch.metrics["groups/discarded"] + batch.metrics["groups/unfinished"] + 2 == 6
