@@ -14,6 +14,7 @@ from dapo.observe.rollouts import select_groups, write_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, write_samples
 from dapo.observe.trackers import Trackers
+from dapo.observe.why import Filling
 
 SAMPLED_PROBLEMS = 24
 """Validation problems per set whose responses are kept at every evaluation."""
@@ -25,6 +26,10 @@ class RunRecorder:
     def __init__(self, folder: RunFolder, console: Console, trackers: Trackers, settings: Logging) -> None:
         self.folder, self.console, self.trackers, self.settings = folder, console, trackers, settings
         self.writer = MetricWriter(folder.metrics)
+
+    def filling(self, progress: Filling) -> None:
+        """A group was judged while a batch is collected. Called for every group, so it does next to nothing."""
+        self.console.filling(progress)
 
     def step(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
         """Rollouts first, then the metrics line: a step with a line has its rollouts."""

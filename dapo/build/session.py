@@ -122,6 +122,7 @@ class Session:
             decode=self.decode,
             verdict_lag=self.verdict_lag,
             phases=phases,
+            watch=recorder.filling,
         )
         return Trainer(
             collector=collector,

@@ -19,6 +19,7 @@ from dapo.errors import DapoError, SamplingStopped
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
+from dapo.observe.prompts import write_prompts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.summary import print_summary
 from dapo.observe.trackers import open_trackers
@@ -82,6 +83,8 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
                 if saved is not None:
                     trainer.load(saved)
                 folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
+                if not folder.prompts.exists():
+                    write_prompts(folder.prompts, session.data.train)
                 console.start(recipe.run.name, recipe.trainer.steps, step)
                 finished = trainer.run()
             except SamplingStopped as stopped:

@@ -1,4 +1,4 @@
-"""``dapo``: train, check, evaluate, export.
+"""``dapo``: train, check, data, evaluate, export.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 130 after Ctrl-C.
 """
@@ -127,6 +127,25 @@ def check(arguments: RecipeArguments = None) -> int:
     from dapo.cli.check import check_run
 
     check_run(loaded)
+    return 0
+
+
+@app.command()
+def data(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be going on.")],
+    show: Annotated[
+        str | None, typer.Option(metavar="KIND", help="List prompts: solved, hopeless, useful, unseen or all.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Prompts to list of each kind.")] = None,
+    step: Annotated[int | None, typer.Option(help="As of this checkpoint; default: the newest.")] = None,
+) -> int:
+    """What a run made of its prompts (solved, useful, hopeless, unseen) and where its generated tokens went."""
+    kinds = ("solved", "hopeless", "useful", "unseen", "all")
+    if show is not None and show not in kinds:
+        raise typer.BadParameter(f"{show!r} is none of {', '.join(kinds)}", param_hint="--show")
+    from dapo.cli.data import show_data
+
+    show_data(run, show, limit, step)  # type: ignore[arg-type]
     return 0
 
 

@@ -69,9 +69,9 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "dynamic_bs", AREAL, f"{_DS}.on_cap", f"`train_partial` trains on what there is; `{_DS}.max_groups: 1` caps"
     )
     + _peer("dynamic_filter_fn should_accept_fn", AREAL, f"{_DS}.keep")
-    + _peer("dynamic_sampling.type", SKYRL, f"{_DS}.mode", "`filter` is the same; `replace` has no counterpart")
+    + _peer("dynamic_sampling.type", SKYRL, f"{_DS}.mode", "`filter` and `replace` are the same")
     + _peer("max_sample_batches", SKYRL, f"{_DS}.max_groups", _CAP)
-    + _peer("min_replace_ratio", SKYRL, "", f"`replace` is not offered; `{_DS}.on_cap: fill` tops a batch up")
+    + _peer("min_replace_ratio", SKYRL, f"{_DS}.min_replace_ratio")
     + _peer("zero_variance_filter", SKYRL, f"{_DS}.mode", "`mask` drops such groups without replacing them")
     + _peer("zero_variance_filter_tol", SKYRL, f"{_DS}.tolerance")
     + _peer("dynamic_sample", SWIFT, f"{_DS}.mode", "true is `filter`, false is `off`")

@@ -53,8 +53,8 @@ _RULES: dict[str, dict[Rule, str]] = {
     "algorithm.advantage": {"ask": "kind baseline scale ddof eps"},
     "algorithm.dynamic_sampling": {
         "free": "max_groups max_tokens on_cap",
-        "ask": "mode metric keep correct_at tolerance band oversample surplus unfinished max_age "
-        "on_max_age verdict_lag",
+        "ask": "mode min_replace_ratio metric keep correct_at tolerance band oversample lookahead surplus unfinished "
+        "max_age on_max_age retire_at review_share greso greso_target verdict_lag",
     },
     "algorithm.overlong_punishment": {"ask": "enabled max_length cache_length factor"},
     "algorithm.reward_scaling": {"ask": "enabled source_min source_max target_min target_max"},

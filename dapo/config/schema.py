@@ -187,9 +187,12 @@ class Advantage(Section):
 
 
 class DynamicSampling(Section):
-    mode: Literal["off", "filter", "mask"] = "filter"
-    """``filter``: rejected groups are replaced until P are kept. ``mask``: zero-variance groups are dropped without
-    refill (ScaleRL). ``off``: every group trains."""
+    mode: Literal["off", "filter", "mask", "replace"] = "filter"
+    """``filter``: rejected groups are replaced by new ones until P are kept. ``mask``: zero-variance groups are dropped
+    without refill (OLMo, ScaleRL). ``replace``: rejected groups are replaced by copies of kept ones (SkyRL). ``off``:
+    every group trains."""
+    min_replace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """For ``replace``: copies are made once more than this share of P is kept; until then prompts are added."""
     metric: str = "accuracy"
     """Score the keep decision reads. Accuracy: 0 < correct < G. Any other: max - min > tolerance."""
     keep: Hook | None = None
@@ -201,7 +204,10 @@ class DynamicSampling(Section):
     band: Pair | None = None
     """Keep only groups whose mean metric lies in [low, high]."""
     oversample: Annotated[float, Field(ge=1)] | None = None
-    """Fixed factor on what is dispatched; None: missing groups / measured acceptance rate."""
+    """Groups dispatched per missing group; None: 1 / measured acceptance rate."""
+    lookahead: Annotated[float, Field(ge=0)] = 0.25
+    """Work for the next step that is started early, in multiples of what a step needs, so that slots do not idle while
+    the last responses end. Only with ``surplus`` and ``unfinished`` at ``carry``. Fewer decode steps, older tokens."""
     max_groups: Annotated[float, Field(ge=1)] | None = 20.0
     """Cap per step: groups dispatched, in multiples of P. None: no cap (a warning says so)."""
     max_tokens: Positive | None = None
@@ -215,9 +221,18 @@ class DynamicSampling(Section):
     """Responses still decoding when P groups are kept: ``carry`` (continued next step under the new weights, each token
     with its own version), ``drain`` (waited for) or ``discard``."""
     max_age: Annotated[int, Field(ge=0)] = 4
-    """Steps a group may be carried."""
+    """Oldest a trained group may be: training step minus the step that dispatched it. 0: nothing is carried over."""
     on_max_age: Literal["wait", "drop"] = "wait"
-    """At the age limit: ``wait`` for what is held (drops nothing), or ``drop`` it."""
+    """At the age limit: ``wait`` for what is held (drops nothing; at most P x (max_age + 1) groups are held at once),
+    or ``drop`` it."""
+    retire_at: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Retire a prompt when the pass rate of its last visit reaches this; None: never."""
+    review_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Probability that a retired prompt is taken all the same when its turn comes."""
+    greso: bool = False
+    """Skip prompts whose groups had no variance, ever more likely the longer they had none (GRESO, arXiv 2506.02177)."""
+    greso_target: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """For ``greso``: share of zero-variance groups aimed at, one third of it all correct, two thirds all wrong."""
     verdict_lag: Annotated[int, Field(ge=0)] | None = None
     """Engine steps after a response ended at which its score takes effect; None: 0 for verifiers that run inline, 16
     for those in worker processes."""

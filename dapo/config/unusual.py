@@ -80,8 +80,14 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
         return [f"{section}.{name}" for name in names.split()]
 
     sampling = "algorithm.dynamic_sampling"
-    refill = "max_groups max_tokens on_cap surplus unfinished max_age"
-    yield f"{sampling}.mode is {d.mode}", d.mode != "filter", below(sampling, refill)
+    yield f"{sampling}.mode is {d.mode}", d.mode != "filter", below(sampling, "oversample lookahead unfinished")
+    refill = "max_groups max_tokens on_cap surplus max_age on_max_age"
+    yield f"{sampling}.mode is {d.mode}", d.mode not in ("filter", "replace"), below(sampling, refill)
+    yield f"{sampling}.mode is {d.mode}", d.mode != "replace", below(sampling, "min_replace_ratio")
+    carried = d.surplus == "carry" and d.unfinished == "carry"
+    yield "surplus and unfinished are not both carried", not carried, below(sampling, "lookahead")
+    yield f"{sampling}.retire_at is null", d.retire_at is None, below(sampling, "review_share")
+    yield f"{sampling}.greso is false", not d.greso, below(sampling, "greso_target")
     keep = "metric keep correct_at tolerance band"
     yield f"{sampling}.mode is off", d.mode == "off", below(sampling, keep)
     yield f"{sampling}.keep is a rule of yours", d.keep is not None, below(sampling, "tolerance")

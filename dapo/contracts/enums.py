@@ -31,5 +31,6 @@ class Disposition(StrEnum):
     TRAINED = "trained"
     CARRIED = "carried"  # kept, and held for a later step
     FILLED = "filled"  # rejected, yet trained to fill a batch (outcome ``fill``); counts in N with zero advantage
-    EXPIRED = "expired"  # kept, carried, and dropped at the age limit
-    DISCARDED = "discarded"  # rejected, or kept surplus under ``surplus: discard``
+    COPIED = "copied"  # a kept group trained once more in place of a rejected one (mode ``replace``)
+    EXPIRED = "expired"  # held back, and dropped at the age limit (``on_max_age: drop``)
+    DISCARDED = "discarded"  # rejected, or kept surplus or unfinished under ``discard``

@@ -42,8 +42,9 @@ _DISPOSITIONS = {
     Disposition.TRAINED: "trained in this step",
     Disposition.CARRIED: "kept and held for a later step",
     Disposition.FILLED: "rejected, yet trained to fill the batch; they count in N with advantage zero",
-    Disposition.EXPIRED: "kept, carried, and dropped at the age limit",
-    Disposition.DISCARDED: "rejected, or kept beyond P under `surplus: discard`",
+    Disposition.COPIED: "kept and trained once more in place of a rejected one (mode `replace`)",
+    Disposition.EXPIRED: "held back, and dropped at the age limit (`on_max_age: drop`)",
+    Disposition.DISCARDED: "rejected, or thrown away under `surplus: discard` or `unfinished: discard`",
 }
 
 
@@ -100,6 +101,40 @@ def _sampling() -> Iterator[Metric]:
     yield Metric("sampling/decode_steps", COUNT, "Decode steps of the engine in this step.")
     yield Metric("sampling/slot_use", SHARE, "Busy slots / slots, over the decode steps of this step.", "higher")
     yield Metric("sampling/failed", COUNT, "Responses that the engine could not finish.", "lower")
+    yield Metric(
+        "sampling/prefill_tokens",
+        TOKENS,
+        "Tokens computed before a first new one: prompts, and what carried responses had when they were taken up.",
+    )
+    yield Metric("sampling/skipped_prompts", COUNT, "Prompts passed over in this step (retired, or skipped by GRESO).")
+    yield Metric("sampling/retired_prompts", COUNT, "Prompts that are retired when this step ends.")
+
+
+def _cost() -> Iterator[Metric]:
+    for fate, meaning, better in (
+        ("trained", "of groups trained in this step, whichever step generated them", "higher"),
+        ("filled", "of rejected groups that trained to fill the batch", None),
+        ("rejected", "of groups that the keep rule rejected in this step", "lower"),
+        ("discarded", "thrown away in this step: kept surplus and unfinished responses under `discard`", "lower"),
+        ("expired", "dropped in this step at the age limit", "lower"),
+    ):
+        good: Better = better  # type: ignore[assignment]
+        yield Metric(f"cost/{fate}_tokens", TOKENS, f"Response tokens {meaning}.", good)
+    yield Metric(
+        "cost/held_tokens",
+        TOKENS,
+        "Response tokens in kept groups that wait and in unfinished responses when this step ends. Totals of the five "
+        "above and this make all tokens generated.",
+    )
+    for fate in ("rejected", "discarded", "expired"):
+        yield Metric(
+            f"cost/{fate}_seconds",
+            SECONDS,
+            f"Seconds in generate and score of this step x {fate} tokens / generated tokens of this step.",
+            "lower",
+            clock=True,
+        )
+    yield Metric("total/<count>", COUNT, "Sum of that count (a key of `groups/`, `sampling/`, ...) over all steps.")
 
 
 def _rewards() -> Iterator[Metric]:
@@ -285,6 +320,7 @@ AREAS = {
     "Counters": _counters,
     "Groups": _groups,
     "Sampling": _sampling,
+    "Cost": _cost,
     "Rewards": _rewards,
     "Responses": _responses,
     "Learner": _learner,
@@ -297,7 +333,7 @@ AREAS = {
 GLOSSARY: dict[str, Metric] = {metric.key: metric for lines in AREAS.values() for metric in lines()}
 
 # Names of data sets may hold slashes (reasoning_gym/chain_sum); the word behind them tells where they end.
-_PLACEHOLDERS = {"<set>": ".+", "<name>": "[^/]+", "<reason>": "[^/]+", "<k>": "[0-9]+"}
+_PLACEHOLDERS = {"<set>": ".+", "<name>": "[^/]+", "<reason>": "[^/]+", "<k>": "[0-9]+", "<count>": ".+"}
 
 
 def _pattern(key: str) -> re.Pattern[str]:

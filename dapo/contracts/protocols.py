@@ -19,6 +19,7 @@ from dapo.contracts.types import (
     SampleEvent,
     SampleRequest,
     Score,
+    StepBatch,
     TrainRow,
 )
 
@@ -95,6 +96,10 @@ class Scorer(Protocol):
 class PromptStream(Protocol):
     """An endless or finite sequence of prompts whose position is a small JSON-able state."""
 
+    @property
+    def size(self) -> int:
+        """Prompts in the data."""
+
     def take(self, n: int) -> list[Prompt]:
         """The next ``n`` prompts; fewer only when the data has ended."""
 
@@ -104,12 +109,31 @@ class PromptStream(Protocol):
 
 
 class Collector(Protocol):
-    """Owns everything between a prompt and a training batch."""
+    """Owns everything between a prompt and a training batch. The driver decides who turns the crank.
 
-    def collect(self, step: int) -> Any: ...
+    A synchronous driver calls ``collect``. An asynchronous one calls ``begin`` right after the last ``take``, ``pump``
+    while the learner works, and publishes with ``in_flight="keep"``.
+    """
 
-    def pump(self) -> bool: ...
+    def collect(self, step: int) -> StepBatch:
+        """``begin``, ``pump`` until ``ready``, ``pause``, ``take``."""
 
-    def state(self) -> dict[str, Any]: ...
+    def begin(self, step: int) -> None:
+        """From now on work counts for training step ``step`` (from 1)."""
+
+    def pump(self) -> bool:
+        """Dispatch, let the engine work, judge what ended. False when nothing is under way."""
+
+    def ready(self) -> bool:
+        """The batch of this step can be taken."""
+
+    def pause(self) -> None:
+        """Take unfinished responses back from the engine; the next ``pump`` submits them again with their prefix."""
+
+    def take(self) -> StepBatch:
+        """The batch of this step."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything the next batch depends on. Call between ``take`` and ``begin``, paused."""
 
     def load(self, state: dict[str, Any]) -> None: ...

@@ -46,6 +46,11 @@ class EpochStream:
         """Epochs completed."""
         return self._epoch
 
+    @property
+    def size(self) -> int:
+        """Prompts in the data."""
+        return len(self._prompts)
+
     def take(self, n: int) -> list[Prompt]:
         """The next ``n`` prompts, across epochs; fewer only when the last epoch has ended."""
         taken: list[Prompt] = []

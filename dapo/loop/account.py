@@ -1,48 +1,85 @@
-"""What a step cost and where it went: the counts behind ``groups/``, ``sampling/``, ``response/`` and ``reward/``."""
+"""What a step cost and where it went: the counts behind ``groups/``, ``sampling/``, ``cost/`` and their totals."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dapo.algorithms.diagnostics import length_quantiles
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.types import Group, Key, Metrics, Score
-
-if TYPE_CHECKING:
-    from dapo.loop.collector import StreamingCollector
-
+from dapo.loop.open_group import OpenGroup
+from dapo.loop.response_metrics import response_metrics
 
 log = logging.getLogger(__name__)
 
+FATES = ("trained", "filled", "rejected", "discarded", "expired")
+"""What became of generated tokens; the rest is held. Together they are everything that was generated."""
+WASTED = ("rejected", "discarded", "expired")
+
+ADDITIVE = (
+    "groups/dispatched",
+    "groups/finished",
+    *(f"groups/{verdict}" for verdict in Verdict),
+    *(f"groups/{disposition}" for disposition in Disposition),
+    "sampling/refills",
+    "sampling/cap_reached",
+    "sampling/responses",
+    "sampling/failed",
+    "sampling/skipped_prompts",
+    "sampling/generated_tokens",
+    "sampling/decode_steps",
+    "sampling/prefill_tokens",
+    "reward/unscored",
+    *(f"cost/{fate}_tokens" for fate in FATES),
+)
+"""Counts of a step that add up over steps; each has a running total ``total/<key>``, saved in checkpoints."""
+
 
 class Account:
-    """Counters of one step (reset by ``begin``) and running totals (saved in checkpoints)."""
+    """Counts of one step (reset by ``begin``) and running totals."""
 
     def __init__(self) -> None:
-        self.totals: Metrics = {"generated_tokens": 0, "decode_steps": 0}
+        self.totals: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
         self._told: set[str] = set()  # kinds of verifier failures that were told
         self.begin({})
 
     def begin(self, engine_stats: Metrics) -> None:
-        self.scored = self.unscored_responses = 0
-        self.dispatched = self.refills = self.generated_tokens = self.cap_reached = 0
-        self.unfinished_dropped_tokens = 0
-        self.verdicts: Counter[Verdict] = Counter()
-        self.dispositions: Counter[Disposition] = Counter()
+        """A step begins; ``engine_stats`` is what the engine has counted before it."""
+        self.count: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
+        self.scored = self._truncated = 0
         self.unscored: Counter[str] = Counter()
-        self.groups: list[Group] = []
+        self.groups: list[Group] = []  # judged in this step
         self._engine_before = dict(engine_stats)
 
+    def end(self, engine_stats: Metrics) -> dict[str, float]:
+        """The step is over, or was given up: add its counts to the totals. Returns the engine's counts of the step."""
+        engine = {k: v - self._engine_before.get(k, 0.0) for k, v in engine_stats.items()}
+        for name in ("decode_steps", "prefill_tokens"):
+            self.count[f"sampling/{name}"] = engine.get(name, 0)
+        for key in ADDITIVE:
+            self.totals[key] += self.count[key]
+        return engine
+
+    # ------------------------------------------------------------------ what happened
+
+    def dispatched(self, groups: int) -> None:
+        self.count["sampling/refills"] += self.count["groups/dispatched"] > 0
+        self.count["groups/dispatched"] += groups
+
+    def generated(self, tokens: int) -> None:
+        self.count["sampling/generated_tokens"] += tokens
+
     def judged(self, group: Group) -> None:
-        assert group.verdict is not None
-        self.verdicts[group.verdict] += 1
         self.groups.append(group)
+        self._truncated += sum(c.truncated for c in group.completions_G)
+        self.count["groups/finished"] += 1
+        self.count[f"groups/{group.verdict}"] += 1
+        self.count["sampling/responses"] += len(group.completions_G)
+        self.count["sampling/failed"] += sum(c.finish is FinishReason.FAILED for c in group.completions_G)
 
     def got_score(self, key: Key, score: Score) -> None:
         """Count one score; the first failure of each kind is told at once."""
@@ -60,70 +97,72 @@ class Account:
                 score.reason,
             )
         self.unscored[score.reason.splitlines()[0][:200]] += 1
-        self.unscored_responses += 1
+        self.count["reward/unscored"] += 1
 
-    def disposed(self, group: Group) -> None:
-        assert group.disposition is not None
-        self.dispositions[group.disposition] += 1
+    def disposed(self, group: Group, fate: str | None = None) -> None:
+        """A group's use was decided. ``fate``: where its tokens go (one of FATES); None: they stay held."""
+        self.count[f"groups/{group.disposition}"] += 1
+        if fate is not None:
+            self.count[f"cost/{fate}_tokens"] += int(group.lengths().sum())
 
-    def redisposed(self, group: Group) -> None:
-        """A discarded group was used after all."""
-        self.dispositions[Disposition.DISCARDED] -= 1
-        self.disposed(group)
+    def filled(self, group: Group) -> None:
+        """A rejected group, counted as discarded before, was used after all."""
+        self.count[f"groups/{Disposition.DISCARDED}"] -= 1
+        self.count["cost/rejected_tokens"] -= int(group.lengths().sum())
+        self.disposed(group, "filled")
 
-    def dropped_unfinished(self, tokens: int) -> None:
-        self.unfinished_dropped_tokens += tokens
+    def dropped(self, disposition: Disposition, tokens: int) -> None:
+        """A group that was never judged was dropped with the ``tokens`` it had."""
+        self.count[f"groups/{disposition}"] += 1
+        self.count[f"cost/{disposition}_tokens"] += tokens
 
-    def truncated_share(self) -> float:
-        """Share of the responses judged in this step that the engine ended for length."""
-        return _mean([truncated for group in self.groups for truncated in group.truncated()])
+    # ------------------------------------------------------------------ what it comes to
 
     @property
     def judged_groups(self) -> int:
-        return sum(self.verdicts.values())
+        return len(self.groups)
 
     @property
-    def acceptance(self) -> float:
-        return self.verdicts[Verdict.KEPT] / max(1, self.judged_groups)
+    def unscored_responses(self) -> int:
+        return sum(self.unscored.values())
+
+    @property
+    def generated_tokens(self) -> int:
+        return int(self.count["sampling/generated_tokens"])
+
+    def verdicts(self) -> dict[Verdict, int]:
+        """Groups judged in this step by verdict."""
+        return {verdict: int(self.count[f"groups/{verdict}"]) for verdict in Verdict}
+
+    def share(self, verdict: Verdict) -> float:
+        """Share of the groups judged in this step; 0 when there is none."""
+        return self.count[f"groups/{verdict}"] / max(1, len(self.groups))
+
+    def truncated_share(self) -> float:
+        """Share of the responses judged in this step that the engine ended for length."""
+        return self._truncated / max(1.0, self.count["sampling/responses"])
 
     def finished_groups(self, batch: Sequence[Group]) -> list[Group]:
         """Groups judged in this step and those carried into its batch, each once, in order of their ids."""
         by_id = {group.id: group for group in [*self.groups, *batch]}
         return [by_id[i] for i in sorted(by_id)]
 
-    def metrics(self, batch: Sequence[Group], collector: StreamingCollector, engine_stats: Metrics) -> Metrics:
-        """Everything that algorithm.md section 6 asks of a step's collection."""
-        delta = {k: engine_stats[k] - self._engine_before.get(k, 0.0) for k in engine_stats}
-        self.totals["generated_tokens"] += self.generated_tokens
-        self.totals["decode_steps"] += delta.get("decode_steps", 0.0)
-        ages = [collector.step - group.born for group in batch]
-        responses = [completion for group in self.groups for completion in group.completions_G]
-        out: Metrics = {
-            "groups/dispatched": self.dispatched,
-            "groups/finished": self.judged_groups,
-            "groups/waiting": len(collector.kept),
-            "groups/unfinished": len(collector.open),
-            "groups/age_mean": _mean(ages),
+    def metrics(self, step: int, batch: Sequence[Group], engine: Mapping[str, float]) -> Metrics:
+        """What algorithm.md section 6 asks of a step's collection. ``engine``: what ``end`` returned."""
+        ages = [step - group.born for group in batch]
+        out: Metrics = dict(self.count)
+        out |= {f"total/{key}": self.totals[key] for key in ADDITIVE}
+        out |= {f"groups/{verdict}_share": self.share(verdict) for verdict in Verdict}
+        out |= {
+            "groups/age_mean": float(np.mean(ages)) if ages else math.nan,
             "groups/age_max": max(ages, default=0),
-            "sampling/acceptance_rate": self.acceptance if self.judged_groups else math.nan,
-            "sampling/acceptance_estimate": collector.acceptance,
-            "sampling/refills": self.refills,
-            "sampling/cap_reached": self.cap_reached,
-            "sampling/responses": len(responses),
-            "sampling/failed": sum(c.finish is FinishReason.FAILED for c in responses),
-            "sampling/generated_tokens": self.generated_tokens,
-            "sampling/decode_steps": delta.get("decode_steps", 0.0),
-            "sampling/slot_use": delta.get("busy_slot_steps", 0.0) / max(1.0, delta.get("slot_steps", 0.0)),
-            "counters/generated_tokens": self.totals["generated_tokens"],
-            "counters/decode_steps": self.totals["decode_steps"],
+            "sampling/acceptance_rate": self.share(Verdict.KEPT) if self.groups else math.nan,
+            "sampling/slot_use": engine.get("busy_slot_steps", 0.0) / max(1.0, engine.get("slot_steps", 0.0)),
+            "counters/generated_tokens": self.totals["sampling/generated_tokens"],
+            "counters/decode_steps": self.totals["sampling/decode_steps"],
         }
-        for verdict in Verdict:
-            out[f"groups/{verdict}"] = self.verdicts[verdict]
-            out[f"groups/{verdict}_share"] = self.verdicts[verdict] / max(1, self.judged_groups)
-        out |= {f"groups/{disposition}": self.dispositions[disposition] for disposition in Disposition}
         out |= {f"reward/unscored/{reason}": count for reason, count in self._unscored_by_kind().items()}
-        out |= response_metrics(self.groups)
-        return out
+        return out | response_metrics(self.groups)
 
     def _unscored_by_kind(self) -> Counter[str]:
         """Counts by the reason's text before the first colon: few kinds, so few metric keys."""
@@ -133,30 +172,20 @@ class Account:
         return kinds
 
 
-def response_metrics(groups: Sequence[Group]) -> Metrics:
-    """Rewards, accuracy and lengths over all finished groups, and apart over the kept ones."""
-    out: Metrics = {}
-    scores = [s for g in groups for s in g.scores_G]
-    scored = [s for s in scores if s.scored]
-    kept = [s for g in groups if g.verdict is Verdict.KEPT for s in g.scores_G if s.scored]
-    out["reward/unscored"] = len(scores) - len(scored)
-    for suffix, chosen in (("", scored), ("_kept", kept)):
-        out[f"reward/raw{suffix}"] = _mean([s.reward for s in chosen])
-        for name in sorted({name for s in chosen for name in s.values} | {"accuracy"}):
-            out[f"reward/{name}{suffix}"] = _mean([s.values[name] for s in chosen if name in s.values])
-    lengths = np.concatenate([g.lengths() for g in groups]) if groups else np.zeros(0)
-    accuracy = np.concatenate([g.accuracies() for g in groups]) if groups else np.zeros(0)
-    scorable = ~np.isnan(accuracy)
-    quantiles = length_quantiles(lengths[scorable], accuracy[scorable] >= 1.0, (0.1, 0.5, 0.9, 1.0))
-    quantiles["all"] = length_quantiles(lengths, np.zeros(len(lengths)), (0.1, 0.5, 0.9, 1.0))["all"]
-    by_name = {"all": lengths, "correct": lengths[accuracy >= 1.0], "wrong": lengths[accuracy < 1.0]}
-    for name, values in quantiles.items():
-        prefix = "response/length" if name == "all" else f"response/length_{name}"
-        out[f"{prefix}_mean"] = _mean(by_name[name])
-        out |= {f"{prefix}_{q}": float(v) for q, v in zip(("p10", "p50", "p90", "max"), values, strict=True)}
-    out["response/truncated_share"] = _mean([t for g in groups for t in g.truncated()])
-    return out
+def wasted_seconds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -> Metrics:
+    """Seconds of work that trained nothing, by its tokens' share of what the step generated.
+
+    Args:
+        metrics: of a step's collection.
+        seconds: ``time/<phase>`` of the step.
+    """
+    generated = metrics.get("sampling/generated_tokens")
+    if not generated:
+        return {}
+    per_token = (seconds.get("time/generate", 0.0) + seconds.get("time/score", 0.0)) / generated
+    return {f"cost/{fate}_seconds": metrics[f"cost/{fate}_tokens"] * per_token for fate in WASTED}
 
 
-def _mean(values: Sequence[float] | np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) else math.nan
+def held_tokens(kept: Iterable[Group], unfinished: Iterable[OpenGroup]) -> int:
+    """Response tokens in groups that wait to be trained and in responses that are not finished."""
+    return sum(int(g.lengths().sum()) for g in kept) + sum(group.tokens() for group in unfinished)

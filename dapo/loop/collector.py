@@ -11,7 +11,6 @@ collector waits for a late one. With an engine in the process a run is then a fu
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,22 +32,19 @@ from dapo.contracts.types import (
     Score,
     StepBatch,
 )
-from dapo.loop.account import Account
+from dapo.errors import SamplingStopped
+from dapo.loop.account import Account, held_tokens
 from dapo.loop.algorithm import Algorithm
+from dapo.loop.copies import copies
+from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
-from dapo.loop.outcomes import stop_message, verifier_fails_on_everything
+from dapo.loop.outcomes import filling, shares_of, stopped, verifier_fails_on_everything
+from dapo.loop.refill import Refill, is_full
 from dapo.loop.seeds import TRAINING, derive_seed
-from dapo.loop.state import (
-    empty_partial,
-    group_state,
-    load_group,
-)
+from dapo.loop.selection import PromptSelector
+from dapo.loop.state import group_state, load_group
 from dapo.observe.spans import Phases
-
-# The acceptance estimate forgets: each step the counts behind it are multiplied by this.
-ACCEPTANCE_MEMORY = 0.7
-# Never plan for less than this acceptance: a run that accepts nothing must meet its cap, not fill the machine.
-LOWEST_ACCEPTANCE = 0.05
+from dapo.observe.why import Filling, Shares
 
 
 class StreamingCollector:
@@ -69,20 +65,24 @@ class StreamingCollector:
         decode: Callable[[Sequence[IntArray]], list[str]],
         verdict_lag: int = 0,
         phases: Phases | None = None,
+        watch: Callable[[Filling], None] | None = None,
     ) -> None:
-        self.engine, self.scorer, self.stream, self.algorithm = engine, scorer, stream, algorithm
+        """``watch`` is called after every judged group, for those who look on."""
+        self.engine, self.scorer, self.algorithm = engine, scorer, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
         self.run_seed, self.decode, self.verdict_lag = run_seed, decode, verdict_lag
-        self.phases = phases or Phases()
+        self.phases, self.watch = phases or Phases(), watch
+        self.history = PromptHistory(settings.correct_at)
+        self.selector = PromptSelector(stream, self.history, settings, run_seed)
+        self.refill = Refill(settings, prompts_per_step)
+        self.account = Account()
         self.step = 0
         self.next_group = 0
         self.open: dict[int, OpenGroup] = {}
         self.kept: list[Group] = []
         self.rejected: list[Group] = []  # of this step, for the outcome ``fill``
-        self.account = Account()
-        self._accepted, self._judged = 0.0, 0.0  # behind the acceptance estimate
-        self._exhausted = False
+        self._paused = True  # the engine holds nothing of ours
         self._decoding = 0  # responses that the engine has and has not ended
         self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score takes effect, key)
         self._scores: dict[Key, Score] = {}
@@ -96,28 +96,88 @@ class StreamingCollector:
             SamplingStopped: a cap or the end of the data was met with ``on_cap: stop``, or the verifier scores
                 nothing. Kept groups stay in ``state()``.
         """
-        self._begin(step)
-        while not self._full():
-            if not self.pump():
-                self._meet_cap()
-                break
-        self._settle_unfinished()
-        return self._batch()
+        self.begin(step)
+        try:
+            while not self.ready():
+                if not self.pump():
+                    self._meet_cap()
+                    break
+        except SamplingStopped:
+            self.account.end(self.engine.stats())
+            raise
+        self.pause()
+        return self.take()
+
+    def begin(self, step: int) -> None:
+        """From now on work counts for training step ``step``."""
+        self.step = step
+        self.account.begin(self.engine.stats())
+        self.rejected = []
+        self.refill.begin()
+        if self.settings.on_max_age == "drop":
+            self._expire()
 
     def pump(self) -> bool:
         """Turn the crank once: replace what was rejected, let the engine work, judge. False when nothing is left."""
+        if self._paused:
+            self._paused = False
+            for group in self.open.values():  # carried: continue behind what there is
+                self._submit(group)
         self._dispatch()
         if not self.open:
             return False
         self._advance()
         return True
 
+    def ready(self) -> bool:
+        """The batch is there, and nothing that stays behind would grow too old by it."""
+        dispatched = int(self.account.count["groups/dispatched"])
+        if self.settings.mode == "filter" and len(self.kept) < self.prompts_per_step:
+            return False
+        kept, unfinished = [g.born for g in self.kept], [g.born for g in self.open.values()]
+        return is_full(self.settings, self.prompts_per_step, self.step, kept, unfinished, dispatched)
+
+    def pause(self) -> None:
+        """Abort what decodes and keep its tokens; score what ended but was not judged before the step is over."""
+        if self._paused:
+            return
+        self._paused = True
+        self._decoding = 0
+        self._keep_partials(self.engine.abort())
+        self._judge_ended(None)
+
+    def take(self) -> StepBatch:
+        """The oldest P kept groups train; the rest is carried or discarded."""
+        settings, account = self.settings, self.account
+        if settings.unfinished == "discard":
+            self._discard_unfinished()
+        self.kept.sort(key=_age)
+        batch, rest = self.kept[: self.prompts_per_step], self.kept[self.prompts_per_step :]
+        for group in batch:
+            if group.disposition is not Disposition.FILLED:
+                group.disposition = Disposition.TRAINED
+                account.disposed(group, "trained")
+        for group in rest:
+            carried = settings.surplus == "carry"
+            group.disposition = Disposition.CARRIED if carried else Disposition.DISCARDED
+            account.disposed(group, None if carried else "discarded")
+        self.kept = rest if settings.surplus == "carry" else []
+        if settings.mode == "replace" and not account.count["sampling/cap_reached"]:
+            copied = copies(batch, self.prompts_per_step, first_id=self.next_group, seed=(self.run_seed, self.step))
+            self.next_group += len(copied)
+            for group in copied:
+                account.disposed(group)
+            batch += copied
+        return StepBatch(
+            step=self.step, groups_P=batch, finished=account.finished_groups(batch), metrics=self._metrics(batch)
+        )
+
     def state(self) -> dict[str, Any]:
-        """Everything the next ``collect`` depends on, as a tree of plain values and arrays. Call between steps."""
+        """Everything the next batch depends on, as a tree of plain values and arrays. Call between steps."""
         return {
             "next_group": self.next_group,
-            "estimate": [self._accepted, self._judged],
-            "stream": self.stream.state(),
+            "estimate": self.refill.state(),
+            **self.selector.state(),
             "kept": [group_state(group) for group in self.kept],
             "open": [open_group_state(group) for group in self.open.values()],
             "totals": dict(self.account.totals),
@@ -126,85 +186,46 @@ class StreamingCollector:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state()`` of a collector with the same recipe."""
         self.next_group = state["next_group"]
-        self._accepted, self._judged = state["estimate"]
-        self.stream.load(state["stream"])
+        self.refill.load(state["estimate"])
+        self.selector.load(state)
         self.kept = [load_group(tree) for tree in state["kept"]]
         self.open = {tree["id"]: load_open_group(tree) for tree in state["open"]}
-        self.account.totals = dict(state["totals"])
+        self.account.totals |= state["totals"]
 
     @property
     def exhausted(self) -> bool:
         """The data has ended and nothing is held: there will be no further batch."""
-        return self._exhausted and not self.kept and not self.open
+        return self.selector.ended is not None and not self.kept and not self.open
 
     # ------------------------------------------------------------------ dispatch
 
-    @property
-    def acceptance(self) -> float:
-        """Running estimate of the share of groups that are kept; 1 before anything was judged."""
-        return max(LOWEST_ACCEPTANCE, (self._accepted + 1.0) / (self._judged + 1.0))
-
-    def _begin(self, step: int) -> None:
-        self.step = step
-        self.account.begin(self.engine.stats())
-        self.rejected = []
-        self._accepted *= ACCEPTANCE_MEMORY
-        self._judged *= ACCEPTANCE_MEMORY
-        if self.settings.on_max_age == "drop":
-            self._expire()
-        for group in self.open.values():  # carried: continue behind what there is
-            self._submit(group)
-
     def _expire(self) -> None:
+        """``on_max_age: drop``: what would be too old when it trains."""
+        old = [group for group in self.open.values() if self.step - group.born > self.settings.max_age]
+        if old:
+            self.pause()
+        for open_group in old:
+            if self.open.pop(open_group.id, None) is not None:  # still unfinished after the pause
+                self.account.dropped(Disposition.EXPIRED, open_group.tokens())
         for group in [g for g in self.kept if self.step - g.born > self.settings.max_age]:
             self.kept.remove(group)
             group.disposition = Disposition.EXPIRED
-            self.account.disposed(group)
-
-    def _full(self) -> bool:
-        if self.settings.mode == "filter":
-            return len(self.kept) >= self.prompts_per_step
-        return self.account.dispatched >= self.prompts_per_step and not self.open
-
-    def _wanted(self) -> int:
-        """Groups to dispatch now: what is missing over the acceptance estimate, less what is under way."""
-        if self.settings.mode != "filter":
-            return self.prompts_per_step - self.account.dispatched
-        missing = self.prompts_per_step - len(self.kept)
-        factor = self.settings.oversample or 1.0 / self.acceptance
-        wanted = math.ceil(missing * factor) - len(self.open)
-        # Beyond the engine's slots a group would only wait, and by then the estimate is better.
-        free = max(0, self.engine.capacity - self._decoding) // self.group_size
-        if self.settings.oversample is None:
-            wanted = min(wanted, max(free, 0 if self.open else 1))
-        return wanted
+            self.account.disposed(group, "expired")
 
     def _dispatch(self) -> None:
-        wanted = self._wanted()
-        if self.settings.mode == "filter":
-            if self.settings.max_groups is not None:
-                cap = math.ceil(self.settings.max_groups * self.prompts_per_step)
-                wanted = min(wanted, cap - self.account.dispatched)
-            if self.settings.max_tokens is not None and self.account.generated_tokens >= self.settings.max_tokens:
-                wanted = 0
-        if wanted <= 0 or self._exhausted:
+        free = max(0, self.engine.capacity - self._decoding) // self.group_size
+        dispatched = int(self.account.count["groups/dispatched"])
+        wanted = self.refill.wanted(len(self.kept), len(self.open), free, dispatched)
+        if self.settings.max_tokens is not None and self.account.generated_tokens >= self.settings.max_tokens:
+            wanted = 0
+        if wanted <= 0 or self.selector.ended is not None:
             return
-        prompts = self.stream.take(wanted)
-        self._exhausted = len(prompts) < wanted
-        if self.account.dispatched and prompts:
-            self.account.refills += 1
+        prompts = self.selector.take(wanted)
+        if prompts:
+            self.account.dispatched(len(prompts))
         for prompt in prompts:
-            size = self.group_size
-            group = OpenGroup(
-                id=self.next_group,
-                prompt=prompt,
-                born=self.step,
-                partials_G=[empty_partial()] * size,
-                completions_G=[None] * size,
-                scores_G=[None] * size,
-            )
+            group = OpenGroup.new(self.next_group, prompt, self.step, self.group_size)
             self.next_group += 1
-            self.account.dispatched += 1
             self.open[group.id] = group
             self._submit(group)
 
@@ -257,7 +278,7 @@ class StreamingCollector:
 
     def _join(self, event: SampleEvent) -> Completion:
         partial = self.open[event.key[0]].partials_G[event.key[1]]
-        self.account.generated_tokens += len(event.token_ids)
+        self.account.generated(len(event.token_ids))
         return Completion(
             token_ids=np.concatenate([partial.token_ids, event.token_ids]),
             logprobs=np.concatenate([partial.logprobs, event.logprobs]),
@@ -291,67 +312,69 @@ class StreamingCollector:
 
     def _judge(self, group: Group) -> None:
         verdict = group.verdict = self.algorithm.verdict(group)
-        kept = verdict is Verdict.KEPT or (self.settings.mode == "off" and verdict is not Verdict.TOO_FEW_SCORED)
+        accepted = verdict is Verdict.KEPT
         self.account.judged(group)
-        self._judged += 1.0
-        if kept:
-            self._accepted += verdict is Verdict.KEPT
+        self.refill.judged(accepted)
+        self.history.visited(group, self.algorithm.voters(group), self.step)
+        if accepted or (self.settings.mode == "off" and verdict is not Verdict.TOO_FEW_SCORED):
             self.kept.append(group)
         else:
             group.disposition = Disposition.DISCARDED
-            self.account.disposed(group)
+            self.account.disposed(group, "rejected")
             if self.settings.on_cap == "fill":
                 self.rejected.append(group)
+        if self.watch is not None:
+            self.watch(filling(self.step, len(self.kept), self._shares()))
 
     # ------------------------------------------------------------------ the end of a step
 
-    def _settle_unfinished(self) -> None:
-        if self.settings.unfinished == "carry":
-            while any(self.step - group.born >= self.settings.max_age for group in self.open.values()):
-                self._advance()  # at the age limit: wait for it
-        elif self.settings.unfinished == "drain":
-            while self.open:
-                self._advance()
-        self._take_back()
-        if self.settings.unfinished == "discard":
-            for group in self.open.values():
-                self.account.dropped_unfinished(sum(map(len, group.partials_G)))
-            self.open = {}
-
-    def _take_back(self) -> None:
-        """Abort what decodes and keep its tokens; score what ended but was not judged before the step is over."""
-        self._decoding = 0
-        for event in self.engine.abort():
+    def _keep_partials(self, events: Sequence[SampleEvent]) -> None:
+        """Aborted responses become what the engine continues behind."""
+        for event in events:
             joined = self._join(event)
             partials = self.open[event.key[0]].partials_G
             partials[event.key[1]] = Partial(joined.token_ids, joined.logprobs, joined.versions)
-        self._judge_ended(None)
+
+    def _discard_unfinished(self) -> None:
+        self.pause()
+        for group in self.open.values():
+            self.account.dropped(Disposition.DISCARDED, group.tokens())
+        self.open = {}
 
     def _meet_cap(self) -> None:
         """A cap or the end of the data was met before the batch was full: the recipe's outcome."""
-        settings = self.settings
-        self.account.cap_reached = 1
-        if settings.on_cap == "stop" and not self.exhausted and settings.mode == "filter":
-            raise stop_message(self.account, settings, self.prompts_per_step, len(self.kept), self._exhausted)
-        if settings.on_cap == "fill" and settings.mode == "filter":
+        settings, missing = self.settings, self.prompts_per_step - len(self.kept)
+        if settings.mode not in ("filter", "replace"):
+            return
+        self.account.count["sampling/cap_reached"] = 1
+        if settings.on_cap == "stop" and not self.exhausted:
+            raise stopped(self.account, settings, len(self.kept), self._shares())
+        if settings.on_cap == "fill":
             usable = [g for g in self.rejected if g.verdict is not Verdict.TOO_FEW_SCORED]
-            for group in usable[: self.prompts_per_step - len(self.kept)]:
+            for group in usable[:missing]:
                 group.disposition = Disposition.FILLED
-                self.account.redisposed(group)
+                self.account.filled(group)
                 self.kept.append(group)
 
-    def _batch(self) -> StepBatch:
-        """The oldest P kept groups train; the rest is carried or discarded."""
-        self.kept.sort(key=lambda group: group.id)
-        batch, rest = self.kept[: self.prompts_per_step], self.kept[self.prompts_per_step :]
-        self.kept = rest if self.settings.surplus == "carry" else []
-        for group in batch:
-            if group.disposition is not Disposition.FILLED:
-                group.disposition = Disposition.TRAINED
-                self.account.disposed(group)
-        for group in rest:
-            group.disposition = Disposition.CARRIED if self.settings.surplus == "carry" else Disposition.DISCARDED
-            self.account.disposed(group)
-        finished = self.account.finished_groups(batch)
-        metrics = self.account.metrics(batch, self, self.engine.stats())
-        return StepBatch(step=self.step, groups_P=batch, finished=finished, metrics=metrics)
+    def _shares(self) -> Shares:
+        return shares_of(
+            self.account, self.prompts_per_step, self.group_size, self.algorithm.truncated_vote, self.selector.ended
+        )
+
+    def _metrics(self, batch: Sequence[Group]) -> dict[str, float]:
+        account = self.account
+        account.count["sampling/skipped_prompts"] = self.selector.skipped
+        engine = account.end(self.engine.stats())
+        self.selector.end_step(account.verdicts())
+        return account.metrics(self.step, batch, engine) | {
+            "groups/waiting": len(self.kept),
+            "groups/unfinished": len(self.open),
+            "cost/held_tokens": held_tokens(self.kept, self.open.values()),
+            "sampling/acceptance_estimate": self.refill.acceptance,
+            "sampling/retired_prompts": self.selector.retired(),
+        }
+
+
+def _age(group: Group) -> int:
+    """Order in which groups train: that of their dispatch."""
+    return group.id

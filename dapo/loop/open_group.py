@@ -8,6 +8,7 @@ from typing import Any
 from dapo.contracts.types import Completion, Group, Partial, Prompt, Score
 from dapo.loop.state import (
     completion_state,
+    empty_partial,
     load_completion,
     load_partial,
     load_prompt,
@@ -28,6 +29,15 @@ class OpenGroup:
     partials_G: list[Partial]
     completions_G: list[Completion | None] = field(default_factory=list)
     scores_G: list[Score | None] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, number: int, prompt: Prompt, born: int, size: int) -> OpenGroup:
+        """A group that is about to be dispatched."""
+        return cls(number, prompt, born, [empty_partial()] * size, [None] * size, [None] * size)
+
+    def tokens(self) -> int:
+        """Response tokens that exist and are held here (what still decodes is not known before it ends)."""
+        return sum(len(c if c is not None else p) for c, p in zip(self.completions_G, self.partials_G, strict=True))
 
     def close(self) -> Group:
         completions = [c for c in self.completions_G if c is not None]

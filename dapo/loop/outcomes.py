@@ -5,74 +5,99 @@ The loop does not know where its run lives: ``<RUN>`` in a message is filled in 
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
 from dapo.errors import SamplingStopped
 from dapo.loop.account import Account
-from dapo.observe.text import clean, shorten
+from dapo.observe.text import clean, percent, shorten
+from dapo.observe.why import Filling, Shares, why
 
 # Unscored responses, and not a scored one, after which a step gives up: few, for each may have cost a time limit.
 HOPELESS = 32
+EVIDENCE = "<RUN>/rollouts/stopped_*.parquet"
+
+_NAMES = {
+    Verdict.KEPT: "kept",
+    Verdict.ALL_CORRECT: "all correct",
+    Verdict.ALL_WRONG: "all wrong",
+    Verdict.UNIFORM: "uniform in the metric",
+    Verdict.OUT_OF_BAND: "out of the band",
+    Verdict.TOO_FEW_SCORED: "with too few voters",
+}
+_ALWAYS_SAID = (Verdict.KEPT, Verdict.ALL_CORRECT, Verdict.ALL_WRONG)
 
 
-def stop_message(
-    account: Account, settings: DynamicSampling, prompts_per_step: int, kept: int, data_ended: bool
-) -> SamplingStopped:
-    """The error of the outcome ``stop``: what was seen, the likely cause, what to change."""
-    judged = max(1, account.judged_groups)
-    right = account.verdicts[Verdict.ALL_CORRECT] / judged
-    wrong = account.verdicts[Verdict.ALL_WRONG] / judged
-    few = account.verdicts[Verdict.TOO_FEW_SCORED] / judged
-    met = (
-        "the data ended"
-        if data_ended
-        else f"the cap of {settings.max_groups:g} x {prompts_per_step} dispatched groups was met"
-        if settings.max_groups is not None and account.dispatched >= settings.max_groups * prompts_per_step
-        else f"the cap of {settings.max_tokens} generated tokens was met"
+def shares_of(
+    account: Account,
+    prompts_per_step: int,
+    group_size: int,
+    truncated_vote: bool,
+    ended: Literal["data", "retired"] | None = None,
+) -> Shares:
+    """What was judged in this step, for ``dapo.observe.why``."""
+    return Shares(
+        kept=account.share(Verdict.KEPT),
+        all_correct=account.share(Verdict.ALL_CORRECT),
+        all_wrong=account.share(Verdict.ALL_WRONG),
+        uniform=account.share(Verdict.UNIFORM),
+        out_of_band=account.share(Verdict.OUT_OF_BAND),
+        too_few_scored=account.share(Verdict.TOO_FEW_SCORED),
+        judged=account.judged_groups,
+        truncated=account.truncated_share(),
+        truncated_vote=truncated_vote,
+        unscored=account.unscored,
+        prompts_per_step=prompts_per_step,
+        group_size=group_size,
+        dispatched=int(account.count["groups/dispatched"]),
+        generated_tokens=account.generated_tokens,
+        data_ended=ended == "data",
+        all_retired=ended == "retired",
     )
+
+
+def filling(step: int, kept: int, shares: Shares) -> Filling:
+    """How far the batch of ``step`` is."""
+    return Filling(step, kept, shares.prompts_per_step, shares.judged, shares, shares.generated_tokens)
+
+
+def stopped(account: Account, settings: DynamicSampling, kept: int, shares: Shares) -> SamplingStopped:
+    """The error of the outcome ``stop``: what was seen, the likely cause, what to change."""
+    prompts = shares.prompts_per_step
+    verdicts = [v for v in Verdict if v in _ALWAYS_SAID or account.share(v)]
     lines = [
-        f"dynamic sampling stopped: {met} with {kept} of {prompts_per_step} groups kept.",
-        f"In this step {account.judged_groups} groups were judged: {account.acceptance:.1%} kept, "
-        f"{right:.1%} all correct, {wrong:.1%} all wrong, {few:.1%} with too few voters; "
-        f"{account.generated_tokens} tokens were generated.",
-        f"Likely cause: {_cause(right, wrong, few, account.truncated_share(), data_ended)}",
+        f"dynamic sampling stopped: {_met(settings, shares)} with {kept} of {prompts} groups kept.",
+        f"In this step {shares.judged} groups were judged: "
+        + ", ".join(f"{percent(account.share(v))} {_NAMES[v]}" for v in verdicts)
+        + f"; {shares.generated_tokens} tokens were generated.",
+        f"Likely cause: {why(shares, EVIDENCE)}",
         *_example(account),
         "The state and the kept groups are saved. Continue with `dapo train --resume <RUN>` and, for example, "
-        f"{_remedy(data_ended)} `algorithm.dynamic_sampling.on_cap=train_partial` or "
+        f"{_remedy(settings, shares)} `algorithm.dynamic_sampling.on_cap=train_partial` or "
         "`algorithm.dynamic_sampling.on_cap=fill`.",
     ]
     return SamplingStopped("\n".join(lines))
 
 
-def _cause(right: float, wrong: float, few: float, truncated: float, data_ended: bool) -> str:
-    if data_ended:
-        return "data.epochs ran out. Raise data.epochs (or leave it out for an endless stream)."
-    if right > 0.8:
-        return "the problems are solved: nearly every group is all correct. Take harder problems."
-    if wrong > 0.8:
-        return (
-            "the problems are too hard, or the verifier cannot read the answers: nearly every group is all wrong. "
-            "Look at the responses in <RUN>/rollouts/stopped_*.parquet, at the prompt's instruction, and at the "
-            "reward's settings."
-        )
-    if few > 0.5 and truncated > 0.5:
-        return (
-            f"{truncated:.0%} of the responses are truncated, and truncated ones do not vote. Raise "
-            "rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
-        )
-    if few > 0.5:
-        return (
-            "most groups have fewer than two scored responses; <RUN>/rollouts/stopped_*.parquet says why (`unscored`)."
-        )
-    return "few problems are between solved and hopeless. Raise rollout.group_size or take other problems."
+def _met(settings: DynamicSampling, shares: Shares) -> str:
+    if shares.data_ended:
+        return "the data ended"
+    if shares.all_retired:
+        return "every prompt is retired"
+    if settings.max_groups is not None and shares.dispatched >= settings.max_groups * shares.prompts_per_step:
+        return f"the cap of {settings.max_groups:g} x {shares.prompts_per_step} dispatched groups was met"
+    return f"the cap of {settings.max_tokens} generated tokens was met"
 
 
-def _remedy(data_ended: bool) -> str:
-    return (
-        "`data.epochs=...` (more passes),"
-        if data_ended
-        else "`algorithm.dynamic_sampling.max_groups=...` (higher cap),"
-    )
+def _remedy(settings: DynamicSampling, shares: Shares) -> str:
+    if shares.data_ended:
+        return "`data.epochs=...` (more passes),"
+    if shares.all_retired:
+        return "`algorithm.dynamic_sampling.retire_at=null` (train on solved prompts again),"
+    if settings.max_groups is not None and shares.dispatched >= settings.max_groups * shares.prompts_per_step:
+        return "`algorithm.dynamic_sampling.max_groups=...` (higher cap),"
+    return "`algorithm.dynamic_sampling.max_tokens=...` (higher cap),"
 
 
 def _example(account: Account) -> list[str]:

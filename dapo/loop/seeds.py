@@ -5,7 +5,7 @@ from __future__ import annotations
 _MASK = (1 << 64) - 1
 
 # Domains keep uses apart: the same (group, sample) numbers give unrelated seeds in training and evaluation.
-TRAINING, EVALUATION, SYNC_CHECK = 1, 2, 3
+TRAINING, EVALUATION, SYNC_CHECK, SELECTION, COPIES = 1, 2, 3, 4, 5
 
 
 def _mix(x: int) -> int:

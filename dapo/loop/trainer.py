@@ -12,6 +12,7 @@ from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TrainRow
 from dapo.errors import CheckpointError, SamplingStopped
+from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import EvaluationResult, Evaluator
@@ -21,6 +22,7 @@ from dapo.loop.reduce import reduce_updates, trained_metrics
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import sync_check
 from dapo.observe.spans import Phases, peak_rss_mib
+from dapo.observe.why import Filling
 
 
 class Recorder(Protocol):
@@ -32,6 +34,9 @@ class Recorder(Protocol):
 
     def stopped(self, step: int, judged: Sequence[Group]) -> None:
         """Step ``step`` could not fill its batch: what was judged on the way is the evidence."""
+
+    def filling(self, progress: Filling) -> None:
+        """The batch is being collected; called after every judged group."""
 
     def say(self, message: str) -> None: ...
 
@@ -120,7 +125,9 @@ class Trainer:
             self._save()
             raise
         if not batch.groups_P and self.collector.exhausted:
-            self.recorder.say(f"the data has ended after {step - 1} training steps")
+            retired = self.collector.selector.ended == "retired"
+            what = "every prompt is retired" if retired else "the data has ended"
+            self.recorder.say(f"{what} after {step - 1} training steps")
             if self._evaluated_at != step - 1 and self.evaluator is not None and self.settings.evaluate_every:
                 self._record(step - 1, self._evaluate(step - 1), [])  # the last step is evaluated too
             return False
@@ -220,7 +227,7 @@ class Trainer:
         ``report`` and ``save`` of a step therefore count in the next one's seconds.
         """
         seconds = self.phases.take()
-        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()}
+        metrics |= seconds | wasted_seconds(metrics, seconds) | {"memory/peak_rss_mib": peak_rss_mib()}
         for name, tokens, phase in (
             ("time/tokens_per_second", "sampling/generated_tokens", "time/generate"),
             ("time/trained_tokens_per_second", "sampling/trained_tokens", "time/learn"),

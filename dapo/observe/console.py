@@ -19,9 +19,17 @@ from rich.text import Text
 
 from dapo.observe.text import clean, duration
 from dapo.observe.view import RunState, dashboard, sample_lines, step_line, validation_lines
+from dapo.observe.why import Filling, filling_line, heartbeat
 
 Mode = Literal["auto", "live", "plain", "quiet"]
 Advance = Callable[[int], None]
+
+SLOW = 4
+"""A batch takes long when this many times the wanted groups were judged; it is told again at each doubling."""
+QUIET_STEPS = 10
+"""Steps after which the same level of slowness is told again."""
+HEARTBEAT = 60.0
+"""Seconds without a line after which plain mode shows that a batch still fills."""
 
 
 class Console:
@@ -39,6 +47,8 @@ class Console:
         self._clock = clock
         self._run: RunState | None = None
         self._live: Live | None = None
+        self._told: dict[int, int] = {}  # level of slowness -> step that told it
+        self._line_at = 0.0  # when plain mode last told where the run is
         self._tasks = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
@@ -59,6 +69,7 @@ class Console:
         now = self._clock()
         self._run = RunState(run_name, total_steps, first_step, now)
         self._run.marks.append(now)
+        self._told, self._line_at = {}, now
         if self.mode == "live":
             self._open_live()
         elif self.mode == "plain":
@@ -72,7 +83,23 @@ class Console:
         run = self._started()
         run.add_step(step, metrics, self._clock())
         if self.mode == "plain":
+            self._line_at = run.marks[-1]
             self._print(Text(step_line(run)))
+
+    def filling(self, progress: Filling) -> None:
+        """A group of the batch that is being collected was judged. Called for every group: cheap when nothing is due.
+
+        The live view shows how far the batch is. A batch that takes long is told with its likely cause in every mode
+        but ``quiet``; plain mode says once a minute that it is still at work.
+        """
+        if self.mode == "quiet" or self._run is None:
+            return
+        self._run.filling = progress
+        slow = progress.judged // (SLOW * max(1, progress.wanted))
+        if slow and progress.kept < progress.wanted and self._is_news(slow.bit_length() - 1, progress.step):
+            self._say_where(filling_line(progress), "yellow")
+        elif self.mode == "plain" and self._clock() - self._line_at >= HEARTBEAT:
+            self._say_where(heartbeat(progress))
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """An evaluation is done; ``metrics`` has the keys of ``validation/``."""
@@ -143,6 +170,17 @@ class Console:
         """Give the terminal back. May be called twice."""
         self._close_live()
         self._run = None
+
+    def _is_news(self, level: int, step: int) -> bool:
+        """Whether this level of slowness is to be told now; once it is, neither it nor a lower one is for a while."""
+        if level in self._told and step - self._told[level] < QUIET_STEPS:
+            return False
+        self._told |= dict.fromkeys(range(level + 1), step)
+        return True
+
+    def _say_where(self, line: str, style: str = "") -> None:
+        self._line_at = self._clock()
+        self._print(Text(line, style=style))
 
     def _started(self) -> RunState:
         assert self._run is not None, "Console.start comes first"

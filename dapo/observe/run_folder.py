@@ -6,8 +6,8 @@
       recipe.yaml              as given            metrics.jsonl            one object a step
       recipe.resolved.yaml     every setting       rollouts/step_000012.parquet
       difference.txt           against the preset  checkpoints/step_000012/
-      log.txt                                      samples.jsonl            validation responses
-      curve.png                                    spans.jsonl, tensorboard/
+      prompts.parquet          training problems   samples.jsonl            validation responses
+      log.txt, curve.png                           spans.jsonl, tensorboard/
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def prompts(self) -> Path:
+        return self.path / "prompts.parquet"
 
     @property
     def samples(self) -> Path:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.observe.text import clean, duration, number, percent, shorten, sparkline
+from dapo.observe.why import Filling
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
 
@@ -46,6 +47,7 @@ class RunState:
     first_validation: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
     validation_step: int = 0
+    filling: Filling | None = None  # the last one of the run
 
     def add_step(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         self.step, self.metrics = step, dict(metrics)
@@ -78,6 +80,7 @@ def dashboard(state: RunState, width: int, now: float) -> RenderableType:
     inner = min(width, 200) - 4  # two border columns and one blank on either side
     parts: list[RenderableType] = [
         _progress(state, now),
+        *_collecting(state, inner),
         Text(),
         _validation(state, inner),
         Text(),
@@ -163,6 +166,43 @@ def _progress(state: RunState, now: float) -> RenderableType:
         Text(duration(now - state.began), style=QUIET),
     )
     return grid
+
+
+def _collecting(state: RunState, inner: int) -> list[RenderableType]:
+    """How far the batch is, in one line or, where it is narrow, two.
+
+    Between batches they stay and grow dim: the view must not jump at every step.
+    """
+    filling = state.filling
+    if filling is None:
+        return []
+    busy = filling.step > state.step and filling.kept < filling.wanted
+    bar_style, style = (ACCENT, "") if busy else (QUIET, QUIET)
+    shares = filling.shares
+    said = [f"{filling.judged} judged", f"{percent(shares.kept, 0)} kept"]
+    for name, share in (
+        ("all wrong", shares.all_wrong),
+        ("all correct", shares.all_correct),
+        ("uniform", shares.uniform),
+        ("out of band", shares.out_of_band),
+        ("too few scored", shares.too_few_scored),
+    ):
+        if share >= 0.005:
+            said.append(f"{percent(share, 0)} {name}")
+    details = Text(" · ".join(said), style=QUIET, no_wrap=True, overflow="ellipsis")
+    of = f" of {filling.wanted}" if filling.kept < filling.wanted else ""
+    title = f"{'collecting' if busy else 'collected'} {filling.kept}{of} groups"
+    wide = inner >= 120
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    bar = ProgressBar(
+        total=max(1, filling.wanted), completed=filling.kept, complete_style=bar_style, finished_style=bar_style
+    )
+    if wide:
+        grid.add_column(no_wrap=True, justify="right")
+    grid.add_row(Text(title, style=style), bar, *([details] if wide else []))
+    return [grid] if wide else [grid, details]
 
 
 def _validation(state: RunState, inner: int) -> RenderableType:

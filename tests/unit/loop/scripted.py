@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
+from dapo.algorithms.advantages import group_advantages
+from dapo.algorithms.keep import judge_group
+from dapo.algorithms.weights import token_weights
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, content_id
@@ -13,12 +18,16 @@ from dapo.loop.seeds import derive_seed
 
 
 class ScriptedEngine:
-    """Response i of group g has ``length(g, i)`` tokens; token t is ``g * 1000 + i * 100 + t``."""
+    """Response i of group g has ``length(g, i)`` tokens; token t is ``g * 1000 + i * 100 + t``.
+
+    A response stands still for ``delay(g, i)`` steps each time it is seated: latency that is not length.
+    """
 
     shares_weights = True
 
-    def __init__(self, length, capacity=8, version=0, fail=lambda g, i: False):
+    def __init__(self, length, capacity=8, version=0, fail=lambda g, i: False, delay=lambda g, i: 0):
         self.length, self.capacity, self.version, self.fail = length, capacity, version, fail
+        self.delay, self.waits = delay, {}
         self.clock = 0
         self.queue, self.active = [], {}
         self.submitted, self.requests = [], []
@@ -33,6 +42,7 @@ class ScriptedEngine:
         while self.queue and len(self.active) < self.capacity:
             request, tokens = self.queue.pop(0)
             self.active[request.key] = (request, tokens)
+            self.waits[request.key] = self.delay(*request.key)
 
     def _event(self, request, tokens, finish):
         n = len(tokens)
@@ -56,6 +66,9 @@ class ScriptedEngine:
             self.slot_steps += self.capacity
             for key in sorted(self.active):
                 request, tokens = self.active[key]
+                if self.waits[key]:
+                    self.waits[key] -= 1
+                    continue
                 done = len(request.prefix) if request.prefix else 0
                 g, i = key
                 tokens.append(g * 1000 + i * 100 + done + len(tokens))
@@ -68,8 +81,11 @@ class ScriptedEngine:
         return events
 
     def abort(self, keys=None):
-        events = [self._event(r, tokens, FinishReason.ABORTED) for r, tokens in [*self.active.values(), *self.queue]]
-        self.active, self.queue = {}, []
+        everything = [*self.active.values(), *self.queue]
+        named = {r.key for r, _ in everything} if keys is None else set(keys)
+        events = [self._event(r, tokens, FinishReason.ABORTED) for r, tokens in everything if r.key in named]
+        self.active = {key: value for key, value in self.active.items() if key not in named}
+        self.queue = [entry for entry in self.queue if entry[0].key not in named]
         return sorted(events, key=lambda e: e.key)
 
     def publish(self, version, weights, in_flight="abort"):
@@ -111,13 +127,19 @@ class ScriptedScorer:
 
 
 class CountingStream:
-    def __init__(self, end=None):
-        self.position, self.end = 0, end
+    """Problem 0, 1, 2, ...; with ``distinct`` they start again after that many."""
+
+    def __init__(self, end=None, distinct=None):
+        self.position, self.end, self.distinct = 0, end, distinct
+
+    @property
+    def size(self):
+        return self.distinct or self.end or 1000
 
     def take(self, n):
         out = []
         while len(out) < n and (self.end is None or self.position < self.end):
-            text = f"problem {self.position}"
+            text = f"problem {self.position % (self.distinct or 10**9)}"
             out.append(Prompt(content_id(text), text, np.array([1, 2]), text, "", "scripted"))
             self.position += 1
         return out
@@ -130,12 +152,6 @@ class CountingStream:
 
 
 def make_algorithm(**changes):
-    from functools import partial
-
-    from dapo.algorithms.advantages import group_advantages
-    from dapo.algorithms.keep import judge_group
-    from dapo.algorithms.weights import token_weights
-
     settings = {
         "judge": partial(judge_group, metric_is_accuracy=True),
         "shape": lambda rewards, lengths, truncated: (2 * rewards - 1, np.zeros(len(rewards))),
@@ -146,21 +162,37 @@ def make_algorithm(**changes):
 
 
 def make_collector(
-    *, length, accuracy, prompts=4, group=2, capacity=8, end=None, lag=0, version=0, fail=None, **settings
+    *,
+    length,
+    accuracy,
+    prompts=4,
+    group=2,
+    capacity=8,
+    end=None,
+    distinct=None,
+    lag=0,
+    version=0,
+    fail=lambda g, i: False,
+    delay=lambda g, i: 0,
+    watch=None,
+    **settings,
 ):
-    engine = ScriptedEngine(length, capacity, version, fail or (lambda g, i: False))
+    engine = ScriptedEngine(length, capacity, version, fail, delay)
+    chosen = DynamicSampling(**settings)
+    judge = partial(judge_group, metric_is_accuracy=True, correct_at=chosen.correct_at, band=chosen.band)
     return StreamingCollector(
         engine=engine,
         scorer=ScriptedScorer(accuracy),
-        stream=CountingStream(end),
-        algorithm=make_algorithm(),
+        stream=CountingStream(end, distinct),
+        algorithm=make_algorithm(judge=judge),
         sampling=SamplingParams(max_tokens=1000),
-        settings=DynamicSampling(**settings),
+        settings=chosen,
         prompts_per_step=prompts,
         group_size=group,
         run_seed=1,
         decode=lambda ids: [" ".join(map(str, x)) for x in ids],
         verdict_lag=lag,
+        watch=watch,
     )
 
 

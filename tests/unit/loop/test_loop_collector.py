@@ -161,7 +161,7 @@ def test_stop_names_shares_cause_and_remedy_and_keeps_what_was_kept():
         collector.collect(1)
     text = str(stopped.value)
     assert "1 of 4 groups kept" in text
-    assert "12 groups were judged: 8.3% kept, 0.0% all correct, 91.7% all wrong, 0.0% with too few" in text
+    assert "12 groups were judged: 8.3% kept, 0.0% all correct, 91.7% all wrong; 72 tokens" in text
     assert "72 tokens were generated" in text
     assert "too hard" in text
     assert "on_cap=train_partial" in text
@@ -236,25 +236,82 @@ def test_off_trains_everything_and_mask_drops_without_refill():
     assert masked.metrics["groups/dispatched"] == 4
 
 
-def test_trained_lengths_match_those_of_all_accepted_groups_under_carry():
-    """Right answers are short in half of the groups, and long groups must not be starved."""
+def test_replace_fills_the_batch_with_copies_of_kept_groups():
+    """SkyRL's mode: 2 of 6 groups are kept, more than 0.3 x 6, and stand in for the other four."""
+    world = {
+        "length": lambda g, i: 3 + g,
+        "accuracy": lambda g, i: float(i) if g < 2 else 0.0,
+        "prompts": 6,
+        "mode": "replace",
+    }
+    batch = make_collector(**world).collect(1)
+    assert ids(batch) == [0, 1, 6, 7, 8, 9]  # a copy is a group of its own
+    copies = batch.groups_P[2:]
+    assert all(g.disposition is Disposition.COPIED and g.verdict is Verdict.KEPT for g in copies)
+    assert sorted(g.prompt.text for g in copies) == ["problem 0"] * 2 + ["problem 1"] * 2  # none twice before all once
+    assert batch.metrics["groups/dispatched"] == 6
+    assert batch.metrics["groups/copied"] == 4
+    assert batch.metrics["cost/trained_tokens"] == 2 * (3 + 4)
+    # with a higher ratio prompts are added instead, until more than that share is kept
+    accuracy = lambda g, i: float(i) if g in (1, 4, 7, 8) else 0.0  # noqa: E731
+    more = make_collector(**(world | {"accuracy": accuracy}), min_replace_ratio=0.5).collect(1)
+    assert more.metrics["groups/dispatched"] > 6
+    assert [g.id for g in more.groups_P if g.disposition is Disposition.TRAINED] == [1, 4, 7, 8]
+    assert more.metrics["groups/copied"] == 2
 
-    def length(g, i):
-        return 2 if g % 2 else 60
 
-    collector = make_collector(length=length, accuracy=lambda g, i: float(i), capacity=6, oversample=1.5, prompts=3)
-    trained = []
-    for step in range(1, 41):
-        trained += [length(i, 0) for i in ids(collector.collect(step))]
-    short = sum(n == 2 for n in trained) / len(trained)
-    assert abs(short - 0.5) < 0.06
+def test_replace_meets_its_cap_like_any_mode():
+    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: 0.0, "mode": "replace", "max_groups": 2.0}
+    with pytest.raises(SamplingStopped, match="cap of 2 x 4 dispatched groups was met with 0 of 4"):
+        make_collector(**world).collect(1)
+    one = world | {"accuracy": lambda g, i: float(i) if g == 2 else 0.0}
+    assert ids(make_collector(**one, on_cap="train_partial").collect(1)) == [2]  # no copies of too few
+
+
+def test_those_who_look_on_are_told_after_every_group():
+    told = []
+    accuracy = lambda g, i: {0: 0.0, 1: 1.0}.get(g, float(i))  # noqa: E731
+    make_collector(
+        length=lambda g, i: 3 + g, accuracy=accuracy, prompts=2, capacity=40, lookahead=0, watch=told.append
+    ).collect(1)
+    assert [(f.kept, f.wanted, f.judged) for f in told] == [(0, 2, 1), (0, 2, 2), (1, 2, 3), (2, 2, 4)]
+    assert (told[-1].shares.all_wrong, told[-1].shares.all_correct, told[-1].shares.kept) == (0.25, 0.25, 0.5)
+
+
+def test_tokens_of_a_stopped_step_stay_in_the_account():
+    collector = make_collector(length=lambda g, i: 5, accuracy=lambda g, i: 0.0, max_groups=2)
+    with pytest.raises(SamplingStopped):
+        collector.collect(1)
+    totals = collector.state()["totals"]
+    assert totals["sampling/generated_tokens"] == totals["cost/rejected_tokens"] == 8 * 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"accuracy": lambda g, i: 1.0}, "100.0% all correct"),
+        ({"accuracy": lambda g, i: "timeout" if i else 0.5}, "100.0% with too few voters"),
+        ({"accuracy": lambda g, i: float(i), "band": (0.8, 0.9)}, "100.0% out of the band"),
+    ],
+)
+def test_the_message_of_a_stop_names_every_kind_of_rejected_group(changes, said):
+    with pytest.raises(SamplingStopped, match=said):
+        make_collector(**({"length": lambda g, i: 3, "max_groups": 3} | changes)).collect(1)
 
 
 def test_state_is_plain():
     collector = make_collector(length=lambda g, i: 9 * (g + 1), accuracy=lambda g, i: float(i), capacity=4)
     collector.collect(1)
     state = collector.state()
-    assert copy.deepcopy(state).keys() == {"next_group", "estimate", "stream", "kept", "open", "totals"}
+    assert copy.deepcopy(state).keys() == {
+        "next_group",
+        "estimate",
+        "stream",
+        "history",
+        "kept",
+        "open",
+        "totals",
+    }
 
 
 def test_a_cap_on_tokens_stops_dispatching_and_is_named():
@@ -266,24 +323,36 @@ def test_a_cap_on_tokens_stops_dispatching_and_is_named():
     assert 200 <= collector.account.generated_tokens <= 200 + 8 * 10  # what was under way is finished
 
 
-@pytest.mark.parametrize(("rule", "expired"), [("drop", 1), ("wait", 0)])
-def test_kept_groups_beyond_the_age_limit_are_dropped_only_when_asked(rule, expired):
-    """Three groups a step are kept at once, one trains: the surplus grows older than it may."""
+def test_what_is_held_is_bounded_so_that_nothing_grows_too_old():
+    """Everything is kept and nine groups are asked for at once: with max_age 1 only two steps' worth may be held."""
+    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: float(i), "prompts": 3, "capacity": 40}
+    held = make_collector(**world, oversample=3.0, max_age=1).collect(1)
+    assert held.metrics["groups/dispatched"] == 6
+    assert held.metrics["groups/waiting"] == 3
+    one = make_collector(**world, oversample=3.0, max_age=0).collect(1)
+    assert one.metrics["groups/dispatched"] == 3
+
+
+def test_on_max_age_drop_takes_what_it_likes_and_drops_what_grows_old():
+    # groups are kept at once, but for group 2, which takes 40 steps: both kinds of held groups expire
     collector = make_collector(
-        length=lambda g, i: 3,
+        length=lambda g, i: 40 if g == 2 else 3,
         accuracy=lambda g, i: float(i),
         prompts=1,
-        capacity=6,
-        oversample=3.0,
-        max_age=0,
-        on_max_age=rule,
+        capacity=10,
+        oversample=5.0,
+        lookahead=0.0,
+        max_age=1,
+        on_max_age="drop",
     )
-    collector.collect(1)
-    waiting = [group.id for group in collector.kept]
-    assert waiting == [1, 2]
+    assert collector.collect(1).metrics["groups/expired"] == 0
+    assert ([g.id for g in collector.kept], list(collector.open)) == ([1, 3, 4], [2])
     second = collector.collect(2)
-    assert (second.metrics["groups/expired"] > 0) == bool(expired)
-    assert (ids(second) == [1]) != bool(expired)
+    assert ids(second) == [1]
+    third = collector.collect(3)
+    assert third.metrics["groups/expired"] == 3
+    assert third.metrics["cost/expired_tokens"] == 2 * 2 * 3 + 2 * 3  # groups 3 and 4; 2 begun responses
+    assert ids(third) == [5]
 
 
 def test_a_fixed_oversampling_factor_is_dispatched_at_once():

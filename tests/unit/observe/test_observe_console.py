@@ -10,6 +10,7 @@ from rich.console import Console as RichConsole
 
 from dapo.observe.console import Console
 from dapo.observe.view import RunState, dashboard, sample_lines
+from dapo.observe.why import Filling, Shares, why
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/] [link=http://evil]y\u202ez\x9b31m"
@@ -198,3 +199,138 @@ def test_samples_are_marked_and_shortened():
     assert sample_lines("p", "a\nb", 0.25).plain == "  ┃ p\n  ┃ a\n  ┃ b\n  ✗ score 0.25"
     assert sample_lines("p", "", None).plain == "  ┃ p\n  ┃ \n  ? unscored"
     assert len(sample_lines("p" * 10_000, "r" * 10_000, 1.0, limit=100).plain) < 250
+
+
+def progress(step=24, kept=12, wanted=32, judged=40, shares=None):
+    given = {"kept": 0.3, "all_wrong": 0.55, "all_correct": 0.15, "judged": judged, "prompts_per_step": wanted}
+    return Filling(step=step, kept=kept, wanted=wanted, judged=judged, shares=Shares(**{**given, **(shares or {})}))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_live_view_while_a_batch_fills(width):
+    console, state = screen(width), a_run()
+    state.filling = progress()
+    console.print(dashboard(state, width, now=112.0))
+    assert {cell_len(line) for line in shown(console).splitlines()} == {width}
+    check_golden(f"live_filling_{width}.txt", shown(console))
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79, 120, 124, 200, 400])
+def test_the_view_of_a_filling_batch_fits_any_width_and_keeps_its_height(width):
+    heights = set()
+    for filling in (
+        progress(),
+        progress(kept=32, judged=70),  # full: it trains
+        progress(step=23, kept=35, judged=70),  # its step is done
+        progress(
+            kept=10**6, wanted=10**7, judged=10**8, shares={"uniform": 0.3, "out_of_band": 0.2, "too_few_scored": 0.1}
+        ),
+    ):
+        console, state = screen(width), a_run()
+        state.filling = filling
+        console.print(dashboard(state, width, now=112.0))
+        lines = shown(console).splitlines()
+        heights.add(len(lines))
+        assert {cell_len(line.rstrip()) for line in lines} == {min(width, 200)}
+    assert len(heights) == 1
+
+
+def test_only_a_batch_that_is_not_full_is_being_collected():
+    for filling, word in (
+        (progress(), "collecting 12 of 32 groups"),
+        (progress(kept=33), "collected 33 groups"),
+        (progress(step=23, kept=20), "collected 20 of 32 groups"),  # a smaller batch, whose step is done
+    ):
+        console, state = screen(120), a_run()
+        state.filling = filling
+        console.print(dashboard(state, 120, now=112.0))
+        assert word in shown(console)
+
+
+def filled(mode, terminal=False):
+    """A console in the middle of a run, what it wrote so far taken away, and its clock."""
+    rich, now = screen(200, terminal), [0.0]
+    console = Console(mode, rich, clock=lambda: now[0])
+    console.start("r", 60)
+
+    def new():
+        text = shown(rich)
+        rich.file.seek(0)
+        rich.file.truncate()
+        return text
+
+    new()
+    return console, now, new
+
+
+def test_a_step_that_fills_in_time_says_nothing():
+    console, _, new = filled("plain")
+    for judged in range(1, 128):
+        console.filling(progress(judged=judged, kept=judged // 4))
+    assert new() == ""
+
+
+def test_a_batch_that_takes_long_is_told_at_each_doubling_with_its_cause():
+    console, _, new = filled("plain")
+    told, shares = [], {"kept": 0.05, "all_wrong": 0.9, "all_correct": 0.05}
+    for judged in range(1, 1100):
+        console.filling(progress(judged=judged, kept=1, shares=shares))
+        told += [(judged, line) for line in new().splitlines()]
+    assert [judged for judged, _ in told] == [128, 256, 512, 1024]  # 4, 8, 16 and 32 times the 32 wanted
+    assert told[0][1].startswith(
+        "step 24: 1 of 32 groups kept, 5% of those judged, 128 groups judged. 90% of the groups"
+    )
+    assert told[0][1].endswith(why(progress(shares=shares).shares, "rollouts/ (written when the step ends)"))
+    console.filling(progress(judged=5000, kept=32))  # full: nothing to complain of
+    assert new() == ""
+
+
+def test_a_level_is_told_again_only_after_ten_steps():
+    console, _, new = filled("plain")
+    told = []
+    for step in range(1, 25):
+        judged = 300 if step == 5 else 130  # twice the level in step 5
+        console.filling(progress(step=step, judged=judged, kept=1))
+        told += [step] * len(new().splitlines())
+    assert told == [1, 5, 15]
+
+
+def test_plain_mode_shows_once_a_minute_that_a_batch_still_fills():
+    console, now, new = filled("plain")
+    told = []
+    for second in range(200):
+        now[0] = float(second)
+        console.filling(progress(judged=100, kept=12))
+        told += [(second, line) for line in new().splitlines()]
+    assert [second for second, _ in told] == [60, 120, 180]
+    assert told[0][1] == "step 24: 12 of 32 groups kept, 30% of those judged"
+    now[0] = 230.0
+    console.step(24, step_metrics(24))  # a step's line counts too
+    new()
+    now[0] = 289.0
+    console.filling(progress(step=25))
+    assert new() == ""
+    now[0] = 290.0
+    console.filling(progress(step=25))
+    assert new() == "step 25: 12 of 32 groups kept, 30% of those judged\n"
+
+
+def test_live_mode_shows_the_batch_and_has_no_heartbeat():
+    console, now, new = filled("live", terminal=True)
+    with console:
+        now[0] = 100.0
+        console.filling(progress())
+        console._live.refresh()
+        text = new()
+        assert "collecting 12 of 32 groups" in text
+        assert "of those judged" not in text
+        console.filling(progress(judged=128, kept=12))
+        assert "of those judged, 128 groups judged. " in new()
+
+
+def test_quiet_and_a_console_without_a_run_say_nothing_of_batches():
+    console, now, new = filled("quiet")
+    now[0] = 1e6
+    console.filling(progress(judged=10**6))
+    Console("plain", screen(80)).filling(progress(judged=10**6))
+    assert new() == ""

@@ -1,0 +1,189 @@
+"""What ``dapo data`` reads of a run folder. Nothing is written: the run may be going on."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from dapo.checkpoint.store import CheckpointStore
+from dapo.config.files import parse_yaml
+from dapo.config.schema import Recipe
+from dapo.contracts.enums import FinishReason, Verdict
+from dapo.errors import CheckpointError, DataError, RecipeError
+from dapo.observe.metrics import Row, read_metrics, series
+from dapo.observe.prompts import History, Standing, read_prompts
+from dapo.observe.rollouts import read_rollouts
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.why import Shares
+
+RECENT_STEPS = 10
+"""The last steps that the answer to "why does my batch not fill" speaks of."""
+
+
+@dataclass(slots=True)
+class RunData:
+    """Everything this command reads of a run. Missing parts are None or empty, and ``notes`` says why."""
+
+    folder: RunFolder
+    rows: list[Row]  # metrics, up to the chosen step
+    recipe: Recipe | None = None
+    history: History | None = None
+    step: int | None = None  # of the checkpoint behind the history
+    passes: int = 0  # over the data, completed at that checkpoint
+    problems: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # id -> problem, answer, source
+    sources: Counter[str] = field(default_factory=Counter)  # prompts of each
+    notes: list[str] = field(default_factory=list)
+
+
+def load_run(folder: RunFolder, step: int | None = None) -> RunData:
+    """Read the newest checkpoint's history (or that of ``step``), the prompts, the metrics and the recipe."""
+    rows = [row for row in read_metrics(folder.metrics) if step is None or int(row["step"]) <= step]
+    data = RunData(folder, rows)
+    try:
+        given, _ = parse_yaml(folder.resolved_recipe.read_text(encoding="utf-8"), str(folder.resolved_recipe))
+        data.recipe = Recipe.model_validate(given)  # no look at its files: they need not be here any more
+    except (ValidationError, RecipeError, OSError):
+        data.notes.append(f"{folder.resolved_recipe.name} is of another version: its settings are not known here.")
+    _load_history(data, step)
+    try:
+        table = read_prompts(folder.prompts)
+        columns = (table[name].to_pylist() for name in ("id", "problem", "answer", "source"))
+        data.problems = {
+            name: (problem, answer, source) for name, problem, answer, source in zip(*columns, strict=True)
+        }
+        data.sources = Counter(source for _, _, source in data.problems.values())
+    except DataError as error:
+        data.notes.append(f"{error} Until then prompts are shown by their ids.")
+    return data
+
+
+def _load_history(data: RunData, step: int | None) -> None:
+    store = CheckpointStore(data.folder.checkpoints)  # its ``path`` mends the folder, and would disturb a running save
+    for _ in range(3):  # a running process may remove the checkpoint while it is read
+        steps = store.steps()
+        if step is not None and step not in steps:
+            raise CheckpointError(f"no checkpoint of step {step} in {store.folder}; there are: {steps}")
+        if not steps:
+            every = data.recipe.checkpoint.every if data.recipe else None
+            when = f"every {every} steps and when the run ends" if every else "when the run ends"
+            data.notes.append(f"No checkpoint yet, and the history of the prompts is saved there: {when}.")
+            return
+        data.step = steps[-1] if step is None else step
+        try:
+            collector = _read_collector(data.folder.checkpoint(data.step))
+            break
+        except FileNotFoundError:
+            continue
+    else:
+        raise CheckpointError(f"the checkpoints in {store.folder} were removed while they were read; try again")
+    if "history" not in collector:
+        data.notes.append(
+            f"The checkpoint of step {data.step} is of a version that kept no history of its prompts. "
+            "Resume the run: its next checkpoint has one, from there on."
+        )
+        return
+    data.history = History.from_state(collector["history"])
+    data.passes = int(collector.get("stream", {}).get("epoch", 0))
+
+
+def _read_collector(folder: Path) -> dict[str, Any]:
+    """History and stream of a saved state. Only their arrays are read: a state holds thousands for carried groups."""
+    try:
+        collector = json.loads((folder / "state.json").read_text(encoding="utf-8"))["collector"]
+        wanted = {name: collector[name] for name in ("history", "stream") if name in collector}
+        archive = folder / "state.npz"
+        if not archive.exists():
+            return wanted
+        with np.load(archive, allow_pickle=False) as arrays:
+            for part in wanted.values():
+                part |= {k: arrays[v["__array__"]] for k, v in part.items() if isinstance(v, dict) and "__array__" in v}
+        return wanted
+    except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: its state cannot be read ({error!r}). `--step` reads another one"
+        ) from None
+
+
+def recent_shares(data: RunData) -> tuple[Shares, str]:
+    """What was judged of late, and when that was: the step that could not be filled, else the last steps."""
+    known = _known(data)
+    stopped = _stopped_file(data)
+    if stopped is not None:
+        return _shares_of_file(data, stopped, known), "in the step that could not be filled"
+    rows = [row for row in data.rows if row.get("groups/finished")][-RECENT_STEPS:]
+    judged = int(_total(rows, "groups/finished"))
+    responses = max(1.0, _total(rows, "sampling/responses"))
+    truncated = sum((r.get("response/truncated_share") or 0) * (r.get("sampling/responses") or 0) for r in rows)
+    prefix = "reward/unscored/"
+    reasons = sorted({key for row in rows for key in row if key.startswith(prefix)})
+    epochs = data.recipe.data.epochs if data.recipe else None
+    by_verdict: dict[str, Any] = {v.value: _total(rows, f"groups/{v}") / max(1, judged) for v in Verdict}
+    shares = Shares(
+        **by_verdict,
+        judged=judged,
+        truncated=truncated / responses,
+        unscored={key.removeprefix(prefix): int(_total(rows, key)) for key in reasons},
+        dispatched=int(_total(rows, "groups/dispatched")),
+        generated_tokens=int(_total(rows, "sampling/generated_tokens")),
+        data_ended=bool(epochs and rows and rows[-1].get("sampling/cap_reached") and data.passes >= epochs),
+        **known,
+    )
+    return shares, f"in the last {len(rows)} steps" if len(rows) > 1 else "in the last step"
+
+
+def _known(data: RunData) -> dict[str, Any]:
+    """What recipe and history say, whichever groups were judged."""
+    known: dict[str, Any] = {}
+    retire_at = None
+    if data.recipe is not None:
+        algorithm, rollout = data.recipe.algorithm, data.recipe.rollout
+        retire_at, votes = algorithm.dynamic_sampling.retire_at, algorithm.truncated_vote
+        known["prompts_per_step"], known["group_size"] = rollout.prompts_per_step, rollout.group_size
+        known["truncated_vote"] = not algorithm.overlong_filtering if votes is None else votes
+    if (history := data.history) is not None:
+        before = history.responses - history.last_responses
+        chosen = history.standing(Standing.HOPELESS) & (before > 0)
+        known["hopeless_rates"] = (history.correct[chosen] / before[chosen]).tolist()
+        known["all_retired"] = retire_at is not None and int(history.retired(retire_at).sum()) == history.size
+    return known
+
+
+def _stopped_file(data: RunData) -> Path | None:
+    """Rollouts of the step that stopped the run, unless it went on since."""
+    last = int(data.rows[-1]["step"]) if data.rows else 0
+    files = sorted(data.folder.rollouts.glob("stopped_*.parquet"))
+    return files[-1] if files and int(files[-1].stem.removeprefix("stopped_")) > last else None
+
+
+def _shares_of_file(data: RunData, path: Path, known: dict[str, Any]) -> Shares:
+    table = read_rollouts(path, ["group", "verdict", "finish", "unscored"])
+    _, first = np.unique(table["group"].to_numpy(), return_index=True)
+    verdicts = Counter(table["verdict"].take(first).to_pylist())
+    reasons = Counter(reason.split(":")[0] for reason in table["unscored"].to_pylist() if reason)
+    judged, ended = len(first), False
+    if data.recipe is not None and data.recipe.data.epochs is not None:
+        # Stopped below the cap on groups and without one on tokens: then it was the end of the data.
+        caps = data.recipe.algorithm.dynamic_sampling
+        below = caps.max_groups is None or judged < caps.max_groups * data.recipe.rollout.prompts_per_step
+        ended = below and caps.max_tokens is None and sum(reasons.values()) < len(table)
+    by_verdict: dict[str, Any] = {v.value: verdicts[v] / max(1, judged) for v in Verdict}
+    return Shares(
+        **by_verdict,
+        judged=judged,
+        truncated=table["finish"].to_pylist().count(FinishReason.LENGTH) / max(1, len(table)),
+        unscored=dict(reasons),
+        data_ended=ended,
+        **known,
+    )
+
+
+def _total(rows: Sequence[Row], key: str) -> float:
+    return float(sum(series(rows, key)[1]))

@@ -1,0 +1,129 @@
+"""How many groups to dispatch, and how long they may be held back."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from dapo.config.schema import DynamicSampling
+
+# The acceptance estimate forgets: each step the counts behind it are multiplied by this.
+ACCEPTANCE_MEMORY = 0.7
+# Never plan for less than this acceptance: a run that accepts nothing must meet its cap, not fill the machine.
+LOWEST_ACCEPTANCE = 0.05
+
+
+class Refill:
+    """Refill by deficit over a running acceptance estimate."""
+
+    def __init__(self, settings: DynamicSampling, prompts_per_step: int) -> None:
+        self.settings, self.prompts_per_step = settings, prompts_per_step
+        self._accepted, self._judged = 0.0, 0.0
+
+    def begin(self) -> None:
+        """A step begins: what was seen before counts less."""
+        self._accepted *= ACCEPTANCE_MEMORY
+        self._judged *= ACCEPTANCE_MEMORY
+
+    def judged(self, accepted: bool) -> None:
+        self._judged += 1.0
+        self._accepted += accepted
+
+    @property
+    def acceptance(self) -> float:
+        """Running estimate of the share of groups that are kept; 1 before anything was judged."""
+        return max(LOWEST_ACCEPTANCE, (self._accepted + 1.0) / (self._judged + 1.0))
+
+    def wanted(self, kept: int, under_way: int, free: int, dispatched: int) -> int:
+        """Groups to dispatch now.
+
+        Args:
+            kept: groups kept and not yet trained.
+            under_way: groups dispatched and not yet judged.
+            free: groups that the engine could seat at once.
+            dispatched: groups dispatched in this step.
+        """
+        settings, prompts = self.settings, self.prompts_per_step
+        if settings.mode == "filter":
+            wanted = self._by_deficit(kept, under_way, free)
+        elif settings.mode == "replace" and dispatched >= prompts:
+            missing = least_kept(settings, prompts) - kept
+            wanted = math.ceil(missing / self.acceptance) - under_way
+        else:
+            return prompts - dispatched
+        if settings.max_groups is not None:
+            wanted = min(wanted, math.ceil(settings.max_groups * prompts) - dispatched)
+        return max(0, wanted)
+
+    def _by_deficit(self, kept: int, under_way: int, free: int) -> int:
+        """What is missing for the batch, and for ``lookahead`` of the next, over the acceptance estimate."""
+        settings, prompts = self.settings, self.prompts_per_step
+        carries = settings.unfinished == "carry" and settings.surplus == "carry"
+        missing = prompts * (1.0 + (settings.lookahead if carries else 0.0)) - kept
+        factor = settings.oversample or 1.0 / self.acceptance
+        wanted = math.ceil(missing * factor - 1e-9) - under_way
+        if settings.oversample is None:
+            # Beyond the engine's slots a group would only wait, and by then the estimate is better.
+            wanted = min(wanted, max(free, 0 if under_way else 1))
+        if settings.surplus == "carry" and settings.on_max_age == "wait":
+            wanted = min(wanted, prompts * (settings.max_age + 1) - kept - under_way)
+        return wanted
+
+    def state(self) -> list[float]:
+        return [self._accepted, self._judged]
+
+    def load(self, state: list[float]) -> None:
+        self._accepted, self._judged = state
+
+
+def least_kept(settings: DynamicSampling, prompts_per_step: int) -> int:
+    """Mode ``replace``: kept groups from which on a batch is filled up with copies."""
+    return math.floor(settings.min_replace_ratio * prompts_per_step) + 1
+
+
+def is_full(
+    settings: DynamicSampling,
+    prompts_per_step: int,
+    step: int,
+    kept: Sequence[int],
+    unfinished: Sequence[int],
+    dispatched: int,
+) -> bool:
+    """Whether the batch of ``step`` can be taken.
+
+    Args:
+        kept: the step that dispatched each kept group, in any order.
+        unfinished: the same of groups not yet judged.
+        dispatched: groups dispatched in this step.
+    """
+    if settings.mode != "filter":
+        enough = settings.mode != "replace" or len(kept) >= least_kept(settings, prompts_per_step)
+        return enough and dispatched >= prompts_per_step and not unfinished
+    if len(kept) < prompts_per_step:
+        return False
+    if not unfinished or settings.unfinished == "drain":
+        return not unfinished
+    if settings.unfinished == "discard" or settings.on_max_age == "drop":
+        return True
+    surplus = sorted(kept)[prompts_per_step:] if settings.surplus == "carry" else []
+    return in_time([*surplus, *unfinished], step, prompts_per_step, settings.max_age)
+
+
+def in_time(births: Iterable[int], step: int, prompts_per_step: int, max_age: int) -> bool:
+    """Whether groups that stay behind after the batch of ``step`` can all train before they are older than ``max_age``.
+
+    The oldest train first, P a step: for every k, at most P x k of them may be due within the next k steps.
+    ``Refill`` holds at most P (max_age + 1) groups at once; then waiting for those that still decode always
+    makes this true in the end, so that no trained group is ever older than ``max_age`` and nothing is dropped.
+
+    Args:
+        births: the step that dispatched each group that stays behind, decoding ones included.
+    """
+    due = Counter(max(0, born + max_age - step) for born in births)
+    total = 0
+    for k in range(max_age + 1):
+        total += due[k]
+        if total > prompts_per_step * k:
+            return False
+    return True

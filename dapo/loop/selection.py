@@ -1,0 +1,112 @@
+"""Which prompts of the stream are worth generating for: retirement of solved ones, and GRESO's skipping.
+
+Both are off unless the recipe asks for them; then every prompt is taken as the stream gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from dapo.config.schema import DynamicSampling
+from dapo.contracts.enums import Verdict
+from dapo.contracts.protocols import PromptStream
+from dapo.contracts.types import Prompt
+from dapo.loop.history import PromptHistory, PromptRecord
+from dapo.loop.seeds import SELECTION, derive_seed
+
+# GRESO (arXiv 2506.02177): bounds and step of the exploration probabilities, and their start.
+LEAST, MOST, STEP, START = 0.05, 0.95, 0.01, 0.5
+LEAST_EXPLORATION = 0.01
+EASY_SHARE = 1 / 3
+"""Part of the target share of zero-variance groups that may be all correct; the rest may be all wrong."""
+PASSES_WITHOUT_A_PROMPT = 100
+"""Passes over the data in which nothing was taken, after which the data counts as used up."""
+
+
+class PromptSelector:
+    """Takes prompts from a stream, leaving out those that history says teach nothing.
+
+    A choice is a function of (run seed, number of the draw, history), so it is the same after a resume.
+    """
+
+    def __init__(self, stream: PromptStream, history: PromptHistory, settings: DynamicSampling, run_seed: int) -> None:
+        self.stream, self.history, self.settings, self.run_seed = stream, history, settings, run_seed
+        self.p_easy = self.p_hard = START
+        self.draws = 0
+        self.skipped = 0  # since ``end_step``
+        self.ended: Literal["data", "retired"] | None = None
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next ``n`` prompts worth a group; fewer only when the data has ended or all of it is retired."""
+        taken: list[Prompt] = []
+        passed_over = 0
+        while len(taken) < n:
+            drawn = self.stream.take(n - len(taken))
+            if not drawn:
+                self.ended = "data"
+                break
+            chosen = [prompt for prompt in drawn if self._worth_it(prompt)]
+            taken += chosen
+            self.skipped += len(drawn) - len(chosen)
+            passed_over = 0 if chosen else passed_over + len(drawn)
+            if passed_over > PASSES_WITHOUT_A_PROMPT * self.stream.size:
+                self.ended = "retired"
+                break
+        return taken
+
+    def explore(self, record: PromptRecord) -> float:
+        """Probability with which a prompt of this record is taken when its turn comes."""
+        if self.is_retired(record):
+            return self.settings.review_share
+        if self.settings.greso and record.streak:
+            base = self.p_easy if self._is_easy(record) else self.p_hard
+            return float(max(base**record.streak, LEAST_EXPLORATION))
+        return 1.0
+
+    def is_retired(self, record: PromptRecord) -> bool:
+        """Solved: the pass rate of its last visit reached ``retire_at``. A review may bring it back."""
+        at = self.settings.retire_at
+        return at is not None and record.last_responses > 0 and record.last_pass_rate >= at
+
+    def retired(self) -> int:
+        """Prompts that are retired now."""
+        if self.settings.retire_at is None:
+            return 0
+        return sum(self.is_retired(record) for record in self.history.records.values())
+
+    def end_step(self, verdicts: Mapping[Verdict, int]) -> None:
+        """Move GRESO's probabilities: down when a kind of zero-variance group is above its target share, else up."""
+        self.skipped = 0
+        judged = sum(verdicts.values())
+        if not self.settings.greso or not judged:
+            return
+        target = self.settings.greso_target
+        easy, hard = verdicts.get(Verdict.ALL_CORRECT, 0) / judged, verdicts.get(Verdict.ALL_WRONG, 0) / judged
+        self.p_easy = _moved(self.p_easy, easy > EASY_SHARE * target)
+        self.p_hard = _moved(self.p_hard, hard > (1 - EASY_SHARE) * target)
+
+    def state(self) -> dict[str, Any]:
+        own = {"p_easy": self.p_easy, "p_hard": self.p_hard, "draws": self.draws, "size": self.stream.size}
+        return {"stream": self.stream.state(), "history": self.history.state() | own}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.stream.load(state["stream"])
+        history = state["history"]
+        self.history.load(history)
+        self.p_easy, self.p_hard, self.draws = history["p_easy"], history["p_hard"], history["draws"]
+
+    def _worth_it(self, prompt: Prompt) -> bool:
+        self.draws += 1
+        record = self.history.records.get(prompt.id)
+        if record is None or (explore := self.explore(record)) >= 1.0:
+            return True
+        return derive_seed(self.run_seed, SELECTION, self.draws) / 2**63 < explore
+
+    @staticmethod
+    def _is_easy(record: PromptRecord) -> bool:
+        return record.last_pass_rate >= 0.5  # all correct; for another metric's uniform groups the nearer side
+
+
+def _moved(probability: float, down: bool) -> float:
+    return min(MOST, max(LEAST, probability - STEP if down else probability + STEP))

@@ -1,0 +1,152 @@
+"""What a run knows of its training prompts: RUN/prompts.parquet, and the history in its checkpoints in numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dapo.contracts.enums import Verdict
+from dapo.contracts.types import BoolArray, IntArray, Prompt
+from dapo.errors import CheckpointError, DataError
+from dapo.observe.text import utf8
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),  # content hash, the same as ``prompt_id`` in rollouts/
+        ("source", pa.dictionary(pa.int32(), pa.string())),
+        ("problem", pa.string()),
+        ("answer", pa.string()),  # gold
+    ],
+    metadata={"dapo.prompts": "1"},
+)
+_VERDICTS = list(Verdict)
+
+
+def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
+    """Write the training prompts in their order (zstd). A crash at any instant leaves no half file under this name."""
+    columns = [
+        pa.array([prompt.id for prompt in prompts], pa.string()),
+        pa.array([utf8(prompt.source) for prompt in prompts], pa.string()).dictionary_encode(),
+        pa.array([utf8(prompt.problem) for prompt in prompts], pa.string()),
+        pa.array([utf8(prompt.answer) for prompt in prompts], pa.string()),
+    ]
+    temporary = path.with_name(f".{path.name}.tmp")
+    pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), temporary, compression="zstd")
+    os.replace(temporary, path)
+
+
+def read_prompts(path: Path) -> pa.Table:
+    """The training prompts of a run, in their order; columns as in ``SCHEMA``.
+
+    Raises:
+        DataError: no such file (runs of older versions have none), or not a file of this kind.
+    """
+    if not path.exists():
+        raise DataError(f"no prompts at {path}. A run writes them when it starts or is resumed.")
+    try:
+        table = pq.read_table(path)
+        return table.select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"{path} cannot be read as prompts: {reason}. Remove it and resume the run: it is written again."
+        ) from None
+
+
+class Standing(StrEnum):
+    """What the last judged group of a prompt says of it."""
+
+    SOLVED = "solved"  # all correct
+    USEFUL = "useful"  # mixed, or rejected by another rule than all correct or all wrong
+    HOPELESS = "hopeless"  # all wrong
+    UNJUDGED = "unjudged"  # too few scored
+
+
+_STANDING = {
+    Verdict.ALL_CORRECT: Standing.SOLVED,
+    Verdict.ALL_WRONG: Standing.HOPELESS,
+    Verdict.TOO_FEW_SCORED: Standing.UNJUDGED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every prompt that was judged, in columns of equal length [prompts seen]."""
+
+    ids: list[str]
+    visits: IntArray  # groups judged
+    responses: IntArray  # voters so far
+    correct: IntArray  # correct voters so far
+    last_responses: IntArray  # voters of the last visit
+    last_correct: IntArray
+    streak: IntArray  # visits in a row without variance
+    last_step: IntArray
+    verdict: IntArray  # of the last visit, index into ``list(Verdict)``
+    size: int  # prompts in the training data
+    p_easy: float = 1.0  # GRESO
+    p_hard: float = 1.0
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """From ``state["collector"]["history"]`` of a checkpoint.
+
+        Raises:
+            CheckpointError: a column is missing, or columns differ in length.
+        """
+        names = [name for name in cls.__dataclass_fields__ if name not in ("ids", "size", "p_easy", "p_hard")]
+        try:
+            ids = [str(name) for name in state["ids"]]
+            columns: dict[str, Any] = {name: np.asarray(state[name], np.int64) for name in names}
+            numbers: dict[str, Any] = {name: float(state[name]) for name in ("p_easy", "p_hard") if name in state}
+            size = int(state.get("size", len(ids)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the prompt history of this checkpoint cannot be read: {error!r}") from None
+        if any(column.shape != (len(ids),) for column in columns.values()):
+            raise CheckpointError("the prompt history of this checkpoint has columns of different lengths")
+        if ((columns["verdict"] < 0) | (columns["verdict"] >= len(_VERDICTS))).any():
+            raise CheckpointError(
+                "the prompt history of this checkpoint holds verdicts that this version does not know"
+            )
+        return cls(ids=ids, size=max(size, len(ids)), **columns, **numbers)
+
+    @property
+    def unseen(self) -> int:
+        """Prompts of the data that were never judged."""
+        return self.size - len(self.ids)
+
+    def having(self, *verdicts: Verdict) -> BoolArray:
+        """Prompts whose last visit ended with one of ``verdicts``."""
+        return np.isin(self.verdict, [_VERDICTS.index(verdict) for verdict in verdicts])
+
+    def standing(self, standing: Standing) -> BoolArray:
+        """Prompts of one standing; the four parts make up all that were judged."""
+        return self.having(*(v for v in Verdict if _STANDING.get(v, Standing.USEFUL) is standing))
+
+    def pass_rates(self) -> NDArray[np.float64]:
+        """Correct share of all voters so far; nan where none voted."""
+        return _ratio(self.correct, self.responses)
+
+    def last_pass_rates(self) -> NDArray[np.float64]:
+        """Correct share of the last visit's voters; nan where none voted."""
+        return _ratio(self.last_correct, self.last_responses)
+
+    def retired(self, retire_at: float | None) -> BoolArray:
+        """Prompts that are retired under the setting ``retire_at``."""
+        if retire_at is None:
+            return np.zeros(len(self.ids), np.bool_)
+        return np.nan_to_num(self.last_pass_rates(), nan=-1.0) >= retire_at
+
+
+def _ratio(part: IntArray, whole: IntArray) -> NDArray[np.float64]:
+    ratio = np.full(len(part), np.nan)
+    np.divide(part, whole, out=ratio, where=whole > 0)
+    return ratio

@@ -1,0 +1,215 @@
+"""Why a batch fills slowly or not at all, in plain words: from counts alone, without a look at the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dapo.observe.text import clean, percent, shorten
+
+HEALTHY = 0.3
+"""Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
+NEARLY_ALL = 0.8
+"""Share of groups of one kind from which it is the cause, and not a tendency."""
+ENOUGH = 20
+"""Prompts from which their pass rates are used instead of an example."""
+_LATER = "rollouts/ (written when the step ends)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What became of the groups that were judged. Shares of groups unless said; they need not add up to 1."""
+
+    kept: float = 0.0
+    all_correct: float = 0.0
+    all_wrong: float = 0.0
+    uniform: float = 0.0
+    out_of_band: float = 0.0
+    too_few_scored: float = 0.0
+    judged: int = 0  # groups behind these shares
+    truncated: float = 0.0  # share of the responses
+    truncated_vote: bool = False  # whether truncated responses vote
+    unscored: Mapping[str, int] = field(default_factory=dict)  # responses without a score, by reason
+    prompts_per_step: int = 0  # P
+    group_size: int = 0  # G
+    dispatched: int = 0  # groups
+    generated_tokens: int = 0
+    data_ended: bool = False  # the passes that the recipe allows are over
+    all_retired: bool = False  # no prompt is left that is not retired
+    hopeless_rates: Sequence[float] = ()
+    """Of each prompt that was all wrong at its last visit and was judged before: its pass rate until then. (The last
+    visit chose these prompts, so it says nothing of how often they are solved.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How far the batch of a step is, after a judged group."""
+
+    step: int
+    kept: int  # groups ready to train, those carried into the step included
+    wanted: int  # P
+    judged: int  # groups, in this step
+    shares: Shares  # of this step
+    generated_tokens: int = 0  # in this step
+
+
+def why(shares: Shares, rollouts: str = "rollouts/ of the run") -> str:
+    """One to three sentences: the likely cause of a batch that does not fill, and what to change.
+
+    Args:
+        shares: what was judged.
+        rollouts: where the judged responses can be read, as the reader should be told.
+    """
+    if shares.all_retired:
+        return (
+            "Every prompt is retired: all were solved at their last visit. Take harder problems, raise "
+            "algorithm.dynamic_sampling.retire_at or review_share, or end the run here."
+        )
+    if shares.data_ended:
+        return "data.epochs ran out. Raise data.epochs (or leave it out for an endless stream)."
+    if not shares.judged:
+        return "No group was judged yet."
+    if shares.kept >= HEALTHY:
+        return f"Nothing to mend: {_percent(shares.kept)} of the groups are kept, {_need(shares)}."
+    causes = {
+        _too_hard: shares.all_wrong,
+        _solved: shares.all_correct,
+        _too_few: shares.too_few_scored,
+        _out_of_band: shares.out_of_band,
+        _uniform: shares.uniform,
+    }
+    cause = max(causes, key=lambda name: causes[name])
+    if not causes[cause]:
+        return f"{_percent(shares.kept)} of the groups are kept, {_need(shares)}."
+    if causes[cause] < 0.5 and shares.all_wrong + shares.all_correct > 0.5:
+        return _between(shares)
+    return cause(shares, rollouts)
+
+
+def filling_line(progress: Filling) -> str:
+    """A batch that takes long, as one line that ends with the likely cause."""
+    return f"{heartbeat(progress)}, {progress.judged} groups judged. {why(progress.shares, _LATER)}"
+
+
+def heartbeat(progress: Filling) -> str:
+    """How far a batch is, in a few words."""
+    kept = percent(progress.shares.kept, 0)
+    return f"step {progress.step}: {progress.kept} of {progress.wanted} groups kept, {kept} of those judged"
+
+
+def mixed(pass_rate: float, group_size: int) -> float:
+    """Probability that a group of a problem solved with ``pass_rate`` has both correct and wrong responses."""
+    return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
+
+
+def _too_hard(shares: Shares, rollouts: str) -> str:
+    said = f"{_percent(shares.all_wrong)} of the groups are all wrong"
+    if shares.truncated > 0.5:
+        return (
+            f"{said}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off seldom has an "
+            "answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If those that end "
+            "by themselves are wrong too, the problems are too hard, or the verifier cannot read the answers."
+        )
+    said += ": "
+    if shares.all_wrong > NEARLY_ALL:
+        said += (
+            f"the problems are too hard for the model, or the verifier cannot read its answers. Look at {rollouts}, at "
+            "the prompt's instruction and at the reward's settings; then take easier problems"
+        )
+    else:
+        said += "many problems are too hard for the model. Take easier problems"
+    return said + _larger_groups(shares)
+
+
+def _larger_groups(shares: Shares) -> str:
+    """What a larger group would change: from the pass rates where they are known, else an example."""
+    now, more, known = shares.group_size, 4 * shares.group_size, len(shares.hopeless_rates)
+    if now < 2:
+        return ", or start a run with a larger rollout.group_size."
+    start = f", or start a run with a larger rollout.group_size (now {now}): "
+    if known < ENOUGH:
+        once = _round(3 * now)
+        return (
+            f"{start}a problem solved 1 time in {once} gives a mixed group of {now} in "
+            f"{_percent(mixed(1 / once, now))} of the tries, of {more} in {_percent(mixed(1 / once, more))}."
+        )
+    prompts = f"the {known} prompts that were all wrong at their last visit and judged before"
+    if not any(shares.hopeless_rates):
+        return f". A larger rollout.group_size would help little: none of {prompts} was ever solved."
+    before, after = (sum(mixed(rate, size) for rate in shares.hopeless_rates) / known for size in (now, more))
+    return (
+        f"{start}by the earlier pass rates of {prompts}, {_percent(before)} of their groups of {now} are mixed, "
+        f"{_percent(after)} of {more}."
+    )
+
+
+def _solved(shares: Shares, rollouts: str) -> str:
+    said = f"{_percent(shares.all_correct)} of the groups are all correct: "
+    if shares.all_correct > NEARLY_ALL:
+        said += "the problems are solved. Take harder problems, or end the run here"
+    else:
+        said += "many problems are solved. Add harder problems"
+    return said + "; algorithm.dynamic_sampling.retire_at=1 leaves out those that were all correct at their last visit."
+
+
+def _too_few(shares: Shares, rollouts: str) -> str:
+    said = f"{_percent(shares.too_few_scored)} of the groups have fewer than two responses that vote: "
+    if shares.truncated > 0.5 and not shares.truncated_vote:
+        return (
+            said + f"{_percent(shares.truncated)} of the responses are truncated, and truncated ones do not vote. "
+            "Raise rollout.max_response_tokens, or let them vote with algorithm.truncated_vote=true."
+        )
+    if not shares.unscored:
+        return said + f"most responses could not be scored. The column `unscored` of {rollouts} says why."
+    reason, count = max(shares.unscored.items(), key=lambda item: item[1])
+    reason = shorten(clean(reason, newlines=False), 80)
+    return (
+        said + f"most responses could not be scored, {count} of them for {reason!r}. The column `unscored` of "
+        f"{rollouts} has the reasons in full; mend the reward function, or raise its timeout."
+    )
+
+
+def _out_of_band(shares: Shares, rollouts: str) -> str:
+    return (
+        f"The mean score of {_percent(shares.out_of_band)} of the groups lies outside algorithm.dynamic_sampling.band. "
+        "Widen the band, or take problems nearer to it."
+    )
+
+
+def _uniform(shares: Shares, rollouts: str) -> str:
+    return (
+        f"The score that algorithm.dynamic_sampling.metric names is the same for all responses in "
+        f"{_percent(shares.uniform)} of the groups. Look at its values in {rollouts} (column `rewards`), choose "
+        "another metric, or lower algorithm.dynamic_sampling.tolerance."
+    )
+
+
+def _between(shares: Shares) -> str:
+    return (
+        f"Few problems are between solved and hopeless: {_percent(shares.all_correct)} of the groups are all correct, "
+        f"{_percent(shares.all_wrong)} all wrong, {_percent(shares.kept)} kept, so {_need(shares)}. Take problems of "
+        f"medium difficulty{_larger_groups(shares)}"
+    )
+
+
+def _need(shares: Shares) -> str:
+    if not shares.kept:
+        return "no step gets full"
+    batches = 1.0 / shares.kept
+    count = f" = {batches * shares.prompts_per_step:,.0f}" if shares.prompts_per_step else ""
+    return f"a step needs about {batches:.1f} x P{count} groups"
+
+
+def _percent(share: float) -> str:
+    """A share in prose: whole percents, yet never a false 0% or 100%."""
+    if 0.0 < share < 0.005:
+        return "less than 1%"
+    if 0.995 <= share < 1.0:
+        return "more than 99%"
+    return percent(share, 0)
+
+
+def _round(value: int) -> int:
+    """To one figure: 48 is 50."""
+    scale: int = 10 ** (len(str(value)) - 1)
+    return max(1, round(value / scale)) * scale

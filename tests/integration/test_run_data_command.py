@@ -1,0 +1,112 @@
+"""``dapo data`` on real runs: the prompts file, a finished run and one that stopped."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from small_run import dapo, write_recipe
+
+from dapo.checkpoint.tree import load_tree
+from dapo.contracts.enums import Verdict
+from dapo.observe.metrics import read_metrics
+from dapo.observe.prompts import History, Standing, read_prompts
+from dapo.observe.rollouts import read_rollouts
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    dapo("train", write_recipe(folder))
+    return folder / "run"
+
+
+def files(folder):
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+
+
+def words(text, start):
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(start)]
+    return line.split()
+
+
+def test_the_prompts_file_holds_what_was_trained_on(run):
+    table = read_prompts(run / "prompts.parquet").to_pylist()
+    assert len(table) == 64
+    assert {row["source"] for row in table} == {"signed_sum"}
+    rollouts = read_rollouts(run / "rollouts").to_pylist()
+    answers = {row["id"]: row["answer"] for row in table}
+    assert all(answers[row["prompt_id"]] == row["answer"] for row in rollouts)
+
+
+def test_the_history_agrees_with_the_rollouts(run):
+    """Every judged group stands in the rollouts of the step that judged it: from there the history is made anew."""
+    history = History.from_state(load_tree(run / "checkpoints" / "step_000006", "state")["collector"]["history"])
+    assert history.size == 64
+    seen = {name: [0, 0, 0, 0, "", 0] for name in history.ids}
+    judged = set()
+    for file in sorted((run / "rollouts").glob("step_*.parquet")):
+        groups = {}
+        for row in pq.read_table(file).to_pylist():
+            groups.setdefault(row["group"], []).append(row)
+        for number, rows in groups.items():
+            if number in judged:
+                continue
+            judged.add(number)
+            record = seen[rows[0]["prompt_id"]]
+            votes = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+            record[0] += 1
+            record[1] += len(votes)
+            record[2] += sum(vote >= 1 for vote in votes)
+    assert history.visits.tolist() == [record[0] for record in seen.values()]
+    assert history.correct.tolist() == [record[2] for record in seen.values()]
+    assert history.responses.sum() == sum(record[1] for record in seen.values())
+    assert sum(history.standing(standing) for standing in Standing).tolist() == [1] * len(seen)
+
+
+def test_the_overview_agrees_with_the_files_and_writes_nothing(run):
+    before = files(run)
+    text = dapo("data", run).stdout
+    assert files(run) == before
+    rows = read_metrics(run / "metrics.jsonl")
+    history = History.from_state(load_tree(run / "checkpoints" / "step_000006", "state")["collector"]["history"])
+    for standing in (Standing.SOLVED, Standing.USEFUL, Standing.HOPELESS):
+        assert words(text, f"{standing}  ")[1] == f"{history.standing(standing).sum()}"
+    assert words(text, "never seen  ")[2] == f"{history.unseen}"
+    generated = rows[-1]["counters/generated_tokens"]
+    assert words(text, "generated  ")[1] == f"{generated:,.0f}"
+    spent = [float(words(text, f"{name}  ")[1].replace(",", "")) for name in ("trained", "rejected", "held")]
+    assert sum(spent) == generated
+    judged = sum(row["groups/finished"] for row in rows[1:])
+    assert f"{judged:,.0f} groups judged in the last 6 steps" in text
+    assert "groups kept:" in text
+
+
+def test_a_run_that_stopped_is_explained(tmp_path):
+    recipe = write_recipe(tmp_path)
+    hard = ["rewards.0.pattern=never to be met", "algorithm.dynamic_sampling.max_groups=3"]
+    stopped = dapo("train", recipe, *hard, expect=1)
+    assert "all wrong" in stopped.stderr
+    text = " ".join(dapo("data", tmp_path / "run").stdout.split())
+    assert "12 groups judged in the step that could not be filled: 100.0% all wrong." in text
+    assert "the problems are too hard, or the verifier cannot read the answers." in text  # most are truncated, too
+    assert (tmp_path / "run" / "prompts.parquet").exists()
+
+
+def test_an_older_run_gets_its_prompts_file_at_the_next_resume(run, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(run, tmp_path / "run")
+    written = (run / "prompts.parquet").read_bytes()
+    (copy / "prompts.parquet").unlink()
+    assert "no prompts at" in " ".join(dapo("data", copy).stdout.split())
+    dapo("train", "--resume", copy, "trainer.steps=7")
+    assert (copy / "prompts.parquet").read_bytes() == written
+    time = (copy / "prompts.parquet").stat().st_mtime_ns
+    dapo("train", "--resume", copy, "trainer.steps=8")
+    assert (copy / "prompts.parquet").stat().st_mtime_ns == time  # written once
+
+
+def test_the_verdicts_of_a_history_are_numbered_as_they_are_here(run):
+    state = load_tree(run / "checkpoints" / "step_000006", "state")["collector"]["history"]
+    kept = [list(Verdict)[int(v)] is Verdict.KEPT for v in state["verdict"]]
+    mixed = (state["last_correct"] > 0) & (state["last_correct"] < state["last_responses"])
+    np.testing.assert_array_equal(kept, mixed)

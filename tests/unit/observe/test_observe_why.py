@@ -1,0 +1,85 @@
+import itertools
+
+import pytest
+
+from dapo.observe.why import Filling, Shares, filling_line, heartbeat, mixed, why
+
+
+def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
+    said = why(Shares(kept=0.04, all_wrong=0.92, all_correct=0.04, judged=100, group_size=16), "RUN/rollouts")
+    assert said == (
+        "92% of the groups are all wrong: the problems are too hard for the model, or the verifier cannot read its "
+        "answers. Look at RUN/rollouts, at the prompt's instruction and at the reward's settings; then take easier "
+        "problems, or start a run with a larger rollout.group_size (now 16): a problem solved 1 time in 50 gives a "
+        "mixed group of 16 in 28% of the tries, of 64 in 73%."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "parts"),
+    [
+        ({"kept": 0.04, "all_correct": 0.92}, ["92% of the groups are all correct", "harder problems", "retire_at=1"]),
+        ({"kept": 0.2, "all_correct": 0.6, "all_wrong": 0.2}, ["60% of the groups are all correct", "Add harder"]),
+        ({"kept": 0.2, "all_wrong": 0.6, "all_correct": 0.2}, ["60% of the groups are all wrong", "easier"]),
+        ({"all_wrong": 0.9, "truncated": 0.7}, ["70% of the responses are truncated", "max_response_tokens"]),
+        ({"too_few_scored": 0.9, "truncated": 0.8}, ["truncated ones do not vote", "algorithm.truncated_vote=true"]),
+        ({"too_few_scored": 0.9, "truncated": 0.8, "truncated_vote": True}, ["could not be scored", "`unscored`"]),
+        ({"too_few_scored": 0.9, "unscored": {"crash": 2, "timeout": 30}}, ["30 of them for 'timeout'", "`unscored`"]),
+        ({"kept": 0.1, "uniform": 0.9}, ["algorithm.dynamic_sampling.metric", "90% of the groups"]),
+        ({"kept": 0.1, "out_of_band": 0.9}, ["90% of the groups", "algorithm.dynamic_sampling.band"]),
+        ({"data_ended": True, "kept": 0.5}, ["data.epochs ran out"]),
+        ({"all_retired": True, "data_ended": True}, ["Every prompt is retired", "review_share"]),
+        ({"judged": 0}, ["No group was judged yet"]),
+        ({"kept": 0.2, "all_wrong": 0.42, "all_correct": 0.38}, ["between solved and hopeless", "about 5.0 x P = 160"]),
+        (
+            {"kept": 0.47, "all_wrong": 0.53},
+            ["Nothing to mend: 47% of the groups are kept", "about 2.1 x P = 68 groups"],
+        ),
+        ({"kept": 0.1}, ["10% of the groups are kept", "about 10.0 x P"]),  # a keep rule whose verdicts are unknown
+    ],
+)
+def test_each_cause_names_its_numbers_and_the_setting_to_change(shares, parts):
+    said = why(Shares(**{"judged": 100, "group_size": 16, "prompts_per_step": 32, **shares}))
+    for part in parts:
+        assert part in said
+    assert len(said) < 500
+
+
+def test_pass_rates_that_are_known_take_the_place_of_the_example():
+    rates = [0.0] * 20 + [0.05] * 20
+    said = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=rates))
+    expected = [50 * (1 - 0.05**size - 0.95**size) for size in (8, 32)]
+    assert f"{expected[0]:.0f}% of their groups of 8 are mixed, {expected[1]:.0f}% of 32" in said
+    assert "by the earlier pass rates of the 40 prompts" in said
+    never = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=[0.0] * 20))
+    assert "would help little: none of the 20 prompts" in never
+    few = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=[0.0] * 19))
+    assert "a problem solved 1 time in 20" in few
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.5, 1.0])
+def test_mixed_is_the_sum_over_all_outcomes(rate, size):
+    total = 0.0
+    for outcome in itertools.product((0, 1), repeat=size):
+        if 0 < sum(outcome) < size:
+            total += rate ** sum(outcome) * (1 - rate) ** (size - sum(outcome))
+    assert mixed(rate, size) == pytest.approx(total, abs=1e-12)
+
+
+def test_shares_are_not_rounded_to_all_or_nothing():
+    assert "more than 99% of the groups are all wrong" in why(Shares(kept=0.002, all_wrong=0.998, judged=1000))
+    assert "100% of the groups are all wrong" in why(Shares(all_wrong=1.0, judged=5))
+
+
+def test_a_reason_is_untrusted():
+    said = why(Shares(too_few_scored=1.0, judged=9, unscored={"exception: \x1b[2J" + "x" * 500: 3}))
+    assert "\x1b" not in said
+    assert len(said) < 400
+
+
+def test_the_lines_of_a_batch_that_fills_slowly():
+    shares = Shares(kept=0.3, all_wrong=0.7, judged=667, prompts_per_step=512)
+    progress = Filling(step=12, kept=200, wanted=512, judged=667, shares=shares)
+    assert heartbeat(progress) == "step 12: 200 of 512 groups kept, 30% of those judged"
+    assert filling_line(progress) == heartbeat(progress) + ", 667 groups judged. " + why(shares)
