@@ -13,6 +13,7 @@ from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.problems import brief
 from dapo.errors import ModelError
+from dapo.loop.refill import least_kept
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData
@@ -191,8 +192,18 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
         lines.append(
             f"dynamic sampling: refilled until {prompts} groups are kept, at most {cap} a step, then {sampling.on_cap}"
         )
+    elif sampling.mode == "replace":
+        enough = least_kept(sampling, prompts)
+        lines.append(f"dynamic sampling: with {enough} of {prompts} groups kept, copies of them stand in for the rest")
     elif sampling.mode == "mask":
         lines.append(f"dynamic sampling: {prompts} groups are dispatched, those without variance are dropped")
+    if sampling.retire_at is not None:
+        lines.append(
+            f"prompts retire at a pass rate of {sampling.retire_at:g} and are reviewed {sampling.review_share:.0%} of "
+            "the times that their turn comes"
+        )
+    if sampling.greso:
+        lines.append(f"GRESO skips prompts without variance, towards {sampling.greso_target:.0%} of such groups")
     if recipe.algorithm.overlong_punishment.enabled and recipe.algorithm.shaping is None:
         end, cache = penalty_interval(recipe)
         lines.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dapo.observe.text import clean, percent, shorten
+from dapo.observe.text import percent, shorten
 
 HEALTHY = 0.3
 """Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
@@ -106,9 +106,9 @@ def _too_hard(shares: Shares, rollouts: str) -> str:
     said = f"{_percent(shares.all_wrong)} of the groups are all wrong"
     if shares.truncated > 0.5:
         return (
-            f"{said}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off seldom has an "
-            "answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If those that end "
-            "by themselves are wrong too, the problems are too hard, or the verifier cannot read the answers."
+            f"{said}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off seldom has "
+            "an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If those "
+            "that end by themselves are wrong too, the problems are too hard, or the verifier cannot read the answers."
         )
     said += ": "
     if shares.all_wrong > NEARLY_ALL:
@@ -162,9 +162,9 @@ def _too_few(shares: Shares, rollouts: str) -> str:
     if not shares.unscored:
         return said + f"most responses could not be scored. The column `unscored` of {rollouts} says why."
     reason, count = max(shares.unscored.items(), key=lambda item: item[1])
-    reason = shorten(clean(reason, newlines=False), 80)
-    return (
-        said + f"most responses could not be scored, {count} of them for {reason!r}. The column `unscored` of "
+    return (  # `!r` makes the reason, which is untrusted, harmless
+        said
+        + f"most responses could not be scored, {count} of them for {shorten(reason, 80)!r}. The column `unscored` of "
         f"{rollouts} has the reasons in full; mend the reward function, or raise its timeout."
     )
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dapo.contracts.enums import FinishReason
+from dapo.contracts.enums import FinishReason, Verdict
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
+import sampling_simulation as sampling
 import simulated_engine as sim
 import simulated_world as world
+from simulation_report import plot, report
 
 FINE = 1e-6  # seconds per tick: fine enough to read ends in seconds off the clock
 SPEED = sim.Speed(step_seconds=0.01, row_seconds=0.003, prefill_seconds=0.0005)
@@ -265,3 +267,71 @@ def test_the_verifier_answers_after_its_latency():
     assert scorer.poll(0) == []
     ((key, _),) = scorer.poll(None)
     assert (key, engine.clock) == ((0, 0), ended + 4)
+
+
+CASES = [sampling.Case(2, 0.5, rule) for rule in sampling.RULES]
+CASES += [sampling.Case(2, 0.5, "ours", lookahead=lookahead) for lookahead in (0.0, 1.0)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_schedule_beats_the_bound_or_trains_what_it_did_not_generate(case):
+    lengths = sampling.make_lengths("log-normal")
+    engine = sim.SimulatedEngine(lengths, engines=2, slots=sampling.SLOTS)
+    collector = sampling.make_collector(case, engine, prompts=6)
+    trained, finished = set(), {}
+    for step in range(1, 5):
+        batch = collector.collect(step)
+        engine.publish(step, None)
+        kept = [group.id for group in batch.groups_P if group.verdict is Verdict.KEPT]
+        assert len(batch.groups_P) == 6
+        assert not trained & set(kept)
+        trained |= set(kept)
+        finished |= {group.id: int(group.lengths().sum()) for group in batch.finished}
+    for group in trained:
+        even, odd = world.group_accuracy(sampling.SEED, case.acceptance, group)
+        assert even != odd
+    assert all(units == lengths(group).sum() for group, units in finished.items())
+    assert engine.stats()["generated_tokens"] >= sum(finished.values()) - 1e-6
+    assert engine.time * engine.best >= engine.stats()["generated_tokens"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equal_seeds_give_equal_figures(case):
+    first, second = (sampling.simulate(case, warm_up=1, steps=2, prompts=4) for _ in range(2))
+    assert first == second
+    assert first["relative"] > 1.0
+    assert first["slot_use"] <= 1.0
+
+
+def test_verls_rule_starts_two_groups_for_each_rejected_one_and_never_more_than_p_at_once():
+    engine = sim.SimulatedEngine(sampling.make_lengths("log-normal"), engines=8, slots=32)
+    rule = sampling.make_collector(sampling.Case(8, 0.5, "verl 0.9 streaming"), engine, prompts=8)
+    submit, open_groups, most = engine.submit, {}, []
+
+    def watched(requests):
+        for request in requests:
+            open_groups[request.key[0]] = open_groups.get(request.key[0], 0) + 1
+        submit(requests)
+        most.append(len({key[0] for machine in engine._machines for key in machine.rows}))
+
+    engine.submit = watched
+    batch = rule.collect(1)
+    rejected = sum(group.verdict is not Verdict.KEPT for group in batch.finished)
+    assert max(most) <= 8
+    assert 8 < len(batch.finished) <= 8 + 2 * rejected
+    assert set(open_groups) == {group.id for group in batch.finished}  # what was under way was waited for
+    assert [group.id for group in batch.groups_P] == sorted(
+        group.id for group in batch.finished if group.verdict is Verdict.KEPT
+    )[:8]
+
+
+def test_the_report_has_a_row_for_every_case_and_the_figure_is_drawn(tmp_path):
+    rows = []
+    for engines in (2, 4):
+        for case in CASES:
+            figures = sampling.simulate(replace(case, engines=engines), warm_up=0, steps=1, prompts=2)
+            rows.append({**asdict(case), "engines": engines, "name": case.name, "prompts": 2, **figures})
+    text = report(rows)
+    assert all(text.count(f"| {case.name} |") == 3 for case in CASES)
+    plot(rows, tmp_path / "figure.png", trade_off_fleet=4)
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

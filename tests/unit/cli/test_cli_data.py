@@ -69,6 +69,7 @@ def test_the_overview(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "over all visits 42.0%" in text
     # the histogram: its longest bar has 40 characters
     assert words(text, "0%") == ["0%", "3", "█" * 40]
+    assert words(text, "0–20%") == ["0–20%", "0"]
     assert words(text, "20–40%") == ["20–40%", "1", "█" * 13]
     assert words(text, "100%") == ["100%", "2", "█" * 27]
     assert words(text, "80–100%") == ["80–100%", "0"]

@@ -152,3 +152,13 @@ def test_retirement_saves_generation_and_is_counted():
     assert metrics[-1]["sampling/retired_prompts"] == 4  # every visit gives one half, the threshold
     skipped = sum(m["sampling/skipped_prompts"] for m in metrics)
     assert skipped == metrics[-1]["total/sampling/skipped_prompts"] > 50
+
+
+def test_a_mixed_visit_ends_the_streak():
+    accuracy = lambda g, i: [0.0, 0.0, float(i), 1.0][g]  # noqa: E731
+    collector = make_collector(length=lambda g, i: 1, accuracy=accuracy, distinct=1, mode="off", prompts=1)
+    streaks = []
+    for step in (1, 2, 3, 4):
+        collector.collect(step)
+        streaks.append(collector.history.records[prompt_id(0)].streak)
+    assert streaks == [1, 2, 0, 1]
