@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.tree import load_tree
 from dapo.config.files import parse_yaml
 from dapo.config.schema import Recipe
 from dapo.contracts.enums import FinishReason, Verdict
@@ -95,17 +95,9 @@ def _load_history(data: RunData, step: int | None) -> None:
 
 
 def _read_collector(folder: Path) -> dict[str, Any]:
-    """History and stream of a saved state. Only their arrays are read: a state holds thousands for carried groups."""
     try:
-        collector = json.loads((folder / "state.json").read_text(encoding="utf-8"))["collector"]
-        wanted = {name: collector[name] for name in ("history", "stream") if name in collector}
-        archive = folder / "state.npz"
-        if not archive.exists():
-            return wanted
-        with np.load(archive, allow_pickle=False) as arrays:
-            for part in wanted.values():
-                part |= {k: arrays[v["__array__"]] for k, v in part.items() if isinstance(v, dict) and "__array__" in v}
-        return wanted
+        collector: dict[str, Any] = load_tree(folder, "state")["collector"]
+        return collector
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"checkpoint {folder} is damaged: its state cannot be read ({error!r}). `--step` reads another one"

@@ -230,7 +230,7 @@ class DynamicSampling(Section):
     review_share: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Probability that a retired prompt is taken all the same when its turn comes."""
     greso: bool = False
-    """Skip prompts whose groups had no variance, ever more likely the longer they had none (GRESO, arXiv 2506.02177)."""
+    """Skip prompts whose groups had no variance, more likely the longer they had none (GRESO, arXiv 2506.02177)."""
     greso_target: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """For ``greso``: share of zero-variance groups aimed at, one third of it all correct, two thirds all wrong."""
     verdict_lag: Annotated[int, Field(ge=0)] | None = None

@@ -11,6 +11,7 @@ collector waits for a late one. With an engine in the process a run is then a fu
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -348,7 +349,8 @@ class StreamingCollector:
             return
         self.account.count["sampling/cap_reached"] = 1
         if settings.on_cap == "stop" and not self.exhausted:
-            raise stopped(self.account, settings, len(self.kept), self._shares())
+            shares = dataclasses.replace(self._shares(), hopeless_rates=self.history.hopeless_rates())
+            raise stopped(self.account, settings, len(self.kept), shares)
         if settings.on_cap == "fill":
             usable = [g for g in self.rejected if g.verdict is not Verdict.TOO_FEW_SCORED]
             for group in usable[:missing]:

@@ -65,6 +65,16 @@ class PromptHistory:
         record.correct += record.last_correct
         record.streak = record.streak + 1 if group.verdict in _ZERO_VARIANCE else 0
 
+    def hopeless_rates(self) -> list[float]:
+        """Pass rate, its last visit left out, of each prompt that was all wrong at its last visit and seen before."""
+        wrong = VERDICTS.index(Verdict.ALL_WRONG)
+        before = [
+            (r.correct - r.last_correct, r.responses - r.last_responses)
+            for r in self.records.values()
+            if r.verdict == wrong
+        ]
+        return [correct / responses for correct, responses in before if responses]
+
     def state(self) -> dict[str, Any]:
         """Columns of equal length: ``ids`` and one int64 array per field of :class:`PromptRecord`."""
         columns = {name: np.array([getattr(r, name) for r in self.records.values()], np.int64) for name in _FIELDS}

@@ -155,7 +155,7 @@ def test_a_batch_that_cannot_fill_stops_with_its_state_saved_and_goes_on_with_ot
     recipe = write_recipe(tmp_path)
     stopped = dapo("train", recipe, "rewards.0.pattern='never'", "rewards.1.weight=0.0", "validation.every=0", expect=1)
     assert "all wrong" in stopped.stderr
-    assert "cannot read its answers" in stopped.stderr
+    assert "cannot read the answers" in stopped.stderr
     run = tmp_path / "run"
     assert f"dapo train --resume {run}" in stopped.stderr
     assert "For example: " in stopped.stderr

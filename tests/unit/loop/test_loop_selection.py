@@ -55,6 +55,18 @@ def test_a_visit_without_voters_counts_and_changes_nothing_else():
     assert collector.history.records[prompt_id(0)] == PromptRecord(2, 2, 1, 2, 1, 0, 0, 2)
 
 
+def test_hopeless_prompts_are_known_by_what_they_did_before():
+    wrong = list(Verdict).index(Verdict.ALL_WRONG)
+    history = PromptHistory()
+    history.records = {
+        "fell back": PromptRecord(3, 12, 3, 4, 0, wrong),  # 3 of 8 before its last visit
+        "never": PromptRecord(2, 8, 0, 4, 0, wrong),
+        "new": PromptRecord(1, 4, 0, 4, 0, wrong),
+        "solved": PromptRecord(2, 8, 6, 4, 4, list(Verdict).index(Verdict.ALL_CORRECT)),
+    }
+    assert history.hopeless_rates() == [0.375, 0.0]
+
+
 def test_history_survives_a_checkpoint(tmp_path):
     first = selector({0: solved(3), 4: hopeless(2)}, greso=True)
     first.p_easy, first.p_hard = 0.31, 0.72
