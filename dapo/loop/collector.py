@@ -41,7 +41,7 @@ from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
 from dapo.loop.outcomes import filling, shares_of, stopped, verifier_fails_on_everything
 from dapo.loop.refill import Refill, is_full
-from dapo.loop.seeds import TRAINING, derive_seed
+from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.selection import PromptSelector
 from dapo.loop.state import group_state, load_group
 from dapo.observe.spans import Phases
@@ -233,6 +233,7 @@ class StreamingCollector:
     def _submit(self, group: OpenGroup) -> None:
         """Ask the engine for what is unfinished of a group, and the scorer for what was never scored."""
         requests = []
+        seeds = derive_seeds(self.run_seed, TRAINING, group.id, count=self.group_size)
         for index, completion in enumerate(group.completions_G):
             key = (group.id, index)
             if completion is None:
@@ -242,7 +243,7 @@ class StreamingCollector:
                         key=key,
                         prompt_ids=group.prompt.token_ids,
                         sampling=self.sampling,
-                        seed=derive_seed(self.run_seed, TRAINING, *key),
+                        seed=seeds[index],
                         prefix=partial if len(partial) else None,
                         priority=group.id,
                     )
@@ -263,9 +264,8 @@ class StreamingCollector:
 
     def _receive(self, events: Sequence[SampleEvent]) -> None:
         self._decoding -= len(events)
-        completions = [self._join(event) for event in events]
         with self.phases("score"):
-            for event, completion in zip(events, self._decoded(completions), strict=True):
+            for event, completion in zip(events, self._completed(events), strict=True):
                 group = self.open[event.key[0]]
                 group.completions_G[event.key[1]] = completion
                 self._score(event.key, group, completion, event.tick, event.reason)
@@ -277,23 +277,25 @@ class StreamingCollector:
             self.scorer.submit(key, group.prompt, completion)
         self._ended.append((tick + self.verdict_lag, key))
 
-    def _join(self, event: SampleEvent) -> Completion:
-        partial = self.open[event.key[0]].partials_G[event.key[1]]
+    def _join(self, event: SampleEvent) -> Partial:
+        """What a response has: its prefix and what was made since."""
         self.account.generated(len(event.token_ids))
-        return Completion(
-            token_ids=np.concatenate([partial.token_ids, event.token_ids]),
-            logprobs=np.concatenate([partial.logprobs, event.logprobs]),
-            versions=np.concatenate([partial.versions, event.versions]),
-            finish=event.finish,
+        partial = self.open[event.key[0]].partials_G[event.key[1]]
+        if not len(partial):
+            return Partial(event.token_ids, event.logprobs, event.versions)
+        return Partial(
+            np.concatenate([partial.token_ids, event.token_ids]),
+            np.concatenate([partial.logprobs, event.logprobs]),
+            np.concatenate([partial.versions, event.versions]),
         )
 
-    def _decoded(self, completions: Sequence[Completion]) -> list[Completion]:
-        """The same completions with their text; the stop token is not part of it."""
-        stopped = [c.token_ids[:-1] if c.finish is FinishReason.STOP else c.token_ids for c in completions]
-        texts = self.decode(stopped)
+    def _completed(self, events: Sequence[SampleEvent]) -> list[Completion]:
+        """Whole responses with their text; the stop token is not part of it."""
+        whole = [(event.finish, self._join(event)) for event in events]
+        texts = self.decode([p.token_ids[:-1] if finish is FinishReason.STOP else p.token_ids for finish, p in whole])
         return [
-            Completion(c.token_ids, c.logprobs, c.versions, c.finish, text)
-            for c, text in zip(completions, texts, strict=True)
+            Completion(p.token_ids, p.logprobs, p.versions, finish, text)
+            for (finish, p), text in zip(whole, texts, strict=True)
         ]
 
     def _judge_ended(self, until: int | None) -> None:
@@ -304,9 +306,9 @@ class StreamingCollector:
                 while key not in self._scores:
                     self._scores.update(self.scorer.poll(None))
                 group = self.open[key[0]]
-                score = group.scores_G[key[1]] = self._scores.pop(key)
+                score = self._scores.pop(key)
                 self.account.got_score(key, score)
-                if all(score is not None for score in group.scores_G):
+                if group.scored(key[1], score):
                     del self.open[group.id]
                     self._judge(group.close())
                 verifier_fails_on_everything(self.account)
@@ -332,9 +334,7 @@ class StreamingCollector:
     def _keep_partials(self, events: Sequence[SampleEvent]) -> None:
         """Aborted responses become what the engine continues behind."""
         for event in events:
-            joined = self._join(event)
-            partials = self.open[event.key[0]].partials_G
-            partials[event.key[1]] = Partial(joined.token_ids, joined.logprobs, joined.versions)
+            self.open[event.key[0]].partials_G[event.key[1]] = self._join(event)
 
     def _discard_unfinished(self) -> None:
         self.pause()

@@ -29,6 +29,16 @@ class OpenGroup:
     partials_G: list[Partial]
     completions_G: list[Completion | None] = field(default_factory=list)
     scores_G: list[Score | None] = field(default_factory=list)
+    unscored: int = field(init=False)  # responses without a score
+
+    def __post_init__(self) -> None:
+        self.unscored = sum(score is None for score in self.scores_G)
+
+    def scored(self, index: int, score: Score) -> bool:
+        """Take in a response's score. True when it was the last one that was missing."""
+        self.scores_G[index] = score
+        self.unscored -= 1
+        return self.unscored == 0
 
     @classmethod
     def new(cls, number: int, prompt: Prompt, born: int, size: int) -> OpenGroup:

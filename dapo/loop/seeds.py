@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _MASK = (1 << 64) - 1
+_START = 0x9E3779B97F4A7C15
 
 # Domains keep uses apart: the same (group, sample) numbers give unrelated seeds in training and evaluation.
 TRAINING, EVALUATION, SYNC_CHECK, SELECTION, COPIES = 1, 2, 3, 4, 5
@@ -17,7 +20,16 @@ def _mix(x: int) -> int:
 
 def derive_seed(*parts: int) -> int:
     """A 63-bit seed from integers, e.g. ``derive_seed(run_seed, TRAINING, group, sample)``."""
-    state = 0x9E3779B97F4A7C15
+    return _absorb(_START, parts) >> 1
+
+
+def derive_seeds(*parts: int, count: int) -> list[int]:
+    """``[derive_seed(*parts, i) for i in range(count)]``, mixing ``parts`` only once."""
+    state = _absorb(_START, parts)
+    return [_absorb(state, (index,)) >> 1 for index in range(count)]
+
+
+def _absorb(state: int, parts: Iterable[int]) -> int:
     for part in parts:
-        state = _mix((state + 0x9E3779B97F4A7C15 + part) & _MASK)
-    return state >> 1
+        state = _mix((state + _START + part) & _MASK)
+    return state

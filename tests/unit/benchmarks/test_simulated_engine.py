@@ -307,8 +307,18 @@ def test_verls_rule_starts_two_groups_for_each_rejected_one_and_never_more_than_
     engine = sim.SimulatedEngine(sampling.make_lengths("log-normal"), engines=8, slots=32)
     rule = sampling.make_collector(sampling.Case(8, 0.5, "verl 0.9 streaming"), engine, prompts=8)
     submit, open_groups, most = engine.submit, {}, []
+    poll, scored = rule.rounds.scorer.poll, []
+
+    def watched_poll(timeout):
+        scores = poll(timeout)
+        scored.extend(group for (group, _), _ in scores)
+        return scores
+
+    rule.rounds.scorer.poll = watched_poll
 
     def watched(requests):
+        judged = {group for group in scored if scored.count(group) == 16}
+        assert sum(world.group_accuracy(sampling.SEED, 0.5, group) == (0.0, 1.0) for group in judged) < 8
         for request in requests:
             open_groups[request.key[0]] = open_groups.get(request.key[0], 0) + 1
         submit(requests)
@@ -323,6 +333,20 @@ def test_verls_rule_starts_two_groups_for_each_rejected_one_and_never_more_than_
     assert [group.id for group in batch.groups_P] == sorted(
         group.id for group in batch.finished if group.verdict is Verdict.KEPT
     )[:8]
+
+
+@pytest.mark.parametrize("acceptance", [0.9, 0.75, 0.6, 0.3])
+def test_verls_rule_starts_waves_of_known_sizes_when_all_responses_are_equally_long(acceptance):
+    engine = sim.SimulatedEngine(lambda group: np.full(16, 10), engines=8, slots=32)
+    rule = sampling.make_collector(sampling.Case(8, acceptance, "verl 0.9 streaming"), engine, prompts=8)
+    batch = rule.collect(1)
+    started, kept, owed = 0, 0, 8
+    while kept < 8:
+        wave = min(owed, 8)
+        verdicts = [world.group_accuracy(sampling.SEED, acceptance, started + i) == (0.0, 1.0) for i in range(wave)]
+        started, kept, owed = started + wave, kept + sum(verdicts), owed - wave + 2 * (wave - sum(verdicts))
+    assert len(batch.finished) == started
+    assert len(batch.groups_P) == 8
 
 
 def test_the_report_has_a_row_for_every_case_and_the_figure_is_drawn(tmp_path):

@@ -74,8 +74,11 @@ class ScriptedEngine:
                 tokens.append(g * 1000 + i * 100 + done + len(tokens))
                 self.generated += 1
                 self.busy += 1
-                if done + len(tokens) >= self.length(g, i):
-                    finish = FinishReason.FAILED if self.fail(g, i) else FinishReason.STOP
+                made, limit = done + len(tokens), request.sampling.max_tokens
+                if made >= min(limit, self.length(g, i)):
+                    finish = FinishReason.STOP if made < limit else FinishReason.LENGTH
+                    if self.fail(g, i):
+                        finish = FinishReason.FAILED
                     events.append(self._event(request, tokens, finish))
                     del self.active[key]
         return events
@@ -175,6 +178,7 @@ def make_collector(
     fail=lambda g, i: False,
     delay=lambda g, i: 0,
     watch=None,
+    limit=1000,
     **settings,
 ):
     engine = ScriptedEngine(length, capacity, version, fail, delay)
@@ -185,7 +189,7 @@ def make_collector(
         scorer=ScriptedScorer(accuracy),
         stream=CountingStream(end, distinct),
         algorithm=make_algorithm(judge=judge),
-        sampling=SamplingParams(max_tokens=1000),
+        sampling=SamplingParams(max_tokens=limit),
         settings=chosen,
         prompts_per_step=prompts,
         group_size=group,

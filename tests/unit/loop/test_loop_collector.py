@@ -28,6 +28,7 @@ def test_rejected_groups_are_replaced_until_exactly_p_are_kept():
     assert by_verdict[1] is Verdict.ALL_CORRECT
     assert batch.metrics["groups/kept"] >= 4
     assert batch.metrics["groups/all_wrong"] == 2
+    assert batch.metrics["sampling/refills"] == 1  # the first dispatch is none; groups 4 to 6 replace 0 to 2 at once
     assert all(g.disposition is Disposition.TRAINED for g in batch.groups_P)
 
 
@@ -179,6 +180,9 @@ def test_train_partial_and_fill_are_the_other_outcomes():
     assert [g.disposition for g in filled.groups_P] == [Disposition.FILLED] * 3 + [Disposition.TRAINED]
     assert filled.metrics["groups/filled"] == 3
     assert filled.metrics["groups/discarded"] == 8
+    assert filled.metrics["cost/rejected_tokens"] == 8 * 2 * 3
+    assert filled.metrics["cost/filled_tokens"] == 3 * 2 * 3
+    assert filled.metrics["cost/trained_tokens"] == 2 * 3
 
 
 def test_the_end_of_the_data_is_named_and_a_clean_end_is_no_error():
@@ -252,6 +256,9 @@ def test_replace_fills_the_batch_with_copies_of_kept_groups():
     assert batch.metrics["groups/dispatched"] == 6
     assert batch.metrics["groups/copied"] == 4
     assert batch.metrics["cost/trained_tokens"] == 2 * (3 + 4)
+    again = make_collector(**(world | {"accuracy": lambda g, i: float(i) if g % 3 == 0 else 0.0}))
+    twice = ids(again.collect(1)) + ids(again.collect(2))
+    assert len(set(twice)) == len(twice) == 12  # no id is given out twice
     # with a higher ratio prompts are added instead, until more than that share is kept
     accuracy = lambda g, i: float(i) if g in (1, 4, 7, 8) else 0.0  # noqa: E731
     more = make_collector(**(world | {"accuracy": accuracy}), min_replace_ratio=0.5).collect(1)
@@ -276,6 +283,17 @@ def test_those_who_look_on_are_told_after_every_group():
     ).collect(1)
     assert [(f.kept, f.wanted, f.judged) for f in told] == [(0, 2, 1), (0, 2, 2), (1, 2, 3), (2, 2, 4)]
     assert (told[-1].shares.all_wrong, told[-1].shares.all_correct, told[-1].shares.kept) == (0.25, 0.25, 0.5)
+
+
+def test_truncated_responses_are_told_with_the_cause():
+    told = []
+    collector = make_collector(
+        length=lambda g, i: 50 if i else 3, accuracy=lambda g, i: 0.0, limit=20, max_groups=2, watch=told.append
+    )
+    with pytest.raises(SamplingStopped):
+        collector.collect(1)
+    assert told[-1].shares.truncated == 0.5
+    assert told[-1].shares.generated_tokens == 8 * (20 + 3)
 
 
 def test_tokens_of_a_stopped_step_stay_in_the_account():

@@ -9,6 +9,7 @@ from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Completion, Group, Prompt, SamplingParams, Score
 from dapo.errors import EngineError
+from dapo.loop.account import wasted_seconds
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates
@@ -177,3 +178,20 @@ def test_seeds_of_training_and_evaluation_are_apart():
     assert len(seeds) == 800
     assert derive_seed(1, 2, 3) == derive_seed(1, 2, 3) != derive_seed(1, 3, 2)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seconds_of_work_that_trained_nothing_follow_its_tokens():
+    metrics = {
+        "sampling/generated_tokens": 200,
+        "cost/rejected_tokens": 50,
+        "cost/discarded_tokens": 20,
+        "cost/expired_tokens": 0,
+    }
+    seconds = {"time/generate": 3.0, "time/score": 1.0, "time/learn": 9.0}
+    assert wasted_seconds(metrics, seconds) == {
+        "cost/rejected_seconds": 1.0,
+        "cost/discarded_seconds": 0.4,
+        "cost/expired_seconds": 0.0,
+    }
+    assert wasted_seconds({"sampling/generated_tokens": 0}, seconds) == {}
+    assert wasted_seconds({"validation/accuracy": 0.5}, seconds) == {}
