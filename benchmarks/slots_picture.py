@@ -1,4 +1,4 @@
-"""How many slots are busy at each decode step: whole rounds, larger rounds, and ours, over the same four training steps.
+"""How many slots are busy at each decode step: whole rounds, larger rounds and ours, over four training steps.
 
     python benchmarks/slots_picture.py            # two minutes; writes docs/images/dynamic_sampling_slots.png
 

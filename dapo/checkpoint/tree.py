@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from dapo.errors import CheckpointError
+
 _ARRAY = "__array__"
 Flat = dict[str, list[np.ndarray]]
 
@@ -27,7 +29,11 @@ def save_tree(tree: Any, folder: Path, name: str) -> None:
 
 
 def load_tree(folder: Path, name: str) -> Any:
-    """What ``save_tree`` wrote. Nothing is unpickled."""
+    """What ``save_tree`` wrote. Nothing is unpickled.
+
+    Raises:
+        CheckpointError: an earlier version wrote it, in another layout.
+    """
     tree = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     path = folder / f"{name}.npz"
     if not path.exists():
@@ -58,6 +64,11 @@ def _take_arrays(tree: Any, arrays: Flat, used: dict[str, int]) -> Any:
 def _put_arrays(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(tree, dict):
         if set(tree) == {_ARRAY}:
+            if isinstance(tree[_ARRAY], str):
+                raise CheckpointError(
+                    "the state was saved by an earlier version of dapo, in another layout. Go on with that version, or "
+                    "start a new run from its exported model"
+                )
             dtype, start, shape = tree[_ARRAY]
             return arrays[dtype][start : start + math.prod(shape)].reshape(shape).copy()
         return {key: _put_arrays(value, arrays) for key, value in tree.items()}
