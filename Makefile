@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 	  trl==1.16.0 accelerate==1.15.0 datasets==5.2.0
 	@touch $@
 
-.PHONY: setup quickstart test test-slow test-gpu check format clean bench-trl oracles mutation
+.PHONY: setup quickstart test test-slow test-gpu check format clean bench-trl bench-sampling oracles mutation
 setup: .venv/.installed
 
 quickstart: setup
@@ -40,6 +40,9 @@ mutation: setup
 
 bench-trl: .venv-trl/.installed
 	.venv-trl/bin/python benchmarks/against_trl.py
+
+bench-sampling: setup
+	$(BIN)/python benchmarks/dynamic_sampling.py
 
 check: setup
 	$(BIN)/ruff format --check .

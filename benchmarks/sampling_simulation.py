@@ -47,7 +47,7 @@ PROMPTS = {16: 32, 64: 128, 256: 512, 1024: 512}
 STEPS = {16: (5, 32), 64: (4, 16), 256: (3, 6), 1024: (3, 6)}
 """Training steps by number of engines: warm-up, then measured."""
 ACCEPTANCE = (0.8, 0.5, 0.2)
-LOOKAHEAD = (0.0, 0.25, 1.0)
+LOOKAHEAD = (0.0, 0.5, 1.0)
 TRADE_OFF = (64, (0.0, 0.1, 0.25, 0.5, 1.0, 2.0))
 """Engines and lookaheads of the comparison of speed with age."""
 

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 # Okabe and Ito's colours, which colour-blind readers tell apart; the markers differ too.
 STYLES = {
     "ours, lookahead 0": ("#56B4E9", "o", "-"),
-    "ours, lookahead 0.25": ("#0072B2", "s", "-"),
+    "ours, lookahead 0.5": ("#0072B2", "s", "-"),
     "ours, lookahead 1": ("#000000", "D", "-"),
     "rounds of P": ("#D55E00", "^", "--"),
     "rounds of 3P": ("#E69F00", "v", "--"),

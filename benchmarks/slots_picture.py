@@ -25,7 +25,7 @@ SHOWN = {
     "rounds of P": "whole rounds of P",
     "rounds of 3P": "rounds of 3P",
     f"{OURS}, lookahead=0": "ours, lookahead 0",
-    f"{OURS}, lookahead=0.5": "ours, lookahead 0.5",
+    OURS: "ours, lookahead 0.5 (default)",
 }
 BEFORE, STEPS = 3, 4
 DARK, LIGHT = "#0072b2", "#7fb9dc"
@@ -55,7 +55,7 @@ def main() -> None:
     setting = next(s for s in SETTINGS if s.name == "tail-0.5")
     with Console("quiet") as console:
         session = Session.make(make_recipe(setting, options.models), console)
-    arms = make_arms(session, None, ["lookahead=0", "lookahead=0.5"])
+    arms = make_arms(session, None, ["lookahead=0"])
     traces = {}
     for name, title in SHOWN.items():
         arm = arms[name]

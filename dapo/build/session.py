@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from dapo.rewards.compose import build_scorer
 
 # Engine steps by which verdicts of worker processes lag; verifiers that run inline need none.
 WORKER_VERDICT_LAG = 16
+MOST_REWARD_WORKERS = 8  # unless the recipe says otherwise
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Session:
             sources={source_name(source) for source in sources},
             tasks={source.task for source in sources if source.task},
             output=scorer_output,
+            workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, len(os.sched_getaffinity(0)) - 1)),
         )
         try:
             loaded = make_model(recipe, console)

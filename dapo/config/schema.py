@@ -34,6 +34,9 @@ class Run(Section):
     """Every random number of the run derives from it."""
     threads: Positive = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
+    reward_workers: Positive | None = None
+    """Processes for rewards that do not run in the trainer's own (math, task, function); None: one less than there are
+    cores, at most 8."""
     if_exists: Literal["refuse", "backup"] = "refuse"
     """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""
 
@@ -205,7 +208,7 @@ class DynamicSampling(Section):
     """Keep only groups whose mean metric lies in [low, high]."""
     oversample: Annotated[float, Field(ge=1)] | None = None
     """Groups dispatched per missing group; None: 1 / measured acceptance rate."""
-    lookahead: Annotated[float, Field(ge=0)] = 0.25
+    lookahead: Annotated[float, Field(ge=0)] = 0.5
     """Work for the next step that is started early, in multiples of what a step needs, so that slots do not idle while
     the last responses end. Only with ``surplus`` and ``unfinished`` at ``carry``. Fewer decode steps, older tokens."""
     max_groups: Annotated[float, Field(ge=1)] | None = 20.0

@@ -78,8 +78,8 @@ def test_the_overview_agrees_with_the_files_and_writes_nothing(run):
     assert words(text, "generated  ")[1] == f"{generated:,.0f}"
     spent = [float(words(text, f"{name}  ")[1].replace(",", "")) for name in ("trained", "rejected", "held")]
     assert sum(spent) == generated
-    judged = sum(row["groups/finished"] for row in rows[1:])
-    assert f"{judged:,.0f} groups judged in the last 6 steps" in text
+    judged = [row["groups/finished"] for row in rows[1:] if row["groups/finished"]]  # carried groups may fill a batch
+    assert f"{sum(judged):,.0f} groups judged in the last {len(judged)} steps" in text
     assert "groups kept:" in text
 
 
@@ -104,7 +104,7 @@ def test_an_older_run_gets_its_prompts_file_at_the_next_resume(run, tmp_path):
     dapo("train", "--resume", copy, "trainer.steps=7")
     assert (copy / "prompts.parquet").read_bytes() == written
     time = (copy / "prompts.parquet").stat().st_mtime_ns
-    dapo("train", "--resume", copy, "trainer.steps=8")
+    dapo("train", "--resume", copy)
     assert (copy / "prompts.parquet").stat().st_mtime_ns == time  # written once
 
 
