@@ -126,6 +126,7 @@ class Session:
             verdict_lag=self.verdict_lag,
             phases=phases,
             watch=recorder.filling,
+            reads_answers=all(r.kind in ("math", "exact") for r in recipe.rewards if r.name == "accuracy"),
         )
         return Trainer(
             collector=collector,

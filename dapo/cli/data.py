@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -82,7 +82,7 @@ def show_data(
         if data.history is not None:
             parts += _prompts(data, data.history)
             parts += _examples(data, data.history, EXAMPLES if limit is None else limit)
-        parts += [*_account(data.rows), *_acceptance(data)]
+        parts += [*_account(data), *_acceptance(data)]
     width = min(console.width, _COLUMNS)
     console.print(Group(*parts), width=width)
 
@@ -281,28 +281,46 @@ def _problem(data: RunData, name: str, said: str, named: bool) -> RenderableType
 # ---------------------------------------------------------------------------------------------------- the account
 
 
-def _account(rows: Sequence[Row]) -> Iterator[RenderableType]:
+def _spent(data: RunData) -> tuple[dict[str, float], float]:
+    """Tokens by what became of them, and all generated tokens: of the last step, or of a later checkpoint.
+
+    A step that was stopped has no row; its tokens stand in the checkpoint that was saved then.
+    """
+    last: Row = data.rows[-1] if data.rows else {}
+    total, held = last.get("counters/generated_tokens") or 0.0, last.get("cost/held_tokens")
+    counts: Mapping[str, float | None] = {k.removeprefix("total/"): v for k, v in last.items()}
+    if data.totals.get("sampling/generated_tokens", 0.0) > total:
+        total, held, counts = data.totals["sampling/generated_tokens"], None, data.totals
+    spent = {name: counts.get(f"cost/{name}_tokens") or 0.0 for name in _SPENT if name != "held"}
+    return spent | {"held": total - sum(spent.values()) if held is None else held}, total
+
+
+def _account(data: RunData) -> Iterator[RenderableType]:
     yield from _section("Where the generated tokens went")
-    if not rows:
-        yield _say("No step is done yet.", "yellow")
-        return
-    last = rows[-1]
-    spent = {name: last.get("cost/held_tokens" if name == "held" else f"total/cost/{name}_tokens") for name in _SPENT}
-    if all(tokens is None for tokens in spent.values()):
+    rows = data.rows
+    spent, total = _spent(data)
+    if rows and not data.totals and not any(key.startswith("total/") for key in rows[-1]):
         yield _say("Not known: these steps were recorded by a version that kept no account.", "yellow")
         return
-    total = last.get("counters/generated_tokens") or sum(tokens or 0 for tokens in spent.values())
+    if not total:
+        yield _say("No token was generated yet.", "yellow")
+        return
     table = _table("", "tokens", "share", "seconds")
     for name, tokens in spent.items():
         if tokens or name in ("trained", "rejected"):
             seconds = sum(series(rows, f"cost/{name}_seconds")[1])
             style = GOOD if name == "trained" else "" if name in ("held", "filled") else BAD
-            share = percent((tokens or 0) / max(1, total))
             table.add_row(
-                Text(f"  {name}", style=style), f"{tokens or 0:,.0f}", share, number(seconds or None), _SPENT[name]
+                Text(f"  {name}", style=style),
+                f"{tokens:,.0f}",
+                percent(tokens / total),
+                number(seconds or None),
+                _SPENT[name],
             )
     worked = sum(sum(series(rows, key)[1]) for key in ("time/generate", "time/score"))
-    table.add_row("  generated", f"{total:,.0f}", percent(1.0), number(worked), "seconds: generating and scoring")
+    table.add_row(
+        "  generated", f"{total:,.0f}", percent(1.0), number(worked or None), "seconds: generating and scoring"
+    )
     yield table
 
 

@@ -38,6 +38,7 @@ class RunData:
     history: History | None = None
     step: int | None = None  # of the checkpoint behind the history
     passes: int = 0  # over the data, completed at that checkpoint
+    totals: dict[str, float] = field(default_factory=dict)  # counts up to that checkpoint, a step that stopped included
     problems: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # id -> problem, answer, source
     sources: Counter[str] = field(default_factory=Counter)  # prompts of each
     notes: list[str] = field(default_factory=list)
@@ -84,6 +85,7 @@ def _load_history(data: RunData, step: int | None) -> None:
             continue
     else:
         raise CheckpointError(f"the checkpoints in {store.folder} were removed while they were read; try again")
+    data.totals = collector.get("totals", {})
     if "history" not in collector:
         data.notes.append(
             f"The checkpoint of step {data.step} is of a version that kept no history of its prompts. "

@@ -50,7 +50,7 @@ class Account:
     def begin(self, engine_stats: Metrics) -> None:
         """A step begins; ``engine_stats`` is what the engine has counted before it."""
         self.count: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
-        self.scored = self._truncated = 0
+        self.scored = self.answered = self._truncated = 0
         self.unscored: Counter[str] = Counter()
         self.groups: list[Group] = []  # judged in this step
         self._engine_before = dict(engine_stats)
@@ -85,6 +85,7 @@ class Account:
         """Count one score; the first failure of each kind is told at once."""
         if score.reason is None:
             self.scored += 1
+            self.answered += score.answer is not None
             return
         kind = score.reason.split(":")[0]
         if kind not in self._told:

@@ -67,13 +67,14 @@ class StreamingCollector:
         verdict_lag: int = 0,
         phases: Phases | None = None,
         watch: Callable[[Filling], None] | None = None,
+        reads_answers: bool = False,
     ) -> None:
-        """``watch`` is called after every judged group, for those who look on."""
+        """``watch`` is called after every judged group. ``reads_answers``: see ``outcomes.shares_of``."""
         self.engine, self.scorer, self.algorithm = engine, scorer, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
         self.run_seed, self.decode, self.verdict_lag = run_seed, decode, verdict_lag
-        self.phases, self.watch = phases or Phases(), watch
+        self.phases, self.watch, self.reads_answers = phases or Phases(), watch, reads_answers
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings, run_seed)
         self.refill = Refill(settings, prompts_per_step)
@@ -360,7 +361,12 @@ class StreamingCollector:
 
     def _shares(self) -> Shares:
         return shares_of(
-            self.account, self.prompts_per_step, self.group_size, self.algorithm.truncated_vote, self.selector.ended
+            self.account,
+            self.prompts_per_step,
+            self.group_size,
+            self.algorithm.truncated_vote,
+            self.reads_answers,
+            self.selector.ended,
         )
 
     def _metrics(self, batch: Sequence[Group]) -> dict[str, float]:

@@ -34,9 +34,15 @@ def shares_of(
     prompts_per_step: int,
     group_size: int,
     truncated_vote: bool,
+    reads_answers: bool,
     ended: Literal["data", "retired"] | None = None,
 ) -> Shares:
-    """What was judged in this step, for ``dapo.observe.why``."""
+    """What was judged in this step, for ``dapo.observe.why``.
+
+    Args:
+        reads_answers: the verifier of the accuracy names the answers that it reads.
+        ended: what ended the prompts.
+    """
     return Shares(
         kept=account.share(Verdict.KEPT),
         all_correct=account.share(Verdict.ALL_CORRECT),
@@ -46,6 +52,7 @@ def shares_of(
         too_few_scored=account.share(Verdict.TOO_FEW_SCORED),
         judged=account.judged_groups,
         truncated=account.truncated_share(),
+        answered=account.answered / account.scored if reads_answers and account.scored else None,
         truncated_vote=truncated_vote,
         unscored=account.unscored,
         prompts_per_step=prompts_per_step,

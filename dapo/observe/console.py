@@ -47,6 +47,7 @@ class Console:
         self._clock = clock
         self._run: RunState | None = None
         self._live: Live | None = None
+        self._cause_told: int | None = None  # step in which the cause of a slow batch was told last
         self._told: dict[int, int] = {}  # level of slowness -> step that told it
         self._line_at = 0.0  # when plain mode last told where the run is
         self._tasks = Progress(
@@ -97,7 +98,9 @@ class Console:
         self._run.filling = progress
         slow = progress.judged // (SLOW * max(1, progress.wanted))
         if slow and progress.kept < progress.wanted and self._is_news(slow.bit_length() - 1, progress.step):
-            self._say_where(filling_line(progress), "yellow")
+            # the cause once a step: further on in it, it is the same
+            again, self._cause_told = self._cause_told == progress.step, progress.step
+            self._say_where(filling_line(progress, cause=not again), "yellow")
         elif self.mode == "plain" and self._clock() - self._line_at >= HEARTBEAT:
             self._say_where(heartbeat(progress))
 

@@ -11,6 +11,8 @@ HEALTHY = 0.3
 """Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
 NEARLY_ALL = 0.8
 """Share of groups of one kind from which it is the cause, and not a tendency."""
+UNREAD = 0.2
+"""Share of responses with an answer below which the verifier is suspected, and not the model."""
 ENOUGH = 20
 """Prompts from which their pass rates are used instead of an example."""
 _LATER = "rollouts/ (written when the step ends)"
@@ -28,6 +30,7 @@ class Shares:
     too_few_scored: float = 0.0
     judged: int = 0  # groups behind these shares
     truncated: float = 0.0  # share of the responses
+    answered: float | None = None  # share of the scored responses in which the verifier found an answer; None: unknown
     truncated_vote: bool = False  # whether truncated responses vote
     unscored: Mapping[str, int] = field(default_factory=dict)  # responses without a score, by reason
     prompts_per_step: int = 0  # P
@@ -86,9 +89,10 @@ def why(shares: Shares, rollouts: str = "rollouts/ of the run") -> str:
     return cause(shares, rollouts)
 
 
-def filling_line(progress: Filling) -> str:
-    """A batch that takes long, as one line that ends with the likely cause."""
-    return f"{heartbeat(progress)}, {progress.judged} groups judged. {why(progress.shares, _LATER)}"
+def filling_line(progress: Filling, cause: bool = True) -> str:
+    """A batch that takes long, as one line; it ends with the likely ``cause``."""
+    told = f"{heartbeat(progress)}, {progress.judged} groups judged."
+    return f"{told} {why(progress.shares, _LATER)}" if cause else told
 
 
 def heartbeat(progress: Filling) -> str:
@@ -110,14 +114,24 @@ def _too_hard(shares: Shares, rollouts: str) -> str:
             "an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If those "
             "that end by themselves are wrong too, the problems are too hard, or the verifier cannot read the answers."
         )
+    if shares.answered is not None and shares.answered < UNREAD:
+        return (
+            f"{said}, and the verifier found an answer in {_percent(shares.answered)} of the responses: it cannot read "
+            f"them. Look at {rollouts}; then ask for the form that it reads in data.instruction, or mend the reward's "
+            "settings."
+        )
     said += ": "
-    if shares.all_wrong > NEARLY_ALL:
+    if shares.answered is not None:
+        said += f"the verifier found an answer in {_percent(shares.answered)} of the responses, so "
+    if shares.all_wrong <= NEARLY_ALL:
+        said += "many problems are too hard for the model. Take easier problems"
+    elif shares.answered is not None:
+        said += f"the problems are too hard for the model. Look at {rollouts}; then take easier problems"
+    else:
         said += (
             f"the problems are too hard for the model, or the verifier cannot read its answers. Look at {rollouts}, at "
             "the prompt's instruction and at the reward's settings; then take easier problems"
         )
-    else:
-        said += "many problems are too hard for the model. Take easier problems"
     return said + _larger_groups(shares)
 
 

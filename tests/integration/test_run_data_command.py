@@ -90,6 +90,8 @@ def test_a_run_that_stopped_is_explained(tmp_path):
     assert "all wrong" in stopped.stderr
     text = " ".join(dapo("data", tmp_path / "run").stdout.split())
     assert "12 groups judged in the step that could not be filled: 100.0% all wrong." in text
+    spent = int(stopped.stderr.split(" tokens were generated")[0].split()[-1])
+    assert f"rejected {spent:,} 100.0%" in text  # the step that stopped has no row, and its tokens were spent
     assert "the problems are too hard, or the verifier cannot read the answers." in text  # most are truncated, too
     assert (tmp_path / "run" / "prompts.parquet").exists()
 

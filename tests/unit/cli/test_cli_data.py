@@ -176,7 +176,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "No checkpoint yet" in told(capsys, run, "--show", "solved", code=2)
     (run / "metrics.jsonl").unlink()
     text = told(capsys, run)
-    assert "No step is done yet." in text
+    assert "No token was generated yet." in text
     assert "No group was judged yet." in text
 
 

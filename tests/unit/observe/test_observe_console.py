@@ -281,6 +281,7 @@ def test_a_batch_that_takes_long_is_told_at_each_doubling_with_its_cause():
         "step 24: 1 of 32 groups kept, 5% of those judged, 128 groups judged. 90% of the groups"
     )
     assert told[0][1].endswith(why(progress(shares=shares).shares, "rollouts/ (written when the step ends)"))
+    assert told[1][1] == "step 24: 1 of 32 groups kept, 5% of those judged, 256 groups judged."  # the cause is the same
     console.filling(progress(judged=5000, kept=32))  # full: nothing to complain of
     assert new() == ""
 

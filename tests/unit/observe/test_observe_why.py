@@ -21,6 +21,12 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
         ({"kept": 0.04, "all_correct": 0.92}, ["92% of the groups are all correct", "harder problems", "retire_at=1"]),
         ({"kept": 0.2, "all_correct": 0.6, "all_wrong": 0.2}, ["60% of the groups are all correct", "Add harder"]),
         ({"kept": 0.2, "all_wrong": 0.6, "all_correct": 0.2}, ["60% of the groups are all wrong", "easier"]),
+        ({"all_wrong": 0.9, "answered": 0.01}, ["found an answer in 1% of the responses: it cannot read them"]),
+        (
+            {"all_wrong": 0.9, "answered": 0.97},
+            ["found an answer in 97% of the responses, so the problems are too hard"],
+        ),
+        ({"all_wrong": 0.6, "answered": 0.97}, ["in 97% of the responses, so many problems are too hard"]),
         ({"all_wrong": 0.9, "truncated": 0.7}, ["70% of the responses are truncated", "max_response_tokens"]),
         ({"too_few_scored": 0.9, "truncated": 0.8}, ["truncated ones do not vote", "algorithm.truncated_vote=true"]),
         ({"too_few_scored": 0.9, "truncated": 0.8, "truncated_vote": True}, ["could not be scored", "`unscored`"]),
