@@ -215,7 +215,8 @@ class StreamingCollector:
             self.account.disposed(group, "expired")
 
     def _dispatch(self) -> None:
-        free = max(0, self.engine.capacity - self._decoding) // self.group_size
+        # rounded up: the rest of a group queues, and no slot idles while work is missing
+        free = -(-max(0, self.engine.capacity - self._decoding) // self.group_size)
         dispatched = int(self.account.count["groups/dispatched"])
         wanted = self.refill.wanted(len(self.kept), len(self.open), free, dispatched)
         if self.settings.max_tokens is not None and self.account.generated_tokens >= self.settings.max_tokens:
