@@ -85,7 +85,7 @@ def _load_history(data: RunData, step: int | None) -> None:
             continue
     else:
         raise CheckpointError(f"the checkpoints in {store.folder} were removed while they were read; try again")
-    data.totals = collector.get("totals", {})
+    data.totals = collector.get("account", {}).get("totals", {})
     if "history" not in collector:
         data.notes.append(
             f"The checkpoint of step {data.step} is of a version that kept no history of its prompts. "

@@ -45,12 +45,16 @@ class Engine(Protocol):
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Make progress and return the responses that ended, ordered by (tick, key).
 
-        In process this decodes until at least one response ends (or nothing is left). Remote engines wait up to
-        ``timeout`` seconds.
+        In process this decodes until at least one response ends. Remote engines wait up to ``timeout`` seconds, with
+        None until one ends. With None an empty answer means that nothing is left.
         """
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
-        """Take back the named (default: all) unfinished responses, with what there is of them."""
+        """Take back the named (default: all) responses, with what there is of them.
+
+        Those that ended and were not polled yet come back as well, with the reason for which they ended: after
+        ``abort`` the engine knows nothing of the keys.
+        """
 
     def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """New weights: every token from now on carries ``version``."""
@@ -127,6 +131,9 @@ class Collector(Protocol):
     def ready(self) -> bool:
         """The batch of this step can be taken."""
 
+    def meet_cap(self) -> None:
+        """``pump`` has nothing left and the batch is not ready: the recipe's outcome, before ``take``."""
+
     def pause(self) -> None:
         """Take unfinished responses back from the engine; the next ``pump`` submits them again with their prefix."""
 
@@ -134,6 +141,6 @@ class Collector(Protocol):
         """The batch of this step."""
 
     def state(self) -> dict[str, Any]:
-        """Everything the next batch depends on. Call between ``take`` and ``begin``, paused."""
+        """Everything the next batch depends on. Call between ``take`` and ``begin``, after ``pause``."""
 
     def load(self, state: dict[str, Any]) -> None: ...

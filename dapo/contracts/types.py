@@ -152,7 +152,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampleEvent:
-    """A response ended. Arrays hold only the tokens made since it was submitted (the prefix is not repeated)."""
+    """A response ended. Arrays hold only the tokens made since it was submitted (the prefix is not repeated).
+
+    They belong to the receiver: an engine does not write to them again.
+    """
 
     key: Key
     token_ids: IntArray
@@ -187,6 +190,7 @@ class StepBatch:
     groups_P: list[Group]  # in training order
     finished: list[Group]  # every group judged or discarded during this step, the trained ones included
     metrics: dict[str, float] = field(default_factory=dict)
+    why: str = ""  # in plain words: what was judged on the way
 
 
 Metrics = dict[str, float]

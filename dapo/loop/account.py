@@ -45,14 +45,28 @@ class Account:
     def __init__(self) -> None:
         self.totals: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
         self._told: set[str] = set()  # kinds of verifier failures that were told
-        self.begin({})
+        self.barren: Counter[str] = Counter()  # reasons of all unscored responses since the last step that scored any
+        self.scored = 0
+        self._reset()
+        self._engine_before: Metrics = {}
 
-    def begin(self, engine_stats: Metrics) -> None:
-        """A step begins; ``engine_stats`` is what the engine has counted before it."""
+    def _reset(self) -> None:
+        if self.scored:
+            self.barren.clear()
         self.count: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
         self.scored = self.answered = self._truncated = 0
+        self._accuracy = 0.0  # summed over scored responses
         self.unscored: Counter[str] = Counter()
         self.groups: list[Group] = []  # judged in this step
+        self._ended = False
+
+    def begin(self, engine_stats: Metrics) -> None:
+        """A step begins; ``engine_stats`` is what the engine has counted before it.
+
+        What happened since the last ``take`` counts for it; a step that was given up does not.
+        """
+        if self._ended:
+            self._reset()
         self._engine_before = dict(engine_stats)
 
     def end(self, engine_stats: Metrics) -> dict[str, float]:
@@ -62,7 +76,16 @@ class Account:
             self.count[f"sampling/{name}"] = engine.get(name, 0)
         for key in ADDITIVE:
             self.totals[key] += self.count[key]
+        self._ended = True
         return engine
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """Totals, and what happened after the last step ended (an asynchronous driver's ``pause``)."""
+        return {"totals": dict(self.totals), "count": {} if self._ended else {k: v for k, v in self.count.items() if v}}
+
+    def load(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        self.totals |= state["totals"]
+        self.count |= state["count"]
 
     # ------------------------------------------------------------------ what happened
 
@@ -86,8 +109,10 @@ class Account:
         if score.reason is None:
             self.scored += 1
             self.answered += score.answer is not None
+            self._accuracy += score.values["accuracy"]
             return
-        kind = score.reason.split(":")[0]
+        reason = (score.reason.strip() or "no reason given").splitlines()[0][:200]
+        kind = reason.split(":")[0]
         if kind not in self._told:
             self._told.add(kind)
             log.warning(
@@ -97,7 +122,8 @@ class Account:
                 key[0],
                 score.reason,
             )
-        self.unscored[score.reason.splitlines()[0][:200]] += 1
+        self.unscored[reason] += 1
+        self.barren[reason] += 1
         self.count["reward/unscored"] += 1
 
     def disposed(self, group: Group, fate: str | None = None) -> None:
@@ -138,6 +164,10 @@ class Account:
     def share(self, verdict: Verdict) -> float:
         """Share of the groups judged in this step; 0 when there is none."""
         return self.count[f"groups/{verdict}"] / max(1, len(self.groups))
+
+    def accuracy(self) -> float:
+        """Mean accuracy of the responses scored in this step; 0 when there is none."""
+        return self._accuracy / max(1, self.scored)
 
     def truncated_share(self) -> float:
         """Share of the responses judged in this step that the engine ended for length."""

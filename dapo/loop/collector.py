@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.protocols import Engine, PromptStream, Scorer
@@ -33,19 +31,19 @@ from dapo.contracts.types import (
     Score,
     StepBatch,
 )
-from dapo.errors import SamplingStopped
+from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.account import Account, held_tokens
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.copies import copies
 from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
-from dapo.loop.outcomes import filling, shares_of, stopped, verifier_fails_on_everything
+from dapo.loop.outcomes import ENGINE, fails_on_everything, filling, shares_of, stopped, warn_of_old_groups
 from dapo.loop.refill import Refill, is_full
 from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.selection import PromptSelector
 from dapo.loop.state import group_state, load_group
 from dapo.observe.spans import Phases
-from dapo.observe.why import Filling, Shares
+from dapo.observe.why import Filling, Shares, why
 
 
 class StreamingCollector:
@@ -84,6 +82,8 @@ class StreamingCollector:
         self.open: dict[int, OpenGroup] = {}
         self.kept: list[Group] = []
         self.rejected: list[Group] = []  # of this step, for the outcome ``fill``
+        self.carried = 0  # groups held when the step began
+        self._restored = False  # loaded from a state, perhaps with other settings
         self._paused = True  # the engine holds nothing of ours
         self._decoding = 0  # responses that the engine has and has not ended
         self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score takes effect, key)
@@ -102,22 +102,27 @@ class StreamingCollector:
         try:
             while not self.ready():
                 if not self.pump():
-                    self._meet_cap()
+                    self.meet_cap()
                     break
+            self.pause()
         except SamplingStopped:
             self.account.end(self.engine.stats())
             raise
-        self.pause()
         return self.take()
 
     def begin(self, step: int) -> None:
         """From now on work counts for training step ``step``."""
         self.step = step
         self.account.begin(self.engine.stats())
+        self.carried = len(self.kept) + len(self.open)
         self.rejected = []
         self.refill.begin()
         if self.settings.on_max_age == "drop":
             self._expire()
+        elif self._restored:
+            births = [g.born for g in self.kept] + [g.born for g in self.open.values()]
+            warn_of_old_groups(self.settings, self.prompts_per_step, step, births)
+        self._restored = False
 
     def pump(self) -> bool:
         """Turn the crank once: replace what was rejected, let the engine work, judge. False when nothing is left."""
@@ -133,19 +138,21 @@ class StreamingCollector:
 
     def ready(self) -> bool:
         """The batch is there, and nothing that stays behind would grow too old by it."""
-        dispatched = int(self.account.count["groups/dispatched"])
         if self.settings.mode == "filter" and len(self.kept) < self.prompts_per_step:
             return False
+        tried = int(self.account.count["groups/dispatched"]) + self.carried
         kept, unfinished = [g.born for g in self.kept], [g.born for g in self.open.values()]
-        return is_full(self.settings, self.prompts_per_step, self.step, kept, unfinished, dispatched)
+        return is_full(self.settings, self.prompts_per_step, self.step, kept, unfinished, tried)
 
     def pause(self) -> None:
         """Abort what decodes and keep its tokens; score what ended but was not judged before the step is over."""
         if self._paused:
             return
-        self._paused = True
-        self._decoding = 0
-        self._keep_partials(self.engine.abort())
+        events = self.engine.abort()
+        self._receive([event for event in events if event.finish is not FinishReason.ABORTED])
+        for event in (e for e in events if e.finish is FinishReason.ABORTED):  # what the engine continues behind
+            self.open[event.key[0]].partials_G[event.key[1]] = self._join(event)
+        self._paused, self._decoding = True, 0
         self._judge_ended(None)
 
     def take(self) -> StepBatch:
@@ -170,9 +177,8 @@ class StreamingCollector:
             for group in copied:
                 account.disposed(group)
             batch += copied
-        return StepBatch(
-            step=self.step, groups_P=batch, finished=account.finished_groups(batch), metrics=self._metrics(batch)
-        )
+        finished, said = account.finished_groups(batch), why(self._shares())
+        return StepBatch(self.step, batch, finished, self._metrics(batch), said)
 
     def state(self) -> dict[str, Any]:
         """Everything the next batch depends on, as a tree of plain values and arrays. Call between steps."""
@@ -182,7 +188,7 @@ class StreamingCollector:
             **self.selector.state(),
             "kept": [group_state(group) for group in self.kept],
             "open": [open_group_state(group) for group in self.open.values()],
-            "totals": dict(self.account.totals),
+            "account": self.account.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -192,11 +198,12 @@ class StreamingCollector:
         self.selector.load(state)
         self.kept = [load_group(tree) for tree in state["kept"]]
         self.open = {tree["id"]: load_open_group(tree) for tree in state["open"]}
-        self.account.totals |= state["totals"]
+        self.account.load(state["account"])
+        self._restored = True
 
     @property
     def exhausted(self) -> bool:
-        """The data has ended and nothing is held: there will be no further batch."""
+        """There is no further prompt and nothing is held: there will be no further batch."""
         return self.selector.ended is not None and not self.kept and not self.open
 
     # ------------------------------------------------------------------ dispatch
@@ -218,7 +225,7 @@ class StreamingCollector:
         # rounded up: the rest of a group queues, and no slot idles while work is missing
         free = -(-max(0, self.engine.capacity - self._decoding) // self.group_size)
         dispatched = int(self.account.count["groups/dispatched"])
-        wanted = self.refill.wanted(len(self.kept), len(self.open), free, dispatched)
+        wanted = self.refill.wanted(len(self.kept), len(self.open), free, dispatched, self.carried)
         if self.settings.max_tokens is not None and self.account.generated_tokens >= self.settings.max_tokens:
             wanted = 0
         if wanted <= 0 or self.selector.ended is not None:
@@ -261,6 +268,12 @@ class StreamingCollector:
     def _advance(self) -> None:
         with self.phases("generate"):
             events = self.engine.poll()
+        if self._decoding and not events:
+            lost = [key for group in self.open.values() for key in group.missing()]
+            raise EngineError(
+                f"the engine has nothing left to do, and {len(lost)} responses never came back, {lost[:5]} among them; "
+                "what was kept is in the last checkpoint: continue with `dapo train --resume`"
+            )
         self._receive(events)
         self._judge_ended(self.engine.clock if self._decoding else None)
 
@@ -274,22 +287,14 @@ class StreamingCollector:
 
     def _score(self, key: Key, group: OpenGroup, completion: Completion, tick: int, failure: str | None = None) -> None:
         if completion.finish is FinishReason.FAILED:  # unscored, not wrong
-            self._scores[key] = Score(reason=f"engine: {failure or 'failed'}")
+            self._scores[key] = Score(reason=f"{ENGINE}{failure or 'failed'}")
         else:
             self.scorer.submit(key, group.prompt, completion)
         self._ended.append((tick + self.verdict_lag, key))
 
     def _join(self, event: SampleEvent) -> Partial:
-        """What a response has: its prefix and what was made since."""
         self.account.generated(len(event.token_ids))
-        partial = self.open[event.key[0]].partials_G[event.key[1]]
-        if not len(partial):
-            return Partial(event.token_ids, event.logprobs, event.versions)
-        return Partial(
-            np.concatenate([partial.token_ids, event.token_ids]),
-            np.concatenate([partial.logprobs, event.logprobs]),
-            np.concatenate([partial.versions, event.versions]),
-        )
+        return self.open[event.key[0]].joined(event)
 
     def _completed(self, events: Sequence[SampleEvent]) -> list[Completion]:
         """Whole responses with their text; the stop token is not part of it."""
@@ -306,21 +311,24 @@ class StreamingCollector:
             while self._ended and (until is None or self._ended[0][0] <= until):
                 _, key = self._ended.popleft()
                 while key not in self._scores:
-                    self._scores.update(self.scorer.poll(None))
+                    scores = self.scorer.poll(None)
+                    if not scores:
+                        raise RewardError(f"the score of response {key[1]} of group {key[0]} never came back")
+                    self._scores.update(scores)
                 group = self.open[key[0]]
                 score = self._scores.pop(key)
                 self.account.got_score(key, score)
                 if group.scored(key[1], score):
                     del self.open[group.id]
                     self._judge(group.close())
-                verifier_fails_on_everything(self.account)
+                fails_on_everything(self.account)
 
     def _judge(self, group: Group) -> None:
         verdict = group.verdict = self.algorithm.verdict(group)
         accepted = verdict is Verdict.KEPT
         self.account.judged(group)
         self.refill.judged(accepted)
-        self.history.visited(group, self.algorithm.voters(group), self.step)
+        self.selector.visited(group, self.algorithm.voters(group), self.step)
         if accepted or (self.settings.mode == "off" and verdict is not Verdict.TOO_FEW_SCORED):
             self.kept.append(group)
         else:
@@ -333,24 +341,24 @@ class StreamingCollector:
 
     # ------------------------------------------------------------------ the end of a step
 
-    def _keep_partials(self, events: Sequence[SampleEvent]) -> None:
-        """Aborted responses become what the engine continues behind."""
-        for event in events:
-            self.open[event.key[0]].partials_G[event.key[1]] = self._join(event)
-
     def _discard_unfinished(self) -> None:
         self.pause()
         for group in self.open.values():
             self.account.dropped(Disposition.DISCARDED, group.tokens())
         self.open = {}
 
-    def _meet_cap(self) -> None:
-        """A cap or the end of the data was met before the batch was full: the recipe's outcome."""
+    def meet_cap(self) -> None:
+        """``pump`` has nothing left and the batch is not full: the recipe's outcome. Then ``take`` what there is.
+
+        Raises:
+            SamplingStopped: with ``on_cap: stop``, unless the data had ended before this step or all of it is retired.
+        """
         settings, missing = self.settings, self.prompts_per_step - len(self.kept)
         if settings.mode not in ("filter", "replace"):
             return
         self.account.count["sampling/cap_reached"] = 1
-        if settings.on_cap == "stop" and not self.exhausted:
+        clean_end = self.exhausted and (self.selector.ended == "retired" or not self.account.groups)
+        if settings.on_cap == "stop" and not clean_end:
             shares = dataclasses.replace(self._shares(), hopeless_rates=self.history.hopeless_rates())
             raise stopped(self.account, settings, len(self.kept), shares)
         if settings.on_cap == "fill":
@@ -365,6 +373,7 @@ class StreamingCollector:
             self.account,
             self.prompts_per_step,
             self.group_size,
+            self.settings.correct_at,
             self.algorithm.truncated_vote,
             self.reads_answers,
             self.selector.ended,
@@ -375,13 +384,15 @@ class StreamingCollector:
         account.count["sampling/skipped_prompts"] = self.selector.skipped
         engine = account.end(self.engine.stats())
         self.selector.end_step(account.verdicts())
-        return account.metrics(self.step, batch, engine) | {
+        metrics = account.metrics(self.step, batch, engine) | {
             "groups/waiting": len(self.kept),
             "groups/unfinished": len(self.open),
             "cost/held_tokens": held_tokens(self.kept, self.open.values()),
             "sampling/acceptance_estimate": self.refill.acceptance,
             "sampling/retired_prompts": self.selector.retired(),
         }
+        account.begin(self.engine.stats())  # whatever comes now is of the next step
+        return metrics
 
 
 def _age(group: Group) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.contracts.types import Completion, Group, Partial, Prompt, Score
+import numpy as np
+
+from dapo.contracts.types import Completion, Group, Key, Partial, Prompt, SampleEvent, Score
 from dapo.loop.state import (
     completion_state,
     empty_partial,
@@ -49,6 +51,21 @@ class OpenGroup:
         """Response tokens that exist and are held here (what still decodes is not known before it ends)."""
         return sum(len(c if c is not None else p) for c, p in zip(self.completions_G, self.partials_G, strict=True))
 
+    def joined(self, event: SampleEvent) -> Partial:
+        """What a response has: its prefix and what the engine made since."""
+        partial = self.partials_G[event.key[1]]
+        if not len(partial):
+            return Partial(event.token_ids, event.logprobs, event.versions)
+        return Partial(
+            np.concatenate([partial.token_ids, event.token_ids]),
+            np.concatenate([partial.logprobs, event.logprobs]),
+            np.concatenate([partial.versions, event.versions]),
+        )
+
+    def missing(self) -> list[Key]:
+        """Responses that did not end yet."""
+        return [(self.id, index) for index, completion in enumerate(self.completions_G) if completion is None]
+
     def close(self) -> Group:
         completions = [c for c in self.completions_G if c is not None]
         scores = [s for s in self.scores_G if s is not None]
@@ -61,8 +78,8 @@ def open_group_state(group: OpenGroup) -> dict[str, Any]:
         "prompt": prompt_state(group.prompt),
         "born": group.born,
         "partials": [partial_state(p) for p in group.partials_G],
-        "completions": [completion_state(c) if c else None for c in group.completions_G],
-        "scores": [score_state(s) if s else None for s in group.scores_G],
+        "completions": [None if c is None else completion_state(c) for c in group.completions_G],
+        "scores": [None if s is None else score_state(s) for s in group.scores_G],
     }
 
 
@@ -72,6 +89,6 @@ def load_open_group(state: dict[str, Any]) -> OpenGroup:
         prompt=load_prompt(state["prompt"]),
         born=state["born"],
         partials_G=[load_partial(p) for p in state["partials"]],
-        completions_G=[load_completion(c) if c else None for c in state["completions"]],
-        scores_G=[load_score(s) if s else None for s in state["scores"]],
+        completions_G=[None if c is None else load_completion(c) for c in state["completions"]],
+        scores_G=[None if s is None else load_score(s) for s in state["scores"]],
     )

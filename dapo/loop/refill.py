@@ -35,7 +35,7 @@ class Refill:
         """Running estimate of the share of groups that are kept; 1 before anything was judged."""
         return max(LOWEST_ACCEPTANCE, (self._accepted + 1.0) / (self._judged + 1.0))
 
-    def wanted(self, kept: int, under_way: int, free: int, dispatched: int) -> int:
+    def wanted(self, kept: int, under_way: int, free: int, dispatched: int, carried: int) -> int:
         """Groups to dispatch now.
 
         Args:
@@ -43,15 +43,16 @@ class Refill:
             under_way: groups dispatched and not yet judged.
             free: groups that the engine could seat at once.
             dispatched: groups dispatched in this step.
+            carried: groups that were held when the step began.
         """
         settings, prompts = self.settings, self.prompts_per_step
         if settings.mode == "filter":
             wanted = self._by_deficit(kept, under_way, free)
-        elif settings.mode == "replace" and dispatched >= prompts:
+        elif settings.mode == "replace" and dispatched + carried >= prompts:
             missing = least_kept(settings, prompts) - kept
-            wanted = math.ceil(missing / self.acceptance) - under_way
+            wanted = min(math.ceil(missing / self.acceptance), prompts) - under_way
         else:
-            return prompts - dispatched
+            return max(0, prompts - dispatched - carried)
         if settings.max_groups is not None:
             wanted = min(wanted, math.ceil(settings.max_groups * prompts) - dispatched)
         return max(0, wanted)
@@ -88,18 +89,18 @@ def is_full(
     step: int,
     kept: Sequence[int],
     unfinished: Sequence[int],
-    dispatched: int,
+    tried: int,
 ) -> bool:
     """Whether the batch of ``step`` can be taken.
 
     Args:
         kept: the step that dispatched each kept group, in any order.
         unfinished: the same of groups not yet judged.
-        dispatched: groups dispatched in this step.
+        tried: groups dispatched in this step, and those held when it began.
     """
     if settings.mode != "filter":
         enough = settings.mode != "replace" or len(kept) >= least_kept(settings, prompts_per_step)
-        return enough and dispatched >= prompts_per_step and not unfinished
+        return enough and tried >= prompts_per_step and not unfinished
     if len(kept) < prompts_per_step:
         return False
     if not unfinished or settings.unfinished == "drain":

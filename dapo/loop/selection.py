@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
 from dapo.contracts.protocols import PromptStream
-from dapo.contracts.types import Prompt
+from dapo.contracts.types import BoolArray, Group, Prompt
 from dapo.loop.history import PromptHistory, PromptRecord
 from dapo.loop.seeds import SELECTION, derive_seed
 
@@ -20,8 +20,6 @@ LEAST, MOST, STEP, START = 0.05, 0.95, 0.01, 0.5
 LEAST_EXPLORATION = 0.01
 EASY_SHARE = 1 / 3
 """Part of the target share of zero-variance groups that may be all correct; the rest may be all wrong."""
-PASSES_WITHOUT_A_PROMPT = 100
-"""Passes over the data in which nothing was taken, after which the data counts as used up."""
 
 
 class PromptSelector:
@@ -35,25 +33,37 @@ class PromptSelector:
         self.p_easy = self.p_hard = START
         self.draws = 0
         self.skipped = 0  # since ``end_step``
-        self.ended: Literal["data", "retired"] | None = None
+        self._data_ended = False
+        self._all_retired = False  # a whole pass found nothing, and no prompt came back since
+
+    @property
+    def ended(self) -> Literal["data", "retired"] | None:
+        """Why there is no further prompt; a retired one may come back while groups are under way."""
+        return "data" if self._data_ended else "retired" if self._all_retired else None
 
     def take(self, n: int) -> list[Prompt]:
         """The next ``n`` prompts worth a group; fewer only when the data has ended or all of it is retired."""
         taken: list[Prompt] = []
-        passed_over = 0
-        while len(taken) < n:
+        retired_in_a_row = 0
+        while len(taken) < n and self.ended is None:
             drawn = self.stream.take(n - len(taken))
-            if not drawn:
-                self.ended = "data"
-                break
-            chosen = [prompt for prompt in drawn if self._worth_it(prompt)]
-            taken += chosen
-            self.skipped += len(drawn) - len(chosen)
-            passed_over = 0 if chosen else passed_over + len(drawn)
-            if passed_over > PASSES_WITHOUT_A_PROMPT * self.stream.size:
-                self.ended = "retired"
-                break
+            self._data_ended = not drawn
+            for prompt in drawn:
+                record = self.history.records.get(prompt.id)
+                if self._worth_it(record):
+                    taken.append(prompt)
+                    retired_in_a_row = 0
+                else:
+                    self.skipped += 1
+                    retired_in_a_row = retired_in_a_row + 1 if record and self.is_retired(record) else 0
+            # what is reviewed comes to its turn some day
+            self._all_retired = not self.settings.review_share and retired_in_a_row >= self.stream.size
         return taken
+
+    def visited(self, group: Group, voters_G: BoolArray, step: int) -> None:
+        """A group was judged; its prompt may be worth generating for again."""
+        self.history.visited(group, voters_G, step)
+        self._all_retired &= self.is_retired(self.history.records[group.prompt.id])
 
     def explore(self, record: PromptRecord) -> float:
         """Probability with which a prompt of this record is taken when its turn comes."""
@@ -87,7 +97,13 @@ class PromptSelector:
         self.p_hard = _moved(self.p_hard, hard > (1 - EASY_SHARE) * target)
 
     def state(self) -> dict[str, Any]:
-        own = {"p_easy": self.p_easy, "p_hard": self.p_hard, "draws": self.draws, "size": self.stream.size}
+        own = {
+            "p_easy": self.p_easy,
+            "p_hard": self.p_hard,
+            "draws": self.draws,
+            "all_retired": self._all_retired,
+            "size": self.stream.size,
+        }
         return {"stream": self.stream.state(), "history": self.history.state() | own}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -95,10 +111,12 @@ class PromptSelector:
         history = state["history"]
         self.history.load(history)
         self.p_easy, self.p_hard, self.draws = history["p_easy"], history["p_hard"], history["draws"]
+        # with other settings than before, prompts may come back
+        still = not self.settings.review_share and all(map(self.is_retired, self.history.records.values()))
+        self._all_retired = history["all_retired"] and still
 
-    def _worth_it(self, prompt: Prompt) -> bool:
+    def _worth_it(self, record: PromptRecord | None) -> bool:
         self.draws += 1
-        record = self.history.records.get(prompt.id)
         if record is None or (explore := self.explore(record)) >= 1.0:
             return True
         return derive_seed(self.run_seed, SELECTION, self.draws) / 2**63 < explore

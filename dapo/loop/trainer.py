@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree, save_tree
+from dapo.contracts.enums import Disposition
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TrainRow
 from dapo.errors import CheckpointError, SamplingStopped
@@ -92,6 +93,7 @@ class Trainer:
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
         self.fingerprint, self.phases = fingerprint, phases
         self.counters = Counters()
+        self._empty_batches = 0  # in a row
         self._saved_at: int | None = None
         self._evaluated_at: int | None = None
 
@@ -128,10 +130,13 @@ class Trainer:
             retired = self.collector.selector.ended == "retired"
             what = "every prompt is retired" if retired else "the data has ended"
             self.recorder.say(f"{what} after {step - 1} training steps")
+            if batch.finished:
+                self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             if self._evaluated_at != step - 1 and self.evaluator is not None and self.settings.evaluate_every:
                 self._record(step - 1, self._evaluate(step - 1), [])  # the last step is evaluated too
             return False
         self.counters.rollout_steps += 1
+        self._warn_of_empty_batches(batch)
         with self.phases("shape"):
             for group in batch.finished:
                 self.algorithm.shape_group(group)
@@ -149,6 +154,15 @@ class Trainer:
         if self.settings.save_every and step % self.settings.save_every == 0:
             self._save()
         return True
+
+    def _warn_of_empty_batches(self, batch: StepBatch) -> None:
+        """``train_partial`` and ``fill`` go on where there is nothing to learn from: say so, ever more seldom."""
+        useful = sum(group.disposition is not Disposition.FILLED for group in batch.groups_P)
+        self._empty_batches = 0 if useful else self._empty_batches + 1
+        if self._empty_batches and self._empty_batches.bit_count() == 1:  # 1, 2, 4, 8...
+            self.recorder.warn(
+                f"step {batch.step}: no group to learn from, {self._empty_batches} steps in a row. {batch.why}"
+            )
 
     def _learn(self, batch: StepBatch) -> Metrics:
         """One optimiser step per minibatch of whole groups."""

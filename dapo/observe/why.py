@@ -11,6 +11,10 @@ HEALTHY = 0.3
 """Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
 NEARLY_ALL = 0.8
 """Share of groups of one kind from which it is the cause, and not a tendency."""
+FRACTION = 0.1
+"""Mean accuracy of all-wrong groups from which they are not wrong but partly right."""
+BOTH = 0.25
+"""Share of all-wrong and of all-correct groups from which neither is the cause alone."""
 UNREAD = 0.2
 """Share of responses with an answer below which the verifier is suspected, and not the model."""
 ENOUGH = 20
@@ -30,6 +34,9 @@ class Shares:
     too_few_scored: float = 0.0
     judged: int = 0  # groups behind these shares
     truncated: float = 0.0  # share of the responses
+    accuracy: float = 0.0  # mean over the scored responses
+    correct_at: float = 1.0  # accuracy from which a response is correct
+    cap: str = ""  # what a step may spend, where that was met: "40 groups"
     answered: float | None = None  # share of the scored responses in which the verifier found an answer; None: unknown
     truncated_vote: bool = False  # whether truncated responses vote
     unscored: Mapping[str, int] = field(default_factory=dict)  # responses without a score, by reason
@@ -65,15 +72,25 @@ def why(shares: Shares, rollouts: str = "rollouts/ of the run") -> str:
     """
     if shares.all_retired:
         return (
-            "Every prompt is retired: all were solved at their last visit. Take harder problems, raise "
-            "algorithm.dynamic_sampling.retire_at or review_share, or end the run here."
+            "The last visit of every prompt reached algorithm.dynamic_sampling.retire_at. That is an end; to go on, "
+            "take harder problems, or set algorithm.dynamic_sampling.review_share above 0."
         )
     if shares.data_ended:
-        return "data.epochs ran out. Raise data.epochs (or leave it out for an endless stream)."
+        more = f" {_cause(shares, rollouts)}" if shares.judged and shares.kept < HEALTHY else ""
+        return f"data.epochs ran out. Raise data.epochs (or leave it out for an endless stream).{more}"
     if not shares.judged:
         return "No group was judged yet."
-    if shares.kept >= HEALTHY:
-        return f"Nothing to mend: {_percent(shares.kept)} of the groups are kept, {_need(shares)}."
+    if shares.kept < HEALTHY:
+        return _cause(shares, rollouts)
+    if shares.cap:
+        share = _percent(shares.kept)
+        return (
+            f"The cap is too low: {share} of the groups are kept, so {_need(shares)}, and the recipe has {shares.cap}."
+        )
+    return f"Nothing to mend: {_percent(shares.kept)} of the groups are kept, {_need(shares)}."
+
+
+def _cause(shares: Shares, rollouts: str) -> str:
     causes = {
         _too_hard: shares.all_wrong,
         _solved: shares.all_correct,
@@ -84,7 +101,8 @@ def why(shares: Shares, rollouts: str = "rollouts/ of the run") -> str:
     cause = max(causes, key=lambda name: causes[name])
     if not causes[cause]:
         return f"{_percent(shares.kept)} of the groups are kept, {_need(shares)}."
-    if causes[cause] < 0.5 and shares.all_wrong + shares.all_correct > 0.5:
+    alike = shares.all_wrong + shares.all_correct
+    if alike > 0.5 and (causes[cause] < 0.5 or min(shares.all_wrong, shares.all_correct) >= BOTH):
         return _between(shares)
     return cause(shares, rollouts)
 
@@ -108,6 +126,11 @@ def mixed(pass_rate: float, group_size: int) -> float:
 
 def _too_hard(shares: Shares, rollouts: str) -> str:
     said = f"{_percent(shares.all_wrong)} of the groups are all wrong"
+    if shares.accuracy > FRACTION:
+        return (
+            f"{said}, yet the mean accuracy is {shares.accuracy:.2g}: scores are fractions, and a response is correct "
+            f"from algorithm.dynamic_sampling.correct_at = {shares.correct_at:g} on. Lower it."
+        )
     if shares.truncated > 0.5:
         return (
             f"{said}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off seldom has "
@@ -144,8 +167,8 @@ def _larger_groups(shares: Shares) -> str:
     if known < ENOUGH:
         once = _round(3 * now)
         return (
-            f"{start}a problem solved 1 time in {once} gives a mixed group of {now} in "
-            f"{_percent(mixed(1 / once, now))} of the tries, of {more} in {_percent(mixed(1 / once, more))}."
+            f"{start}of problems solved 1 time in {once}, groups of {now} hold right and wrong responses in "
+            f"{_percent(mixed(1 / once, now))} of the tries, groups of {more} in {_percent(mixed(1 / once, more))}."
         )
     prompts = f"the {known} prompts that were all wrong at their last visit and judged before"
     if not any(shares.hopeless_rates):
@@ -163,7 +186,7 @@ def _solved(shares: Shares, rollouts: str) -> str:
         said += "the problems are solved. Take harder problems, or end the run here"
     else:
         said += "many problems are solved. Add harder problems"
-    return said + "; algorithm.dynamic_sampling.retire_at=1 leaves out those that were all correct at their last visit."
+    return said + "; while others are left, algorithm.dynamic_sampling.retire_at=1 passes over solved ones."
 
 
 def _too_few(shares: Shares, rollouts: str) -> str:
@@ -177,9 +200,8 @@ def _too_few(shares: Shares, rollouts: str) -> str:
         return said + f"most responses could not be scored. The column `unscored` of {rollouts} says why."
     reason, count = max(shares.unscored.items(), key=lambda item: item[1])
     return (  # `!r` makes the reason, which is untrusted, harmless
-        said
-        + f"most responses could not be scored, {count} of them for {shorten(reason, 80)!r}. The column `unscored` of "
-        f"{rollouts} has the reasons in full; mend the reward function, or raise its timeout."
+        said + f"most responses could not be scored, {count} of them because of {shorten(reason, 80)!r}. The column "
+        f"`unscored` of {rollouts} has the reasons in full; mend the reward function, or raise its timeout."
     )
 
 
@@ -208,10 +230,11 @@ def _between(shares: Shares) -> str:
 
 def _need(shares: Shares) -> str:
     if not shares.kept:
-        return "no step gets full"
-    batches = 1.0 / shares.kept
-    count = f" = {batches * shares.prompts_per_step:,.0f}" if shares.prompts_per_step else ""
-    return f"a step needs about {batches:.1f} x P{count} groups"
+        return "no batch gets full"
+    if not shares.prompts_per_step:
+        return f"a batch takes about {1 / shares.kept:.1f} times as many"
+    groups = shares.prompts_per_step / shares.kept
+    return f"a batch of {shares.prompts_per_step} takes about {groups:.0f} groups"
 
 
 def _percent(share: float) -> str:

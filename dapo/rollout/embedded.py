@@ -113,8 +113,9 @@ class EmbeddedEngine:
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
         """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
-        named = set(self._known) if keys is None else set(keys)
-        events = []
+        named = {*self._known, *(event.key for event in self._pending)} if keys is None else set(keys)
+        events = [event for event in self._pending if event.key in named]  # ended, and not polled yet
+        self._pending = [event for event in self._pending if event.key not in named]
         for request in self._queue.take_out(named):
             self._no_longer_waiting(sequence_of(request).tobytes())
             events.append(empty_event(request.key, FinishReason.ABORTED, self.clock))

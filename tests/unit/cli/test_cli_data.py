@@ -96,7 +96,7 @@ def test_where_the_tokens_went(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "filled" not in text
     assert "groups kept: 40.0% in the first step, 40.0% in the last, 40.0% on average" in text
     assert "30 groups judged in the last 3 steps: 40.0% kept, 20.0% all correct, 40.0% all wrong." in text
-    assert "Nothing to mend: 40% of the groups are kept, a step needs about 2.5 x P = 10 groups." in text
+    assert "Nothing to mend: 40% of the groups are kept, a batch of 4 takes about 10 groups." in text
 
 
 def test_only_the_last_ten_steps_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_everything_retired_is_the_reason(tmp_path: Path, capsys: pytest.Capture
     known = make_history({p.id: row(1, Verdict.ALL_CORRECT, 4) for p in prompts}, 2)
     settings = {"algorithm": {"dynamic_sampling": {"retire_at": 1.0}}}
     text = told(capsys, make_run(tmp_path / "r", prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
-    assert "Every prompt is retired" in text
+    assert "every prompt reached" in text
 
 
 def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,7 +288,7 @@ def test_the_end_of_the_data_and_a_failing_verifier_are_recognised(
     write_rollouts(stopped, 4, [stopped_group(n, Verdict.ALL_WRONG) for n in range(80)])  # 20 x P: the cap
     assert "too hard" in told(capsys, run)
     write_rollouts(stopped, 4, [stopped_group(n, Verdict.TOO_FEW_SCORED, "timeout: 5 s") for n in range(3)])
-    assert "12 of them for 'timeout'" in " ".join(told(capsys, run).split())
+    assert "12 of them because of 'timeout'" in " ".join(told(capsys, run).split())
 
 
 def test_dynamic_sampling_that_is_off_has_nothing_to_fill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,7 +162,7 @@ def test_stop_names_shares_cause_and_remedy_and_keeps_what_was_kept():
         collector.collect(1)
     text = str(stopped.value)
     assert "1 of 4 groups kept" in text
-    assert "12 groups were judged: 8.3% kept, 0.0% all correct, 91.7% all wrong; 72 tokens" in text
+    assert "Judged in this step: 12 groups, 8.3% kept, 0.0% all correct, 91.7% all wrong; 72 tokens" in text
     assert "72 tokens were generated" in text
     assert "too hard" in text
     assert "on_cap=train_partial" in text
@@ -300,7 +300,7 @@ def test_tokens_of_a_stopped_step_stay_in_the_account():
     collector = make_collector(length=lambda g, i: 5, accuracy=lambda g, i: 0.0, max_groups=2)
     with pytest.raises(SamplingStopped):
         collector.collect(1)
-    totals = collector.state()["totals"]
+    totals = collector.state()["account"]["totals"]
     assert totals["sampling/generated_tokens"] == totals["cost/rejected_tokens"] == 8 * 2 * 5
 
 
@@ -308,7 +308,7 @@ def test_tokens_of_a_stopped_step_stay_in_the_account():
     ("changes", "said"),
     [
         ({"accuracy": lambda g, i: 1.0}, "100.0% all correct"),
-        ({"accuracy": lambda g, i: "timeout" if i else 0.5}, "100.0% with too few voters"),
+        ({"accuracy": lambda g, i: "timeout" if i else 0.5}, "100.0% with fewer than two responses that vote"),
         ({"accuracy": lambda g, i: float(i), "band": (0.8, 0.9)}, "100.0% out of the band"),
     ],
 )
@@ -328,7 +328,7 @@ def test_state_is_plain():
         "history",
         "kept",
         "open",
-        "totals",
+        "account",
     }
 
 

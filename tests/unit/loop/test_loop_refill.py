@@ -26,52 +26,54 @@ def test_the_estimate_starts_at_one_follows_what_is_judged_and_forgets():
 
 def test_what_is_missing_over_the_acceptance_less_what_is_under_way():
     made = refill(judged=19, accepted=9)  # (9 + 1) / (19 + 1) = 0.5
-    assert made.wanted(kept=0, under_way=0, free=99, dispatched=0) == 20
-    assert made.wanted(kept=4, under_way=5, free=99, dispatched=0) == 7
-    assert made.wanted(kept=4, under_way=5, free=3, dispatched=0) == 3  # beyond the slots it would only wait
-    assert made.wanted(kept=4, under_way=0, free=0, dispatched=0) == 1  # an engine smaller than a group still works
-    assert made.wanted(kept=10, under_way=0, free=99, dispatched=0) == 0
-    assert made.wanted(kept=4, under_way=30, free=99, dispatched=0) == 0
+    assert made.wanted(kept=0, under_way=0, free=99, dispatched=0, carried=0) == 20
+    assert made.wanted(kept=4, under_way=5, free=99, dispatched=0, carried=0) == 7
+    assert made.wanted(kept=4, under_way=5, free=3, dispatched=0, carried=0) == 3  # beyond the slots it would only wait
+    assert (
+        made.wanted(kept=4, under_way=0, free=0, dispatched=0, carried=0) == 1
+    )  # an engine smaller than a group still works
+    assert made.wanted(kept=10, under_way=0, free=99, dispatched=0, carried=0) == 0
+    assert made.wanted(kept=4, under_way=30, free=99, dispatched=0, carried=0) == 0
 
 
 def test_lookahead_asks_for_part_of_the_next_batch_where_everything_is_carried():
     half = {"judged": 19, "accepted": 9, "lookahead": 0.5}
-    assert refill(**half).wanted(0, 0, 99, 0) == 30
-    assert refill(**half).wanted(10, 3, 99, 0) == 7
-    assert refill(**half, unfinished="drain").wanted(0, 0, 99, 0) == 20
-    assert refill(**half, surplus="discard").wanted(0, 0, 99, 0) == 20
+    assert refill(**half).wanted(0, 0, 99, 0, 0) == 30
+    assert refill(**half).wanted(10, 3, 99, 0, 0) == 7
+    assert refill(**half, unfinished="drain").wanted(0, 0, 99, 0, 0) == 20
+    assert refill(**half, surplus="discard").wanted(0, 0, 99, 0, 0) == 20
 
 
 def test_a_fixed_factor_is_dispatched_whatever_the_slots():
-    assert refill(judged=19, accepted=9, oversample=3.0).wanted(4, 1, 0, 0) == 17
+    assert refill(judged=19, accepted=9, oversample=3.0).wanted(4, 1, 0, 0, 0) == 17
 
 
 def test_no_more_is_held_than_can_train_in_time():
     made = refill(judged=1000, max_age=2)
-    assert made.wanted(kept=4, under_way=20, free=99, dispatched=0) == 6  # 10 x (2 + 1) - 24
-    assert refill(judged=1000, max_age=2, surplus="discard").wanted(4, 20, 99, 0) == 99
-    assert refill(judged=1000, max_age=2, on_max_age="drop").wanted(4, 20, 99, 0) == 99
+    assert made.wanted(kept=4, under_way=20, free=99, dispatched=0, carried=0) == 6  # 10 x (2 + 1) - 24
+    assert refill(judged=1000, max_age=2, surplus="discard").wanted(4, 20, 99, 0, 0) == 99
+    assert refill(judged=1000, max_age=2, on_max_age="drop").wanted(4, 20, 99, 0, 0) == 99
 
 
 def test_the_cap_counts_what_was_dispatched_in_the_step():
     made = refill(judged=19, accepted=9, max_groups=2.5)
-    assert made.wanted(kept=0, under_way=0, free=99, dispatched=18) == 7
-    assert made.wanted(kept=0, under_way=0, free=99, dispatched=25) == 0
+    assert made.wanted(kept=0, under_way=0, free=99, dispatched=18, carried=0) == 7
+    assert made.wanted(kept=0, under_way=0, free=99, dispatched=25, carried=0) == 0
 
 
 def test_modes_without_refill_dispatch_p_groups():
     for mode in ("off", "mask"):
         made = refill(judged=19, accepted=9, mode=mode)
-        assert made.wanted(kept=0, under_way=0, free=0, dispatched=0) == 10
-        assert made.wanted(kept=2, under_way=0, free=99, dispatched=10) == 0
+        assert made.wanted(kept=0, under_way=0, free=0, dispatched=0, carried=0) == 10
+        assert made.wanted(kept=2, under_way=0, free=99, dispatched=10, carried=0) == 0
 
 
 def test_replace_adds_prompts_until_the_ratio_is_passed():
     made = refill(judged=19, accepted=9, mode="replace", min_replace_ratio=0.3)
     assert least_kept(made.settings, 10) == 4  # more than 3
-    assert made.wanted(kept=0, under_way=0, free=0, dispatched=0) == 10
-    assert made.wanted(kept=1, under_way=2, free=0, dispatched=10) == 4  # 3 / 0.5 - 2
-    assert made.wanted(kept=4, under_way=0, free=0, dispatched=10) == 0
+    assert made.wanted(kept=0, under_way=0, free=0, dispatched=0, carried=0) == 10
+    assert made.wanted(kept=1, under_way=2, free=0, dispatched=10, carried=0) == 4  # 3 / 0.5 - 2
+    assert made.wanted(kept=4, under_way=0, free=0, dispatched=10, carried=0) == 0
     full = lambda kept, unfinished: is_full(made.settings, 10, 1, [1] * kept, [1] * unfinished, 10)  # noqa: E731
     assert [full(3, 0), full(4, 0), full(4, 1)] == [False, True, False]
 

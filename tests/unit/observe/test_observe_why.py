@@ -10,8 +10,8 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
     assert said == (
         "92% of the groups are all wrong: the problems are too hard for the model, or the verifier cannot read its "
         "answers. Look at RUN/rollouts, at the prompt's instruction and at the reward's settings; then take easier "
-        "problems, or start a run with a larger rollout.group_size (now 16): a problem solved 1 time in 50 gives a "
-        "mixed group of 16 in 28% of the tries, of 64 in 73%."
+        "problems, or start a run with a larger rollout.group_size (now 16): of problems solved 1 time in 50, groups "
+        "of 16 hold right and wrong responses in 28% of the tries, groups of 64 in 73%."
     )
 
 
@@ -30,18 +30,32 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
         ({"all_wrong": 0.9, "truncated": 0.7}, ["70% of the responses are truncated", "max_response_tokens"]),
         ({"too_few_scored": 0.9, "truncated": 0.8}, ["truncated ones do not vote", "algorithm.truncated_vote=true"]),
         ({"too_few_scored": 0.9, "truncated": 0.8, "truncated_vote": True}, ["could not be scored", "`unscored`"]),
-        ({"too_few_scored": 0.9, "unscored": {"crash": 2, "timeout": 30}}, ["30 of them for 'timeout'", "`unscored`"]),
+        (
+            {"too_few_scored": 0.9, "unscored": {"crash": 2, "timeout": 30}},
+            ["30 of them because of 'timeout'", "`unscored`"],
+        ),
         ({"kept": 0.1, "uniform": 0.9}, ["algorithm.dynamic_sampling.metric", "90% of the groups"]),
         ({"kept": 0.1, "out_of_band": 0.9}, ["90% of the groups", "algorithm.dynamic_sampling.band"]),
         ({"data_ended": True, "kept": 0.5}, ["data.epochs ran out"]),
-        ({"all_retired": True, "data_ended": True}, ["Every prompt is retired", "review_share"]),
+        ({"data_ended": True, "all_correct": 0.9}, ["data.epochs ran out", "the problems are solved"]),
+        ({"all_wrong": 0.9, "accuracy": 0.37}, ["mean accuracy is 0.37", "correct_at = 1 on. Lower it"]),
+        ({"kept": 0.6, "cap": "max_groups = 1 x 32"}, ["The cap is too low", "53 groups", "has max_groups = 1 x 32"]),
+        ({"all_wrong": 0.5, "all_correct": 0.5}, ["between solved and hopeless", "no batch gets full"]),
+        ({"kept": 0.25, "all_wrong": 0.25, "all_correct": 0.5}, ["between solved and hopeless"]),
+        ({"all_retired": True, "data_ended": True}, ["every prompt reached", "review_share"]),
         ({"judged": 0}, ["No group was judged yet"]),
-        ({"kept": 0.2, "all_wrong": 0.42, "all_correct": 0.38}, ["between solved and hopeless", "about 5.0 x P = 160"]),
+        (
+            {"kept": 0.2, "all_wrong": 0.42, "all_correct": 0.38},
+            ["between solved and hopeless", "a batch of 32 takes about 160 groups"],
+        ),
         (
             {"kept": 0.47, "all_wrong": 0.53},
-            ["Nothing to mend: 47% of the groups are kept", "about 2.1 x P = 68 groups"],
+            ["Nothing to mend: 47% of the groups are kept", "a batch of 32 takes about 68 groups"],
         ),
-        ({"kept": 0.1}, ["10% of the groups are kept", "about 10.0 x P"]),  # a keep rule whose verdicts are unknown
+        (
+            {"kept": 0.1},
+            ["10% of the groups are kept", "takes about 320 groups"],
+        ),  # a keep rule whose verdicts are unknown
     ],
 )
 def test_each_cause_names_its_numbers_and_the_setting_to_change(shares, parts):
@@ -60,7 +74,7 @@ def test_pass_rates_that_are_known_take_the_place_of_the_example():
     never = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=[0.0] * 20))
     assert "would help little: none of the 20 prompts" in never
     few = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=[0.0] * 19))
-    assert "a problem solved 1 time in 20" in few
+    assert "problems solved 1 time in 20" in few
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

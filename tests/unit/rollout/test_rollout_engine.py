@@ -228,6 +228,20 @@ def test_abort_returns_what_there_is_and_frees_the_slot(model, help):
     assert whole.token_ids[:4].tolist() == events[0].token_ids.tolist()
 
 
+def test_abort_gives_back_what_ended_and_was_not_polled(model, help):
+    engine = EmbeddedEngine(model("llama"), slots=3)
+    whole = Partial(np.arange(2, 14), np.zeros(12, np.float32), np.zeros(12, np.int32))
+    engine.submit([help.request(0, prefix=whole), help.request(1, prefix=whole), help.request(2)])  # 12 is the limit
+    (one,) = engine.abort([(1, 0)])
+    assert (one.key, one.finish, len(one.token_ids)) == ((1, 0), FinishReason.LENGTH, 0)
+    rest = engine.abort()
+    assert [(event.key, event.finish) for event in rest] == [
+        ((0, 0), FinishReason.LENGTH),
+        ((2, 0), FinishReason.ABORTED),
+    ]
+    assert engine.poll() == []
+
+
 class _Weights:
     def __init__(self, tensors=(), shares_memory=True):
         self.tensors, self.shares_memory = tensors, shares_memory
