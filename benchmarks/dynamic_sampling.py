@@ -15,13 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import yaml
+from machine import describe_machine
 from published_rules import LimitedResampling, Rounds, RoundsUntilFull
 from pydantic import ValidationError
 
@@ -50,7 +48,6 @@ OURS = "ours"
 FLOOR_BAR = 1.03  # generated tokens per trained token over the floor
 UNCOUNTED = 3  # first steps of every run
 A_RUN = 30  # steps from which on the whole run is held to the floor, too
-PACKAGES = ("torch", "transformers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -216,7 +213,9 @@ def main() -> None:
         if setting.name in options.settings:
             results += compare(setting, options)
             wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
-            report = {"machine": describe_machine(cpu / wall), "wall_seconds": wall, "results": results}
+            # a CPU share well below 1: the machine was not idle
+            machine = describe_machine() | {"cpu_share": cpu / wall}
+            report = {"machine": machine, "wall_seconds": wall, "results": results}
             options.out.write_text(json.dumps(report, indent=1) + "\n")
             options.out.with_suffix(".md").write_text(markdown(report))
     found = [passed for result in results for passed in result["bars"].values()]
@@ -326,21 +325,6 @@ def bars(rows: dict[str, dict[str, float]], steps: int) -> dict[str, bool]:
             found[f"fewer decode steps than {name}"] = ours["decode_steps"] < row["decode_steps"]
             found[f"fewer tokens than {name}"] = ours["cost"] < row["cost"]
     return found
-
-
-def describe_machine(cpu_share: float) -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
-    return {
-        "cpu": f"{models[0]} x {len(models)}",
-        "cpu_share": cpu_share,  # CPU seconds over wall seconds: well below 1, the machine was not idle
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "commit": commit.stdout.strip(),
-        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
 
 
 def markdown(report: dict[str, Any]) -> str:

@@ -16,17 +16,16 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import describe_machine
 from numpy.typing import NDArray
 
 import dapo
@@ -37,7 +36,6 @@ HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parent / "recipes" / "quickstart.yaml"
 REFERENCE = "default"
 LOOKAHEADS = (0.0, 0.25, 0.5, 1.0)
-PACKAGES = ("torch", "transformers", "numpy")
 Floats = NDArray[np.float64]
 Curve = dict[str, Any]  # "steps", "tokens" and "accuracy", one entry an evaluation; "decode_steps", "seconds"
 Interval = dict[str, float | None]
@@ -250,20 +248,6 @@ def summarise(curves: dict[str, dict[int, Curve]], level: float) -> dict[str, An
 
 
 # ---------------------------------------------------------------------- report
-
-
-def describe_machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
-    return {
-        "cpu": f"{models[0]} x {len(models)}",
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "commit": commit.stdout.strip(),
-        "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
 
 
 def markdown(report: dict[str, Any]) -> str:

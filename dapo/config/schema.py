@@ -35,8 +35,7 @@ class Run(Section):
     threads: Positive = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
     reward_workers: Positive | None = None
-    """Processes for rewards that do not run in the trainer's own (math, task, function); None: one less than there are
-    cores, at most 8."""
+    """Processes for rewards of kind math, task and function; None: one less than there are cores, at most 8."""
     if_exists: Literal["refuse", "backup"] = "refuse"
     """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""
 

@@ -230,3 +230,22 @@ def test_first_come_first_kept_trains_shorter_answers_and_the_same_test_sees_it(
     accepted = lengths_of(world, accepted_groups(world, collector.next_group))
     assert distance(lengths_of(world, trained), accepted) > 2
     assert lengths_of(world, trained).mean() < 0.8 * accepted.mean()
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.5, 0.2])
+def test_over_a_run_no_more_is_generated_than_the_keep_rule_asks_for(kept):
+    """The floor: tokens of all finished groups over those of the kept ones. Above it is what is held at the end."""
+    length, accuracy = random_world(5, kept=kept)
+    collector = make_collector(
+        length=length, accuracy=accuracy, prompts=8, group=4, capacity=64, lookahead=0.5, max_groups=None
+    )
+    finished = {}
+    for step in range(1, 101):
+        batch = collector.collect(step)
+        finished |= {g.id: g for g in batch.finished}
+    tokens = {i: int(g.lengths().sum()) for i, g in finished.items()}
+    floor = sum(tokens.values()) / sum(tokens[i] for i, g in finished.items() if g.verdict is Verdict.KEPT)
+    metrics = batch.metrics
+    spent = metrics["counters/generated_tokens"] / metrics["total/cost/trained_tokens"]
+    assert floor <= spent <= 1.03 * floor
+    assert metrics["total/cost/discarded_tokens"] == metrics["total/cost/expired_tokens"] == 0
