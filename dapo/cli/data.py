@@ -22,7 +22,7 @@ from dapo.observe.prompts import History, Standing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, number, percent, shorten, sparkline
 from dapo.observe.view import ACCENT, BAD, GOOD, QUIET
-from dapo.observe.why import why
+from dapo.observe.why import HEALTHY, why
 
 Show = Literal["solved", "hopeless", "useful", "unseen", "all"]
 
@@ -97,7 +97,7 @@ def _head(data: RunData) -> RenderableType:
         of = f" of {data.recipe.trainer.steps}" if data.recipe else ""
         head.append(f"  step {data.rows[-1]['step']}{of}", style=QUIET)
     if data.history is not None:
-        passes = f", {data.passes} times passed" if data.passes else ""
+        passes = f", passed over {data.passes} times" if data.passes else ""
         head.append(f"  {data.history.size:,} prompts{passes}, as of step {data.step}", style=QUIET)
     for note in data.notes:
         head.append("\n" + clean(note, newlines=False), style="yellow")
@@ -153,9 +153,11 @@ def _selection(data: RunData, history: History) -> Iterator[RenderableType]:
         return
     if settings.retire_at is not None:
         count = int(history.retired(settings.retire_at).sum())
+        share = settings.review_share
+        review = f"one in {1 / share:.0f} of their turns is a review" if share else "none is taken again"
         yield _say(
             f"{count:,} of them are retired (pass rate of the last visit at least {percent(settings.retire_at, 0)}); "
-            f"each is taken with {percent(settings.review_share)} when its turn comes.",
+            f"{review}.",
             QUIET,
         )
     if settings.greso:
@@ -324,6 +326,12 @@ def _account(data: RunData) -> Iterator[RenderableType]:
     yield table
 
 
+_MODES = {
+    "mask": "rejected groups are dropped and not replaced",
+    "replace": "copies of kept groups train in place of rejected ones",
+}
+
+
 def _acceptance(data: RunData) -> Iterator[RenderableType]:
     """The acceptance rate over the run, and what it comes from."""
     _, rates = series(data.rows, "sampling/acceptance_rate")
@@ -335,13 +343,17 @@ def _acceptance(data: RunData) -> Iterator[RenderableType]:
             f"groups kept: {percent(rates[0])} in the first step, {percent(rates[-1])} in the last, {mean} on average"
         )
         yield _say(sparkline(rates, 60), ACCENT)
-    if data.recipe is not None and data.recipe.algorithm.dynamic_sampling.mode == "off":
-        yield _say("Dynamic sampling is off: every group trains.")
+    mode = data.recipe.algorithm.dynamic_sampling.mode if data.recipe is not None else "filter"
+    if mode == "off":
+        yield _say("Dynamic sampling is off: every group with two voters trains.")
         return
     if shares.judged:
         names = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_few_scored")
         said = [f"{percent(getattr(shares, n))} {n.replace('_', ' ')}" for n in names if getattr(shares, n)]
         yield _say(f"{shares.judged:,} groups judged {when}: {', '.join(said)}.")
+    if mode != "filter" and shares.kept >= HEALTHY:  # these do not refill to P
+        yield _say(f"Mode {mode}: {_MODES[mode]}.")
+        return
     yield _say(why(shares, clean(str(data.folder.rollouts), newlines=False)))
 
 

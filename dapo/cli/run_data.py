@@ -136,17 +136,21 @@ def recent_shares(data: RunData) -> tuple[Shares, str]:
 def _known(data: RunData) -> dict[str, Any]:
     """What recipe and history say, whichever groups were judged."""
     known: dict[str, Any] = {}
-    retire_at = None
+    retire_at, reviewed = None, False
     if data.recipe is not None:
         algorithm, rollout = data.recipe.algorithm, data.recipe.rollout
         retire_at, votes = algorithm.dynamic_sampling.retire_at, algorithm.truncated_vote
+        reviewed = algorithm.dynamic_sampling.review_share > 0
+        known["correct_at"] = algorithm.dynamic_sampling.correct_at
         known["prompts_per_step"], known["group_size"] = rollout.prompts_per_step, rollout.group_size
         known["truncated_vote"] = not algorithm.overlong_filtering if votes is None else votes
     if (history := data.history) is not None:
         before = history.responses - history.last_responses
         chosen = history.standing(Standing.HOPELESS) & (before > 0)
         known["hopeless_rates"] = (history.correct[chosen] / before[chosen]).tolist()
-        known["all_retired"] = retire_at is not None and int(history.retired(retire_at).sum()) == history.size
+        known["all_retired"] = (
+            retire_at is not None and not reviewed and int(history.retired(retire_at).sum()) == history.size
+        )
     return known
 
 
@@ -158,7 +162,7 @@ def _stopped_file(data: RunData) -> Path | None:
 
 
 def _shares_of_file(data: RunData, path: Path, known: dict[str, Any]) -> Shares:
-    table = read_rollouts(path, ["group", "verdict", "finish", "unscored"])
+    table = read_rollouts(path, ["group", "verdict", "finish", "unscored", "accuracy"])
     _, first = np.unique(table["group"].to_numpy(), return_index=True)
     verdicts = Counter(table["verdict"].take(first).to_pylist())
     reasons = Counter(reason.split(":")[0] for reason in table["unscored"].to_pylist() if reason)
@@ -172,6 +176,8 @@ def _shares_of_file(data: RunData, path: Path, known: dict[str, Any]) -> Shares:
     return Shares(
         **by_verdict,
         judged=judged,
+        accuracy=float(table["accuracy"].combine_chunks().drop_null().to_numpy().sum())
+        / max(1, len(table) - table["accuracy"].null_count),
         truncated=table["finish"].to_pylist().count(FinishReason.LENGTH) / max(1, len(table)),
         unscored=dict(reasons),
         data_ended=ended,

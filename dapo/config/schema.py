@@ -192,7 +192,7 @@ class DynamicSampling(Section):
     mode: Literal["off", "filter", "mask", "replace"] = "filter"
     """``filter``: rejected groups are replaced by new ones until P are kept. ``mask``: zero-variance groups are dropped
     without refill (OLMo, ScaleRL). ``replace``: rejected groups are replaced by copies of kept ones (SkyRL). ``off``:
-    every group trains."""
+    every group with two voters trains."""
     min_replace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """For ``replace``: copies are made once more than this share of P is kept; until then prompts are added."""
     metric: str = "accuracy"
@@ -213,7 +213,7 @@ class DynamicSampling(Section):
     max_groups: Annotated[float, Field(ge=1)] | None = 20.0
     """Cap per step: groups dispatched, in multiples of P. None: no cap (a warning says so)."""
     max_tokens: Positive | None = None
-    """Cap per step: generated tokens."""
+    """Cap per step: from so many generated tokens on nothing more is dispatched; what is under way is finished."""
     on_cap: Literal["stop", "train_partial", "fill"] = "stop"
     """At a cap or the end of the data: ``stop`` (state saved, the error names the cause), ``train_partial`` (smaller
     batch), ``fill`` (top up with rejected groups; their tokens count in N)."""

@@ -84,6 +84,7 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     refill = "max_groups max_tokens on_cap surplus max_age on_max_age"
     yield f"{sampling}.mode is {d.mode}", d.mode not in ("filter", "replace"), below(sampling, refill)
     yield f"{sampling}.mode is {d.mode}", d.mode != "replace", below(sampling, "min_replace_ratio")
+    yield f"{sampling}.max_age is 0", d.max_age == 0 and d.on_max_age == "wait", below(sampling, "lookahead")
     carried = d.surplus == "carry" and d.unfinished == "carry"
     yield "surplus and unfinished are not both carried", not carried, below(sampling, "lookahead")
     yield f"{sampling}.retire_at is null", d.retire_at is None, below(sampling, "review_share")

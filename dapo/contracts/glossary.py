@@ -123,8 +123,8 @@ def _cost() -> Iterator[Metric]:
     yield Metric(
         "cost/held_tokens",
         TOKENS,
-        "Response tokens in kept groups that wait and in unfinished responses when this step ends. Totals of the five "
-        "above and this make all tokens generated.",
+        "Response tokens in kept groups that wait and in unfinished responses when this step ends. With "
+        "total/cost/{trained,filled,rejected,discarded,expired}_tokens it makes counters/generated_tokens.",
     )
     for fate in ("rejected", "discarded", "expired"):
         yield Metric(

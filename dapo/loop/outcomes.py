@@ -17,7 +17,7 @@ from dapo.errors import SamplingStopped
 from dapo.loop.account import Account
 from dapo.loop.refill import in_time
 from dapo.observe.text import clean, percent, shorten
-from dapo.observe.why import HEALTHY, Filling, Shares, why
+from dapo.observe.why import FRACTION, HEALTHY, UNREAD, Filling, Shares, why
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,10 @@ def _go_on(shares: Shares) -> str:
         return f"{resume}: `{own}.retire_at=null` trains on solved prompts again, and {partial}."
     if shares.kept >= HEALTHY:
         return f"{resume}: `{own}.max_groups=...` or `max_tokens` (a higher cap), or {partial}."
+    if shares.all_wrong > 0.5 and shares.accuracy > FRACTION:
+        return f"{resume}: `{own}.correct_at=...`, or {partial}."
+    if shares.all_wrong > 0.5 and shares.answered is not None and shares.answered < UNREAD:
+        return f"{resume}: `rewards.0.pattern=...` or another reward. Another instruction needs a new run."
     if shares.truncated > 0.5:
         return f"{resume}: `rollout.max_response_tokens=...` (longer responses), or {partial}."
     by_verdict = {
@@ -133,8 +137,8 @@ def _go_on(shares: Shares) -> str:
     if share > 0.5:
         return f"{resume}: {change}, or {partial}."
     return (
-        f"{resume}, with other `rewards` or `{own}` settings: `{own}.max_groups=...` (a higher cap) looks longer, "
-        f"{partial}. Other problems, another instruction or group size need a new run."
+        f"{resume}, with other `rewards` or `{own}` settings: a higher `{own}.max_groups` searches "
+        f"longer; {partial}. Other problems, another instruction or group size need a new run."
     )
 
 

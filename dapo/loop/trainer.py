@@ -93,7 +93,7 @@ class Trainer:
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
         self.fingerprint, self.phases = fingerprint, phases
         self.counters = Counters()
-        self._empty_batches = 0  # in a row
+        self._poor_batches = 0  # in a row
         self._saved_at: int | None = None
         self._evaluated_at: int | None = None
 
@@ -136,7 +136,7 @@ class Trainer:
                 self._record(step - 1, self._evaluate(step - 1), [])  # the last step is evaluated too
             return False
         self.counters.rollout_steps += 1
-        self._warn_of_empty_batches(batch)
+        self._warn_of_poor_batches(batch)
         with self.phases("shape"):
             for group in batch.finished:
                 self.algorithm.shape_group(group)
@@ -155,14 +155,14 @@ class Trainer:
             self._save()
         return True
 
-    def _warn_of_empty_batches(self, batch: StepBatch) -> None:
-        """``train_partial`` and ``fill`` go on where there is nothing to learn from: say so, ever more seldom."""
+    def _warn_of_poor_batches(self, batch: StepBatch) -> None:
+        """``train_partial`` and ``fill`` go on where a batch did not fill: say so, ever more seldom."""
         useful = sum(group.disposition is not Disposition.FILLED for group in batch.groups_P)
-        self._empty_batches = 0 if useful else self._empty_batches + 1
-        if self._empty_batches and self._empty_batches.bit_count() == 1:  # 1, 2, 4, 8...
-            self.recorder.warn(
-                f"step {batch.step}: no group to learn from, {self._empty_batches} steps in a row. {batch.why}"
-            )
+        poor = not useful or batch.metrics["sampling/cap_reached"]
+        self._poor_batches = self._poor_batches + 1 if poor else 0
+        if self._poor_batches and self._poor_batches.bit_count() == 1:  # 1, 2, 4, 8...
+            row = f", {self._poor_batches} steps in a row" if self._poor_batches > 1 else ""
+            self.recorder.warn(f"step {batch.step}: the batch has {useful} groups to learn from{row}. {batch.why}")
 
     def _learn(self, batch: StepBatch) -> Metrics:
         """One optimiser step per minibatch of whole groups."""
@@ -284,7 +284,9 @@ class Trainer:
 
     def _interrupted_again(self) -> None:
         steps = self.checkpoints.steps()
-        last = f"step {steps[-1]} in {self.checkpoints.folder}" if steps else "none yet"
+        last = (
+            f"step {steps[-1]} in {self.checkpoints.folder}" if steps else "not there yet: the run has to start again"
+        )
         self.recorder.warn(f"left at once; the last checkpoint is {last}")
 
 

@@ -297,7 +297,7 @@ def test_no_schedule_beats_the_bound_or_trains_what_it_did_not_generate(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equal_seeds_give_equal_figures(case):
-    first, second = (sampling.simulate(case, warm_up=1, steps=2, prompts=4) for _ in range(2))
+    first, second = (sampling.simulate(case, warm_up=2, steps=12, prompts=4) for _ in range(2))
     assert first == second
     assert first["relative"] > 1.0
     assert first["slot_use"] <= 1.0

@@ -156,16 +156,20 @@ def test_retired_and_skipped_prompts(tmp_path: Path, capsys: pytest.CaptureFixtu
     settings = {"algorithm": {"dynamic_sampling": {"retire_at": 0.75, "review_share": 0.1, "greso": True}}}
     known = history(prompts, p_easy=0.25, p_hard=0.75)
     text = told(capsys, make_run(tmp_path / "r", prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
-    assert "3 of them are retired (pass rate of the last visit at least 75%); each is taken with 10.0%" in text
+    assert (
+        "3 of them are retired (pass rate of the last visit at least 75%); one in 10 of their turns is a review" in text
+    )
     assert "GRESO: p_easy 0.25, p_hard 0.75; 5 prompts are skipped at times" in text
 
 
 def test_everything_retired_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = make_prompts(2)
     known = make_history({p.id: row(1, Verdict.ALL_CORRECT, 4) for p in prompts}, 2)
-    settings = {"algorithm": {"dynamic_sampling": {"retire_at": 1.0}}}
-    text = told(capsys, make_run(tmp_path / "r", prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
-    assert "every prompt reached" in text
+    for review, said in ((0.0, True), (0.1, False)):  # reviews go on
+        settings = {"algorithm": {"dynamic_sampling": {"retire_at": 1.0, "review_share": review}}}
+        folder = tmp_path / f"r{review}"
+        text = told(capsys, make_run(folder, prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
+        assert ("every prompt reached" in text) == said
 
 
 def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +297,9 @@ def test_the_end_of_the_data_and_a_failing_verifier_are_recognised(
 
 def test_dynamic_sampling_that_is_off_has_nothing_to_fill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"algorithm": {"dynamic_sampling": {"mode": "off"}}}
-    assert "every group trains" in told(capsys, make_run(tmp_path / "r", rows=[step_row(3)], settings=settings))
+    assert "every group with two voters trains" in told(
+        capsys, make_run(tmp_path / "r", rows=[step_row(3)], settings=settings)
+    )
 
 
 @pytest.mark.parametrize("width", [80, 200])
