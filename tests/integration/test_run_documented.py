@@ -71,7 +71,7 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
         done = dapo(name, *arguments, cwd=tmp_path)
         ran.append(name)
         assert done.stdout
-    assert ran == ["check", "train", "train", "evaluate", "export"]
+    assert ran == ["check", "train", "train", "data", "evaluate", "export"]
     assert [row["step"] for row in read_metrics(tmp_path / "runs/run/metrics.jsonl")] == [0, 1, 2]
     assert (tmp_path / "my-trained-model" / "config.json").exists()
 
