@@ -126,6 +126,8 @@ def test_a_keyboard_interrupt_exits_with_130(build: types.SimpleNamespace, inter
 
 def test_ctrl_c_while_a_process_works() -> None:
     code = (
+        # started in the background of a shell, a process inherits that Ctrl-C is ignored
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys, time, types, dapo; m = types.ModuleType('dapo.build')\n"
         "def train(loaded): print('started', flush=True); time.sleep(60)\n"
         "m.train = train; sys.modules['dapo.build'] = m; dapo.build = m\n"
