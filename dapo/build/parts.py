@@ -20,7 +20,6 @@ from dapo.algorithms.shaping import shape_rewards
 from dapo.algorithms.weights import token_weights
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.schema import Recipe
-from dapo.contracts.protocols import Engine
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
 from dapo.loop.algorithm import Algorithm, Float64
@@ -29,8 +28,6 @@ from dapo.models.builtin import ensure_builtin_model, find_builtin_model, is_bui
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.generate import GenerateEngine
 
 WARMUP_PERCENT = 100
 
@@ -251,10 +248,3 @@ def make_decode(tokenizer: Any) -> Callable[[Sequence[IntArray]], list[str]]:
         return tokenizer.batch_decode([row.tolist() for row in ids], skip_special_tokens=True)  # type: ignore[no-any-return]
 
     return decode
-
-
-def make_engine(recipe: Recipe, loaded: LoadedModel) -> Engine:
-    """The engine that the recipe names; the embedded one shares the learner's weights."""
-    if recipe.rollout.engine == "generate":
-        return GenerateEngine(loaded)
-    return EmbeddedEngine(loaded, slots=recipe.rollout.slots)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from dapo.build.engines import check_engine, make_engine
 from dapo.build.parts import (
     make_algorithm,
     make_correction,
     make_decode,
-    make_engine,
     make_loss,
     make_model,
     make_sampling,
@@ -22,13 +23,14 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
-from dapo.contracts.protocols import Engine, Scorer
-from dapo.contracts.types import IntArray, Prompt
+from dapo.contracts.protocols import Engine, Learner, Scorer
+from dapo.contracts.types import IntArray, Metrics, Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream
 from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
+from dapo.loop.sync_check import sync_check
 from dapo.loop.trainer import LoopSettings, Recorder, Trainer
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
@@ -53,13 +55,19 @@ class Session:
     verdict_lag: int
 
     @classmethod
-    def make(cls, recipe: Recipe, console: Console, scorer_output: Path | None = None) -> Session:
+    def make(cls, recipe: Recipe, console: Console, folder: Path | None = None) -> Session:
+        """The parts of a run whose files live in ``folder`` (None: it leaves none).
+
+        Raises:
+            RecipeError: a package that the recipe needs is missing.
+        """
+        check_engine(recipe)
         sources = [*recipe.data.train, *recipe.data.validation]
         scorer = build_scorer(
             recipe.rewards,
             sources={source_name(source) for source in sources},
             tasks={source.task for source in sources if source.task},
-            output=scorer_output,
+            output=None if folder is None else folder / "rewards.txt",
             workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, len(os.sched_getaffinity(0)) - 1)),
         )
         try:
@@ -67,7 +75,7 @@ class Session:
             data = prepare(recipe.data, loaded.tokenizer)
             for line in data.report.lines():
                 console.say(line)
-            engine = make_engine(recipe, loaded)
+            engine = make_engine(recipe, loaded, longest=_longest(recipe, data), folder=folder)
         except BaseException:
             scorer.close()
             raise
@@ -106,9 +114,22 @@ class Session:
             zero_advantage_is_free=recipe.algorithm.loss.kind in ("clip", "cispo"),
         )
 
+    def check_sync(self, learner: Learner, step: int) -> Metrics:
+        """After a publish: has the engine the learner's weights? See ``dapo.loop.sync_check``."""
+        validation = [prompt for prompts in self.data.validation.values() for prompt in prompts]
+        return sync_check(
+            self.engine,
+            learner,
+            self.data.train or validation,
+            make_sampling(self.recipe, self.loaded),
+            step=step,
+            seed=self.recipe.run.seed,
+            tolerance=self.recipe.trainer.sync_check_tolerance,
+        )
+
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore) -> Trainer:
         recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases()
-        algorithm = make_algorithm(recipe)
+        algorithm, learner = make_algorithm(recipe), self.learner()
         sampling = make_sampling(recipe, self.loaded)
         collector = StreamingCollector(
             engine=self.engine,
@@ -130,7 +151,7 @@ class Session:
         )
         return Trainer(
             collector=collector,
-            learner=self.learner(),
+            learner=learner,
             engine=self.engine,
             algorithm=algorithm,
             sampling=sampling,
@@ -144,13 +165,19 @@ class Session:
                 recompute_old_logprobs=not uses_sampler_logprobs(recipe),
                 evaluate_every=recipe.validation.every,
                 save_every=recipe.checkpoint.every,
-                sync_check_tolerance=recipe.trainer.sync_check_tolerance,
-                seed=recipe.run.seed,
             ),
             fingerprint=self.loaded.fingerprint,
             phases=phases,
+            check_sync=partial(self.check_sync, learner),
         )
 
     def close(self) -> None:
         self.scorer.close()
         self.engine.close()
+
+
+def _longest(recipe: Recipe, data: PreparedData) -> int:
+    """Tokens of the longest sequence that the engine can be asked for."""
+    prompts = [*data.train, *(prompt for prompts in data.validation.values() for prompt in prompts)]
+    response = max(recipe.rollout.max_response_tokens, recipe.validation.max_response_tokens or 0)
+    return max((len(prompt.token_ids) for prompt in prompts), default=1) + response

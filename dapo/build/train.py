@@ -60,7 +60,7 @@ def resume(run_folder: Path, overrides: list[str]) -> int:
 def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: bool) -> int:
     recipe = loaded.recipe
     with logging_to(folder.log, console.warn):
-        session = Session.make(recipe, console, scorer_output=folder.path / "rewards.txt")
+        session = Session.make(recipe, console, folder.path)
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
             saved = checkpoints.path() if resume and checkpoints.steps() else None

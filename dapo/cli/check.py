@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dapo.data import PreparedData
 
 _GIB = 1024**3
-_BYTES = {"float32": 4, "bfloat16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,12 @@ class Memory:
     gradients: int
     optimiser: int
     activations: int
+    engine: int  # weights of the engine's own, where it does not share the learner's
     cache: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimiser + self.activations + self.cache
+        return self.weights + self.gradients + self.optimiser + self.activations + self.engine + self.cache
 
 
 def check_run(loaded: LoadedRecipe) -> None:
@@ -57,6 +58,7 @@ def check_run(loaded: LoadedRecipe) -> None:
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the data cannot be read, or nothing is left to train on.
     """
+    from dapo.build.engines import check_engine
     from dapo.data import prepare
 
     recipe = loaded.recipe
@@ -64,6 +66,7 @@ def check_run(loaded: LoadedRecipe) -> None:
     _section("different from the preset", _difference(loaded))
     _section("warnings", loaded.warnings)
     check_hooks(recipe)
+    check_engine(recipe)
     tokenizer, shape = load_tokenizer_and_shape(recipe)
     data = prepare(recipe.data, tokenizer)
     _section("data", data.report.lines())
@@ -131,7 +134,7 @@ def load_tokenizer_and_shape(recipe: Recipe) -> tuple[Any, Shape]:
 
         with tempfile.TemporaryDirectory() as folder:
             disable_progress_bar()
-            make_tiny_model(folder)
+            make_tiny_model(folder, heads=2)
             return _load(folder, recipe)
     return _load(path, recipe)
 
@@ -239,12 +242,15 @@ def estimate_memory(recipe: Recipe, shape: Shape, longest_prompt: int) -> Memory
     per_token = shape.layers * shape.hidden + layer if recipe.model.gradient_checkpointing else shape.layers * layer
     sequences = recipe.rollout.slots or recipe.rollout.prompts_per_step * recipe.rollout.group_size
     length = longest_prompt + recipe.rollout.max_response_tokens
+    own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
+    engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     return Memory(
         weights=n * size,
         gradients=n * (size + 4 * low),
         optimiser=n * (8 + 4 * low),
         activations=tokens * per_token * size,
-        cache=sequences * length * shape.layers * shape.key_values * size,
+        engine=n * engine_size if own else 0,
+        cache=0 if elsewhere else sequences * length * shape.layers * shape.key_values * engine_size,
     )
 
 
@@ -253,6 +259,12 @@ def _memory_lines(recipe: Recipe, shape: Shape, longest_prompt: int) -> Iterator
     yield f"{shape.parameters:,} parameters in {recipe.model.dtype}: {_size(memory.weights)}"
     yield f"gradients {_size(memory.gradients)}, AdamW {_size(memory.optimiser)}"
     yield f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {_size(memory.activations)}"
+    if recipe.rollout.engine == "vllm_server":
+        yield f"sampling weights and key-value cache: on the server {recipe.rollout.server.url}"
+        yield f"together about {_size(memory.total)}"
+        return
+    if memory.engine:
+        yield f"vLLM's own copy of the weights: {_size(memory.engine)}"
     slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
     yield f"key-value cache: at most {_size(memory.cache)}{slots}"
     yield f"together about {_size(memory.total)}"

@@ -229,6 +229,47 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
         )
 
 
+_OF_THE_ENGINE = {
+    "model": "model.path",
+    "dtype": "rollout.vllm.dtype",
+    "max_num_seqs": "rollout.slots",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_response_tokens",
+    "gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "rollout.vllm.kv_cache_mib",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel_size",
+    "enforce_eager": "rollout.vllm.enforce_eager",
+    "enable_sleep_mode": "rollout.vllm.sleep",
+    **dict.fromkeys(
+        "load_format logprobs_mode skip_tokenizer_init worker_extension_cls async_scheduling scheduling_policy".split()
+    ),
+}
+"""Arguments of vLLM's that are not free: their setting here, None where exactness fixes them."""
+
+
+def _engine(r: Recipe) -> Iterator[Problem]:
+    rollout = r.rollout
+    if rollout.engine == "vllm_server" and not rollout.server.url:
+        yield Problem(
+            "rollout.server.url",
+            "engine: vllm_server needs the address of a running server, such as http://localhost:8000; "
+            "docs/engines.md starts one",
+        )
+    if rollout.server.url and not re.match(r"https?://[^/]", rollout.server.url):
+        yield Problem("rollout.server.url", "expected http://HOST:PORT or https://HOST:PORT", rollout.server.url)
+    if rollout.engine in ("vllm", "vllm_server"):
+        for path, value in (
+            ("rollout.temperature", rollout.temperature),
+            ("validation.temperature", r.validation.temperature),
+        ):
+            if value > 2:
+                yield Problem(path, "vLLM accepts temperatures up to 2; lower it, or set rollout.engine", value)
+    for name, value in rollout.vllm.engine_args.items():
+        if name in _OF_THE_ENGINE:
+            ours = _OF_THE_ENGINE[name]
+            move = f"set {ours} instead" if ours else "exact log-probabilities and versions need ours; take it out"
+            yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
+
+
 def _learner(r: Recipe) -> Iterator[Problem]:
     learner = r.learner
     for n, beta in enumerate(learner.betas):
@@ -263,5 +304,6 @@ _CHECKS = (
     check_rewards,
     check_data,
     _sampling,
+    _engine,
     _learner,
 )

@@ -32,6 +32,8 @@ _LOSS = "algorithm.loss"
 _DS = "algorithm.dynamic_sampling"
 _LEN = "algorithm.overlong_punishment"
 _SCALE = "algorithm.reward_scaling"
+_VLLM = "rollout.vllm"
+_SERVER = "rollout.server"
 _KL = "DAPO has no KL term; one is planned"
 _CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
 _RESUME = "dapo train --resume RUN"
@@ -170,6 +172,25 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "learner.microbatch_tokens",
         "memory only: it cannot change the gradient",
     )
+    # engines
+    + _peer("use_vllm", (SWIFT, TRL), "rollout.engine", "true is `vllm`")
+    + _peer("vllm_mode", (SWIFT, TRL), "rollout.engine", "colocate is `vllm`, server is `vllm_server`")
+    + _peer("vllm_server_base_url vllm_server_host remote_inference_engine_urls", (SWIFT, TRL, SKYRL), f"{_SERVER}.url")
+    + _peer("generation.backend generator.backend rollout.name", (NEMO, SKYRL, VERL), "rollout.engine")
+    + _peer(
+        "gpu_memory_utilization vllm_gpu_memory_utilization",
+        (NEMO, SKYRL, SWIFT, VERL, TRL),
+        f"{_VLLM}.gpu_memory_utilization",
+    )
+    + _peer(
+        "tensor_model_parallel_size vllm_tensor_parallel_size inference_engine_tensor_parallel_size",
+        (SKYRL, SWIFT, VERL, TRL),
+        f"{_VLLM}.tensor_parallel_size",
+    )
+    + _peer("enforce_eager", (NEMO, SKYRL, VERL), f"{_VLLM}.enforce_eager")
+    + _peer("free_cache_engine vllm_enable_sleep_mode sleep_level", (VERL, TRL, SWIFT), f"{_VLLM}.sleep")
+    + _peer("max_num_seqs vllm_max_num_seqs", (SKYRL, VERL, SWIFT), "rollout.slots")
+    + _peer("engine_kwargs engine_init_kwargs vllm_kwargs", (VERL, SKYRL, NEMO), f"{_VLLM}.engine_args")
     # the rest of a run
     + _peer("model_name", NEMO, "model.path")
     + _peer("model_name_or_path", TRL, "model.path")

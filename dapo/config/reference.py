@@ -9,7 +9,8 @@ from dapo.config.load import difference_from_preset
 from dapo.config.presets import PRESETS, preset_settings
 from dapo.config.problems import brief
 from dapo.config.resume import rules
-from dapo.config.schema import Recipe, Section
+from dapo.config.schema import Recipe
+from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, settings
 
 _HEAD = """# Configuration reference

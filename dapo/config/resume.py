@@ -45,6 +45,11 @@ _RULES: dict[str, dict[Rule, str]] = {
         "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids slots",
         "fixed": "group_size",  # carried groups have it
     },
+    "rollout.vllm": {
+        "free": "gpu_memory_utilization kv_cache_mib tensor_parallel_size enforce_eager sleep",
+        "ask": "dtype engine_args",
+    },
+    "rollout.server": {"free": "url weights_dir patience api_key_variable"},
     "algorithm": {"ask": "overlong_filtering truncated_vote shaping old_logprobs kl_coefficient"},
     "algorithm.clip": {"ask": "low high dual"},
     "algorithm.loss": {

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Positive = Annotated[int, Field(gt=0)]
-Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-"""``package.module:function`` of the user's, with the signature of the built-in one."""
-Pair = Annotated[tuple[float, float], Field(strict=False)]
-"""Two numbers, written as a YAML list."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,  # "32" is not a number and true is not 1: a recipe means what it says
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        validate_default=True,
-        protected_namespaces=(),
-    )
+from dapo.config.schema_rollout import Rollout
+from dapo.config.section import Hook, Pair, Positive, Section
 
 
 class Run(Section):
@@ -122,27 +107,6 @@ class Reward(Section):
     """Data sources it applies to; None: all."""
     timeout: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for one response, after which it is unscored."""
-
-
-class Rollout(Section):
-    engine: Literal["embedded", "generate"] = "embedded"
-    """``embedded``: our engine in the process. ``generate``: transformers' own generate (slow, any model)."""
-    prompts_per_step: Positive = 32
-    """P: groups trained on in a step."""
-    group_size: Positive = 16
-    """G: responses per prompt."""
-    max_response_tokens: Positive = 1024
-    """Lmax: a response that reaches it without a stop token is truncated."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of sampling; log-probabilities in engine and learner are those of logits / temperature."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling. Not 1 only with ``old_logprobs: learner``."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
-    stop_token_ids: list[int] | None = None
-    """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""
-    slots: Positive | None = None
-    """Responses that decode at once; None: chosen from the model's size and the batch."""
 
 
 class Clip(Section):

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from dapo.config.schema import Recipe, Section
+from dapo.config.schema import Recipe
+from dapo.config.section import Section
 
 REQUIRED = object()
 """Default of a setting that has none."""

@@ -79,6 +79,9 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     def below(section: str, names: str) -> list[str]:
         return [f"{section}.{name}" for name in names.split()]
 
+    engine = r.rollout.engine
+    yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
+    yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
     sampling = "algorithm.dynamic_sampling"
     yield f"{sampling}.mode is {d.mode}", d.mode != "filter", below(sampling, "oversample lookahead unfinished")
     refill = "max_groups max_tokens on_cap surplus max_age on_max_age"

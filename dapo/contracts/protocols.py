@@ -37,7 +37,7 @@ class Engine(Protocol):
 
     capacity: int  # responses that decode at once
     clock: int
-    shares_weights: bool  # the engine reads the learner's tensors; no sync check is needed
+    shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests. The responses of one group come together: their prompt is computed once."""
@@ -47,6 +47,9 @@ class Engine(Protocol):
 
         In process this decodes until at least one response ends. Remote engines wait up to ``timeout`` seconds, with
         None until one ends. With None an empty answer means that nothing is left.
+
+        Raises:
+            EngineError: the engine is lost. ``abort`` still gives back everything unfinished.
         """
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
@@ -59,8 +62,17 @@ class Engine(Protocol):
     def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """New weights: every token from now on carries ``version``."""
 
+    def sleep(self) -> None:
+        """Nothing will be asked before the next ``publish``, and nothing is unfinished.
+
+        An engine on the learner's device may hand its memory over; others have nothing to do.
+        """
+
     def stats(self) -> Metrics:
-        """Counters since construction: decode_steps, generated_tokens, slot_steps, busy_slot_steps."""
+        """Counters since construction.
+
+        decode_steps, generated_tokens, prefill_tokens, slot_steps, busy_slot_steps.
+        """
 
     def close(self) -> None: ...
 

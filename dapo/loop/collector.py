@@ -95,8 +95,9 @@ class StreamingCollector:
         """Collect the batch of training step ``step`` (from 1).
 
         Raises:
+            EngineError: the engine is lost.
             SamplingStopped: a cap or the end of the data was met with ``on_cap: stop``, or the verifier scores
-                nothing. Kept groups stay in ``state()``.
+                nothing. As with a lost engine, everything held stays in ``state()``.
         """
         self.begin(step)
         try:
@@ -105,7 +106,9 @@ class StreamingCollector:
                     self.meet_cap()
                     break
             self.pause()
-        except SamplingStopped:
+        except (SamplingStopped, EngineError) as error:
+            if isinstance(error, EngineError):
+                self.pause()  # what a lost engine had made is kept
             self.account.end(self.engine.stats())
             raise
         return self.take()
@@ -160,7 +163,7 @@ class StreamingCollector:
         settings, account = self.settings, self.account
         if settings.unfinished == "discard":
             self._discard_unfinished()
-        self.kept.sort(key=_age)
+        self.kept.sort(key=lambda group: group.id)  # in order of dispatch
         batch, rest = self.kept[: self.prompts_per_step], self.kept[self.prompts_per_step :]
         for group in batch:
             if group.disposition is not Disposition.FILLED:
@@ -393,8 +396,3 @@ class StreamingCollector:
         }
         account.begin(self.engine.stats())  # whatever comes now is of the next step
         return metrics
-
-
-def _age(group: Group) -> int:
-    """Order in which groups train: that of their dispatch."""
-    return group.id

@@ -16,6 +16,8 @@ from dapo.algorithms.statistics import majority_correct, mean_interval, pass_at_
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import Engine, Scorer
 from dapo.contracts.types import Completion, IntArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, Score
+from dapo.errors import EngineError
+from dapo.loop.outcomes import ENGINE
 from dapo.loop.seeds import EVALUATION, derive_seed
 
 # Group ids of evaluation start here, far above any that training can reach.
@@ -103,15 +105,22 @@ class Evaluator:
         out: dict[Key, Completion] = {}
         while len(out) < len(requests):
             events = self.engine.poll()
+            if not events:
+                raise EngineError(
+                    f"the engine lost {len(requests) - len(out)} of the evaluation's {len(requests)} requests"
+                )
             stripped = [e.token_ids[:-1] if e.finish is FinishReason.STOP else e.token_ids for e in events]
             for event, text in zip(events, self.decode(stripped), strict=True):
                 out[event.key] = Completion(event.token_ids, event.logprobs, event.versions, event.finish, text)
         return out
 
     def _score(self, pairs: Mapping[Key, tuple[Prompt, Completion]]) -> dict[Key, Score]:
+        scores = {
+            key: Score(reason=f"{ENGINE}failed") for key, (_, c) in pairs.items() if c.finish is FinishReason.FAILED
+        }
         for key, (prompt, completion) in pairs.items():
-            self.scorer.submit(key, prompt, completion)
-        scores: dict[Key, Score] = {}
+            if key not in scores:
+                self.scorer.submit(key, prompt, completion)
         while len(scores) < len(pairs):
             scores.update(self.scorer.poll(None))
         return scores

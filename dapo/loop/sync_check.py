@@ -32,9 +32,20 @@ def sync_check(
 ) -> Metrics:
     """Sample a few tokens from the idle engine and compare log-probabilities (nats) with the learner's.
 
+    Args:
+        engine: Idle; an engine that shares the learner's weights is not asked.
+        learner: Holds the weights that were just published.
+        prompts: The first few are answered.
+        sampling: Its temperature; cuts (top-p, top-k) are left out, as the learner knows none.
+        step: The training step whose weights these are.
+        seed: The run's.
+        tolerance: Largest accepted mean gap.
+
     Raises:
         EngineError: the mean absolute gap is above ``tolerance``.
     """
+    if engine.shares_weights or not prompts:
+        return {}
     short = replace(sampling, max_tokens=min(TOKENS, sampling.max_tokens), top_p=1.0, top_k=0)
     chosen = list(prompts)[:RESPONSES]
     first = FIRST_EVALUATION_GROUP // 2  # ids that neither training nor evaluation uses
@@ -46,7 +57,10 @@ def sync_check(
     )
     events: list[SampleEvent] = []
     while len(events) < len(chosen):
-        events += engine.poll()
+        came = engine.poll()
+        if not came:
+            raise EngineError(f"the engine lost {len(chosen) - len(events)} of the sync check's {len(chosen)} requests")
+        events += came
     rows = [
         TrainRow(
             group=event.key[0],
@@ -65,7 +79,7 @@ def sync_check(
             f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {type(engine).__name__} right "
             f"after new weights were published, its log-probabilities differ from the learner's by {gap.mean():.4g} "
             f"nats in the mean (largest {gap.max():.4g}; accepted {tolerance:g}). The engine is not running the "
-            "published weights, or computes in another precision. Update or change `rollout.engine`; if the "
-            "precision explains it, raise `trainer.sync_check_tolerance`."
+            "published weights, or computes in another precision. Look at its version and options (docs/engines.md), "
+            "or set another `rollout.engine`; if the precision explains it, raise `trainer.sync_check_tolerance`."
         )
     return {"train/sync_gap": float(gap.mean())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TrainRow
-from dapo.errors import CheckpointError, SamplingStopped
+from dapo.errors import CheckpointError, EngineError, SamplingStopped
 from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
@@ -21,7 +21,6 @@ from dapo.loop.interrupt import Interrupt
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates, trained_metrics
 from dapo.loop.schedule import Schedule
-from dapo.loop.sync_check import sync_check
 from dapo.observe.spans import Phases, peak_rss_mib
 from dapo.observe.why import Filling
 
@@ -65,8 +64,6 @@ class LoopSettings:
     recompute_old_logprobs: bool  # old_logprobs: learner
     evaluate_every: int
     save_every: int
-    sync_check_tolerance: float
-    seed: int
 
 
 class Trainer:
@@ -87,11 +84,13 @@ class Trainer:
         settings: LoopSettings,
         fingerprint: dict[str, Any],
         phases: Phases,
+        check_sync: Callable[[int], Metrics],
     ) -> None:
+        """``check_sync`` is called with the step after each publish; see ``dapo.loop.sync_check``."""
         self.collector, self.learner, self.engine = collector, learner, engine
         self.algorithm, self.sampling, self.schedule, self.evaluator = algorithm, sampling, schedule, evaluator
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
-        self.fingerprint, self.phases = fingerprint, phases
+        self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.counters = Counters()
         self._poor_batches = 0  # in a row
         self._saved_at: int | None = None
@@ -106,7 +105,7 @@ class Trainer:
         self.phases.take()  # what came before is no part of the first step
         with Interrupt(self._interrupted, self._interrupted_again) as interrupt:
             if self.counters.training_steps == 0:
-                self.engine.publish(0, self.learner.publish())
+                self._publish()
                 self._first_evaluation()
             while self.counters.training_steps < self.settings.steps and not interrupt.requested:
                 if not self._train_step():
@@ -122,7 +121,7 @@ class Trainer:
         step = self.counters.training_steps + 1
         try:
             batch = self.collector.collect(step)
-        except SamplingStopped:
+        except (SamplingStopped, EngineError):
             self.recorder.stopped(step, self.collector.account.groups)
             self._save()
             raise
@@ -141,8 +140,9 @@ class Trainer:
             for group in batch.finished:
                 self.algorithm.shape_group(group)
             self.algorithm.assign_advantages(batch.groups_P)
+        self.engine.sleep()
         metrics = batch.metrics | self._learn(batch)
-        metrics |= self._publish(batch)
+        metrics |= self._publish()
         metrics |= self._evaluate_if_due(step)
         metrics |= {
             "counters/training_steps": self.counters.training_steps,
@@ -198,21 +198,12 @@ class Trainer:
                 assert row.sampler_logprobs is not None
                 row.correction = self.algorithm.correction(logprobs, row.sampler_logprobs, row.loss_mask)
 
-    def _publish(self, batch: StepBatch) -> Metrics:
+    def _publish(self) -> Metrics:
+        """The learner's weights to the engine, and a look at whether they arrived."""
         version = self.counters.training_steps
         with self.phases("publish"):
             self.engine.publish(version, self.learner.publish())
-            if self.engine.shares_weights or not batch.groups_P:
-                return {}
-            return sync_check(
-                self.engine,
-                self.learner,
-                [group.prompt for group in batch.groups_P],
-                self.sampling,
-                step=version,
-                seed=self.settings.seed,
-                tolerance=self.settings.sync_check_tolerance,
-            )
+            return self.check_sync(version)
 
     # ------------------------------------------------------------------ evaluate, record, save
 
@@ -277,7 +268,7 @@ class Trainer:
         self.learner.load(folder / "learner")
         self.counters = Counters(**state["counters"])
         self.collector.load(state["collector"])
-        self.engine.publish(self.counters.training_steps, self.learner.publish())
+        self._publish()
 
     def _interrupted(self) -> None:
         self.recorder.warn("Ctrl-C: finishing this step, then saving. Press it again to leave at once.")

@@ -99,7 +99,7 @@ def _make(settings: WarmupSettings, seed: int, folder: Path, progress: Progress 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # Llama, not Qwen2: beside a Qwen2 configuration AutoTokenizer would replace the saved tokenizer's rules.
-    tiny.make_tiny_model(folder, "llama", seed=seed)
+    tiny.make_tiny_model(folder, "llama", heads=2, seed=seed)  # heads of 32: vLLM's CPU kernels know no smaller ones
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     examples = warmup.demonstrations(settings, seed, tokenizer.get_vocab(), tokenizer.eos_token_id)

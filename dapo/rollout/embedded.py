@@ -142,6 +142,9 @@ class EmbeddedEngine:
         self.version = version
         self._roster.new_version(version)
 
+    def sleep(self) -> None:
+        """The cache is small beside what it would cost to make again: it stays."""
+
     def stats(self) -> Metrics:
         """Counters since construction."""
         names = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")

@@ -135,6 +135,9 @@ class GenerateEngine:
             copy_weights(self._loaded.model, weights.named_tensors())
         self.version = version
 
+    def sleep(self) -> None:
+        """Holds nothing between calls."""
+
     def stats(self) -> Metrics:
         """Counters since construction."""
         names = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")

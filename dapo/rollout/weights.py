@@ -1,11 +1,14 @@
-"""How new weights enter an engine that owns its model."""
+"""How new weights reach an engine that has weights of its own: in the process, or through a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dapo.errors import EngineError
@@ -37,3 +40,18 @@ def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
             f"{len(missing)} of the engine's weights were not published ({', '.join(missing[:3])}...); they would stay "
             "old: a weight source must name every parameter"
         )
+
+
+def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """``folder/model.safetensors``, whole or not at all; made if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / "model.safetensors.part"
+    save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors}, unfinished)
+    unfinished.rename(folder / "model.safetensors")
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """What ``write_weights`` wrote, one tensor at a time."""
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            yield name, file.get_tensor(name)

@@ -28,9 +28,9 @@ checkpoint: {{every: 2, keep: 2}}
 """
 
 
-def write_recipe(folder: Path, extra: str = "") -> Path:
-    """The model and the recipe in ``folder``; ``extra`` is YAML appended to it."""
-    make_tiny_model(folder / "model", "llama", seed=0)
+def write_recipe(folder: Path, extra: str = "", **model: int) -> Path:
+    """The model and the recipe in ``folder``; ``extra`` is YAML appended to it, ``model`` the model's sizes."""
+    make_tiny_model(folder / "model", "llama", seed=0, **model)
     path = folder / "recipe.yaml"
     path.write_text(RECIPE.format(folder=folder) + extra)
     return path

@@ -111,6 +111,13 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("model.device=gpu", ["`cuda`"]),
         ("learner.betas=[0.9, 1.0]", ["[0, 1)"]),
         ("algorithm.kl_coefficient=0.1", ["`0`"]),
+        # engines
+        ("rollout.engine=vlm", ["`vllm`"]),
+        ("rollout.engine=vllm_server", ["rollout.server.url", "http://localhost:8000"]),
+        ("rollout.server.url=localhost:8000", ['"localhost:8000"', "http://HOST:PORT"]),
+        ("rollout.vllm.gpu_memory_utilization=2", ["rollout.vllm.gpu_memory_utilization: 2", "<= 1"]),
+        ("rollout.vllm.engine_args={max_num_seqs: 4}", ["engine_args.max_num_seqs: 4", "set rollout.slots instead"]),
+        ("rollout.vllm.engine_args={logprobs_mode: raw_logits}", ["exact log-probabilities", "take it out"]),
     ],
 )
 def test_refused_with_a_remedy(override: str, expected: list[str]) -> None:
@@ -135,6 +142,13 @@ def test_micro_batches_must_divide_the_optimiser_step() -> None:
 def test_top_p_is_free_when_the_learner_recomputes() -> None:
     recipe_from_dict(SMALL, ["rollout.top_p=0.9", "algorithm.old_logprobs=learner"])
     recipe_from_dict(SMALL, ["rollout.top_p=0.9", "rollout.engine=generate"])
+
+
+def test_vllm_knows_no_temperature_above_two() -> None:
+    hot = ["rollout.temperature=2.5"]
+    assert recipe_from_dict(SMALL, hot)
+    for engine in ("rollout.engine=vllm", "rollout.engine=vllm_server"):
+        assert "temperatures up to 2" in refusal(*hot, engine, "rollout.server.url=http://h:1")
 
 
 def test_one_reward_of_each_name_for_every_source() -> None:
@@ -235,6 +249,10 @@ def test_missing_files_name_the_nearest(tmp_path: Path, monkeypatch: pytest.Monk
         ("grpo.num_prompts_per_step", "rollout.prompts_per_step"),
         ("num_generations", "rollout.group_size"),
         ("logger.wandb_enabled", "logging.wandb"),
+        ("use_vllm", "rollout.engine"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", "rollout.vllm.gpu_memory_utilization"),
+        ("policy.generation.vllm_cfg.enforce_eager", "rollout.vllm.enforce_eager"),
+        ("vllm_server_base_url", "rollout.server.url"),
         ("beta", "algorithm.kl_coefficient"),
     ],
 )
@@ -272,6 +290,8 @@ def test_our_own_keys_are_no_peers() -> None:
         (["run.threads=2"], "idle machine"),
         (["data.validation=[]"], "not measured"),
         (["rollout.engine=generate"], "slower"),
+        (["rollout.vllm.sleep=false"], "rollout.engine is embedded"),
+        (["rollout.server.patience=5"], "rollout.engine is embedded"),
         (["algorithm.truncated_vote=true"], "baseline"),
         (["learner.final_ratio=0.5"], "learner.schedule is constant"),
     ],

@@ -56,6 +56,10 @@ class ScriptedEngine:
             reason="scripted" if finish is FinishReason.FAILED else None,
         )
 
+    def sleep(self):
+        assert not self.active
+        assert not self.queue
+
     def poll(self, timeout=None):
         events = []
         while not events:

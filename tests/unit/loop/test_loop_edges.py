@@ -278,3 +278,39 @@ def test_copies_of_further_rounds_come_in_another_order():
         orders += [[g.prompt.text for g in copies[:5]], [g.prompt.text for g in copies[5:]]]
     assert all(sorted(order) == [f"problem {n}" for n in range(5)] for order in orders)
     assert len({tuple(order) for order in orders}) >= 7
+
+
+def test_what_a_lost_engine_had_made_is_kept_and_continued(tmp_path):
+    """The engine dies in the middle of a step: judged groups, whole responses and partial ones survive."""
+    world = MIXED | {"length": lambda g, i: 3 + 4 * i + g % 3, "prompts": 4, "capacity": 8, "group": 3}
+    collector = make_collector(**world)
+    collector.collect(1)
+    poll, polls = collector.engine.poll, []
+
+    def dying(timeout=None):
+        polls.append(1)
+        if len(polls) == 4:
+            raise EngineError("the engine is gone")
+        return poll(timeout)
+
+    collector.engine.poll = dying
+    with pytest.raises(EngineError, match="the engine is gone"):
+        collector.collect(2)
+    assert not collector.engine.active
+    assert not collector.engine.queue
+    made = collector.engine.stats()["generated_tokens"]
+    held = sum(group.tokens() for group in collector.open.values())
+    assert held > 0
+    again = reloaded(collector, tmp_path, **world)
+    kept = {group.id for group in collector.kept}
+    batch = again.collect(2)
+    assert set(ids(batch)) == {4, 5, 6, 7}
+    assert again.engine.submitted.count((min(kept, default=0), 0)) == 0  # judged before: not asked for again
+    for group in batch.groups_P:
+        for i, completion in enumerate(group.completions_G):
+            assert completion.token_ids.tolist() == [group.id * 1000 + i * 100 + t for t in range(len(completion))]
+    total = made + again.engine.stats()["generated_tokens"]
+    trained_before = sum(3 + 4 * i + g % 3 for g in range(4) for i in range(3))
+    now = sum(len(c) for g in batch.groups_P for c in g.completions_G)
+    waiting = sum(len(c) for g in again.kept for c in g.completions_G) + sum(g.tokens() for g in again.open.values())
+    assert total == trained_before + now + waiting  # nothing was made twice

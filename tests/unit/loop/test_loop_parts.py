@@ -111,6 +111,7 @@ class FixedLearner:
 
 def test_sync_check_names_engine_gap_and_remedy():
     engine = ScriptedEngine(lambda g, i: 5)  # its log-probabilities are all -1
+    engine.shares_weights = False
     prompts = [Prompt("p", "p", np.array([1]), "p", "", "s")] * 3
     arguments = {"step": 7, "seed": 1, "tolerance": 0.05}
     good = sync_check(engine, FixedLearner(-1.01), prompts, SamplingParams(10), **arguments)

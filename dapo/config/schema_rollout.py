@@ -1,0 +1,64 @@
+"""The recipe's section ``rollout``: how responses are made, and by which engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dapo.config.section import Positive, Section
+
+
+class Vllm(Section):
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type in which vLLM computes; None: ``model.dtype``."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the GPU's memory for weights and key-value cache. The rest is the learner's. Not read on a CPU."""
+    kv_cache_mib: Positive | None = None
+    """Memory for keys and values in MiB; None: on a CPU enough for all slots, at most a quarter of what is free; on a
+    GPU what ``gpu_memory_utilization`` leaves."""
+    tensor_parallel_size: Positive = 1
+    """Devices that share the engine's model."""
+    enforce_eager: bool | None = None
+    """No CUDA graphs and no compilation; None: true on a CPU (starts in seconds), false on a GPU."""
+    sleep: bool = True
+    """Hand the GPU memory of weights and cache to the learner while it learns. CPUs have no sleep mode."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's ``EngineArgs`` by name, such as ``{max_num_batched_tokens: 8192}``."""
+
+
+class Server(Section):
+    url: str | None = None
+    """Address of a running vLLM server, such as ``http://localhost:8000``; how to start one: docs/engines.md."""
+    weights_dir: str | None = None
+    """Folder that trainer and server both see, through which weights travel; None: ``weights`` in the run's folder."""
+    patience: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds to wait for a server that is away before the run is saved and stopped. A slow one is waited for."""
+    api_key_variable: str | None = None
+    """Name of the environment variable that holds the server's key; None: it wants none."""
+
+
+class Rollout(Section):
+    engine: Literal["embedded", "generate", "vllm", "vllm_server"] = "embedded"
+    """``embedded``: our engine in the process. ``vllm``: vLLM in the process (extra ``vllm``). ``vllm_server``: a vLLM
+    server that you run, ``rollout.server.url``. ``generate``: transformers' own generate (slow, any model)."""
+    prompts_per_step: Positive = 32
+    """P: groups trained on in a step."""
+    group_size: Positive = 16
+    """G: responses per prompt."""
+    max_response_tokens: Positive = 1024
+    """Lmax: a response that reaches it without a stop token is truncated."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of sampling; log-probabilities in engine and learner are those of logits / temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling. Not 1 only with ``old_logprobs: learner``."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""
+    slots: Positive | None = None
+    """Responses that decode at once; None: chosen from the model's size (embedded), else 64 (generate) or 256."""
+    vllm: Vllm = Vllm()
+    """For ``engine: vllm``."""
+    server: Server = Server()
+    """For ``engine: vllm_server``."""

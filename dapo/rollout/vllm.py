@@ -1,0 +1,414 @@
+"""vLLM behind the engine protocol, in the trainer's own process. The only module that imports vllm.
+
+vLLM schedules, batches and samples; what it has made of every unfinished response is kept here, so that an abort hands
+it over and a resume continues behind it. Each token carries the version of the weights that made it.
+
+The engine starts from *dummy* weights: the first publish has to bring every tensor, and the sync check right behind it
+sees at once a tensor that an update does not reach.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch._dynamo.config
+from torch import Tensor
+
+from dapo.config.schema_rollout import Vllm
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.protocols import WeightSource
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest
+from dapo.errors import EngineError
+from dapo.models.loaded import LoadedModel
+from dapo.rollout.roster import Gate, ended_before, sequence_of
+from dapo.rollout.seeds import generator_seed
+from dapo.rollout.weights import read_weights, write_weights
+
+_DEFAULT_SLOTS = 256
+_BLOCK = 32  # tokens of a cache block: a prompt is shared in whole blocks; CPU kernels want multiples of 32
+_PREFILL_TOKENS = 4096  # of one step on a CPU
+_MIB = 2**20
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop runs in this process, one step at a time
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "CRITICAL",  # at ERROR a failing step prints all that is scheduled, 100 kB and more
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes all cores but one for itself, and the learner's too
+}
+
+_living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
+
+
+class WeightWorker:
+    """Methods that vLLM mixes into each of its workers (``worker_extension_cls``), here and in a user's server."""
+
+    model_runner: Any
+
+    def load_published(self, weights_path: str | None = None, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
+        """Take new weights, from a folder or as tensors under their checkpoint names."""
+        incoming = read_weights(Path(weights_path)) if weights_path is not None else iter(tensors)
+        self.model_runner.reload_weights(weights_iterator=incoming)
+        repack_output_head(self.model_runner.get_model())
+
+
+def repack_output_head(model: Any) -> None:
+    """Pack a tied output head again (vLLM 0.32, CPU build).
+
+    There each matrix is packed for the kernel once, and a reload packs again what it loads. A head tied to the
+    embedding is loaded under the embedding's name, so its packed copy would keep the old weights.
+    """
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and type(module).__name__ in ("ParallelLMHead", "VocabParallelEmbedding"):
+            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+@dataclass(slots=True)
+class _Response:
+    """What vLLM has made of one request so far."""
+
+    request: SampleRequest
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def event(self, finish: FinishReason, tick: int, reason: str | None = None) -> SampleEvent:
+        return SampleEvent(
+            key=self.request.key,
+            token_ids=np.array(self.token_ids, dtype=np.int64),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            versions=np.array(self.versions, dtype=np.int32),
+            finish=finish,
+            tick=tick,
+            reason=reason,
+        )
+
+
+class VllmEngine:
+    """An ``Engine`` (``dapo.contracts.protocols``) over vLLM's ``LLMEngine``.
+
+    Args:
+        loaded: The learner's model; vLLM reads its folder's configuration, and gets its weights by ``publish``.
+        longest: Tokens of the longest sequence (prompt and response) that will be asked for.
+        slots: Responses that decode at once (vLLM's ``max_num_seqs``); None: 256.
+        settings: The recipe's section ``rollout.vllm``.
+
+    Raises:
+        EngineError: vLLM is not installed, or does not start with this model and these settings.
+    """
+
+    shares_weights = False
+
+    def __init__(self, loaded: LoadedModel, *, longest: int, slots: int | None = None, settings: Vllm) -> None:
+        self.capacity = slots or _DEFAULT_SLOTS
+        self.clock = 0
+        self.version = 0
+        self._gate = Gate.of(loaded.model)
+        self._cuda = loaded.device.type == "cuda"
+        self._sleeps = settings.sleep and self._cuda
+        self._asleep = False
+        self._longest = longest
+        self._lost = False  # a step failed: what was made is here, and vLLM is not asked again
+        self._many_workers = settings.tensor_parallel_size > 1
+        self._responses: dict[str, _Response] = {}  # by vLLM's request id
+        self._pending: list[SampleEvent] = []  # ended without a token of vLLM's
+        self._stats = Counter[str]()
+        if _living:
+            raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
+        os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name not in os.environ})
+        args = _engine_args(loaded, longest, self.capacity, settings, self._sleeps)
+        self._engine: Any = _start(args, None if self._cuda else _head_size(loaded))
+        _living.add(self)
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Hand requests to vLLM, which starts them in order of (priority, arrival).
+
+        Raises:
+            EngineError: A key that is unfinished here already, or a request that does not fit the model.
+        """
+        for request in requests:
+            self._gate.check(request)
+            if (tokens := len(request.prompt_ids) + request.sampling.max_tokens) > self._longest:
+                raise EngineError(
+                    f"request {request.key} may grow to {tokens} tokens; this engine was started for {self._longest}"
+                )
+            name = _name(request.key)
+            if name in self._responses:
+                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
+            done = ended_before(request, self.clock)
+            if done is not None:
+                self._pending.append(done)
+                continue
+            with _speaking_of("taking a request"):
+                self._engine.add_request(
+                    name,
+                    {"prompt_token_ids": sequence_of(request).tolist()},
+                    _sampling_params(request),
+                    priority=request.priority,
+                )
+            self._responses[name] = _Response(request)
+
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """Decode until at least one response has ended, or nothing is left. ``timeout`` is for remote engines."""
+        events, self._pending = self._pending, []
+        while not events and self._responses:
+            events = self._step()
+        return sorted(events, key=lambda event: (event.tick, event.key))
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
+        named = {_name(key) for key in keys} if keys is not None else None
+        events = [e for e in self._pending if named is None or _name(e.key) in named]
+        self._pending = [e for e in self._pending if e not in events]
+        chosen = [name for name in self._responses if named is None or name in named]
+        events += [self._responses.pop(name).event(FinishReason.ABORTED, self.clock) for name in chosen]
+        if chosen and not self._lost:
+            self._engine.abort_request(chosen)
+        return sorted(events, key=lambda event: event.key)
+
+    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """Take new weights and forget keys and values of the old ones.
+
+        With ``keep``, live responses go on: what they hold is computed again under the new weights.
+
+        Raises:
+            EngineError: ``abort`` while responses are unfinished, or weights that vLLM does not take.
+        """
+        if in_flight == "abort" and self._responses:
+            raise EngineError(
+                f"new weights arrived while {len(self._responses)} responses are unfinished; call abort() first and "
+                "submit them again with their prefix, or publish with in_flight='keep'"
+            )
+        with _speaking_of("taking new weights"):
+            if self._asleep:
+                self._engine.wake_up(["weights"])
+            if self._many_workers:
+                with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
+                    write_weights(Path(folder), weights.named_tensors())
+                    self._engine.collective_rpc("load_published", kwargs={"weights_path": folder})
+            else:
+                self._engine.collective_rpc("load_published", kwargs={"tensors": weights.named_tensors()})
+            if self._asleep:
+                self._engine.wake_up(["kv_cache"])
+                self._asleep = False
+            if not self._engine.reset_prefix_cache(reset_running_requests=True):
+                raise EngineError("vLLM did not drop its prefix cache, which holds keys and values of the old weights")
+        self.version = version
+
+    def sleep(self) -> None:
+        """Hand weights' and cache's memory to the learner until the next publish, on a GPU."""
+        if self._sleeps and not self._asleep:
+            with _speaking_of("going to sleep"):
+                self._engine.sleep(level=1)
+            self._asleep = True
+
+    def stats(self) -> Metrics:
+        """Counters since construction."""
+        names = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")
+        return {name: float(self._stats[name]) for name in names}
+
+    def close(self) -> None:
+        """Drop everything unfinished and give vLLM's memory back."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        if self._engine is None:
+            return
+        self._responses.clear()
+        self._engine.engine_core.shutdown()
+        self._engine = None
+        _living.discard(self)
+        cleanup_dist_env_and_memory()
+
+    def _step(self) -> list[SampleEvent]:
+        """One step of vLLM: a token for every running response, and prefill for new ones."""
+        try:
+            with _speaking_of("decoding"):
+                outputs = self._engine.step()
+        except EngineError:
+            self._lost = True
+            raise
+        self.clock += 1
+        events, made = [], 0
+        for output in outputs:
+            response = self._responses.get(output.request_id)
+            if response is None:
+                continue  # taken back in the meantime
+            new = output.outputs[0]
+            if not response.token_ids:
+                self._stats["prefill_tokens"] += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
+            event = self._take_in(response, new)
+            made += len(new.token_ids)
+            if event is not None:
+                del self._responses[output.request_id]
+                events.append(event)
+        self._stats.update(
+            decode_steps=1, generated_tokens=made, slot_steps=self.capacity, busy_slot_steps=len(outputs)
+        )
+        return events
+
+    def _take_in(self, response: _Response, new: Any) -> SampleEvent | None:
+        """Add new tokens; returns the event if the response has ended."""
+        logprobs = new.logprobs.logprobs
+        if not np.isfinite(logprobs).all():
+            self._engine.abort_request([_name(response.request.key)])
+            return response.event(FinishReason.FAILED, self.clock, "the model's logits are not finite")
+        response.token_ids += new.token_ids
+        response.logprobs += logprobs
+        response.versions += [self.version] * len(new.token_ids)
+        if new.finish_reason is None:
+            return None
+        known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+        if new.finish_reason in known:
+            return response.event(known[new.finish_reason], self.clock)
+        return response.event(FinishReason.FAILED, self.clock, f"vLLM ended it with {new.finish_reason!r}")
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]}-{key[1]}"
+
+
+def _sampling_params(request: SampleRequest) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    made = 0 if request.prefix is None else len(request.prefix)
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=generator_seed(request),
+        max_tokens=sampling.max_tokens - made,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,  # only the recipe's stop tokens end a response
+        logprobs=0,  # that of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _engine_args(loaded: LoadedModel, longest: int, slots: int, settings: Vllm, sleeps: bool) -> dict[str, Any]:
+    cuda = loaded.device.type == "cuda"
+    positions = getattr(loaded.model.config, "max_position_embeddings", None)
+    args: dict[str, Any] = {
+        "model": loaded.name,
+        "dtype": settings.dtype or str(loaded.dtype).removeprefix("torch."),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",  # of what was sampled from: temperature, top-p and top-k applied
+        "generation_config": "vllm",  # no sampling defaults of the model's own
+        "max_model_len": longest if positions is None else min(longest, positions),
+        "max_num_seqs": slots,
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": True,
+        "async_scheduling": False,  # a step ahead of itself, vLLM would stamp tokens with the wrong version
+        "enforce_eager": not cuda if settings.enforce_eager is None else settings.enforce_eager,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "enable_sleep_mode": sleeps,
+        "gpu_memory_utilization": settings.gpu_memory_utilization if cuda else 0.1,
+        "worker_extension_cls": f"{__name__}.{WeightWorker.__name__}",
+        "disable_log_stats": True,
+    }
+    if not cuda:
+        args["block_size"] = _BLOCK
+        # In chunks, vLLM 0.32 turns a seeded request's generator back by an offset, which CPU generators do not have.
+        args |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_PREFILL_TOKENS, longest)}
+    if settings.kv_cache_mib is not None:
+        args["kv_cache_memory_bytes"] = settings.kv_cache_mib * _MIB
+    elif not cuda:
+        args["kv_cache_memory_bytes"] = _cpu_cache_bytes(loaded, longest, slots)
+    return args | settings.engine_args
+
+
+def _head_size(loaded: LoadedModel) -> int:
+    config = loaded.model.config.get_text_config()
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _cpu_cache_bytes(loaded: LoadedModel, longest: int, slots: int) -> int:
+    """Enough for every slot at full length, at most a quarter of the free memory."""
+    config = loaded.model.config.get_text_config()
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    per_token = config.num_hidden_layers * 2 * kv_heads * _head_size(loaded) * 4
+    blocks = slots * -(-longest // _BLOCK) + 1
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(blocks * _BLOCK * per_token, free // 4))
+
+
+def _check_head_size(size: int) -> None:
+    """On a CPU vLLM starts with any head and fails at its first token.
+
+    Raises:
+        EngineError: no kernel for heads of this size.
+    """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in known:
+        raise EngineError(
+            f"the model has attention heads of {size}, and vLLM's CPU kernels know {', '.join(map(str, known))}; "
+            "use another model, a GPU, or rollout.engine: embedded"
+        )
+
+
+def _start(args: dict[str, Any], head_size: int | None = None) -> Any:
+    """vLLM's engine. What it changes for the whole process on the way is put back.
+
+    Args:
+        args: Of ``EngineArgs``.
+        head_size: On a CPU, that of the model's attention.
+
+    Raises:
+        EngineError: vLLM is missing, refuses an argument, or fails to start.
+    """
+    if head_size is not None and args["enforce_eager"]:
+        # A few small functions of its sampler would still be compiled, for half a minute and no gain on a CPU.
+        torch._dynamo.config.disable = True
+    try:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError as error:
+        raise EngineError(
+            f"rollout.engine: vllm needs vLLM, which cannot be imported ({error}): install the extra, "
+            "`pip install 'dapo-rl[vllm]'` (CPU: see docs/engines.md), or set rollout.engine: embedded"
+        ) from None
+    if head_size is not None:
+        _check_head_size(head_size)
+    set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
+    try:
+        with _speaking_of("starting"), torch.random.fork_rng(devices=[]):
+            return LLMEngine.from_engine_args(EngineArgs(**args), enable_multiprocessing=False)
+    finally:
+        torch.set_num_threads = set_num_threads  # its CPU worker replaces it by a function that does nothing
+        torch.set_default_dtype(default_dtype)
+
+
+@contextmanager
+def _speaking_of(doing: str) -> Iterator[None]:
+    """Errors of vLLM's as ours, with what it was doing and the next move."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        raise EngineError(
+            f"vLLM failed while {doing}: {type(error).__name__}: {first}. Settings are in rollout.vllm "
+            "(engine_args takes any of vLLM's own); VLLM_LOGGING_LEVEL=INFO shows what it does; rollout.engine: "
+            "embedded works without it"
+        ) from error
+
+
+def _shared_memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,0 +1,148 @@
+"""Whole runs over vLLM: the quickstart learns, killed and broken runs go on, an engine with old weights is caught."""
+
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+
+import pytest
+from small_run import command, dapo, environment, write_recipe
+
+from dapo.build.session import Session
+from dapo.build.train import resume, train
+from dapo.config.load import load_recipe
+from dapo.errors import EngineError
+from dapo.observe.console import Console
+from dapo.observe.metrics import read_metrics
+from dapo.observe.rollouts import read_rollouts
+
+pytestmark = pytest.mark.vllm
+
+VLLM = ("rollout.engine=vllm", "rollout.vllm.kv_cache_mib=64")
+SMALL = {"heads": 2}  # of 32 dimensions
+
+
+def groups_by_fate(run):
+    """Each group's dispositions over the steps of a run, in order; a carried one has several."""
+    fates = {}
+    for file in sorted((run / "rollouts").iterdir()):
+        for group, fate in {r["group"]: r["disposition"] for r in read_rollouts(file).to_pylist()}.items():
+            fates.setdefault(group, []).append(fate)
+    return fates
+
+
+def assert_none_lost_or_doubled(run, steps):
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(steps + 1))
+    fates = groups_by_fate(run)
+    ends = Counter(fate for all_of_it in fates.values() for fate in all_of_it if fate != "carried")
+    assert ends["trained"] == 4 * steps
+    assert all(sum(fate != "carried" for fate in of_one) <= 1 for of_one in fates.values())
+    last = rows[-1]
+    waiting = sum(of_one[-1] == "carried" for of_one in fates.values())
+    assert waiting == last["groups/waiting"]
+    assert len(fates) + last["groups/unfinished"] == last["total/groups/dispatched"]
+    assert max(fates) < last["total/groups/dispatched"]
+
+
+@pytest.mark.timeout(600)
+def test_the_quickstart_learns_over_vllm(tmp_path):
+    """The recipe as it is, cut to a quarter; only the engine is another."""
+    shorter = ("trainer.steps=15", "validation.every=15", f"run.dir={tmp_path}", "run.name=run")
+    dapo("train", "recipes/quickstart.yaml", "rollout.engine=vllm", *shorter)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert rows[-1]["validation/accuracy"] > rows[0]["validation/accuracy"] + 0.2
+    for row in rows[1:]:
+        assert row["train/gap_max_current"] < 1e-3  # nats: tokens of the present weights have the learner's numbers
+        assert row["train/sync_gap"] < 1e-4
+
+
+@pytest.mark.timeout(600)
+def test_killed_and_resumed_no_group_is_lost_or_doubled(tmp_path):
+    rng = random.Random(4)
+    recipe = write_recipe(tmp_path, **SMALL)
+    run, arguments = tmp_path / "run", ["train", str(recipe), *VLLM]
+    for _ in range(2):
+        process = subprocess.Popen(
+            command(*arguments), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        seen, deadline = len(read_metrics(run / "metrics.jsonl")), time.monotonic() + 200
+        while process.poll() is None and time.monotonic() < deadline:
+            if len(read_metrics(run / "metrics.jsonl")) > seen + 1:
+                break
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        arguments = ["train", "--resume", str(run)]
+    dapo(*arguments)
+    assert_none_lost_or_doubled(run, 6)
+
+
+def small(tmp_path, *overrides, **model):
+    recipe = write_recipe(tmp_path, **(SMALL | model))
+    return load_recipe(recipe, [*VLLM, "logging.console=quiet", *overrides])
+
+
+def test_a_step_of_vllm_that_fails_stops_the_run_with_everything_kept(tmp_path, monkeypatch):
+    from dapo.rollout.vllm import VllmEngine
+
+    loaded, steps, own = small(tmp_path), Counter(), VllmEngine._step
+
+    def failing(self):
+        steps["all"] += 1
+        if steps["all"] == 250:
+            monkeypatch.setattr(self._engine, "step", lambda: 1 / 0)
+        return own(self)
+
+    monkeypatch.setattr(VllmEngine, "_step", failing)
+    with pytest.raises(EngineError, match=r"vLLM failed while decoding: ZeroDivisionError.*rollout.engine: embedded"):
+        train(loaded)
+    run = tmp_path / "run"
+    reached = read_metrics(run / "metrics.jsonl")[-1]["step"]
+    assert 0 < reached < 6
+    assert (run / "checkpoints" / f"step_{reached:06d}").is_dir()  # of the step's boundary, whatever `every` says
+    assert resume(run, []) == 0
+    assert_none_lost_or_doubled(run, 6)
+
+
+def test_an_output_head_that_stays_old_is_caught_before_the_first_step(tmp_path, monkeypatch):
+    """vLLM 0.32's bug on a CPU, planted by leaving its cure out."""
+    from dapo.rollout import vllm
+
+    monkeypatch.setattr(vllm, "repack_output_head", lambda model: None)
+    with pytest.raises(EngineError) as raised:
+        train(small(tmp_path, vocabulary=1024))
+    said = str(raised.value)
+    for part in ("sync check after step 0", "VllmEngine", "nats in the mean", "accepted 0.05", "rollout.engine"):
+        assert part in said
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl") == []
+
+
+def test_an_update_that_stops_arriving_is_caught_during_the_run(tmp_path, monkeypatch):
+    from dapo.rollout.vllm import VllmEngine
+
+    own = VllmEngine.publish
+
+    def stale(self, version, weights, in_flight="abort"):
+        if version == 0:
+            own(self, version, weights, in_flight)
+        self.version = version
+
+    monkeypatch.setattr(VllmEngine, "publish", stale)
+    with pytest.raises(EngineError, match=r"sync check after step [1-6] failed"):
+        train(small(tmp_path))
+
+
+def test_weights_go_through_a_folder_where_there_are_several_workers(tmp_path):
+    """The route of tensor parallelism, with one worker: two would take half a minute to start."""
+    loaded = small(tmp_path)
+    session = Session.make(loaded.recipe, Console("quiet"))
+    try:
+        session.engine._many_workers = True
+        learner = session.learner()
+        session.engine.publish(0, learner.publish())
+        assert session.check_sync(learner, 0)["train/sync_gap"] < 1e-4
+    finally:
+        session.close()

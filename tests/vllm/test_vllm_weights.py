@@ -1,0 +1,107 @@
+"""Weights on their way into vLLM, and how it starts. Each test has an engine of its own: vLLM allows one at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from vllm_parts import Published, drain, perturbed, request, start, true_logprobs
+
+from dapo.errors import EngineError
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = np.array([5, 9, 31, 7, 60])
+
+
+def test_new_weights_reach_every_tensor_and_the_cache_of_the_old_ones_is_dropped(wide):
+    """A tied head of 1,024 rows: the CPU build packs it, and a reload alone would leave the packed copy old."""
+    prompt = np.arange(4, 4 + 2 * 32 + 7)  # two whole blocks of the prefix cache
+    engine = start(wide)
+    try:
+        for version in (3, 4):
+            perturbed(wide, seed=version)
+            engine.publish(version, Published(wide.model))
+            engine.submit([request((version, i), prompt, seed=i) for i in range(8)])
+            for event in drain(engine).values():
+                np.testing.assert_allclose(event.logprobs, true_logprobs(wide, prompt, event.token_ids, 0.7), atol=5e-5)
+                assert (event.versions == version).all()
+        computed = engine.stats()["prefill_tokens"]
+        assert computed <= 2 * (len(prompt) + 8 * 32)  # eight responses share the prompt's whole blocks
+    finally:
+        engine.close()
+
+
+def test_weights_that_arrive_in_flight(wide):
+    """Tokens carry the version that made them, and their log-probabilities are those of that version."""
+    engine = start(wide)
+    try:
+        engine.publish(0, Published(wide.model))
+        engine.submit([request((0, i), PROMPT, seed=i, max_tokens=120, stop_token_ids=()) for i in range(6)])
+        engine.submit([request((1, 0), PROMPT, max_tokens=10, stop_token_ids=())])
+        assert [e.key for e in engine.poll()] == [(1, 0)]
+        with pytest.raises(EngineError, match=r"6 responses are unfinished; call abort\(\) first"):
+            engine.publish(1, Published(wide.model))
+        before = {name: tensor.clone() for name, tensor in wide.model.state_dict().items()}
+        perturbed(wide, seed=11)
+        engine.publish(1, Published(wide.model), in_flight="keep")
+        events = drain(engine)
+        new = {k: true_logprobs(wide, PROMPT, e.token_ids, 0.7) for k, e in events.items()}
+        after = {name: tensor.clone() for name, tensor in wide.model.state_dict().items()}
+        wide.model.load_state_dict(before)
+        old = {k: true_logprobs(wide, PROMPT, e.token_ids, 0.7) for k, e in events.items()}
+        wide.model.load_state_dict(after)
+        assert len(events) == 6
+        for key, event in events.items():
+            versions = event.versions
+            assert len(versions) == 120
+            assert (np.diff(versions) >= 0).all()
+            assert 5 < (versions == 0).sum() < 20
+            np.testing.assert_allclose(event.logprobs[versions == 0], old[key][versions == 0], atol=5e-5)
+            np.testing.assert_allclose(event.logprobs[versions == 1], new[key][versions == 1], atol=5e-5)
+    finally:
+        engine.close()
+
+
+def test_a_model_or_option_that_vllm_does_not_take_is_said_at_the_start(plain, tmp_path):
+    from dapo.models.load import load_model
+    from dapo.models.tiny import make_tiny_model
+
+    with pytest.raises(EngineError, match=r"vLLM failed while starting.*no_such_option"):
+        start(plain, engine_args={"no_such_option": 1})
+    small = load_model(str(make_tiny_model(tmp_path, "llama", heads=4)), device="cpu")
+    with pytest.raises(EngineError, match=r"head.* 16.*32, 64"):
+        start(small)
+
+
+def test_sleep_and_wake_in_the_order_that_vllm_wants(plain, monkeypatch):
+    """On a GPU. Here a stand-in records the calls: CPUs have no sleep mode."""
+    from dapo.rollout import vllm as module
+
+    said = []
+
+    class Stand:
+        def __getattr__(self, name):
+            def call(*args, **kwargs):
+                said.append((name, *args, *kwargs.values()) if name in ("sleep", "wake_up") else (name,))
+                return True
+
+            return call
+
+    monkeypatch.setattr(module, "_start", lambda args, head_size: said.append(args["enable_sleep_mode"]) or Stand())
+    engine = start(plain)
+    engine.sleep()
+    assert said == [False]  # a CPU: not asked for, and never called
+    engine._sleeps = True
+    engine.publish(0, Published(plain.model))
+    engine.sleep()
+    engine.sleep()
+    engine.publish(1, Published(plain.model))
+    assert said[1:] == [
+        ("collective_rpc",),
+        ("reset_prefix_cache",),
+        ("sleep", 1),
+        ("wake_up", ["weights"]),
+        ("collective_rpc",),
+        ("wake_up", ["kv_cache"]),
+        ("reset_prefix_cache",),
+    ]
