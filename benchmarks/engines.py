@@ -2,9 +2,9 @@
 
     make bench-engines        # about five minutes; writes benchmarks/results/engines.{json,md}
 
-Both engines get the same 512 requests (32 prompts x 16) over the same random weights, with 256 slots and one thread,
-in turns within one process. A response ends at a stop token; how many tokens of the vocabulary are stop tokens decides
-how long responses are. Rates are medians of the turns, their ranges beside them.
+Both engines get the same 512 requests (32 prompts x 16; for the largest model 128) over the same random weights, with
+256 slots and one thread, in turns within one process. A response ends at a stop token; how many tokens of the
+vocabulary are stop tokens decides how long responses are. Rates are medians of the turns, their ranges beside them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.vllm import VllmEngine
 
 HERE = Path(__file__).resolve().parent
-PROMPTS, GROUP, SLOTS = 32, 16, 256
+GROUP, SLOTS = 16, 256
 
 
 @dataclass(frozen=True)
 class Size:
     name: str
+    prompts: int
     turns: int
     model: dict[str, int]
 
@@ -52,9 +53,9 @@ class Lengths:
 
 
 SIZES = (
-    Size("0.1 M (quickstart)", 7, {"hidden": 64, "layers": 2, "heads": 2, "ffn": 192, "vocabulary": 80}),
-    Size("3.4 M", 5, {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 768, "vocabulary": 1024}),
-    Size("27 M", 3, {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn": 1536, "vocabulary": 4096}),
+    Size("0.1 M (quickstart)", 32, 7, {"hidden": 64, "layers": 2, "heads": 2, "ffn": 192, "vocabulary": 80}),
+    Size("3.4 M", 32, 5, {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 768, "vocabulary": 1024}),
+    Size("27 M", 8, 3, {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "ffn": 1536, "vocabulary": 4096}),
 )
 LENGTHS = (
     Lengths("short", 8, 0.09, 32),
@@ -63,15 +64,15 @@ LENGTHS = (
 )
 
 
-def requests(lengths: Lengths, vocabulary: int, turn: int) -> list[SampleRequest]:
+def requests(size: Size, lengths: Lengths, turn: int) -> list[SampleRequest]:
     """One training step's work. Stop tokens are the first ones behind the padding token."""
-    rng = np.random.default_rng(turn)
+    rng, vocabulary = np.random.default_rng(turn), size.model["vocabulary"]
     stops = tuple(range(1, 1 + max(1, round(lengths.stop_share * vocabulary))))
     sampling = SamplingParams(lengths.limit, stop_token_ids=stops)
-    prompts = rng.integers(len(stops) + 1, vocabulary, (PROMPTS, lengths.prompt))
+    prompts = rng.integers(len(stops) + 1, vocabulary, (size.prompts, lengths.prompt))
     return [
-        SampleRequest((turn * PROMPTS + p, g), prompts[p], sampling, seed=1000 * turn + p * GROUP + g)
-        for p in range(PROMPTS)
+        SampleRequest((turn * size.prompts + p, g), prompts[p], sampling, seed=1000 * turn + p * GROUP + g)
+        for p in range(size.prompts)
         for g in range(GROUP)
     ]
 
@@ -98,7 +99,6 @@ def publish_seconds(engine: Any, loaded: LoadedModel) -> float:
 
 
 def measure(size: Size, folder: Path) -> list[dict[str, Any]]:
-    vocabulary = size.model["vocabulary"]
     loaded = load_model(str(make_tiny_model(folder / size.name, "llama", **size.model)), device="cpu")
     longest = max(lengths.prompt + lengths.limit for lengths in LENGTHS)
     engines: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def measure(size: Size, folder: Path) -> list[dict[str, Any]]:
         turns: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
         for turn in range(size.turns + 1):
             for name in sorted(engines, reverse=bool(turn % 2)):
-                found = work_off(engines[name], requests(lengths, vocabulary, turn))
+                found = work_off(engines[name], requests(size, lengths, turn))
                 if turn:  # the first is a warm-up
                     turns[name].append(found)
         for name, found_in in turns.items():
@@ -149,7 +149,8 @@ def table(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
         "# Embedded engine and vLLM on a CPU",
         "",
         f"{machine['cpu']}, one thread, float32; {json.dumps(machine['packages'])}; commit {machine['commit']}; "
-        f"{machine['date']}. `make bench-engines`. 512 responses at a time, 256 slots; medians, ranges in brackets.",
+        f"{machine['date']}. `make bench-engines`. 512 responses at a time (27 M: 128), 256 slots; medians, ranges in"
+        " brackets.",
         "",
         "| model | lengths | mean (longest) | embedded, tokens/s | vLLM, tokens/s | embedded / vLLM |",
         "| --- | --- | --- | --- | --- | --- |",

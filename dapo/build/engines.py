@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
 from pathlib import Path
 
 from dapo.config.schema import Recipe
+from dapo.config.schema_rollout import Rollout
 from dapo.contracts.protocols import Engine
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
@@ -47,5 +50,46 @@ def make_engine(recipe: Recipe, loaded: LoadedModel, *, longest: int, folder: Pa
     if rollout.engine == "vllm":
         from dapo.rollout.vllm import VllmEngine
 
-        return VllmEngine(loaded, longest=longest, slots=rollout.slots, settings=rollout.vllm)
+        return VllmEngine(
+            loaded,
+            longest=longest,
+            slots=rollout.slots,
+            settings=rollout.vllm,
+            trust_remote_code=recipe.model.trust_remote_code,
+        )
+    if rollout.engine == "vllm_server":
+        return _server_engine(rollout, loaded, longest, folder)
     return EmbeddedEngine(loaded, slots=rollout.slots)
+
+
+def _server_engine(rollout: Rollout, loaded: LoadedModel, longest: int, folder: Path | None) -> Engine:
+    from dapo.rollout.vllm_server import ServerEngine
+
+    server = rollout.server
+    assert server.url is not None  # the recipe's checks
+    if server.weights_dir is not None:
+        weights = Path(server.weights_dir)
+    else:
+        weights = Path(tempfile.mkdtemp(prefix="dapo-weights-")) if folder is None else folder / "weights"
+    return ServerEngine(
+        server.url,
+        weights,
+        vocabulary=loaded.model.get_input_embeddings().weight.shape[0],
+        longest=longest,
+        slots=rollout.slots,
+        patience=server.patience,
+        api_key=_api_key(server.api_key_variable),
+    )
+
+
+def _api_key(variable: str | None) -> str | None:
+    """The key in the environment.
+
+    Raises:
+        RecipeError: the environment has no such variable.
+    """
+    if variable is None:
+        return None
+    if variable not in os.environ:
+        raise RecipeError(f"rollout.server.api_key_variable names {variable}, which is not set in the environment")
+    return os.environ[variable]

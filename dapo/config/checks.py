@@ -229,8 +229,9 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
         )
 
 
-_OF_THE_ENGINE = {
+_OF_THE_ENGINE: dict[str, str | None] = {
     "model": "model.path",
+    "trust_remote_code": "model.trust_remote_code",
     "dtype": "rollout.vllm.dtype",
     "max_num_seqs": "rollout.slots",
     "max_model_len": "data.max_prompt_tokens and rollout.max_response_tokens",
@@ -239,9 +240,12 @@ _OF_THE_ENGINE = {
     "tensor_parallel_size": "rollout.vllm.tensor_parallel_size",
     "enforce_eager": "rollout.vllm.enforce_eager",
     "enable_sleep_mode": "rollout.vllm.sleep",
-    **dict.fromkeys(
-        "load_format logprobs_mode skip_tokenizer_init worker_extension_cls async_scheduling scheduling_policy".split()
-    ),
+    "load_format": None,
+    "logprobs_mode": None,
+    "skip_tokenizer_init": None,
+    "worker_extension_cls": None,
+    "async_scheduling": None,
+    "scheduling_policy": None,
 }
 """Arguments of vLLM's that are not free: their setting here, None where exactness fixes them."""
 

@@ -33,11 +33,14 @@ class WeightSource(Protocol):
 
 
 class Engine(Protocol):
-    """Turns requests into responses. One logical clock: the number of decode steps taken so far."""
+    """Turns requests into responses."""
 
     capacity: int  # responses that decode at once
-    clock: int
     shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked
+
+    @property
+    def clock(self) -> int:
+        """Logical time: decode steps taken so far. A remote engine estimates it; it grows while responses end."""
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests. The responses of one group come together: their prompt is computed once."""

@@ -14,7 +14,7 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -54,7 +54,11 @@ class WeightWorker:
     model_runner: Any
 
     def load_published(self, weights_path: str | None = None, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
-        """Take new weights, from a folder or as tensors under their checkpoint names."""
+        """Take new weights, from a folder or as tensors under their checkpoint names.
+
+        Raises:
+            FileNotFoundError: before anything is touched; a reload that fails half-way leaves a model that cannot run.
+        """
         incoming = read_weights(Path(weights_path)) if weights_path is not None else iter(tensors)
         self.model_runner.reload_weights(weights_iterator=incoming)
         repack_output_head(self.model_runner.get_model())
@@ -102,6 +106,7 @@ class VllmEngine:
         longest: Tokens of the longest sequence (prompt and response) that will be asked for.
         slots: Responses that decode at once (vLLM's ``max_num_seqs``); None: 256.
         settings: The recipe's section ``rollout.vllm``.
+        trust_remote_code: vLLM may run Python code that comes with the model.
 
     Raises:
         EngineError: vLLM is not installed, or does not start with this model and these settings.
@@ -109,7 +114,15 @@ class VllmEngine:
 
     shares_weights = False
 
-    def __init__(self, loaded: LoadedModel, *, longest: int, slots: int | None = None, settings: Vllm) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        longest: int,
+        slots: int | None = None,
+        settings: Vllm,
+        trust_remote_code: bool = False,
+    ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
@@ -127,6 +140,7 @@ class VllmEngine:
             raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
         os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name not in os.environ})
         args = _engine_args(loaded, longest, self.capacity, settings, self._sleeps)
+        args["trust_remote_code"] = trust_remote_code
         self._engine: Any = _start(args, None if self._cuda else _head_size(loaded))
         _living.add(self)
 
@@ -223,11 +237,12 @@ class VllmEngine:
 
         if self._engine is None:
             return
+        engine, self._engine = self._engine, None
         self._responses.clear()
-        self._engine.engine_core.shutdown()
-        self._engine = None
         _living.discard(self)
-        cleanup_dist_env_and_memory()
+        with suppress(Exception) if self._lost else nullcontext():  # a lost one may fail at this, too
+            engine.engine_core.shutdown()
+            cleanup_dist_env_and_memory()
 
     def _step(self) -> list[SampleEvent]:
         """One step of vLLM: a token for every running response, and prefill for new ones."""

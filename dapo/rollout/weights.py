@@ -13,6 +13,8 @@ from torch import Tensor
 
 from dapo.errors import EngineError
 
+WEIGHTS_FILE = "model.safetensors"
+
 
 @torch.no_grad()
 def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -43,15 +45,26 @@ def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """``folder/model.safetensors``, whole or not at all; made if missing."""
+    """``folder/WEIGHTS_FILE``, whole or not at all; made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / "model.safetensors.part"
+    unfinished = folder / f"{WEIGHTS_FILE}.part"
     save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors}, unfinished)
-    unfinished.rename(folder / "model.safetensors")
+    unfinished.rename(folder / WEIGHTS_FILE)
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """What ``write_weights`` wrote, one tensor at a time."""
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
+    """What ``write_weights`` wrote, one tensor at a time.
+
+    Raises:
+        FileNotFoundError: at once, not with the first tensor.
+    """
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there, or cannot be seen from this machine")
+    return _tensors(path)
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a mapping
             yield name, file.get_tensor(name)

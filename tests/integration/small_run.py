@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from dapo.models.tiny import make_tiny_model
+from dapo.observe.metrics import read_metrics
+from dapo.observe.rollouts import read_rollouts
 
 RECIPE = """
 preset: dapo
@@ -52,3 +55,27 @@ def dapo(*arguments: str | Path, cwd: Path | None = None, expect: int | None = 0
     if expect is not None:
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done
+
+
+def groups_by_fate(run: Path) -> dict[int, list[str]]:
+    """Each group's dispositions over the steps of a run, in order; a carried one has several."""
+    fates: dict[int, list[str]] = {}
+    for file in sorted((run / "rollouts").iterdir()):
+        for group, fate in {r["group"]: r["disposition"] for r in read_rollouts(file).to_pylist()}.items():
+            fates.setdefault(group, []).append(fate)
+    return fates
+
+
+def assert_none_lost_or_doubled(run: Path, steps: int) -> None:
+    """Every dispatched group has one end, trained ones are as many as they should be, and no step is missing."""
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(steps + 1))
+    fates = groups_by_fate(run)
+    ends = Counter(fate for all_of_it in fates.values() for fate in all_of_it if fate != "carried")
+    assert ends["trained"] == 4 * steps
+    assert all(sum(fate != "carried" for fate in of_one) <= 1 for of_one in fates.values())
+    last = rows[-1]
+    waiting = sum(of_one[-1] == "carried" for of_one in fates.values())
+    assert waiting == last["groups/waiting"]
+    assert len(fates) + last["groups/unfinished"] == last["total/groups/dispatched"]
+    assert max(fates) < last["total/groups/dispatched"]

@@ -8,11 +8,16 @@ import time
 
 import pytest
 from safetensors.numpy import load_file
-from small_run import command, dapo, environment, write_recipe
+from small_run import assert_none_lost_or_doubled, command, dapo, environment, write_recipe
 
+from dapo.build.train import resume, train
+from dapo.checkpoint.tree import load_tree
+from dapo.config.load import load_recipe
 from dapo.contracts.glossary import lookup
+from dapo.errors import EngineError
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
+from dapo.rollout.embedded import EmbeddedEngine
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,31 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run_to_the_bit(fini
     assert [without_clock(row) for row in read_metrics(run / "metrics.jsonl")] == expected
     for file in (whole / "rollouts").iterdir():
         assert read_rollouts(run / "rollouts" / file.name).equals(read_rollouts(file))
+
+
+def test_an_engine_that_fails_stops_the_run_with_everything_kept(tmp_path, monkeypatch):
+    loaded, steps, own = (
+        load_recipe(write_recipe(tmp_path), ["logging.console=quiet", "checkpoint.every=0"]),
+        [],
+        EmbeddedEngine._step,
+    )
+
+    def failing(self):
+        steps.append(1)
+        if len(steps) == 170:
+            raise EngineError("the device fell off the bus")
+        return own(self)
+
+    monkeypatch.setattr(EmbeddedEngine, "_step", failing)
+    with pytest.raises(EngineError, match="fell off the bus"):
+        train(loaded)
+    run = tmp_path / "run"
+    reached = read_metrics(run / "metrics.jsonl")[-1]["step"]
+    assert 0 < reached < 6
+    state = load_tree(run / "checkpoints" / f"step_{reached:06d}", "state")
+    assert sum(len(p["token_ids"]) for group in state["collector"]["open"] for p in group["partials"]) > 0
+    assert resume(run, []) == 0
+    assert_none_lost_or_doubled(run, 6)
 
 
 def test_evaluation_does_not_change_what_is_trained(finished, tmp_path):

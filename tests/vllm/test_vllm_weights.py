@@ -73,6 +73,38 @@ def test_a_model_or_option_that_vllm_does_not_take_is_said_at_the_start(plain, t
         start(small)
 
 
+def test_a_cache_too_small_for_all_is_shared_in_turns(plain):
+    """vLLM takes running responses off and computes them again; what they are does not change."""
+    engine = start(plain, kv_cache_mib=1)  # 1,024 tokens; 32 responses want up to 4,000
+    try:
+        engine.publish(0, Published(plain.model))
+        engine.submit([request((0, i), PROMPT, seed=i, max_tokens=120, stop_token_ids=()) for i in range(32)])
+        events = drain(engine)
+        assert len(events) == 32
+        assert engine.stats()["decode_steps"] > 300  # in several turns, not in 120 steps
+        for event in events.values():
+            assert len(event.token_ids) == 120
+            np.testing.assert_allclose(event.logprobs, true_logprobs(plain, PROMPT, event.token_ids, 0.7), atol=5e-5)
+    finally:
+        engine.close()
+
+
+@pytest.mark.timeout(300)
+def test_two_workers_share_the_model_and_take_weights_through_a_folder(plain):
+    engine = start(plain, tensor_parallel_size=2)
+    try:
+        for version in (1, 2):
+            perturbed(plain, seed=version)
+            engine.publish(version, Published(plain.model))
+            engine.submit([request((version, i), PROMPT, seed=i) for i in range(8)])
+            for event in drain(engine).values():
+                np.testing.assert_allclose(
+                    event.logprobs, true_logprobs(plain, PROMPT, event.token_ids, 0.7), atol=5e-5
+                )
+    finally:
+        engine.close()
+
+
 def test_sleep_and_wake_in_the_order_that_vllm_wants(plain, monkeypatch):
     """On a GPU. Here a stand-in records the calls: CPUs have no sleep mode."""
     from dapo.rollout import vllm as module

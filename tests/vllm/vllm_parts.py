@@ -76,4 +76,4 @@ def partial_of(event):
 def start(loaded, *, slots=32, **settings):
     from dapo.rollout.vllm import VllmEngine
 
-    return VllmEngine(loaded, longest=LONGEST, slots=slots, settings=Vllm(kv_cache_mib=64, **settings))
+    return VllmEngine(loaded, longest=LONGEST, slots=slots, settings=Vllm(**({"kv_cache_mib": 64} | settings)))

@@ -31,6 +31,8 @@ def test_weights_through_a_folder_are_the_same_bits(tmp_path):
     write_weights(tmp_path / "new", tensors.items())
     write_weights(tmp_path / "new", tensors.items())  # again, over the old ones
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["model.safetensors"]
+    with pytest.raises(FileNotFoundError, match="cannot be seen"):
+        read_weights(tmp_path / "old")
     back = dict(read_weights(tmp_path / "new"))
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensor) and back[name].dtype is tensor.dtype for name, tensor in tensors.items())

@@ -1,0 +1,373 @@
+"""Keeps a vLLM server busy, and in possession of the right weights, whatever happens to it. Runs in one asyncio loop.
+
+Every response is in exactly one place: waiting, in flight (one POST), ended, or refused. Every set of published
+weights has a label that no other set and no other trainer uses. The server is *well* while it is known to hold the
+weights wanted; only then is anything sent. Whatever casts doubt on that (a broken connection, an ill server, tokens
+with a strange label, new weights) starts ``_mend``, which alone makes the server well again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Key, SampleEvent, SampleRequest
+from dapo.errors import EngineError
+from dapo.rollout.roster import Queue, empty_event, sequence_of
+from dapo.rollout.vllm_http import ABORT, GENERATE, Answer, Unreachable, Wire, generate_body, refusal, words
+from dapo.rollout.vllm_startup import Published, WeightRoute
+
+log = logging.getLogger(__name__)
+
+TRAINER = "dapo-"  # begins the name of every trainer
+_MOST_LOSSES = 5  # of one request while the server is well: something on the way drops it, and always will
+_FIRST_PAUSE = 0.1  # seconds; three times as long after each further loss of the same request
+_LOAD_SECONDS = 600.0  # a server that takes longer over new weights hangs
+_ABORT_AGAIN = 0.5  # seconds; an abort that overtakes its request finds nothing to abort
+_ABORT_PATIENCE = 5.0  # seconds that an abort waits for a server in doubt before it gives the partial tokens up
+
+
+@dataclass(slots=True)
+class _Flight:
+    request: SampleRequest
+    id: str
+    started: int  # the clock when it was sent
+    task: asyncio.Task[None] | None = None
+
+
+class Dispatcher:
+    """See the module. All methods and attributes belong to the loop's thread, except ``ended.popleft``.
+
+    Args:
+        wire: To the server.
+        name: Of this trainer among those that may have used the server; begins labels and request ids.
+        slots: Requests in flight at once.
+        patience: Seconds that a server may be away.
+        heartbeat: Seconds of silence after which the server is asked whether it is well.
+        priority: The server knows priorities.
+    """
+
+    def __init__(self, wire: Wire, *, name: str, slots: int, patience: float, heartbeat: float, priority: bool) -> None:
+        self.waiting, self.flights = Queue(), dict[Key, _Flight]()
+        self.ended, self.refused = deque[SampleEvent](), dict[Key, EngineError]()
+        self.failure: EngineError | None = None
+        self.clock = 0
+        self.counts = Counter[str]()
+        self._wire, self._name, self._slots, self._priority = wire, name, slots, priority
+        self._patience, self._heartbeat = patience, heartbeat
+        self._wanted: Published | None = None
+        self._loaded: Published | None = None
+        self._published: dict[str, int] = {}  # version by label
+        self._well = False
+        self._mending: asyncio.Task[None] | None = None
+        self._route = WeightRoute(wire)
+        self._aborting: set[Key] = set()
+        self._losses = Counter[Key]()
+        self._sent = 0
+        self._news = asyncio.Event()
+        self._last_news = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._start(self._watch())
+
+    # ------------------------------------------------------------------ what the engine asks for
+
+    @property
+    def unfinished(self) -> int:
+        """Responses that have not ended."""
+        return len(self.waiting) + len(self.flights) + len(self.refused)
+
+    def keys(self) -> set[Key]:
+        """Responses that cannot be submitted again."""
+        return {*self.waiting.keys(), *self.flights, *self.refused, *(event.key for event in list(self.ended))}
+
+    async def submit(self, requests: list[SampleRequest]) -> None:
+        for request in requests:
+            self.waiting.push(request)
+        self._fill()
+
+    async def wait(self, timeout: float | None) -> None:
+        """Until a response has ended, something is wrong, or nothing is unfinished."""
+        with suppress(TimeoutError):
+            await self._until(lambda: bool(self.ended or self.failure or self.refused or not self.unfinished), timeout)
+
+    async def publish(self, weights: Published) -> None:
+        """Returns when the server holds ``weights``."""
+        self._published[weights.label] = weights.version
+        self._wanted = weights
+        self._doubt("new weights")
+        await self._until(lambda: self.failure is not None or (self._loaded is weights and self._well), None)
+        if self.failure is not None:
+            raise self.failure
+
+    async def abort(self, keys: set[Key] | None) -> list[SampleEvent]:
+        named = self.keys() if keys is None else keys
+        taken = [request.key for request in self.waiting.take_out(named)]
+        taken += [key for key in list(self.refused) if key in named and self.refused.pop(key)]
+        self._aborting |= named & self.flights.keys()
+        try:
+            await self._abort_flights()
+        finally:
+            self._aborting.clear()
+        events = [empty_event(key, FinishReason.ABORTED, self.clock) for key in taken]
+        events += [event for event in self.ended if event.key in named]
+        kept = [event for event in self.ended if event.key not in named]
+        self.ended.clear()
+        self.ended.extend(kept)
+        self._fill()
+        return sorted(events, key=lambda event: event.key)
+
+    async def close(self) -> None:
+        """Let go of everything. A server aborts requests whose connection is gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._wire.close()
+
+    # ------------------------------------------------------------------ one request
+
+    def _fill(self) -> None:
+        """Send what waits, as far as there are slots."""
+        while self._well and self.failure is None and len(self.waiting) and len(self.flights) < self._slots:
+            request = self.waiting.pop()
+            self._sent += 1
+            flight = _Flight(request, f"{self._name}-{self._sent}", self.clock)
+            self.flights[request.key] = flight
+            self.counts["prefill_tokens"] += len(sequence_of(request))
+            flight.task = self._start(self._fly(flight))
+
+    async def _fly(self, flight: _Flight) -> None:
+        """One POST, from its sending to the response's end or loss."""
+        body = generate_body(flight.request, flight.id, priority=self._priority)
+        try:
+            status, payload = await self._wire.call("POST", GENERATE, body)
+        except Unreachable as error:
+            return self._lose(flight, str(error))
+        self._heard()
+        if self.flights.get(flight.request.key) is not flight:
+            return None  # taken back in the meantime
+        if status != 200:
+            return await self._refuse(flight, status, payload)
+        try:
+            answer = Answer.read(payload)
+        except ValueError as error:
+            return self._lose(flight, f"an answer that cannot be read: {error}")
+        versions = answer.versions(self._published)
+        if versions is None:
+            return self._lose(flight, f"tokens of weights {answer.labels}, which were never published")
+        known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+        if answer.finish == "abort" and flight.request.key not in self._aborting:
+            return self._lose(flight, "the server aborted a request unasked")
+        finish, reason, made = known.get(answer.finish, FinishReason.FAILED), None, len(answer.token_ids)
+        if finish is FinishReason.FAILED:
+            reason = f"the server ended it with {answer.finish!r}"
+        if not np.isfinite(answer.logprobs).all():
+            made = int(np.argmin(np.isfinite(answer.logprobs)))
+            finish, reason = FinishReason.FAILED, "the model's logits are not finite"
+        self.clock = max(self.clock, flight.started + made)
+        self.counts["generated_tokens"] += made
+        arrays = (answer.token_ids[:made], answer.logprobs[:made], versions[:made])
+        return self._end(SampleEvent(flight.request.key, *arrays, finish=finish, tick=self.clock, reason=reason))
+
+    async def _refuse(self, flight: _Flight, status: int, payload: Any) -> None:
+        """An answer that is not 200. Below 500 the request is at fault; else it or the server, which we ask."""
+        key, said = flight.request.key, refusal(self._wire.address, GENERATE, status, payload)
+        if status < 500:
+            del self.flights[key]
+            self.refused[key] = EngineError(f"request {key} ({flight.id}) was refused: {said}")
+            self._fill()
+            return self._tell()
+        believed = self._loaded
+        try:
+            label = await self._wire.weight_label(self._patience)
+        except (Unreachable, EngineError) as error:
+            return self._lose(flight, f"{status}: {words(payload)}; then {error}")
+        if believed is None or label != believed.label:
+            return self._lose(flight, f"{status}: {words(payload)}")
+        return self._end(SampleEvent(key, *_no_tokens(), finish=FinishReason.FAILED, tick=self.clock, reason=said))
+
+    def _end(self, event: SampleEvent) -> None:
+        self.flights.pop(event.key, None)
+        self._losses.pop(event.key, None)
+        self.ended.append(event)
+        self._fill()
+        self._tell()
+
+    def _lose(self, flight: _Flight, reason: str) -> None:
+        """A request came to nothing through no fault of its own: send it again once the server is well."""
+        key = flight.request.key
+        if self.flights.get(key) is not flight:
+            return  # taken back in the meantime
+        self._losses[key] += 1
+        if key in self._aborting:
+            self._end(empty_event(key, FinishReason.ABORTED, self.clock))
+        elif self._losses[key] > _MOST_LOSSES:
+            reason = f"sent {self._losses[key]} times to a server that stays well, and lost each time: {reason}"
+            self._end(SampleEvent(key, *_no_tokens(), finish=FinishReason.FAILED, tick=self.clock, reason=reason))
+        else:
+            del self.flights[key]
+            self._put_back([flight.request])
+        self._doubt(reason)
+
+    def _put_back(self, requests: list[SampleRequest]) -> None:
+        """Before those that wait: they have waited already."""
+        waiting = [self.waiting.pop() for _ in range(len(self.waiting))]
+        for request in [*requests, *waiting]:
+            self.waiting.push(request)
+
+    def _ground(self) -> None:
+        """Take everything in flight back: a server that is not the one it was knows nothing of it, or wrong things."""
+        flights = list(self.flights.values())
+        self._losses.clear()
+        self.flights.clear()
+        for flight in flights:
+            if flight.task is not None:
+                flight.task.cancel()
+            if flight.request.key in self._aborting:
+                self._end(empty_event(flight.request.key, FinishReason.ABORTED, self.clock))
+        self._put_back([flight.request for flight in flights if flight.request.key not in self._aborting])
+        self._tell()
+
+    async def _abort_flights(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + _ABORT_PATIENCE
+        while left := self._aborting & self.flights.keys():
+            if self._well:
+                give_up = loop.time() + _ABORT_PATIENCE
+                ids = [self.flights[key].id for key in left]
+                body = {"request_ids": [*ids, *(f"generate-tokens-{id}" for id in ids)]}  # the latter is vLLM's name
+                try:
+                    await self._wire.must("POST", ABORT, body, timeout=self._patience)
+                except (Unreachable, EngineError) as error:
+                    self._doubt(str(error))
+            elif self.failure is not None or loop.time() > give_up:
+                for key in left:
+                    flight = self.flights[key]
+                    if flight.task is not None:
+                        flight.task.cancel()
+                    self._end(empty_event(key, FinishReason.ABORTED, self.clock))
+            with suppress(TimeoutError):
+                await self._until(lambda: not self._aborting & self.flights.keys(), _ABORT_AGAIN)
+
+    # ------------------------------------------------------------------ the server's health and weights
+
+    def _doubt(self, reason: str) -> None:
+        self._well = False
+        if self._mending is None and self.failure is None and self._wanted is not None:
+            self._mending = self._start(self._mend(reason))
+        self._tell()
+
+    async def _mend(self, reason: str) -> None:
+        """Ask the server until it answers, and see to it that it holds the weights wanted."""
+        try:
+            if self._losses:  # one that is about to go down still calls itself well for a moment
+                await asyncio.sleep(_FIRST_PAUSE * 3 ** (min(max(self._losses.values()), _MOST_LOSSES) - 1))
+            while not await self._has_wanted(reason):
+                pass
+            self._well = True
+        except EngineError as error:
+            self.failure = error
+            self._ground()
+        finally:
+            self._mending = None
+            self._tell()
+        self._fill()
+
+    async def _has_wanted(self, reason: str) -> bool:
+        """One look at the server, and one load if it needs one. True: it held the weights wanted when we looked."""
+        loop = asyncio.get_running_loop()
+        end, pause = loop.time() + self._patience, _FIRST_PAUSE
+        while True:
+            wanted = self._wanted
+            assert wanted is not None
+            try:
+                label = await self._wire.weight_label(max(0.1, end - loop.time()))
+                if label == wanted.label:
+                    self._loaded = wanted
+                    return wanted is self._wanted
+                if self._loaded is None or label != self._loaded.label:
+                    if self._loaded is not None:
+                        self._look_for_others(label)
+                        log.warning("the server at %s was started again (%s)", self._wire.address, reason)
+                        self.counts["restarts"] += 1
+                        self._route = WeightRoute(self._wire)
+                    self._ground()
+                await self._route.load(wanted, max(self._patience, _LOAD_SECONDS))
+                self._loaded = wanted
+                end = loop.time() + self._patience
+            except Unreachable as error:
+                if loop.time() > end:
+                    raise self._gone(str(error)) from error
+                if pause == _FIRST_PAUSE:
+                    log.warning("the server at %s does not answer (%s)", self._wire.address, error)
+                await asyncio.sleep(min(pause, max(0.0, end - loop.time())))
+                pause = min(2 * pause, 2.0)
+
+    def _look_for_others(self, label: str) -> None:
+        if label.startswith(TRAINER) and not label.startswith(self._name):
+            raise EngineError(
+                f"another trainer has published its weights to the vLLM server at {self._wire.address} (they are "
+                f"called {label!r}; ours begin with {self._name!r}); give each run a server of its own, then continue "
+                "this one with `dapo train --resume`"
+            )
+
+    async def _watch(self) -> None:
+        """While nothing returns, look whether the server still is who it was."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._heartbeat)
+            believed = self._loaded
+            if not (self.flights and self._well and believed) or loop.time() - self._last_news < self._heartbeat:
+                continue
+            try:
+                label = await self._wire.weight_label(self._patience)
+            except (Unreachable, EngineError) as error:
+                self._doubt(str(error))
+                continue
+            if self._well and self._loaded is believed and label != believed.label:
+                self._doubt(f"its weights are called {label!r}")
+
+    def _gone(self, last: str) -> EngineError:
+        return EngineError(
+            f"the vLLM server at {self._wire.address} did not answer for {self._patience:.0f} s (last: {last}) while "
+            f"{self.unfinished} responses were under way. Start it again and continue with `dapo train --resume`: what "
+            "was finished is kept. If it only needs longer to come back, raise `rollout.server.patience`"
+        )
+
+    # ------------------------------------------------------------------ the loop
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and self.failure is None:
+            self.failure = EngineError(f"the dispatcher of {self._wire.address} broke: {error!r}; please report it")
+            self.failure.__cause__ = error
+            self._tell()
+
+    def _heard(self) -> None:
+        self._last_news = asyncio.get_running_loop().time()
+
+    def _tell(self) -> None:
+        self._news.set()
+
+    async def _until(self, done: Callable[[], bool], timeout: float | None) -> None:
+        async with asyncio.timeout(timeout):
+            while not done():
+                self._news.clear()
+                await self._news.wait()
+
+
+def _no_tokens() -> tuple[Any, Any, Any]:
+    return np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32)

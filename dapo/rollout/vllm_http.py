@@ -1,0 +1,206 @@
+"""What is said to a vLLM server over HTTP, and how its answers are read. No state of a run here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from dapo.contracts.types import FloatArray, IntArray, SampleRequest, VersionArray
+from dapo.errors import EngineError
+from dapo.rollout.roster import sequence_of
+from dapo.rollout.seeds import generator_seed
+
+GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
+_NOT_FINITE = -9999.0  # what vLLM writes for a log-probability that is nan or -inf (JSON knows neither)
+_IDLE_SECONDS = 4.0  # vLLM drops idle connections after 5 s; a request on one just dropped would be lost
+
+
+class Unreachable(Exception):
+    """No usable answer: no connection, a broken one, no answer in time, or a server that calls itself ill."""
+
+
+class Wire:
+    """JSON over HTTP to one address. Lives in one asyncio loop."""
+
+    def __init__(self, address: str, api_key: str | None) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise EngineError(f"the server's address is {address!r}; expected something like 'http://127.0.0.1:8000'")
+        try:
+            import aiohttp
+        except ImportError as error:
+            raise EngineError(
+                "rollouts from a vLLM server need aiohttp, which is not installed: pip install 'dapo-rl[vllm_server]'"
+            ) from error
+        self.address = address.rstrip("/")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = aiohttp
+        self._session: Any = None
+
+    async def open(self) -> None:
+        """Make the connection pool; connections are made as requests need them."""
+        connector = self._http.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+        self._session = self._http.ClientSession(connector=connector, headers=self._headers)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[int, Any]:
+        """One request.
+
+        Returns:
+            The status, and the answer as JSON (as text where it is none).
+
+        Raises:
+            Unreachable: No whole answer came, or none within ``timeout`` seconds.
+        """
+        limits = self._http.ClientTimeout(total=timeout, sock_connect=30.0)
+        try:
+            async with self._session.request(
+                method, self.address + path, json=body, params=query, timeout=limits
+            ) as answer:
+                raw = await answer.read()
+                status = int(answer.status)
+        except TimeoutError as error:
+            raise Unreachable(f"no answer to {path} in time") from error
+        except (self._http.ClientError, OSError) as error:
+            raise Unreachable(f"{path}: {error or type(error).__name__}") from error
+        try:
+            return status, json.loads(raw)
+        except ValueError:
+            return status, raw.decode(errors="replace")
+
+    async def must(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        """``call`` for routes that a working server does not refuse.
+
+        Raises:
+            Unreachable: See ``call``; and statuses from 500 on, of a dying server or a proxy whose server is gone.
+            EngineError: Any other status than 200.
+        """
+        status, answer = await self.call(method, path, body, **options)
+        if status >= 500:
+            raise Unreachable(f"{path} answered {status}: {words(answer)}")
+        if status != 200:
+            raise EngineError(refusal(self.address, path, status, answer))
+        return answer
+
+    async def weight_label(self, timeout: float) -> str:
+        """The label of the weights that the server says it holds, after asking whether it is well.
+
+        Raises:
+            Unreachable: It is not.
+            EngineError: It has no such route.
+        """
+        status, answer = await self.call("GET", "/health", timeout=timeout)
+        if status != 200:
+            raise Unreachable(f"/health answered {status}: {words(answer)}")
+        status, answer = await self.call("GET", "/weight_info", timeout=timeout)
+        if status >= 500:
+            raise Unreachable(f"/weight_info answered {status}: {words(answer)}")
+        if status != 200 or not isinstance(answer, dict):
+            raise EngineError(refusal(self.address, "/weight_info", status, answer))
+        return str(answer.get("weight_version"))
+
+
+def words(answer: Any) -> str:
+    """The server's own words in an answer that refuses something."""
+    if isinstance(answer, dict):
+        error = answer.get("error", answer.get("detail", answer))
+        answer = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(answer).split())[:400] or "(no words)"
+
+
+def refusal(address: str, path: str, status: int, answer: Any) -> str:
+    """A message for a status that is not 200, with the next move where the status names one."""
+    said = f"the vLLM server at {address} answered {path} with {status}: {words(answer)}"
+    if status == 401:
+        return f"{said}; give its API key in the environment variable that `rollout.server.api_key_variable` names"
+    if status == 403 and path.startswith("/inference"):
+        return f"{said}; start it with --enable-scale-out"
+    if status == 404 and path.startswith("/inference"):
+        return f"{said}; tokens in and out need vLLM 0.32 or newer, started with --enable-scale-out"
+    if status == 404:
+        return (
+            f"{said}; the routes that change weights exist only in development mode: start the server with "
+            "VLLM_SERVER_DEV_MODE=1 in its environment (and let nobody but the trainer reach it)"
+        )
+    return said
+
+
+def generate_body(request: SampleRequest, request_id: str, *, priority: bool) -> dict[str, Any]:
+    """What is sent for one response: prompt and prefix as tokens, and how to go on behind them."""
+    sampling, made = request.sampling, 0 if request.prefix is None else len(request.prefix)
+    body: dict[str, Any] = {
+        "request_id": request_id,
+        "token_ids": sequence_of(request).tolist(),
+        "sampling_params": {
+            "max_tokens": sampling.max_tokens - made,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": generator_seed(request),
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "logprobs": 0,  # of the sampled token alone
+            "ignore_eos": True,  # the recipe's stop tokens decide, not the server's model folder
+            "detokenize": False,
+        },
+    }
+    return body | ({"priority": request.priority} if priority else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One response as the server gave it."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    labels: tuple[tuple[str, int, int], ...]  # (label of the weights, from token, to token)
+    finish: str
+
+    @classmethod
+    def read(cls, payload: Any) -> Answer:
+        """Take apart what ``/inference/v1/generate`` answered.
+
+        Raises:
+            ValueError: A form that this program does not know.
+        """
+        try:
+            choice = payload["choices"][0]
+            tokens = np.asarray(choice["token_ids"] or (), dtype=np.int64)
+            content = (choice["logprobs"] or {}).get("content") or ()
+            numbers = [math.nan if entry["logprob"] is None else entry["logprob"] for entry in content]
+            spans = tuple((str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ())
+            finish = str(choice["finish_reason"])
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"an answer without {error}") from error
+        if len(numbers) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens with {len(numbers)} log-probabilities")
+        if sum(end - start for _, start, end in spans) != len(tokens):
+            raise ValueError(f"weight_versions {spans} do not cover the {len(tokens)} tokens")
+        logprobs = np.asarray(numbers, dtype=np.float32)
+        logprobs[logprobs <= _NOT_FINITE] = np.nan
+        return cls(tokens, logprobs, spans, finish)
+
+    def versions(self, published: Mapping[str, int]) -> VersionArray | None:
+        """The version behind each token; None when some token was made by weights that were never published."""
+        versions = np.zeros(len(self.token_ids), dtype=np.int32)
+        for label, start, end in self.labels:
+            if label not in published:
+                return None
+            versions[start:end] = published[label]
+        return versions

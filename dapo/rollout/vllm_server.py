@@ -1,0 +1,254 @@
+"""The engine for a vLLM server that somebody else runs: tokens in and out over HTTP, weights through a shared folder.
+
+The trainer's side keeps nothing that the server could lose: what is unfinished when a server dies is sent again from
+its request's prefix to the server that comes back, after the last published weights. A slow server is waited for
+as long as it lives, a dead one for ``patience`` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import threading
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from dapo.contracts.protocols import WeightSource
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest
+from dapo.errors import EngineError
+from dapo.rollout.roster import Gate, ended_before
+from dapo.rollout.vllm_dispatch import TRAINER, Dispatcher
+from dapo.rollout.vllm_http import Wire
+from dapo.rollout.vllm_startup import Published, ServerFacts, inspect
+from dapo.rollout.weights import write_weights
+
+_DEFAULT_SLOTS = 256
+_T = TypeVar("_T")
+
+
+class ServerEngine:
+    """An ``Engine`` (``dapo.contracts.protocols``) over a vLLM server's HTTP routes.
+
+    The clock is an estimate from below: a response that was sent at clock c and ends with n tokens says that at least
+    c + n steps were taken. It is exact while the server decodes all that it was sent at once (``slots`` up to its
+    ``--max-num-seqs``) and nothing is continued from lost work. ``busy_slot_steps`` are the tokens that arrived.
+
+    Args:
+        address: Such as ``http://127.0.0.1:8000``.
+        weights_folder: Where weights are written for the server to read: the same path on both sides. Each set has
+            a folder of its own, deleted when the next has arrived or the engine is closed.
+        vocabulary: Rows of the model's embedding.
+        longest: Tokens of prompt and response together that the run may ask for.
+        slots: Requests at the server at once; the rest wait here.
+        patience: Seconds that a server may be away, at the start and later.
+        api_key: Sent with every request.
+        heartbeat: Seconds of silence after which the server is asked whether it is well.
+
+    Raises:
+        EngineError: The server cannot be reached or cannot serve this run; each reason has its message.
+    """
+
+    shares_weights = False
+
+    def __init__(
+        self,
+        address: str,
+        weights_folder: Path,
+        *,
+        vocabulary: int,
+        longest: int,
+        slots: int | None = None,
+        patience: float = 600.0,
+        api_key: str | None = None,
+        heartbeat: float = 5.0,
+    ) -> None:
+        self.capacity = slots or _DEFAULT_SLOTS
+        self.version = 0
+        self._name = f"{TRAINER}{secrets.token_hex(4)}"
+        self._folder = weights_folder.resolve()
+        self._made_folder = False
+        self._published: Published | None = None
+        self._sets = 0
+        self._pending: list[SampleEvent] = []
+        self._clock_seen = -1
+        self._wire = Wire(address, api_key)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._name} server", daemon=True)
+        self._thread.start()
+        try:
+            facts = self._call(self._begin(longest, vocabulary, patience))
+            self._gate = Gate(vocabulary, facts.context)
+            self._dispatcher = self._call(self._dispatch(facts, patience, heartbeat))
+        except BaseException:
+            self._call(self._wire.close())
+            self._stop()
+            raise
+
+    @property
+    def clock(self) -> int:
+        """See the class."""
+        return self._dispatcher.clock
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Hand requests over, in order of (priority, arrival).
+
+        Raises:
+            EngineError: A key that is here already, a request that does not fit the model, or nothing published yet.
+        """
+        self._raise_failure()
+        if self._published is None:
+            raise EngineError(
+                "requests came before the first publish; the server may hold another run's weights: publish first"
+            )
+        present = {*self._call(self._keys()), *(event.key for event in self._pending)}
+        going: list[SampleRequest] = []
+        done: list[SampleEvent] = []
+        for request in requests:
+            self._gate.check(request)
+            if request.key in present:
+                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
+            present.add(request.key)
+            event = ended_before(request, self.clock)
+            if event is None:
+                going.append(request)
+            else:
+                done.append(event)
+        self._pending += done
+        self._call(self._dispatcher.submit(going))
+
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """What has ended; waits for it up to ``timeout`` seconds, with None until something has.
+
+        Raises:
+            EngineError: The server refused a request, or was away for too long. ``abort`` works then, too.
+        """
+        if not self._pending:
+            self._call(self._dispatcher.wait(timeout))
+        # Taken here and not in the other thread: Ctrl-C while this thread waits must not lose events.
+        events, self._pending = self._pending, []
+        ended = self._dispatcher.ended
+        while ended:
+            events.append(ended.popleft())
+        if not events:
+            self._raise_failure()
+            for error in list(self._dispatcher.refused.values()):
+                raise error
+            return []
+        if self._dispatcher.clock == self._clock_seen:
+            self._dispatcher.clock += 1  # whoever waits for a later step while responses end shall see one
+        self._clock_seen = self._dispatcher.clock
+        return sorted(events, key=lambda event: (event.tick, event.key))
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Take back responses with the tokens made so far. Keys unknown here are ignored.
+
+        While the server is away they come back empty: what it had made is gone, or not worth the wait.
+        """
+        named = None if keys is None else set(keys)
+        events = [event for event in self._pending if named is None or event.key in named]
+        self._pending = [event for event in self._pending if event not in events]
+        events += self._call(self._dispatcher.abort(named))
+        return sorted(events, key=lambda event: event.key)
+
+    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """Write the weights, and return when the server runs them.
+
+        With ``keep``, responses under way stand still meanwhile and go on under the new weights.
+
+        Raises:
+            EngineError: ``abort`` while responses are unfinished; a server that does not take the weights, or is away.
+        """
+        unfinished = self._dispatcher.unfinished
+        if in_flight == "abort" and unfinished:
+            raise EngineError(
+                f"new weights arrived while {unfinished} responses are unfinished; call abort() first and submit them "
+                "again with their prefix, or publish with in_flight='keep'"
+            )
+        self._raise_failure()
+        self._sets += 1
+        label = f"{self._name}-{self._sets}-v{version}"  # of a set, not a version: the same one may come twice
+        self._made_folder = self._made_folder or not self._folder.exists()
+        fresh, old = Published(label, version, self._folder / label), self._published
+        try:
+            write_weights(fresh.folder, weights.named_tensors())
+        except OSError as error:
+            shutil.rmtree(fresh.folder, ignore_errors=True)
+            raise EngineError(
+                f"the weights of version {version} could not be written to {fresh.folder} ({error}); make room, or "
+                "name another folder that trainer and server both see in `rollout.server.weights_dir`"
+            ) from error
+        self._published = fresh  # from here on what a server that was away has to be given
+        self._call(self._dispatcher.publish(fresh))
+        self.version = version
+        if old is not None:
+            shutil.rmtree(old.folder, ignore_errors=True)
+
+    def sleep(self) -> None:
+        """Nothing to hand back: the server's memory is the server's."""
+
+    def stats(self) -> Metrics:
+        """Counters since construction; steps are estimates, see the class."""
+        counts, steps = self._dispatcher.counts, self.clock
+        return {
+            "decode_steps": float(steps),
+            "generated_tokens": float(counts["generated_tokens"]),
+            "prefill_tokens": float(counts["prefill_tokens"]),
+            "slot_steps": float(steps * self.capacity),
+            "busy_slot_steps": float(counts["generated_tokens"]),
+        }
+
+    def close(self) -> None:
+        """Drop everything unfinished, and delete the weights."""
+        if self._loop.is_closed():
+            return
+        self._pending.clear()
+        self._call(self._dispatcher.close())
+        self._stop()
+        for folder in self._folder.glob(f"{self._name}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._made_folder:
+            with suppress(OSError):
+                self._folder.rmdir()
+
+    # ------------------------------------------------------------------ the other thread
+
+    async def _begin(self, longest: int, vocabulary: int, patience: float) -> ServerFacts:
+        await self._wire.open()
+        return await inspect(self._wire, longest=longest, vocabulary=vocabulary, patience=patience)
+
+    async def _dispatch(self, facts: ServerFacts, patience: float, heartbeat: float) -> Dispatcher:
+        return Dispatcher(
+            self._wire,
+            name=self._name,
+            slots=self.capacity,
+            patience=patience,
+            heartbeat=heartbeat,
+            priority=facts.priority,
+        )
+
+    async def _keys(self) -> set[Key]:
+        return self._dispatcher.keys()
+
+    def _raise_failure(self) -> None:
+        if self._dispatcher.failure is not None:
+            raise self._dispatcher.failure
+
+    def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in the loop's thread and wait for it."""
+        if self._loop.is_closed():
+            work.close()
+            raise EngineError("the engine is closed; make a new one")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,213 @@
+"""A stand-in for a vLLM server: the routes that the trainer uses, scripted, with faults on demand. No model.
+
+Its "weights" are one number; the log-probability of every token is minus that number, so a test sees which weights
+made a token. Token t of a request is a function of (seed, t).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+LOADED_AT_START = 0.5  # the number in a server that nothing was published to
+
+
+class StandIn:
+    def __init__(self, **options: Any) -> None:
+        self.options = {
+            "dev": True, "scale_out": True, "raw": None, "context": 64, "rows": 40, "extension": True,
+            "priority": True, "key": None,
+        } | options  # fmt: skip
+        self.generated: list[dict[str, Any]] = []
+        self.routes = Counter[str]()
+        self.order: list[str] = []
+        self.hold = False  # requests stand after ``partial`` tokens
+        self.partial = 2
+        self.delay = 0.0  # seconds before every answer
+        self.answers: list[tuple[int, Any]] = []  # given to the next generate requests instead of a response
+        self.drops = 0  # so many of the next generate requests lose their connection
+        self.unasked_aborts = 0
+        self.logprob: float | None = None  # of the fourth token
+        self.ill = False
+        self.port = 0
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Also: start again, at the same port, knowing nothing."""
+        self.label, self.value, self.cache, self.paused = "default", LOADED_AT_START, LOADED_AT_START, False
+        self.aborted: set[str] = set()
+        self.alive, self.sockets = True, set[socket.socket]()
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                stand_in.sockets.add(self.request)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                stand_in.serve(self, None)
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                raw = self.rfile.read(length)
+                stand_in.serve(self, json.loads(raw) if raw else None)
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads, block_on_close, allow_reuse_address, request_queue_size = True, False, True, 512
+
+            def handle_error(self, *_: Any) -> None:
+                pass
+
+        self.server = Server(("127.0.0.1", self.port), Handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def kill(self) -> None:
+        """Gone from one moment to the next, all connections reset."""
+        self.alive = False
+        self.server.shutdown()
+        self.server.server_close()
+        for one in list(self.sockets):
+            self.reset(one)
+
+    @staticmethod
+    def reset(one: socket.socket) -> None:
+        with suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def forget(self) -> None:
+        """Restarted so fast that no connection noticed."""
+        self.label, self.value, self.cache = "default", LOADED_AT_START, LOADED_AT_START
+
+    # ------------------------------------------------------------------ routes
+
+    def serve(self, handler: Any, body: Any) -> None:
+        path = handler.path.partition("?")[0]
+        self.routes[path] += 1
+        self.order.append(handler.path)
+        if self.delay:
+            time.sleep(self.delay)
+        if path == "/inference/v1/generate" and self.drops and len(body["token_ids"]) > 1:
+            self.drops -= 1
+            handler.close_connection = True
+            return self.reset(handler.request)
+        key = self.options["key"]
+        if path.startswith(("/v1", "/inference")) and key and handler.headers["Authorization"] != f"Bearer {key}":
+            status, answer = 401, {"error": "Unauthorized"}
+        else:
+            status, answer = self.answer(path, handler.path, body)
+        if not self.alive:
+            return None
+        raw = json.dumps(answer).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(raw)))
+        handler.end_headers()
+        handler.wfile.write(raw)
+        return None
+
+    def answer(self, path: str, full: str, body: Any) -> tuple[int, Any]:
+        if path == "/health":
+            return (503 if self.ill else 200), {}
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "m", "max_model_len": self.options["context"]}]}
+        if path == "/inference/v1/generate":
+            if not self.options["scale_out"]:
+                return 403, {"error": {"message": "Scale-out endpoints are disabled."}}
+            return self.generate(body)
+        if path == "/inference/v1/abort_requests":
+            self.aborted.update(body["request_ids"])
+            return 200, {}
+        if not self.options["dev"]:
+            return 404, {"detail": "Not Found"}
+        if path == "/weight_info":
+            return 200, {"weight_version": self.label}
+        if path in ("/pause", "/resume"):
+            self.paused = path == "/pause"
+            return 200, {}
+        if path == "/is_paused":
+            return 200, {"is_paused": self.paused}
+        if path == "/reset_prefix_cache":
+            self.cache = self.value
+            return 200, {"success": True}
+        if path == "/update_weight_version":
+            self.label = body["new_version"]
+            return 200, {}
+        if path == "/collective_rpc":
+            return self.collective_rpc(body)
+        return 404, {"detail": "Not Found"}
+
+    def collective_rpc(self, body: Any) -> tuple[int, Any]:
+        method = body["method"]
+        if method == "load_published" and not self.options["extension"]:
+            return 500, {"error": {"message": "Worker failed: 'CPUWorker' object has no attribute 'load_published'"}}
+        folder = body["args"][0] if method == "load_published" else body["kwargs"]["weights_path"]
+        file = Path(folder) / "model.safetensors"
+        if self.options.get("blind") or not file.exists():
+            return 500, {"error": {"message": f"Worker failed: no such folder {folder}"}}
+        with safe_open(file, framework="pt") as tensors:
+            self.value = float(tensors.get_tensor("value"))
+        return 200, {"results": [None]}
+
+    def generate(self, body: Any) -> tuple[int, Any]:
+        probe = len(body["token_ids"]) == 1
+        if not probe:
+            self.generated.append(body)
+        if max(body["token_ids"]) >= self.options["rows"]:
+            return 400, {"error": {"message": f"Token id {max(body['token_ids'])} is out of vocabulary"}}
+        if "priority" in body and not self.options["priority"]:
+            return 400, {"error": {"message": "Got priority 1 but priority scheduling is not enabled"}}
+        if self.answers and not probe:
+            return self.answers.pop(0)
+        sampling, name = body["sampling_params"], f"generate-tokens-{body.get('request_id', 'x')}"
+        tokens = [(sampling["seed"] * 31 + t * 7 + t * t) % 37 + 2 for t in range(sampling["max_tokens"])]
+        stops = [t for t, token in enumerate(tokens) if token in sampling.get("stop_token_ids", ())]
+        tokens, finish = (tokens[: stops[0] + 1], "stop") if stops else (tokens, "length")
+        made = [self.made() for _ in tokens[: self.partial]]
+        while (self.hold or self.paused) and self.alive and name not in self.aborted:
+            time.sleep(0.01)
+        if name in self.aborted or self.unasked_aborts:
+            self.unasked_aborts -= name not in self.aborted
+            tokens, finish = tokens[: self.partial], "abort"
+        made += [self.made() for _ in tokens[len(made) :]]
+        logprobs = [value for _, value in made]
+        if probe:
+            logprobs = [0.0 if self.options["raw"] is None else self.options["raw"]] * len(tokens)
+        if self.logprob is not None and len(tokens) > 3:
+            logprobs[3] = self.logprob
+        spans = [{"version": label, "start": t, "end": t + 1} for t, (label, _) in enumerate(made)]
+        content = [{"token_id": token, "logprob": logprobs[t]} for t, token in enumerate(tokens)]
+        if wanted := sampling["logprobs"]:
+            scale = 1.0 if self.options["raw"] is not None else sampling["temperature"]
+            sampled = 5 if sampling["temperature"] > 1 else 9  # vLLM names it first, and cuts the list behind it
+            content[0]["top_logprobs"] = [
+                {"token_id": t, "logprob": -0.1 - 2.0 * t / scale} for t in (sampled, *range(wanted))
+            ][:wanted]
+        choice = {"token_ids": tokens, "logprobs": {"content": content}, "finish_reason": finish}
+        return 200, {"choices": [choice | {"weight_versions": spans}]}
+
+    def made(self) -> tuple[str, float]:
+        """Label and log-probability of a token made now; a cache of other weights spoils the number."""
+        return self.label, -self.value - 100.0 * abs(self.value - self.cache)

@@ -1,0 +1,183 @@
+"""Servers that die, forget, stutter or are slow: every response ends once, under the published weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from server_parts import building, drain, finish_under, requests, wait_for, weights
+from stand_in_server import LOADED_AT_START
+
+from dapo.contracts.enums import FinishReason
+from dapo.errors import EngineError
+from dapo.rollout.vllm_server import ServerEngine
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes a server and an engine that has published version 1 (the number 1)."""
+    with building(tmp_path) as build:
+        yield build
+
+
+def test_a_server_killed_in_the_middle_and_started_again(make, help):
+    server, engine = make(slots=4)
+    server.hold = True
+    engine.submit(requests(help, 4))
+    wait_for(lambda: len(server.generated) == 4)
+    server.kill()
+    threading.Timer(0.5, server.start).start()
+    server.hold = False
+    finish_under(drain(engine, 8), 1, 1)
+    assert engine._dispatcher.counts["restarts"] == 1
+    assert [body["request_id"] for body in server.generated] == list(
+        dict.fromkeys(b["request_id"] for b in server.generated)
+    )
+
+
+def test_a_restart_that_no_connection_noticed(make, help):
+    """Tokens of the weights it started with come in, and must not pass."""
+    server, engine = make()
+    server.hold = True
+    engine.submit(requests(help, 2))
+    wait_for(lambda: len(server.generated) == 4)
+    server.forget()
+    server.hold = False
+    events = drain(engine, 4)
+    finish_under(events, 1, 1)
+    assert LOADED_AT_START != 1
+
+
+def test_a_restart_in_silence_is_noticed_by_the_heartbeat(make, help):
+    server, engine = make(heartbeat=0.1)
+    server.hold = True
+    engine.submit(requests(help, 1, 2))
+    wait_for(lambda: len(server.generated) == 2)
+    server.forget()
+    wait_for(lambda: len(server.generated) == 4)
+    server.hold = False
+    finish_under(drain(engine, 2), 1, 1)
+
+
+def test_a_restart_between_two_requests(make, help):
+    server, engine = make()
+    server.kill()
+    server.start()
+    engine.submit(requests(help, 2))
+    finish_under(drain(engine, 4), 1, 1)
+
+
+def test_a_server_that_dies_within_a_publish_gets_the_new_weights_later(make, help):
+    server, engine = make()
+    real, died = server.answer, []
+
+    def die_once(path, full, body):
+        if path == "/collective_rpc" and not died:
+            died.append(True)
+            threading.Thread(target=lambda: (server.kill(), time.sleep(0.3), server.start())).start()
+            time.sleep(0.2)
+        return real(path, full, body)
+
+    server.answer = die_once
+    engine.publish(2, weights(2))
+    engine.submit(requests(help, 2))
+    finish_under(drain(engine, 4), 2, 2)
+
+
+def test_one_lost_connection_is_no_restart(make, help):
+    server, engine = make()
+    server.drops = 1
+    engine.submit(requests(help, 3))
+    finish_under(drain(engine, 6), 1, 1)
+    assert server.routes["/collective_rpc"] == 1
+    assert len(server.generated) == 6
+
+
+def test_a_request_that_is_lost_again_and_again_fails_in_the_end(make, help, monkeypatch):
+    monkeypatch.setattr("dapo.rollout.vllm_dispatch._FIRST_PAUSE", 0.001)
+    server, engine = make()
+    server.drops = 100
+    engine.submit(requests(help, 1, 1))
+    event = drain(engine, 1)[(0, 0)]
+    assert event.finish is FinishReason.FAILED
+    assert "6 times" in event.reason
+
+
+def test_an_abort_that_nobody_asked_for_is_sent_again(make, help):
+    server, engine = make()
+    server.unasked_aborts = 2
+    engine.submit(requests(help, 2))
+    finish_under(drain(engine, 4), 1, 1)
+
+
+def test_an_ill_server_is_waited_for(make, help):
+    server, engine = make(heartbeat=0.05)
+    server.hold = True
+    engine.submit(requests(help, 1, 2))
+    wait_for(lambda: len(server.generated) == 2)
+    server.ill = True
+    time.sleep(0.5)
+    server.ill = server.hold = False
+    finish_under(drain(engine, 2), 1, 1)
+
+
+def test_patience_ends_and_everything_comes_back(make, help):
+    server, engine = make(patience=0.5, slots=2)
+    server.hold = True
+    engine.submit(requests(help, 3))
+    wait_for(lambda: len(server.generated) == 2)
+    server.kill()
+    with pytest.raises(EngineError) as caught:
+        engine.poll()
+    text = str(caught.value)
+    assert server.address in text
+    assert "6 responses" in text
+    assert "--resume" in text
+    events = engine.abort()
+    assert sorted(event.key for event in events) == [(g, i) for g in range(3) for i in range(2)]
+    assert all(event.finish is FinishReason.ABORTED and len(event.token_ids) == 0 for event in events)
+    with pytest.raises(EngineError):
+        engine.submit(requests(help, 1))
+    assert engine.abort() == []
+    engine.close()
+
+
+def test_abort_and_close_do_not_wait_for_a_dead_server(make, help, monkeypatch):
+    monkeypatch.setattr("dapo.rollout.vllm_dispatch._ABORT_PATIENCE", 0.3)
+    server, engine = make(patience=600)
+    server.hold = True
+    engine.submit(requests(help, 2))
+    wait_for(lambda: len(server.generated) == 4)
+    server.kill()
+    start = time.monotonic()
+    events = engine.abort()
+    assert len(events) == 4
+    assert {event.finish for event in events} == {FinishReason.ABORTED}
+    engine.submit(requests(help, 2))
+    engine.close()
+    assert time.monotonic() - start < 5
+
+
+def test_a_slow_server_is_slow_and_nothing_else(make, help):
+    server, engine = make(heartbeat=0.05, patience=3.0)
+    server.delay = 0.3
+    engine.submit(requests(help, 4, 4))
+    finish_under(drain(engine, 16), 1, 1)
+    assert len(server.generated) == 16
+    assert server.routes["/collective_rpc"] == 1
+
+
+def test_two_trainers_do_not_share_a_server(make, help, tmp_path):
+    server, one = make()
+    two = ServerEngine(server.address, tmp_path / "two", vocabulary=40, longest=60, patience=5.0)
+    two.publish(1, weights(7))  # an earlier run's weights may be there; a running one's are seen by the running one
+    one.submit(requests(help, 1))
+    with pytest.raises(EngineError, match="another trainer"):
+        one.poll()
+    assert len(one.abort()) == 2
+    two.submit(requests(help, 1))
+    finish_under(drain(two, 2), 7, 1)
+    two.close()

@@ -1,0 +1,62 @@
+"""A vLLM server in a process group of its own, started as docs/engines.md says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+
+LONGEST = 1024
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+ARGUMENTS = (
+    "--enable-scale-out --logprobs-mode processed_logprobs --worker-extension-cls dapo.rollout.vllm.WeightWorker "
+    f"--max-model-len {LONGEST} --max-num-seqs 64 --enable-prefix-caching --scheduling-policy priority "
+    "--no-async-scheduling --generation-config vllm --skip-tokenizer-init "
+    "--enforce-eager --dtype float32 --kv-cache-memory-bytes 134217728 --gpu-memory-utilization 0.1 --block-size 32 "
+    "--no-enable-chunked-prefill --max-num-batched-tokens 4096"
+).split()
+
+
+class Server:
+    """A vLLM server in a process group of its own."""
+
+    def __init__(self, model, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.model, self.folder = model, folder
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.log = (folder / "server.log").open("ab")
+        self.process = None
+
+    def start(self):
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model]
+        self.process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(self.port), *ARGUMENTS],
+            env=os.environ | ENVIRONMENT, cwd=self.folder, start_new_session=True, stdout=self.log, stderr=self.log,
+        )  # fmt: skip
+
+    def wait(self):
+        end = time.monotonic() + 180
+        while True:
+            with suppress(OSError):
+                return urllib.request.urlopen(f"{self.address}/health", timeout=5).close()
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()[-4000:]
+            assert time.monotonic() < end, (self.folder / "server.log").read_text()[-4000:]
+            time.sleep(0.3)
+
+    def kill(self):
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
