@@ -26,7 +26,7 @@ export OMP_NUM_THREADS ?= 1
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart test test-slow test-gpu test-vllm check format clean bench-trl bench-sampling bench-engines oracles mutation
+.PHONY: setup setup-vllm quickstart test test-slow test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines oracles mutation
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -38,13 +38,16 @@ test: setup
 	$(BIN)/python -m pytest
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not vllm"
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
 test-vllm: setup-vllm
-	.venv-vllm/bin/python -m pytest -m vllm tests/vllm
+	.venv-vllm/bin/python -m pytest -m "vllm and not slow" tests/vllm
+
+test-vllm-slow: setup-vllm
+	.venv-vllm/bin/python -m pytest -m "vllm and slow" tests/vllm
 
 oracles: setup
 	$(BIN)/python tests/oracles/live.py

@@ -89,6 +89,7 @@ def test_a_cache_too_small_for_all_is_shared_in_turns(plain):
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_workers_share_the_model_and_take_weights_through_a_folder(plain):
     engine = start(plain, tensor_parallel_size=2)
