@@ -1,6 +1,6 @@
 """The embedded engine against vLLM in the process, on a CPU: model sizes x short and tailed lengths.
 
-    make bench-engines        # about five minutes; writes benchmarks/results/engines.{json,md}
+    make bench-engines        # about ten minutes; writes benchmarks/results/engines.{json,md}
 
 Both engines get the same 512 requests (32 prompts x 16; for the largest model 128) over the same random weights, with
 256 slots and one thread, in turns within one process. A response ends at a stop token; how many tokens of the

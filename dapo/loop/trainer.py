@@ -142,14 +142,19 @@ class Trainer:
             self.algorithm.assign_advantages(batch.groups_P)
         self.engine.sleep()
         metrics = batch.metrics | self._learn(batch)
-        metrics |= self._publish()
-        metrics |= self._evaluate_if_due(step)
         metrics |= {
             "counters/training_steps": self.counters.training_steps,
             "counters/rollout_steps": self.counters.rollout_steps,
             "counters/optimizer_steps": self.counters.optimizer_steps,
             "counters/trained_tokens": self.counters.trained_tokens,
         }
+        try:
+            metrics |= self._publish()
+            metrics |= self._evaluate_if_due(step)
+        except EngineError:
+            self._record(step, metrics, batch.finished)  # the step itself is done
+            self._save()
+            raise
         self._record(step, metrics, batch.finished)
         if self.settings.save_every and step % self.settings.save_every == 0:
             self._save()

@@ -15,6 +15,7 @@ from dapo.checkpoint.tree import load_tree
 from dapo.config.load import load_recipe
 from dapo.contracts.glossary import lookup
 from dapo.errors import EngineError
+from dapo.loop.evaluation import Evaluator
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
 from dapo.rollout.embedded import EmbeddedEngine
@@ -122,6 +123,28 @@ def test_an_engine_that_fails_stops_the_run_with_everything_kept(tmp_path, monke
     assert 0 < reached < 6
     state = load_tree(run / "checkpoints" / f"step_{reached:06d}", "state")
     assert sum(len(p["token_ids"]) for group in state["collector"]["open"] for p in group["partials"]) > 0
+    assert resume(run, []) == 0
+    assert_none_lost_or_doubled(run, 6)
+
+
+def test_an_engine_that_fails_in_an_evaluation_leaves_the_step_whole(tmp_path, monkeypatch):
+    loaded, times = load_recipe(write_recipe(tmp_path), ["logging.console=quiet", "checkpoint.every=0"]), []
+
+    def failing(self):
+        times.append(1)
+        if len(times) == 2:  # after step 3
+            raise EngineError("the device fell off the bus")
+        return own(self)
+
+    own = Evaluator.evaluate
+    monkeypatch.setattr(Evaluator, "evaluate", failing)
+    with pytest.raises(EngineError, match="fell off the bus"):
+        train(loaded)
+    run = tmp_path / "run"
+    rows = read_metrics(run / "metrics.jsonl")
+    assert rows[-1]["step"] == rows[-1]["counters/training_steps"] == 3
+    assert "validation/accuracy" not in rows[-1]
+    assert (run / "checkpoints" / "step_000003").is_dir()
     assert resume(run, []) == 0
     assert_none_lost_or_doubled(run, 6)
 
