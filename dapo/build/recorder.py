@@ -49,9 +49,9 @@ class RunRecorder:
         self.console.evaluation(step, result.metrics)
 
     def stopped(self, step: int, judged: Sequence[Group]) -> None:
-        """``rollouts/stopped_NNNNNN.parquet``: a later resume judges the step's groups anew, and leaves this file."""
+        """``rollouts/stopped_NNNNNN.parquet``; a resume leaves it, and a further stop at the same step adds to it."""
         if judged and self.settings.rollouts != "none":
-            write_rollouts(self.folder.rollouts / f"stopped_{step:06d}.parquet", step, judged)
+            write_rollouts(self.folder.rollouts / f"stopped_{step:06d}.parquet", step, judged, add=True)
 
     def say(self, message: str) -> None:
         self.console.say(message)

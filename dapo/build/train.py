@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dapo.build.engines import describe_engine
 from dapo.build.parts import make_algorithm, make_loss
 from dapo.build.recorder import RunRecorder
 from dapo.build.session import Session
@@ -15,7 +16,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change, load_for_resume
-from dapo.errors import DapoError, SamplingStopped
+from dapo.errors import DapoError, EngineError, SamplingStopped
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
@@ -38,7 +39,8 @@ def train(loaded: LoadedRecipe) -> int:
         try:
             return _run(loaded, folder, console, resume=False)
         except DapoError as error:
-            if error.exit_code == REFUSED and not folder.metrics.exists():
+            started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
+            if not started and (error.exit_code == REFUSED or isinstance(error, EngineError)):
                 shutil.rmtree(folder.path)  # nothing was done: the mended command finds its place free
             raise
 
@@ -142,6 +144,7 @@ def _difference_lines(loaded: LoadedRecipe) -> list[str]:
 def _say_recipe(console: Console, loaded: LoadedRecipe) -> None:
     for line in _difference_lines(loaded):
         console.say(line)
+    console.say(describe_engine(loaded.recipe))
     for warning in loaded.warnings:
         console.warn(warning)
 

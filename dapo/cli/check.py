@@ -58,21 +58,22 @@ def check_run(loaded: LoadedRecipe) -> None:
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the data cannot be read, or nothing is left to train on.
     """
-    from dapo.build.engines import check_engine
+    from dapo.build.engines import missing_package
     from dapo.data import prepare
 
     recipe = loaded.recipe
     print(f"{loaded.path or 'recipe'}: preset {recipe.preset}")
     _section("different from the preset", _difference(loaded))
-    _section("warnings", loaded.warnings)
+    missing = missing_package(recipe)
+    _section("warnings", [*loaded.warnings, *([missing] if missing else [])])
     check_hooks(recipe)
-    check_engine(recipe)
     tokenizer, shape = load_tokenizer_and_shape(recipe)
     data = prepare(recipe.data, tokenizer)
     _section("data", data.report.lines())
     _section("first prompt", [repr(data.train[0].text[:400])])
     _section("arithmetic", arithmetic(recipe, data))
     _section("memory, estimated", _memory_lines(recipe, shape, _longest_prompt(data)))
+    _section("engine", _engine_lines(recipe))
     _section("files", files(recipe, shape))
     print(
         "\nThe recipe is good. Start it with: dapo train " + " ".join([str(loaded.path or "RECIPE"), *loaded.overrides])
@@ -91,6 +92,14 @@ def _difference(loaded: LoadedRecipe) -> Iterator[str]:
     width = max(map(len, loaded.difference), default=0)
     for path, (before, after) in loaded.difference.items():
         yield f"{path:<{width}}  {brief(before)} -> {brief(after)}"
+
+
+def _engine_lines(recipe: Recipe) -> Iterator[str]:
+    from dapo.build.engines import describe_engine
+
+    yield describe_engine(recipe).removeprefix("engine: ")
+    if recipe.rollout.engine == "vllm_server":
+        yield "the server was not asked anything; a run asks it first of all"
 
 
 def check_hooks(recipe: Recipe) -> None:

@@ -25,6 +25,14 @@ def uses_sampler_logprobs(recipe: Recipe) -> bool:
     return old == "sampler" or (old == "auto" and recipe.rollout.engine == "embedded")
 
 
+def correction_kind(recipe: Recipe) -> str:
+    """``algorithm.correction.kind``; ``auto`` is truncation where the learner's log-probabilities are used."""
+    kind = recipe.algorithm.correction.kind
+    if kind != "auto":
+        return kind
+    return "none" if uses_sampler_logprobs(recipe) else "truncate"
+
+
 def penalty_interval(recipe: Recipe) -> tuple[int, int]:
     """(Lmax, Lcache) of the soft overlong punishment in tokens, defaults filled in.
 
@@ -229,7 +237,7 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
         )
 
 
-_OF_THE_ENGINE: dict[str, str | None] = {
+_OF_THE_ENGINE = {
     "model": "model.path",
     "trust_remote_code": "model.trust_remote_code",
     "dtype": "rollout.vllm.dtype",
@@ -240,14 +248,16 @@ _OF_THE_ENGINE: dict[str, str | None] = {
     "tensor_parallel_size": "rollout.vllm.tensor_parallel_size",
     "enforce_eager": "rollout.vllm.enforce_eager",
     "enable_sleep_mode": "rollout.vllm.sleep",
-    "load_format": None,
-    "logprobs_mode": None,
-    "skip_tokenizer_init": None,
-    "worker_extension_cls": None,
-    "async_scheduling": None,
-    "scheduling_policy": None,
 }
-"""Arguments of vLLM's that are not free: their setting here, None where exactness fixes them."""
+_FIXED = {
+    "load_format": "dummy: the weights come with the first publish",
+    "logprobs_mode": "processed_logprobs: those of the distribution that was sampled from",
+    "skip_tokenizer_init": "true: tokens go in and come out",
+    "worker_extension_cls": "ours, which loads published weights",
+    "async_scheduling": "false: a step ahead of itself, vLLM would stamp tokens with the wrong version",
+    "scheduling_policy": "priority: what earlier steps left goes first",
+}
+"""Arguments of vLLM's that are not free, with what they are here."""
 
 
 def _engine(r: Recipe) -> Iterator[Problem]:
@@ -258,19 +268,23 @@ def _engine(r: Recipe) -> Iterator[Problem]:
             "engine: vllm_server needs the address of a running server, such as http://localhost:8000; "
             "docs/engines.md starts one",
         )
-    if rollout.server.url and not re.match(r"https?://[^/]", rollout.server.url):
-        yield Problem("rollout.server.url", "expected http://HOST:PORT or https://HOST:PORT", rollout.server.url)
+    if rollout.server.url and not re.fullmatch(r"https?://[^/?#]+/?", rollout.server.url):
+        yield Problem(
+            "rollout.server.url", "expected http://HOST:PORT or https://HOST:PORT, without a path", rollout.server.url
+        )
     if rollout.engine in ("vllm", "vllm_server"):
         for path, value in (
             ("rollout.temperature", rollout.temperature),
             ("validation.temperature", r.validation.temperature),
         ):
-            if value > 2:
-                yield Problem(path, "vLLM accepts temperatures up to 2; lower it, or set rollout.engine", value)
+            if not 0.01 <= value <= 2:
+                move = "vLLM knows temperatures from 0.01 to 2; change it, or set rollout.engine: embedded"
+                yield Problem(path, move, value)
     for name, value in rollout.vllm.engine_args.items():
         if name in _OF_THE_ENGINE:
-            ours = _OF_THE_ENGINE[name]
-            move = f"set {ours} instead" if ours else "exact log-probabilities and versions need ours; take it out"
+            yield Problem(f"rollout.vllm.engine_args.{name}", f"set {_OF_THE_ENGINE[name]} instead", value)
+        if name in _FIXED:
+            move = f"is fixed here as {_FIXED[name]}; take it out"
             yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
 
 

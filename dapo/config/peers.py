@@ -190,6 +190,15 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("enforce_eager", (NEMO, SKYRL, VERL), f"{_VLLM}.enforce_eager")
     + _peer("free_cache_engine vllm_enable_sleep_mode sleep_level", (VERL, TRL, SWIFT), f"{_VLLM}.sleep")
     + _peer("max_num_seqs vllm_max_num_seqs", (SKYRL, VERL, SWIFT), "rollout.slots")
+    + _peer("vllm_server_port", (SWIFT, TRL), f"{_SERVER}.url", "address and port in one")
+    + _peer(
+        "max_model_len vllm_max_model_len vllm_max_model_length",
+        (NEMO, SKYRL, VERL, SWIFT, TRL),
+        "data.max_prompt_tokens rollout.max_response_tokens",
+        "the engine is started for their longest sum",
+    )
+    + _peer("max_num_batched_tokens", (SKYRL, VERL), f"{_VLLM}.engine_args", "by the same name in it")
+    + _peer("calculate_log_probs", VERL, "algorithm.old_logprobs", "engines always give them; `sampler` trains on them")
     + _peer("engine_kwargs engine_init_kwargs vllm_kwargs", (VERL, SKYRL, NEMO), f"{_VLLM}.engine_args")
     # the rest of a run
     + _peer("model_name", NEMO, "model.path")

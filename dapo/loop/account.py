@@ -58,6 +58,7 @@ class Account:
         self._accuracy = 0.0  # summed over scored responses
         self.unscored: Counter[str] = Counter()
         self.groups: list[Group] = []  # judged in this step
+        self._settled: list[Group] = []  # whose fate was decided in this step, whenever they were judged
         self._ended = False
 
     def begin(self, engine_stats: Metrics) -> None:
@@ -131,6 +132,7 @@ class Account:
         self.count[f"groups/{group.disposition}"] += 1
         if fate is not None:
             self.count[f"cost/{fate}_tokens"] += int(group.lengths().sum())
+            self._settled.append(group)
 
     def filled(self, group: Group) -> None:
         """A rejected group, counted as discarded before, was used after all."""
@@ -174,8 +176,8 @@ class Account:
         return self._truncated / max(1.0, self.count["sampling/responses"])
 
     def finished_groups(self, batch: Sequence[Group]) -> list[Group]:
-        """Groups judged in this step and those carried into its batch, each once, in order of their ids."""
-        by_id = {group.id: group for group in [*self.groups, *batch]}
+        """Groups judged or ended in this step, the batch included, each once, in order of their ids."""
+        by_id = {group.id: group for group in [*self.groups, *self._settled, *batch]}
         return [by_id[i] for i in sorted(by_id)]
 
     def metrics(self, step: int, batch: Sequence[Group], engine: Mapping[str, float]) -> Metrics:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
@@ -108,7 +109,8 @@ class StreamingCollector:
             self.pause()
         except (SamplingStopped, EngineError) as error:
             if isinstance(error, EngineError):
-                self.pause()  # what a lost engine had made is kept
+                with suppress(SamplingStopped, RewardError):  # the engine is what to speak of
+                    self.pause()  # what it had made is kept
             self.account.end(self.engine.stats())
             raise
         return self.take()
@@ -236,10 +238,10 @@ class StreamingCollector:
         prompts = self.selector.take(wanted)
         if prompts:
             self.account.dispatched(len(prompts))
-        for prompt in prompts:
-            group = OpenGroup.new(self.next_group, prompt, self.step, self.group_size)
-            self.next_group += 1
-            self.open[group.id] = group
+        groups = [OpenGroup.new(self.next_group + n, p, self.step, self.group_size) for n, p in enumerate(prompts)]
+        self.next_group += len(groups)
+        self.open |= {group.id: group for group in groups}  # all of them, before an engine can fail at one
+        for group in groups:
             self._submit(group)
 
     def _submit(self, group: OpenGroup) -> None:

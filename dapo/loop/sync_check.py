@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.types import Metrics, Prompt, SampleEvent, SampleRequest, SamplingParams, TrainRow
 from dapo.errors import EngineError
@@ -61,6 +62,13 @@ def sync_check(
         if not came:
             raise EngineError(f"the engine lost {len(chosen) - len(events)} of the sync check's {len(chosen)} requests")
         events += came
+    failed = [event for event in events if event.finish is FinishReason.FAILED]
+    if failed:
+        raise EngineError(
+            f"the sync check after step {step} failed: {len(failed)} of {len(events)} short responses did "
+            f"({failed[0].reason}). Are the learner's weights finite? If they are, the engine does not run them: look "
+            "at its version and options (docs/engines.md), or set another `rollout.engine`"
+        )
     rows = [
         TrainRow(
             group=event.key[0],

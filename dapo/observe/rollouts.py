@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -117,11 +118,26 @@ def select_groups(groups: Sequence[Group], which: Which, count: int = 8) -> list
     return list(groups)
 
 
-def write_rollouts(path: Path, step: int, groups: Sequence[Group]) -> None:
-    """Write a step's groups (zstd). A crash at any instant leaves no half file under this name."""
+def write_rollouts(path: Path, step: int, groups: Sequence[Group], *, add: bool = False) -> None:
+    """Write a step's groups (zstd). A crash at any instant leaves no half file under this name.
+
+    Args:
+        path: The file.
+        step: The training step.
+        groups: In the order in which they will stand there.
+        add: Keep what the file holds of other groups, before these.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
+    earlier = None
+    if add and path.exists():
+        table = pq.read_table(path)
+        earlier = table.filter(
+            pc.invert(pc.is_in(table["group"], pa.array([group.id for group in groups], pa.int64())))
+        )
     with pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
+        if earlier is not None:
+            writer.write_table(earlier.cast(SCHEMA))
         for first in range(0, max(1, len(groups)), GROUPS_PER_ROW_GROUP):
             writer.write_table(rollout_table(step, groups[first : first + GROUPS_PER_ROW_GROUP]))
     os.replace(temporary, path)

@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,18 +32,10 @@ from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.roster import Gate, ended_before, sequence_of
 from dapo.rollout.seeds import generator_seed
+from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, head_size, shared_memory, speaking_of
 from dapo.rollout.weights import read_weights, write_weights
 
 _DEFAULT_SLOTS = 256
-_BLOCK = 32  # tokens of a cache block: a prompt is shared in whole blocks; CPU kernels want multiples of 32
-_PREFILL_TOKENS = 4096  # of one step on a CPU
-_MIB = 2**20
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop runs in this process, one step at a time
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "CRITICAL",  # at ERROR a failing step prints all that is scheduled, 100 kB and more
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes all cores but one for itself, and the learner's too
-}
 
 _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 
@@ -127,6 +119,7 @@ class VllmEngine:
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model)
+        self._parameters = {name for name, _ in loaded.model.named_parameters()}  # a tied one once
         self._cuda = loaded.device.type == "cuda"
         self._sleeps = settings.sleep and self._cuda
         self._asleep = False
@@ -138,10 +131,10 @@ class VllmEngine:
         self._stats = Counter[str]()
         if _living:
             raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
-        os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name not in os.environ})
-        args = _engine_args(loaded, longest, self.capacity, settings, self._sleeps)
+        os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+        args = engine_args(loaded, longest, self.capacity, settings, self._sleeps)
         args["trust_remote_code"] = trust_remote_code
-        self._engine: Any = _start(args, None if self._cuda else _head_size(loaded))
+        self._engine: Any = _start(args, None if self._cuda else head_size(loaded))
         _living.add(self)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -150,32 +143,46 @@ class VllmEngine:
         Raises:
             EngineError: A key that is unfinished here already, or a request that does not fit the model.
         """
+        self._check_usable()
         for request in requests:
-            self._gate.check(request)
-            if (tokens := len(request.prompt_ids) + request.sampling.max_tokens) > self._longest:
-                raise EngineError(
-                    f"request {request.key} may grow to {tokens} tokens; this engine was started for {self._longest}"
-                )
+            self._check(request)
+        for request in requests:
             name = _name(request.key)
-            if name in self._responses:
-                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
             done = ended_before(request, self.clock)
             if done is not None:
                 self._pending.append(done)
                 continue
-            with _speaking_of("taking a request"):
+            if name in self._responses:
+                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
+            with speaking_of("taking a request"):
                 self._engine.add_request(
                     name,
                     {"prompt_token_ids": sequence_of(request).tolist()},
-                    _sampling_params(request),
+                    _sampling_params(request, self._gate.vocabulary),
                     priority=request.priority,
                 )
             self._responses[name] = _Response(request)
+
+    def _check(self, request: SampleRequest) -> None:
+        self._gate.check(request)
+        if (tokens := len(request.prompt_ids) + request.sampling.max_tokens) > self._longest:
+            raise EngineError(
+                f"request {request.key} may grow to {tokens} tokens; this engine was started for {self._longest}"
+            )
+        if _name(request.key) in self._responses or any(event.key == request.key for event in self._pending):
+            raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
+
+    def _check_usable(self) -> None:
+        if self._engine is None:
+            raise EngineError("this engine was closed; make a new one")
+        if self._lost:
+            raise EngineError("vLLM failed before and cannot go on: start the run again with `dapo train --resume`")
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Decode until at least one response has ended, or nothing is left. ``timeout`` is for remote engines."""
         events, self._pending = self._pending, []
         while not events and self._responses:
+            self._check_usable()
             events = self._step()
         return sorted(events, key=lambda event: (event.tick, event.key))
 
@@ -187,7 +194,10 @@ class VllmEngine:
         chosen = [name for name in self._responses if named is None or name in named]
         events += [self._responses.pop(name).event(FinishReason.ABORTED, self.clock) for name in chosen]
         if chosen and not self._lost:
-            self._engine.abort_request(chosen)
+            try:
+                self._engine.abort_request(chosen)
+            except Exception:  # what there is goes to the caller all the same; the next call says what is wrong
+                self._lost = True
         return sorted(events, key=lambda event: event.key)
 
     def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
@@ -203,15 +213,11 @@ class VllmEngine:
                 f"new weights arrived while {len(self._responses)} responses are unfinished; call abort() first and "
                 "submit them again with their prefix, or publish with in_flight='keep'"
             )
-        with _speaking_of("taking new weights"):
+        self._check_usable()
+        with self._losing("taking new weights"):
             if self._asleep:
                 self._engine.wake_up(["weights"])
-            if self._many_workers:
-                with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
-                    write_weights(Path(folder), weights.named_tensors())
-                    self._engine.collective_rpc("load_published", kwargs={"weights_path": folder})
-            else:
-                self._engine.collective_rpc("load_published", kwargs={"tensors": weights.named_tensors()})
+            self._load(weights)
             if self._asleep:
                 self._engine.wake_up(["kv_cache"])
                 self._asleep = False
@@ -219,10 +225,31 @@ class VllmEngine:
                 raise EngineError("vLLM did not drop its prefix cache, which holds keys and values of the old weights")
         self.version = version
 
+    def _load(self, weights: WeightSource) -> None:
+        came: set[str] = set()
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in weights.named_tensors():
+                came.add(name)
+                yield name, tensor
+
+        if self._many_workers:
+            with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
+                write_weights(Path(folder), tensors())
+                self._engine.collective_rpc("load_published", kwargs={"weights_path": folder})
+        else:
+            self._engine.collective_rpc("load_published", kwargs={"tensors": tensors()})
+        missing = sorted(self._parameters - came)
+        if missing:
+            raise EngineError(
+                f"{len(missing)} of the model's weights were not published ({', '.join(missing[:3])}...); they would "
+                "stay old: a weight source must name every parameter"
+            )
+
     def sleep(self) -> None:
         """Hand weights' and cache's memory to the learner until the next publish, on a GPU."""
         if self._sleeps and not self._asleep:
-            with _speaking_of("going to sleep"):
+            with speaking_of("going to sleep"):
                 self._engine.sleep(level=1)
             self._asleep = True
 
@@ -246,12 +273,8 @@ class VllmEngine:
 
     def _step(self) -> list[SampleEvent]:
         """One step of vLLM: a token for every running response, and prefill for new ones."""
-        try:
-            with _speaking_of("decoding"):
-                outputs = self._engine.step()
-        except EngineError:
-            self._lost = True
-            raise
+        with self._losing("decoding"):
+            outputs = self._engine.step()
         self.clock += 1
         events, made = [], 0
         for output in outputs:
@@ -270,6 +293,16 @@ class VllmEngine:
             decode_steps=1, generated_tokens=made, slot_steps=self.capacity, busy_slot_steps=len(outputs)
         )
         return events
+
+    @contextmanager
+    def _losing(self, doing: str) -> Iterator[None]:
+        """Where an error leaves vLLM in a state from which it cannot go on."""
+        try:
+            with speaking_of(doing):
+                yield
+        except EngineError:
+            self._lost = True
+            raise
 
     def _take_in(self, response: _Response, new: Any) -> SampleEvent | None:
         """Add new tokens; returns the event if the response has ended."""
@@ -292,7 +325,7 @@ def _name(key: Key) -> str:
     return f"{key[0]}-{key[1]}"
 
 
-def _sampling_params(request: SampleRequest) -> Any:
+def _sampling_params(request: SampleRequest, vocabulary: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -304,61 +337,13 @@ def _sampling_params(request: SampleRequest) -> Any:
         top_k=sampling.top_k,
         seed=generator_seed(request),
         max_tokens=sampling.max_tokens - made,
-        stop_token_ids=list(sampling.stop_token_ids),
+        stop_token_ids=[token for token in sampling.stop_token_ids if 0 <= token < vocabulary],
         ignore_eos=True,  # only the recipe's stop tokens end a response
         logprobs=0,  # that of the sampled token alone
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
-
-
-def _engine_args(loaded: LoadedModel, longest: int, slots: int, settings: Vllm, sleeps: bool) -> dict[str, Any]:
-    cuda = loaded.device.type == "cuda"
-    positions = getattr(loaded.model.config, "max_position_embeddings", None)
-    args: dict[str, Any] = {
-        "model": loaded.name,
-        "dtype": settings.dtype or str(loaded.dtype).removeprefix("torch."),
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "logprobs_mode": "processed_logprobs",  # of what was sampled from: temperature, top-p and top-k applied
-        "generation_config": "vllm",  # no sampling defaults of the model's own
-        "max_model_len": longest if positions is None else min(longest, positions),
-        "max_num_seqs": slots,
-        "scheduling_policy": "priority",
-        "enable_prefix_caching": True,
-        "async_scheduling": False,  # a step ahead of itself, vLLM would stamp tokens with the wrong version
-        "enforce_eager": not cuda if settings.enforce_eager is None else settings.enforce_eager,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "enable_sleep_mode": sleeps,
-        "gpu_memory_utilization": settings.gpu_memory_utilization if cuda else 0.1,
-        "worker_extension_cls": f"{__name__}.{WeightWorker.__name__}",
-        "disable_log_stats": True,
-    }
-    if not cuda:
-        args["block_size"] = _BLOCK
-        # In chunks, vLLM 0.32 turns a seeded request's generator back by an offset, which CPU generators do not have.
-        args |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_PREFILL_TOKENS, longest)}
-    if settings.kv_cache_mib is not None:
-        args["kv_cache_memory_bytes"] = settings.kv_cache_mib * _MIB
-    elif not cuda:
-        args["kv_cache_memory_bytes"] = _cpu_cache_bytes(loaded, longest, slots)
-    return args | settings.engine_args
-
-
-def _head_size(loaded: LoadedModel) -> int:
-    config = loaded.model.config.get_text_config()
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _cpu_cache_bytes(loaded: LoadedModel, longest: int, slots: int) -> int:
-    """Enough for every slot at full length, at most a quarter of the free memory."""
-    config = loaded.model.config.get_text_config()
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    per_token = config.num_hidden_layers * 2 * kv_heads * _head_size(loaded) * 4
-    blocks = slots * -(-longest // _BLOCK) + 1
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(min(blocks * _BLOCK * per_token, free // 4))
 
 
 def _check_head_size(size: int) -> None:
@@ -378,7 +363,7 @@ def _check_head_size(size: int) -> None:
 
 
 def _start(args: dict[str, Any], head_size: int | None = None) -> Any:
-    """vLLM's engine. What it changes for the whole process on the way is put back.
+    """vLLM's engine. What it changes for the whole process on the way is put back; compilation stays off, on a CPU.
 
     Args:
         args: Of ``EngineArgs``.
@@ -398,32 +383,13 @@ def _start(args: dict[str, Any], head_size: int | None = None) -> Any:
             f"rollout.engine: vllm needs vLLM, which cannot be imported ({error}): install the extra, "
             "`pip install 'dapo-rl[vllm]'` (CPU: see docs/engines.md), or set rollout.engine: embedded"
         ) from None
+    check_names(args, [one.name for one in fields(EngineArgs)])
     if head_size is not None:
         _check_head_size(head_size)
     set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
     try:
-        with _speaking_of("starting"), torch.random.fork_rng(devices=[]):
+        with speaking_of("starting"), torch.random.fork_rng(devices=[]):
             return LLMEngine.from_engine_args(EngineArgs(**args), enable_multiprocessing=False)
     finally:
         torch.set_num_threads = set_num_threads  # its CPU worker replaces it by a function that does nothing
         torch.set_default_dtype(default_dtype)
-
-
-@contextmanager
-def _speaking_of(doing: str) -> Iterator[None]:
-    """Errors of vLLM's as ours, with what it was doing and the next move."""
-    try:
-        yield
-    except EngineError:
-        raise
-    except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        raise EngineError(
-            f"vLLM failed while {doing}: {type(error).__name__}: {first}. Settings are in rollout.vllm "
-            "(engine_args takes any of vLLM's own); VLLM_LOGGING_LEVEL=INFO shows what it does; rollout.engine: "
-            "embedded works without it"
-        ) from error
-
-
-def _shared_memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None

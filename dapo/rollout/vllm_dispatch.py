@@ -13,22 +13,21 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
 from dapo.rollout.roster import Queue, empty_event, sequence_of
-from dapo.rollout.vllm_http import ABORT, GENERATE, Answer, Unreachable, Wire, generate_body, refusal, words
-from dapo.rollout.vllm_startup import Published, WeightRoute
+from dapo.rollout.vllm_http import ABORT, GENERATE, LATER, Answer, Unreachable, Wire, generate_body, refusal, words
+from dapo.rollout.vllm_startup import Published, ServerFacts, WeightRoute
 
 log = logging.getLogger(__name__)
 
 TRAINER = "dapo-"  # begins the name of every trainer
 _MOST_LOSSES = 5  # of one request while the server is well: something on the way drops it, and always will
+_MOST_DEATHS = 5  # of the server with the same request in flight: the request may be what kills it
 _FIRST_PAUSE = 0.1  # seconds; three times as long after each further loss of the same request
 _LOAD_SECONDS = 600.0  # a server that takes longer over new weights hangs
 _ABORT_AGAIN = 0.5  # seconds; an abort that overtakes its request finds nothing to abort
@@ -52,16 +51,18 @@ class Dispatcher:
         slots: Requests in flight at once.
         patience: Seconds that a server may be away.
         heartbeat: Seconds of silence after which the server is asked whether it is well.
-        priority: The server knows priorities.
+        facts: What the start-up checks found out about the server.
     """
 
-    def __init__(self, wire: Wire, *, name: str, slots: int, patience: float, heartbeat: float, priority: bool) -> None:
+    def __init__(
+        self, wire: Wire, *, name: str, slots: int, patience: float, heartbeat: float, facts: ServerFacts
+    ) -> None:
         self.waiting, self.flights = Queue(), dict[Key, _Flight]()
         self.ended, self.refused = deque[SampleEvent](), dict[Key, EngineError]()
         self.failure: EngineError | None = None
         self.clock = 0
         self.counts = Counter[str]()
-        self._wire, self._name, self._slots, self._priority = wire, name, slots, priority
+        self._wire, self._name, self._slots, self._facts = wire, name, slots, facts
         self._patience, self._heartbeat = patience, heartbeat
         self._wanted: Published | None = None
         self._loaded: Published | None = None
@@ -70,7 +71,8 @@ class Dispatcher:
         self._mending: asyncio.Task[None] | None = None
         self._route = WeightRoute(wire)
         self._aborting: set[Key] = set()
-        self._losses = Counter[Key]()
+        self._losses = Counter[Key]()  # since the server was started
+        self._deaths = Counter[Key]()
         self._sent = 0
         self._news = asyncio.Event()
         self._last_news = 0.0
@@ -111,6 +113,8 @@ class Dispatcher:
         named = self.keys() if keys is None else keys
         taken = [request.key for request in self.waiting.take_out(named)]
         taken += [key for key in list(self.refused) if key in named and self.refused.pop(key)]
+        for key in taken:
+            self._forget(key)
         self._aborting |= named & self.flights.keys()
         try:
             await self._abort_flights()
@@ -145,7 +149,7 @@ class Dispatcher:
 
     async def _fly(self, flight: _Flight) -> None:
         """One POST, from its sending to the response's end or loss."""
-        body = generate_body(flight.request, flight.id, priority=self._priority)
+        body = generate_body(flight.request, flight.id, priority=self._facts.priority)
         try:
             status, payload = await self._wire.call("POST", GENERATE, body)
         except Unreachable as error:
@@ -165,11 +169,12 @@ class Dispatcher:
         known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
         if answer.finish == "abort" and flight.request.key not in self._aborting:
             return self._lose(flight, "the server aborted a request unasked")
-        finish, reason, made = known.get(answer.finish, FinishReason.FAILED), None, len(answer.token_ids)
+        if (fault := answer.fault(flight.request, self._facts.vocabulary, self._facts.context)) is not None:
+            return self._lose(flight, fault)
+        finish, reason, made = known.get(answer.finish, FinishReason.FAILED), None, answer.finite
         if finish is FinishReason.FAILED:
             reason = f"the server ended it with {answer.finish!r}"
-        if not np.isfinite(answer.logprobs).all():
-            made = int(np.argmin(np.isfinite(answer.logprobs)))
+        if made < len(answer.token_ids):
             finish, reason = FinishReason.FAILED, "the model's logits are not finite"
         self.clock = max(self.clock, flight.started + made)
         self.counts["generated_tokens"] += made
@@ -177,8 +182,10 @@ class Dispatcher:
         return self._end(SampleEvent(flight.request.key, *arrays, finish=finish, tick=self.clock, reason=reason))
 
     async def _refuse(self, flight: _Flight, status: int, payload: Any) -> None:
-        """An answer that is not 200. Below 500 the request is at fault; else it or the server, which we ask."""
+        """An answer that is not 200. Below 500 the request is at fault; with 500 it or the server, which we ask."""
         key, said = flight.request.key, refusal(self._wire.address, GENERATE, status, payload)
+        if status > 500 or status in LATER:
+            return self._lose(flight, f"{status}: {words(payload)}")
         if status < 500:
             del self.flights[key]
             self.refused[key] = EngineError(f"request {key} ({flight.id}) was refused: {said}")
@@ -191,11 +198,18 @@ class Dispatcher:
             return self._lose(flight, f"{status}: {words(payload)}; then {error}")
         if believed is None or label != believed.label:
             return self._lose(flight, f"{status}: {words(payload)}")
-        return self._end(SampleEvent(key, *_no_tokens(), finish=FinishReason.FAILED, tick=self.clock, reason=said))
+        return self._fail(key, said)
+
+    def _fail(self, key: Key, reason: str) -> None:
+        self._end(replace(empty_event(key, FinishReason.FAILED, self.clock), reason=reason))
+
+    def _forget(self, key: Key) -> None:
+        self._losses.pop(key, None)
+        self._deaths.pop(key, None)
 
     def _end(self, event: SampleEvent) -> None:
         self.flights.pop(event.key, None)
-        self._losses.pop(event.key, None)
+        self._forget(event.key)
         self.ended.append(event)
         self._fill()
         self._tell()
@@ -210,7 +224,7 @@ class Dispatcher:
             self._end(empty_event(key, FinishReason.ABORTED, self.clock))
         elif self._losses[key] > _MOST_LOSSES:
             reason = f"sent {self._losses[key]} times to a server that stays well, and lost each time: {reason}"
-            self._end(SampleEvent(key, *_no_tokens(), finish=FinishReason.FAILED, tick=self.clock, reason=reason))
+            self._fail(key, reason)
         else:
             del self.flights[key]
             self._put_back([flight.request])
@@ -225,7 +239,6 @@ class Dispatcher:
     def _ground(self) -> None:
         """Take everything in flight back: a server that is not the one it was knows nothing of it, or wrong things."""
         flights = list(self.flights.values())
-        self._losses.clear()
         self.flights.clear()
         for flight in flights:
             if flight.task is not None:
@@ -234,6 +247,19 @@ class Dispatcher:
                 self._end(empty_event(flight.request.key, FinishReason.ABORTED, self.clock))
         self._put_back([flight.request for flight in flights if flight.request.key not in self._aborting])
         self._tell()
+
+    def _count_death(self) -> None:
+        """The server died. What was there each time may be what kills it, or only the neighbour of that.
+
+        Either way the response fails and not the run, which would meet the same request again when it is resumed.
+        """
+        self._deaths.update({*self._losses, *self.flights})  # lost: when connections broke, before we knew why
+        self._losses.clear()
+        self._ground()
+        suspects = {key for key, deaths in self._deaths.items() if deaths > _MOST_DEATHS}
+        for request in self.waiting.take_out(suspects):
+            deaths = self._deaths[request.key]
+            self._fail(request.key, f"the server died {deaths} times while it was in flight; its log may say why")
 
     async def _abort_flights(self) -> None:
         loop = asyncio.get_running_loop()
@@ -290,14 +316,16 @@ class Dispatcher:
             try:
                 label = await self._wire.weight_label(max(0.1, end - loop.time()))
                 if label == wanted.label:
+                    await self._route.resume(self._patience)
                     self._loaded = wanted
                     return wanted is self._wanted
-                if self._loaded is None or label != self._loaded.label:
-                    if self._loaded is not None:
-                        self._look_for_others(label)
-                        log.warning("the server at %s was started again (%s)", self._wire.address, reason)
-                        self.counts["restarts"] += 1
-                        self._route = WeightRoute(self._wire)
+                if self._loaded is not None and not label.startswith(self._name):
+                    self._look_for_others(label)
+                    log.warning("the server at %s was started again (%s)", self._wire.address, reason)
+                    self.counts["restarts"] += 1
+                    self._route = WeightRoute(self._wire)
+                    self._count_death()
+                elif self._loaded is None or label != self._loaded.label:  # a load of ours that ended half-way
                     self._ground()
                 await self._route.load(wanted, max(self._patience, _LOAD_SECONDS))
                 self._loaded = wanted
@@ -311,7 +339,7 @@ class Dispatcher:
                 pause = min(2 * pause, 2.0)
 
     def _look_for_others(self, label: str) -> None:
-        if label.startswith(TRAINER) and not label.startswith(self._name):
+        if label.startswith(TRAINER):
             raise EngineError(
                 f"another trainer has published its weights to the vLLM server at {self._wire.address} (they are "
                 f"called {label!r}; ours begin with {self._name!r}); give each run a server of its own, then continue "
@@ -328,11 +356,12 @@ class Dispatcher:
                 continue
             try:
                 label = await self._wire.weight_label(self._patience)
+                paused = await self._wire.is_paused(self._patience)
             except (Unreachable, EngineError) as error:
                 self._doubt(str(error))
                 continue
-            if self._well and self._loaded is believed and label != believed.label:
-                self._doubt(f"its weights are called {label!r}")
+            if self._well and self._loaded is believed and (paused or label != believed.label):
+                self._doubt("it stands still" if paused else f"its weights are called {label!r}")
 
     def _gone(self, last: str) -> EngineError:
         return EngineError(
@@ -367,7 +396,3 @@ class Dispatcher:
             while not done():
                 self._news.clear()
                 await self._news.wait()
-
-
-def _no_tokens() -> tuple[Any, Any, Any]:
-    return np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32)

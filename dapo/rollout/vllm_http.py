@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from dapo.rollout.seeds import generator_seed
 
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 _NOT_FINITE = -9999.0  # what vLLM writes for a log-probability that is nan or -inf (JSON knows neither)
+LATER = frozenset({429, 502, 503, 504})  # says the way to the server or its load; the request may be sent again
 _IDLE_SECONDS = 4.0  # vLLM drops idle connections after 5 s; a request on one just dropped would be lost
 
 
@@ -89,11 +91,12 @@ class Wire:
         """``call`` for routes that a working server does not refuse.
 
         Raises:
-            Unreachable: See ``call``; and statuses from 500 on, of a dying server or a proxy whose server is gone.
+            Unreachable: See ``call``; and statuses from 500 on, of a dying server or a proxy whose server is gone,
+                or too busy (429).
             EngineError: Any other status than 200.
         """
         status, answer = await self.call(method, path, body, **options)
-        if status >= 500:
+        if status >= 500 or status in LATER:
             raise Unreachable(f"{path} answered {status}: {words(answer)}")
         if status != 200:
             raise EngineError(refusal(self.address, path, status, answer))
@@ -109,12 +112,19 @@ class Wire:
         status, answer = await self.call("GET", "/health", timeout=timeout)
         if status != 200:
             raise Unreachable(f"/health answered {status}: {words(answer)}")
-        status, answer = await self.call("GET", "/weight_info", timeout=timeout)
-        if status >= 500:
-            raise Unreachable(f"/weight_info answered {status}: {words(answer)}")
-        if status != 200 or not isinstance(answer, dict):
-            raise EngineError(refusal(self.address, "/weight_info", status, answer))
+        answer = await self.must("GET", "/weight_info", timeout=timeout)
+        if not isinstance(answer, dict):
+            raise EngineError(refusal(self.address, "/weight_info", 200, answer))
         return str(answer.get("weight_version"))
+
+    async def is_paused(self, timeout: float) -> bool:
+        """Whether the server says that it stands still; one that does not know the question is taken to decode.
+
+        Raises:
+            Unreachable: See ``call``.
+        """
+        status, answer = await self.call("GET", "/is_paused", timeout=timeout)
+        return status == 200 and isinstance(answer, dict) and bool(answer.get("is_paused"))
 
 
 def words(answer: Any) -> str:
@@ -131,7 +141,7 @@ def refusal(address: str, path: str, status: int, answer: Any) -> str:
     if status == 401:
         return f"{said}; give its API key in the environment variable that `rollout.server.api_key_variable` names"
     if status == 403 and path.startswith("/inference"):
-        return f"{said}; start it with --enable-scale-out"
+        return said if "--enable-scale-out" in said else f"{said}; start it with --enable-scale-out"
     if status == 404 and path.startswith("/inference"):
         return f"{said}; tokens in and out need vLLM 0.32 or newer, started with --enable-scale-out"
     if status == 404:
@@ -181,20 +191,56 @@ class Answer:
         """
         try:
             choice = payload["choices"][0]
-            tokens = np.asarray(choice["token_ids"] or (), dtype=np.int64)
+            tokens = np.asarray([operator.index(token) for token in choice["token_ids"] or ()], dtype=np.int64)
             content = (choice["logprobs"] or {}).get("content") or ()
-            numbers = [math.nan if entry["logprob"] is None else entry["logprob"] for entry in content]
+            numbers = [math.nan if entry["logprob"] is None else float(entry["logprob"]) for entry in content]
             spans = tuple((str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"] or ())
             finish = str(choice["finish_reason"])
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, IndexError) as error:
             raise ValueError(f"an answer without {error}") from error
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"an answer of another form than vLLM 0.32's ({error})") from error
         if len(numbers) != len(tokens):
             raise ValueError(f"{len(tokens)} tokens with {len(numbers)} log-probabilities")
-        if sum(end - start for _, start, end in spans) != len(tokens):
-            raise ValueError(f"weight_versions {spans} do not cover the {len(tokens)} tokens")
+        starts, ends = [start for _, start, _ in spans], [0, *(end for _, _, end in spans)]
+        if ends != [*starts, len(tokens)] or sorted(ends) != ends:
+            raise ValueError(f"weight_versions {spans} do not cover the {len(tokens)} tokens one after the other")
         logprobs = np.asarray(numbers, dtype=np.float32)
         logprobs[logprobs <= _NOT_FINITE] = np.nan
         return cls(tokens, logprobs, spans, finish)
+
+    @property
+    def finite(self) -> int:
+        """Tokens before the first one whose log-probability is no number."""
+        finite = np.isfinite(self.logprobs)
+        return len(finite) if finite.all() else int(np.argmin(finite))
+
+    def fault(self, request: SampleRequest, vocabulary: int, context: int | None) -> str | None:
+        """Why this cannot be the response to ``request``; None: it can.
+
+        Args:
+            request: What was asked for.
+            vocabulary: Token ids that there are.
+            context: Of the server; None where it does not say, so that it may end a response before its time.
+        """
+        count, stops = len(self.token_ids), request.sampling.stop_token_ids
+        asked = request.sampling.max_tokens - (0 if request.prefix is None else len(request.prefix))
+        if count > asked:
+            return f"{count} tokens came where at most {asked} were asked for"
+        good = self.token_ids[: self.finite]  # what a broken model chose after that is no token of a response
+        outside = good[(good < 0) | (good >= vocabulary)]
+        if len(outside):
+            return f"token {outside[0]} came, which is not in the model's vocabulary of {vocabulary}"
+        if len(good) < count:
+            return None
+        if self.finish == "stop" and not (count and int(self.token_ids[-1]) in stops):
+            return f"it ended with 'stop' behind {self.token_ids[-1:].tolist()}; its stop tokens are {list(stops)}"
+        if self.finish == "length" and count < asked and context is not None:
+            return (
+                f"it ended with 'length' after {count} of {asked} tokens, which a server started with a smaller "
+                "--max-model-len than before does"
+            )
+        return None
 
     def versions(self, published: Mapping[str, int]) -> VersionArray | None:
         """The version behind each token; None when some token was made by weights that were never published."""

@@ -40,6 +40,8 @@ class ServerEngine:
         address: Such as ``http://127.0.0.1:8000``.
         weights_folder: Where weights are written for the server to read: the same path on both sides. Each set has
             a folder of its own, deleted when the next has arrived or the engine is closed.
+        own_folder: No other trainer uses ``weights_folder``: what one that was killed left there is deleted at the
+            start, and the folder itself, when it is empty, at the end.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
         slots: Requests at the server at once; the rest wait here.
@@ -64,12 +66,13 @@ class ServerEngine:
         patience: float = 600.0,
         api_key: str | None = None,
         heartbeat: float = 5.0,
+        own_folder: bool = False,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.version = 0
         self._name = f"{TRAINER}{secrets.token_hex(4)}"
         self._folder = weights_folder.resolve()
-        self._made_folder = False
+        self._remove_folder = own_folder
         self._published: Published | None = None
         self._sets = 0
         self._pending: list[SampleEvent] = []
@@ -86,6 +89,8 @@ class ServerEngine:
             self._call(self._wire.close())
             self._stop()
             raise
+        if own_folder:
+            self._delete_sets(TRAINER)
 
     @property
     def clock(self) -> int:
@@ -161,6 +166,7 @@ class ServerEngine:
         Raises:
             EngineError: ``abort`` while responses are unfinished; a server that does not take the weights, or is away.
         """
+        self._check_open()
         unfinished = self._dispatcher.unfinished
         if in_flight == "abort" and unfinished:
             raise EngineError(
@@ -170,7 +176,7 @@ class ServerEngine:
         self._raise_failure()
         self._sets += 1
         label = f"{self._name}-{self._sets}-v{version}"  # of a set, not a version: the same one may come twice
-        self._made_folder = self._made_folder or not self._folder.exists()
+        self._remove_folder = self._remove_folder or not self._folder.exists()
         fresh, old = Published(label, version, self._folder / label), self._published
         try:
             write_weights(fresh.folder, weights.named_tensors())
@@ -207,11 +213,14 @@ class ServerEngine:
         self._pending.clear()
         self._call(self._dispatcher.close())
         self._stop()
-        for folder in self._folder.glob(f"{self._name}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        if self._made_folder:
+        self._delete_sets(f"{self._name}-")
+        if self._remove_folder:
             with suppress(OSError):
                 self._folder.rmdir()
+
+    def _delete_sets(self, beginning: str) -> None:
+        for folder in self._folder.glob(f"{beginning}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # ------------------------------------------------------------------ the other thread
 
@@ -226,7 +235,7 @@ class ServerEngine:
             slots=self.capacity,
             patience=patience,
             heartbeat=heartbeat,
-            priority=facts.priority,
+            facts=facts,
         )
 
     async def _keys(self) -> set[Key]:
@@ -238,15 +247,21 @@ class ServerEngine:
 
     def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine in the loop's thread and wait for it."""
-        if self._loop.is_closed():
+        try:
+            self._check_open()
+        except EngineError:
             work.close()
-            raise EngineError("the engine is closed; make a new one")
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def _check_open(self) -> None:
+        if self._loop.is_closed():
+            raise EngineError("the engine is closed; make a new one")
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.rollout.vllm_http import GENERATE, Answer, Unreachable, Wire, refusal, words
+from dapo.rollout.vllm_http import GENERATE, LATER, Answer, Unreachable, Wire, refusal, words
 
 log = logging.getLogger(__name__)
 _EXACT = 1e-6
+_SILENT_SECONDS = 2.0  # a server that is away for longer is told to whoever waits
 _FIRST_TOKENS_SECONDS = 180.0  # a fresh server still compiles at its first request
 
 
@@ -25,6 +26,7 @@ class ServerFacts:
     """What the start-up checks found out."""
 
     context: int | None  # tokens that a prompt and its response may have together
+    vocabulary: int  # token ids that the run's model has, which the server's has, too
     priority: bool  # a request may name one (a server that does not order by it takes no notice)
 
 
@@ -46,27 +48,30 @@ async def inspect(wire: Wire, *, longest: int, vocabulary: int, patience: float)
                 f"the vLLM server at {wire.address} takes {context} tokens of prompt and response together; this run "
                 f"needs {longest}: start it with --max-model-len {longest}, or lower rollout.max_response_tokens"
             )
-        status, answer = await wire.call("GET", "/is_paused", timeout=patience)
-        if (
-            status == 200 and isinstance(answer, dict) and answer.get("is_paused")
-        ):  # left behind by a trainer that died within a publish
+        if await wire.is_paused(patience):  # left behind by a trainer that died within a publish
             await wire.must("POST", "/resume", timeout=patience)
         priority = await _probe_logprobs(wire, vocabulary, patience)
     except Unreachable as error:
         raise EngineError(
             f"the vLLM server at {wire.address} stopped answering during the start-up checks ({error}); look at its log"
         ) from error
-    return ServerFacts(context, priority)
+    return ServerFacts(context, vocabulary, priority)
 
 
 async def _wait_until_healthy(wire: Wire, patience: float) -> None:
-    end = time.monotonic() + patience
+    start = time.monotonic()
+    end, said = start + patience, False
     while True:
         try:
-            status, answer = await wire.call("GET", "/health", timeout=max(1.0, end - time.monotonic()))
+            left = max(1.0, end - time.monotonic())
+            status, answer = await wire.call("GET", "/health", timeout=left if said else min(left, _SILENT_SECONDS))
             if status == 200:
                 return
             last = f"/health answered {status}: {words(answer)}"
+            if 400 <= status < 500 and status not in LATER:
+                raise EngineError(
+                    f"{wire.address} is no vLLM server ({last}); expected http://HOST:PORT, without a path"
+                )
         except Unreachable as error:
             last = str(error)
         if time.monotonic() > end:
@@ -74,6 +79,9 @@ async def _wait_until_healthy(wire: Wire, patience: float) -> None:
                 f"no vLLM server answered at {wire.address} for {patience:.0f} s ({last}); start it, check the address "
                 "in the recipe, or raise `rollout.server.patience` if it needs longer to load"
             )
+        if not said and time.monotonic() >= start + _SILENT_SECONDS:
+            said = True
+            log.warning("waiting for a vLLM server at %s, for up to %.0f s (%s)", wire.address, patience, last)
         await asyncio.sleep(min(1.0, patience / 10))
 
 
@@ -150,19 +158,22 @@ class WeightRoute:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._extension: bool | None = None  # the server has our worker extension; None: not tried yet
+        self._paused = False  # by us, and no /resume was confirmed since
 
     async def load(self, weights: Published, seconds: float) -> None:
         """What is in flight stands still meanwhile; its keys and values are computed again under the new weights.
 
         Raises:
-            Unreachable: The server went away.
+            Unreachable: The server went away, or was replaced meanwhile.
             EngineError: It does not take these weights.
         """
         wire = self._wire
+        self._paused = True  # should the answer be lost, too
         await wire.must("POST", "/pause", query={"mode": "keep"}, timeout=seconds)
+        unfinished = f"{weights.label}-unfinished"
         try:
             # Should this end half-way, no token of what is then in the server passes for one of published weights.
-            await self._name(f"{weights.label}-unfinished", seconds)
+            await self._name(unfinished, seconds)
             await self._reload(weights.folder, seconds)
             query = {"reset_running_requests": "true"}
             answer = await wire.must("POST", "/reset_prefix_cache", query=query, timeout=seconds)
@@ -171,12 +182,26 @@ class WeightRoute:
                     f"the vLLM server at {wire.address} did not drop its prefix cache, which holds keys and values of "
                     "the old weights; start it again without a KV connector"
                 )
+            label = await wire.weight_label(seconds)
+            if label != unfinished:  # one that was not there from the start may lack the weights
+                raise Unreachable(f"the server was replaced while it loaded: its weights are called {label!r}")
             await self._name(weights.label, seconds)
         except BaseException:
             with suppress(Unreachable, EngineError):
-                await wire.must("POST", "/resume", timeout=5.0)
+                await self.resume(5.0)
             raise
-        await wire.must("POST", "/resume", timeout=seconds)
+        await self.resume(seconds)
+
+    async def resume(self, seconds: float) -> None:
+        """See to it that the server decodes: an earlier /resume, or the answer to it, may have been lost.
+
+        Raises:
+            Unreachable: The server went away.
+            EngineError: It refuses to.
+        """
+        if self._paused or await self._wire.is_paused(seconds):
+            await self._wire.must("POST", "/resume", timeout=seconds)
+            self._paused = False
 
     async def _name(self, label: str, seconds: float) -> None:
         await self._wire.must("POST", "/update_weight_version", {"new_version": label}, timeout=seconds)
@@ -192,6 +217,8 @@ class WeightRoute:
             if status == 200:
                 self._extension = has_extension
                 return
+            if status in LATER:  # not the server's word on these weights
+                raise Unreachable(f"/collective_rpc answered {status}: {words(answer)}")
             if not ("load_published" in words(answer) and "attribute" in words(answer)):
                 break
             log.warning(

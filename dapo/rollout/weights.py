@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -45,10 +45,17 @@ def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """``folder/WEIGHTS_FILE``, whole or not at all; made if missing."""
+    """``folder/WEIGHTS_FILE``, whole or not at all; made if missing.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{WEIGHTS_FILE}.part"
-    save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors}, unfinished)
+    try:
+        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors}, unfinished)
+    except SafetensorError as error:  # how a full disk is told
+        raise OSError(f"{unfinished}: {error}") from error
     unfinished.rename(folder / WEIGHTS_FILE)
 
 

@@ -149,6 +149,14 @@ def test_an_engine_that_fails_in_an_evaluation_leaves_the_step_whole(tmp_path, m
     assert_none_lost_or_doubled(run, 6)
 
 
+def test_an_engine_that_does_not_start_leaves_no_run_behind(tmp_path):
+    recipe = write_recipe(tmp_path)
+    over = ["rollout.engine=vllm_server", "rollout.server.url=http://127.0.0.1:9", "rollout.server.patience=0.5"]
+    said = dapo("train", recipe, *over, expect=1).stderr
+    assert "no vLLM server answered at http://127.0.0.1:9" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluation_does_not_change_what_is_trained(finished, tmp_path):
     run, _ = finished
     dapo("train", write_recipe(tmp_path), "validation.every=0")

@@ -115,6 +115,8 @@ def test_a_prefix_that_is_whole_already_ends_without_a_token(engine):
         assert event.finish is finish
         assert len(event.token_ids) == 0
         engine.submit([request((0, 0), PROMPT, prefix=prefix, max_tokens=3)])
+        with pytest.raises(EngineError, match="submitted twice"):
+            engine.submit([request((0, 0), PROMPT)])
         assert [e.finish for e in engine.abort()] == [finish]
         assert not engine.poll()
 
@@ -165,9 +167,9 @@ def test_requests_that_do_not_fit_are_refused_by_name(engine):
         engine.submit([request((0, 0), [80])])
     with pytest.raises(EngineError, match="may grow to 166 tokens; this engine was started for 160"):
         engine.submit([request((0, 0), PROMPT, max_tokens=LONGEST + 1)])
-    engine.submit([request((0, 0), PROMPT)])
+    engine.submit([request((0, 0), PROMPT, stop_token_ids=(1, 80, -1))])  # stop tokens that cannot come are none
     with pytest.raises(EngineError, match="submitted twice"):
-        engine.submit([request((0, 0), PROMPT)])
+        engine.submit([request((0, 1), PROMPT), request((0, 0), PROMPT)])  # refused as a whole
     assert len(engine.abort()) == 1
     assert not engine.poll()
 

@@ -62,6 +62,24 @@ def test_weights_that_arrive_in_flight(wide):
         engine.close()
 
 
+def test_a_publish_that_misses_a_tensor_is_refused_and_the_engine_says_what_it_is_then(plain):
+    class Partly(Published):
+        def named_tensors(self):
+            yield from list(super().named_tensors())[1:]
+
+    engine = start(plain)
+    try:
+        missing = r"1 of the model's weights were not published \(model.embed_tokens.weight"
+        with pytest.raises(EngineError, match=missing):
+            engine.publish(0, Partly(plain.model))
+        with pytest.raises(EngineError, match="cannot go on"):
+            engine.submit([request((0, 0), PROMPT)])
+    finally:
+        engine.close()
+    with pytest.raises(EngineError, match="was closed; make a new one"):
+        engine.publish(0, Published(plain.model))
+
+
 def test_a_model_or_option_that_vllm_does_not_take_is_said_at_the_start(plain, tmp_path):
     from dapo.models.load import load_model
     from dapo.models.tiny import make_tiny_model
@@ -115,6 +133,8 @@ def test_sleep_and_wake_in_the_order_that_vllm_wants(plain, monkeypatch):
     class Stand:
         def __getattr__(self, name):
             def call(*args, **kwargs):
+                if name == "collective_rpc":
+                    assert dict(kwargs["kwargs"]["tensors"])
                 said.append((name, *args, *kwargs.values()) if name in ("sleep", "wake_up") else (name,))
                 return True
 

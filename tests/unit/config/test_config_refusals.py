@@ -115,9 +115,10 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("rollout.engine=vlm", ["`vllm`"]),
         ("rollout.engine=vllm_server", ["rollout.server.url", "http://localhost:8000"]),
         ("rollout.server.url=localhost:8000", ['"localhost:8000"', "http://HOST:PORT"]),
+        ("rollout.server.url=http://localhost:8000/v1", ["localhost:8000/v1", "without a path"]),
         ("rollout.vllm.gpu_memory_utilization=2", ["rollout.vllm.gpu_memory_utilization: 2", "<= 1"]),
         ("rollout.vllm.engine_args={max_num_seqs: 4}", ["engine_args.max_num_seqs: 4", "set rollout.slots instead"]),
-        ("rollout.vllm.engine_args={logprobs_mode: raw_logits}", ["exact log-probabilities", "take it out"]),
+        ("rollout.vllm.engine_args={logprobs_mode: raw_logits}", ["fixed here as processed_logprobs", "take it out"]),
     ],
 )
 def test_refused_with_a_remedy(override: str, expected: list[str]) -> None:
@@ -144,11 +145,12 @@ def test_top_p_is_free_when_the_learner_recomputes() -> None:
     recipe_from_dict(SMALL, ["rollout.top_p=0.9", "rollout.engine=generate"])
 
 
-def test_vllm_knows_no_temperature_above_two() -> None:
-    hot = ["rollout.temperature=2.5"]
-    assert recipe_from_dict(SMALL, hot)
+@pytest.mark.parametrize("temperature", ["2.5", "0.005"])
+def test_vllm_knows_no_temperature_above_two_and_clamps_the_lowest(temperature: str) -> None:
+    assert recipe_from_dict(SMALL, [f"rollout.temperature={temperature}"])
     for engine in ("rollout.engine=vllm", "rollout.engine=vllm_server"):
-        assert "temperatures up to 2" in refusal(*hot, engine, "rollout.server.url=http://h:1")
+        said = refusal(f"rollout.temperature={temperature}", engine, "rollout.server.url=http://h:1")
+        assert "from 0.01 to 2" in said
 
 
 def test_one_reward_of_each_name_for_every_source() -> None:

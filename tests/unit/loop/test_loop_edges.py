@@ -314,3 +314,54 @@ def test_what_a_lost_engine_had_made_is_kept_and_continued(tmp_path):
     now = sum(len(c) for g in batch.groups_P for c in g.completions_G)
     waiting = sum(len(c) for g in again.kept for c in g.completions_G) + sum(g.tokens() for g in again.open.values())
     assert total == trained_before + now + waiting  # nothing was made twice
+
+
+def test_prompts_taken_when_the_engine_dies_at_a_submit_are_kept(tmp_path):
+    world = MIXED | {"length": lambda g, i: 3, "prompts": 4, "capacity": 40}
+    collector = make_collector(**world)
+    submit, times = collector.engine.submit, []
+
+    def dying(requests):
+        times.append(1)
+        if len(times) == 2:
+            raise EngineError("the engine is gone")
+        submit(requests)
+
+    collector.engine.submit = dying
+    with pytest.raises(EngineError, match="gone"):
+        collector.collect(1)
+    taken = collector.selector.stream.position
+    assert taken == collector.next_group == len(collector.open) == collector.account.totals["groups/dispatched"] > 3
+    again = reloaded(collector, tmp_path, **world)
+    assert ids(again.collect(1)) == [0, 1, 2, 3]
+
+
+def test_a_group_that_ends_in_a_later_step_than_it_was_judged_in_is_on_record():
+    """Judged in step 1, expired in step 3: without a line there, its last word would be `carried`."""
+    collector = make_collector(
+        **MIXED | {"length": lambda g, i: 2, "prompts": 2, "capacity": 40, "max_age": 0, "on_max_age": "drop"}
+    )
+    collector.settings = collector.settings.model_copy(update={"lookahead": 0.0, "oversample": 3.0})
+    first = collector.collect(1)
+    carried = [g.id for g in first.finished if g.disposition is Disposition.CARRIED]
+    assert carried
+    second = collector.collect(2)
+    ended = {g.id: g.disposition for g in second.finished}
+    assert all(ended[number] is Disposition.EXPIRED for number in carried)
+
+
+def test_a_verifier_that_dies_with_the_engine_does_not_hide_it():
+    collector = make_collector(**MIXED | {"length": lambda g, i: 1 + 20 * i, "capacity": 8})
+
+    def dying(timeout=None):
+        raise EngineError("the engine is gone")
+
+    def abort(keys=None):
+        collector._scores.clear()
+        collector.scorer.poll = lambda timeout=None: []
+        collector._ended.append((0, (0, 0)))
+        return []
+
+    collector.engine.poll, collector.engine.abort = dying, abort
+    with pytest.raises(EngineError, match="gone"):
+        collector.collect(1)

@@ -122,6 +122,15 @@ def test_sync_check_names_engine_gap_and_remedy():
         sync_check(engine, FixedLearner(math.nan), prompts, SamplingParams(10), **arguments)
 
 
+def test_sync_check_speaks_of_responses_that_failed():
+    """Weights that are not finite give no tokens to compare: another case than old weights."""
+    engine = ScriptedEngine(lambda g, i: 5, fail=lambda g, i: g % 2 == 0)
+    engine.shares_weights = False
+    prompts = [Prompt("p", "p", np.array([1]), "p", "", "s")] * 4
+    with pytest.raises(EngineError, match=r"step 7 failed: 2 of 4 .*scripted.*weights finite\?"):
+        sync_check(engine, FixedLearner(-1.0), prompts, SamplingParams(10), step=7, seed=1, tolerance=0.05)
+
+
 def test_evaluation_statistics_by_hand():
     """Two problems, four samples: accuracies 1 1 0 1 and 0 0 0 0; one response is unscored."""
     table = {0: [1.0, 1.0, 0.0, 1.0, 1.0], 1: [0.0, 0.0, 0.0, 0.0, "crash"]}

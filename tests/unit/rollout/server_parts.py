@@ -23,12 +23,22 @@ def building(tmp_path) -> Iterator:
     """Makes a server and an engine that has published version 1 (the number 1)."""
     made = []
 
-    def build(published=1, slots=16, patience=5.0, heartbeat=5.0, longest=60, vocabulary=40, api_key=None, **options):
+    def build(
+        published=1,
+        slots=16,
+        patience=5.0,
+        heartbeat=5.0,
+        longest=60,
+        vocabulary=40,
+        api_key=None,
+        own_folder=False,
+        **options,
+    ):
         server = StandIn(**options)
         made.append(server)
         engine = ServerEngine(
             server.address, tmp_path / "weights", vocabulary=vocabulary, longest=longest, slots=slots,
-            patience=patience, heartbeat=heartbeat, api_key=api_key,
+            patience=patience, heartbeat=heartbeat, api_key=api_key, own_folder=own_folder,
         )  # fmt: skip
         made.append(engine)
         if published is not None:

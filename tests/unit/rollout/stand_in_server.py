@@ -36,6 +36,8 @@ class StandIn:
         self.delay = 0.0  # seconds before every answer
         self.answers: list[tuple[int, Any]] = []  # given to the next generate requests instead of a response
         self.drops = 0  # so many of the next generate requests lose their connection
+        self.deadly = 0  # so many of the next generate requests kill it, and something starts it again
+        self.faults: list[tuple[str, int]] = []  # (route, status instead of an answer; 0: the connection is lost)
         self.unasked_aborts = 0
         self.logprob: float | None = None  # of the fourth token
         self.ill = False
@@ -113,8 +115,21 @@ class StandIn:
             self.drops -= 1
             handler.close_connection = True
             return self.reset(handler.request)
+        if path == "/inference/v1/generate" and self.deadly and len(body["token_ids"]) > 1:
+            self.deadly -= 1
+            self.generated.append(body)
+            threading.Thread(target=lambda: (self.kill(), self.start())).start()
+            return None
+        fault = next((one for one in self.faults if one[0] == path), None)
+        if fault is not None:
+            self.faults.remove(fault)
+            if not fault[1]:
+                handler.close_connection = True
+                return self.reset(handler.request)
         key = self.options["key"]
-        if path.startswith(("/v1", "/inference")) and key and handler.headers["Authorization"] != f"Bearer {key}":
+        if fault is not None:
+            status, answer = fault[1], "out of order"
+        elif path.startswith(("/v1", "/inference")) and key and handler.headers["Authorization"] != f"Bearer {key}":
             status, answer = 401, {"error": "Unauthorized"}
         else:
             status, answer = self.answer(path, handler.path, body)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import resource
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from server_parts import building, drain, requests, wait_for, weights
 from stand_in_server import StandIn
 
@@ -267,6 +270,43 @@ def test_nothing_is_sent_before_the_first_publish(make, help):
     _, engine = make(published=None)
     with pytest.raises(EngineError, match="publish first"):
         engine.submit(requests(help, 1, 1))
+
+
+def test_a_full_disk_names_the_folder_and_leaves_nothing_there(make, help, tmp_path):
+    server, engine = make()
+    tensors = [("value", torch.tensor(2.0)), ("large", torch.zeros(1_000_000))]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(EngineError, match=r"version 2 could not be written.*make room"):
+            engine.publish(2, SimpleNamespace(named_tensors=lambda: iter(tensors)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [folder.name for folder in (tmp_path / "weights").iterdir()] == [server.label]
+    engine.submit(requests(help, 1, 1))
+    assert drain(engine, 1)[(0, 0)].versions.tolist() == [1] * 8
+
+
+def test_nothing_is_written_after_close(make, tmp_path):
+    _, engine = make()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.publish(2, weights(2))
+    assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_killed_trainer_left_is_deleted_in_a_folder_of_our_own(make, tmp_path, own):
+    left, other = tmp_path / "weights" / "dapo-0123abcd-7-v7", tmp_path / "weights" / "notes"
+    left.mkdir(parents=True)
+    other.mkdir()
+    (left / "model.safetensors").write_text("old")
+    _, engine = make(own_folder=own)
+    assert left.exists() is not own
+    assert other.exists()
+    other.rmdir()
+    engine.close()
+    assert (tmp_path / "weights").exists() is not own
 
 
 # ---------------------------------------------------------------------- refusals

@@ -181,3 +181,84 @@ def test_two_trainers_do_not_share_a_server(make, help, tmp_path):
     two.submit(requests(help, 1))
     finish_under(drain(two, 2), 7, 1)
     two.close()
+
+
+def test_a_lost_resume_does_not_leave_the_server_paused(make, help):
+    server, engine = make()
+    server.faults = [("/resume", 0)]
+    engine.publish(2, weights(2))
+    assert not server.paused
+    engine.submit(requests(help, 1))
+    finish_under(drain(engine, 2), 2, 2)
+    assert server.routes["/collective_rpc"] == 2  # the weights were there
+
+
+def test_a_server_that_stands_still_is_noticed_by_the_heartbeat(make, help):
+    server, engine = make(heartbeat=0.1)
+    server.paused = True
+    engine.submit(requests(help, 1))
+    finish_under(drain(engine, 2), 1, 1)
+
+
+@pytest.mark.parametrize(("deaths", "finish"), [(5, FinishReason.LENGTH), (100, FinishReason.FAILED)])
+def test_a_request_that_kills_the_server_again_and_again_fails_in_the_end(make, help, deaths, finish):
+    server, engine = make()
+    server.deadly = deaths
+    engine.submit(requests(help, 1, 1))
+    event = drain(engine, 1)[(0, 0)]
+    assert event.finish is finish
+    assert len(server.generated) == 6
+    assert engine._dispatcher.counts["restarts"] == min(deaths, 6)
+    if finish is FinishReason.FAILED:
+        assert "died 6 times" in event.reason
+    server.deadly = 0
+    engine.submit(requests(help, 1, 1))
+    finish_under(drain(engine, 1), 1, 1)
+
+
+def test_deaths_of_the_server_are_forgotten_with_the_request(make, help):
+    server, engine = make(slots=1)
+    server.deadly = 5
+    engine.submit(requests(help, 1, 2))
+    wait_for(lambda: engine._dispatcher.counts["restarts"] == 5)
+    server.hold = True
+    engine.abort()
+    server.hold, server.deadly = False, 2
+    engine.submit(requests(help, 1, 2))
+    finish_under(drain(engine, 2), 1, 1)
+
+
+def test_a_server_replaced_during_a_load_gets_the_weights(make, help):
+    server, engine = make()
+    real, replaced = server.answer, []
+
+    def replace_once(path, full, body):
+        if path == "/reset_prefix_cache" and not replaced:
+            replaced.append(True)
+            server.forget()
+        return real(path, full, body)
+
+    server.answer = replace_once
+    engine.publish(2, weights(2))
+    engine.submit(requests(help, 1))
+    finish_under(drain(engine, 2), 2, 2)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_busy_server_or_a_proxy_is_asked_again(make, help, status):
+    server, engine = make()
+    server.faults = [("/inference/v1/generate", status)]
+    engine.submit(requests(help, 1))
+    finish_under(drain(engine, 2), 1, 1)
+    assert server.routes["/collective_rpc"] == 1
+
+
+@pytest.mark.parametrize("route", ["/pause", "/collective_rpc", "/resume", "/weight_info"])
+@pytest.mark.parametrize("status", [0, 429, 502])
+def test_a_fault_on_the_way_is_no_refusal_of_the_weights(make, help, route, status):
+    server, engine = make()
+    server.faults = [(route, status)]
+    engine.publish(2, weights(2))
+    engine.submit(requests(help, 1))
+    finish_under(drain(engine, 2), 2, 2)
+    assert engine._dispatcher.counts["restarts"] == 0

@@ -1,0 +1,131 @@
+"""How vLLM is set up, and how its errors are told. Imports no vLLM."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dapo.config.schema_rollout import Vllm
+from dapo.errors import EngineError
+from dapo.models.loaded import LoadedModel
+
+WEIGHT_WORKER = "dapo.rollout.vllm.WeightWorker"
+_BLOCK = 32  # tokens of a cache block: a prompt is shared in whole blocks; CPU kernels want multiples of 32
+_PREFILL_TOKENS = 4096  # of one step on a CPU
+_MIB = 2**20
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop runs in this process, one step at a time
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "CRITICAL",  # at ERROR a failing step prints all that is scheduled, 100 kB and more
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes all cores but one for itself, and the learner's too
+}
+
+
+def engine_args(loaded: LoadedModel, longest: int, slots: int, settings: Vllm, sleeps: bool) -> dict[str, Any]:
+    """Arguments of vLLM's ``EngineArgs``: what exactness needs, the recipe's, and what a CPU needs."""
+    cuda = loaded.device.type == "cuda"
+    positions = getattr(loaded.model.config, "max_position_embeddings", None)
+    args: dict[str, Any] = {
+        "model": loaded.name,
+        "dtype": settings.dtype or str(loaded.dtype).removeprefix("torch."),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",  # of what was sampled from: temperature, top-p and top-k applied
+        "generation_config": "vllm",  # no sampling defaults of the model's own
+        "max_model_len": longest if positions is None else min(longest, positions),
+        "max_num_seqs": slots,
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": True,
+        "async_scheduling": False,  # a step ahead of itself, vLLM would stamp tokens with the wrong version
+        "enforce_eager": not cuda if settings.enforce_eager is None else settings.enforce_eager,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "enable_sleep_mode": sleeps,
+        "gpu_memory_utilization": settings.gpu_memory_utilization if cuda else 0.1,
+        "worker_extension_cls": WEIGHT_WORKER,
+        "disable_log_stats": True,
+    }
+    if not cuda:
+        args["block_size"] = _BLOCK
+        # In chunks, vLLM 0.32 turns a seeded request's generator back by an offset, which CPU generators do not have.
+        args |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(_PREFILL_TOKENS, longest)}
+    if settings.kv_cache_mib is not None:
+        args["kv_cache_memory_bytes"] = settings.kv_cache_mib * _MIB
+    elif not cuda:
+        args["kv_cache_memory_bytes"] = _cpu_cache_bytes(loaded, longest, slots)
+    return args | settings.engine_args
+
+
+def check_names(args: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse arguments that this vLLM does not have.
+
+    Raises:
+        EngineError: With the names nearest to the unknown one.
+    """
+    for name in args:
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known))
+            raise EngineError(
+                f"rollout.vllm.engine_args.{name}: the installed vLLM has no such argument"
+                + (f"; near it: {near}" if near else "")
+            )
+
+
+def head_size(loaded: LoadedModel) -> int:
+    """Dimensions of an attention head."""
+    config = loaded.model.config.get_text_config()
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _cpu_cache_bytes(loaded: LoadedModel, longest: int, slots: int) -> int:
+    """Enough for every slot at full length, at most a quarter of the free memory."""
+    config = loaded.model.config.get_text_config()
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    per_token = config.num_hidden_layers * 2 * kv_heads * head_size(loaded) * 4
+    blocks = slots * -(-longest // _BLOCK) + 1
+    return int(min(blocks * _BLOCK * per_token, _free_memory() // 4))
+
+
+@contextmanager
+def speaking_of(doing: str) -> Iterator[None]:
+    """Errors of vLLM's as ours, with what it was doing and the next move."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"vLLM failed while {doing}: {_words(error)}. Settings are in rollout.vllm "
+            "(engine_args takes any of vLLM's own); VLLM_LOGGING_LEVEL=INFO shows what it does; rollout.engine: "
+            "embedded works without it"
+        ) from error
+
+
+def _words(error: Exception) -> str:
+    """An error in one line; vLLM's configurations raise pydantic's, whose first line says nothing, and asserts."""
+    details = getattr(error, "errors", None)
+    if callable(details) and (found := details()):
+        said = "; ".join(str(one.get("msg", one)) for one in found[:3])
+    else:
+        said = str(error).strip().partition("\n")[0]
+    if not said:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"without a message, in {last.name} ({Path(last.filename).name}:{last.lineno}: {last.line})"
+    return f"{type(error).__name__}: {said}"
+
+
+def _free_memory() -> int:
+    """Bytes that can be taken without swapping, caches of files included."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def shared_memory() -> str | None:
+    """A folder in memory, if there is one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
