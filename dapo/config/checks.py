@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.problems import Problem
@@ -25,7 +26,7 @@ def uses_sampler_logprobs(recipe: Recipe) -> bool:
     return old == "sampler" or (old == "auto" and recipe.rollout.engine == "embedded")
 
 
-def correction_kind(recipe: Recipe) -> str:
+def correction_kind(recipe: Recipe) -> Literal["none", "report", "truncate", "mask_token", "mask_sequence"]:
     """``algorithm.correction.kind``; ``auto`` is truncation where the learner's log-probabilities are used."""
     kind = recipe.algorithm.correction.kind
     if kind != "auto":

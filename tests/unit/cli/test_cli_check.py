@@ -72,6 +72,17 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert not (recipe.parent / "runs").exists()
 
 
+def test_check_of_an_engine_that_is_not_here(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dapo.build.engines.importlib.util.find_spec", lambda name: None)
+    assert main(["check", str(recipe), "rollout.engine=vllm_server", "rollout.server.url=http://h:1"]) == 0
+    told = capsys.readouterr().out
+    assert "needs the package aiohttp, which is not installed" in told
+    assert "vllm_server at http://h:1; old log-probabilities: the learner's" in told
+    assert "the server was not asked anything" in told
+
+
 def test_check_says_that_the_run_exists(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (recipe.parent / "runs" / "run").mkdir(parents=True)
     assert main(["check", str(recipe)]) == 0

@@ -98,6 +98,18 @@ def test_file_round_trip_over_many_row_groups(tmp_path):
     assert read_rollouts(path).to_pylist() == rollout_table(4, groups).to_pylist()
 
 
+def test_a_later_stop_at_the_same_step_adds_what_is_new(tmp_path):
+    path = tmp_path / "stopped_000004.parquet"
+    write_rollouts(path, 4, [group(1), group(2)], add=True)  # no file yet
+    later = group(2, Verdict.ALL_WRONG)
+    write_rollouts(path, 4, [later, group(3)], add=True)
+    rows = read_rollouts(path).to_pylist()
+    assert [row["group"] for row in rows] == [1] * 3 + [2] * 3 + [3] * 3
+    assert {row["verdict"] for row in rows if row["group"] == 2} == {"all_wrong"}
+    write_rollouts(path, 4, [group(5)])
+    assert {row["group"] for row in read_rollouts(path).to_pylist()} == {5}
+
+
 def test_a_step_without_groups_is_a_file_without_rows(tmp_path):
     path = tmp_path / "step_000001.parquet"
     write_rollouts(path, 1, [])

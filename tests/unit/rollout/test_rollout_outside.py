@@ -7,8 +7,9 @@ import torch
 from dapo.build import engines
 from dapo.config import recipe_from_dict
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
-from dapo.errors import RecipeError
+from dapo.errors import EngineError, RecipeError
 from dapo.rollout.seeds import generator_seed
+from dapo.rollout.vllm_options import check_names
 from dapo.rollout.weights import read_weights, write_weights
 
 
@@ -52,3 +53,32 @@ def test_an_engine_whose_package_is_missing_is_refused_with_the_extra(monkeypatc
         engines.check_engine(recipe)
     embedded = recipe.rollout.model_copy(update={"engine": "embedded"})
     engines.check_engine(recipe.model_copy(update={"rollout": embedded}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "engine: embedded; old log-probabilities: the sampler's own"),
+        (
+            {"rollout": {"engine": "generate"}},
+            "engine: generate; old log-probabilities: the learner's; correction of the gap: truncate",
+        ),
+        (
+            {
+                "rollout": {"engine": "vllm_server", "server": {"url": "http://h:1"}},
+                "algorithm": {"correction": {"kind": "mask_token"}},
+            },
+            "engine: vllm_server at http://h:1; old log-probabilities: the learner's; "
+            "correction of the gap: mask_token",
+        ),
+    ],
+)
+def test_what_depends_on_the_engine_is_said(settings, said):
+    base = {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum", "size": 8}]}}
+    assert engines.describe_engine(recipe_from_dict(base | settings).recipe) == said
+
+
+def test_an_argument_that_vllm_does_not_have_is_refused_with_its_neighbours():
+    with pytest.raises(EngineError, match=r"engine_args.max_num_batched_token: .*near it: max_num_batched_tokens"):
+        check_names({"max_num_batched_token": 1}, ["max_num_batched_tokens", "seed"])
+    check_names({"seed": 1}, ["max_num_batched_tokens", "seed"])

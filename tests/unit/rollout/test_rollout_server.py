@@ -337,6 +337,21 @@ def test_no_server_at_all(tmp_path):
         ServerEngine("localhost:8000", tmp_path, vocabulary=40, longest=60)
 
 
+def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("dapo.rollout.vllm_startup._SILENT_SECONDS", 0.2)
+    with caplog.at_level("WARNING"), pytest.raises(EngineError, match="for 1 s"):
+        ServerEngine("http://127.0.0.1:9", tmp_path, vocabulary=40, longest=60, patience=1.0)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("waiting for a vLLM server at http://127.0.0.1:9, for up to 1 s (")
+
+
+def test_something_else_at_the_address_is_refused_at_once(tmp_path):
+    server = StandIn()
+    with pytest.raises(EngineError, match=r"is no vLLM server \(/health answered 404"):
+        ServerEngine(f"{server.address}/v1", tmp_path, vocabulary=40, longest=60, patience=30.0)
+    server.kill()
+
+
 def test_the_key_is_sent(make, help):
     _, engine = make(key="secret", api_key="secret")
     engine.submit(requests(help, 1, 1))
