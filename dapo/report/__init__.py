@@ -1,0 +1,1 @@
+"""Pages made from run folders: ``dapo report`` and ``dapo view``. Reads files only; never writes into what it reads."""

@@ -1,0 +1,247 @@
+"""What a page is told: the one contract between the readers of run folders, the pages and the server.
+
+Everything is JSON. ``dapo report`` puts a ``Bundle`` into the page; ``dapo view`` serves the same objects, so a page
+does not know which of the two made it. A number that is not finite or was not measured is None. Text comes from models
+and data and is untrusted: it is never markup. Times are seconds since 1970, durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+State = Literal["running", "finished", "interrupted", "unfilled", "failed", "killed", "unknown"]
+"""``interrupted``: Ctrl-C, saved. ``unfilled``: the batch could not be filled. ``failed``: an error ended it.
+``killed``: it says that it runs, and no process holds its folder. ``unknown``: an older run that does not say."""
+
+Tone = Literal["good", "bad", "warn", ""]
+
+
+class Status(TypedDict):
+    """How a run stands, or how it ended."""
+
+    state: State
+    title: str  # a few words: "finished", "could not fill its batch"
+    said: str  # one to three sentences: what happened and what to do next
+    step: int  # last step with a line in metrics.jsonl
+    steps: int  # that the recipe wants
+    started: float | None
+    updated: float | None  # last sign of life, or the end
+    log: list[str]  # last lines of log.txt where the run did not end well
+
+
+class Tile(TypedDict):
+    """One number of the outcome."""
+
+    label: str
+    value: str  # formatted: "41.4 % -> 92.6 %"
+    detail: str  # small print: the interval, the step
+    key: str  # of the glossary; "" for none
+    tone: Tone
+
+
+class Advice(TypedDict):
+    """A warning found by a rule."""
+
+    rule: str  # such as "entropy_collapse"
+    severity: Literal["bad", "warn", "note"]
+    title: str
+    said: str  # with the numbers that made it speak
+    move: str  # what to do, with the setting's name
+    first_step: int
+    last_step: int
+    keys: list[str]  # metrics to look at
+
+
+class Thinned(TypedDict):
+    """What was left out so that the page stays small. ``kept == of``: nothing was."""
+
+    kept: int
+    of: int
+    how: str  # one sentence
+
+
+class Curves(TypedDict):
+    """Metrics over steps. Where thinned, a point is the mean of a stretch of steps and ``low``/``high`` its ends."""
+
+    steps: list[int]
+    values: dict[str, list[float | None]]  # by metric key; as long as steps
+    low: dict[str, list[float | None]]  # {} where nothing was thinned
+    high: dict[str, list[float | None]]
+    thinned: Thinned
+
+
+class Band(TypedDict):
+    """The same metric over several seeds of one recipe."""
+
+    steps: list[int]
+    mean: list[float | None]
+    low: list[float | None]  # least and greatest seed
+    high: list[float | None]
+
+
+class Tokens(TypedDict):
+    """A response token by token. Lists are as long as the response, or None where nothing was recorded."""
+
+    pieces: list[str]  # text of each token; together the response, special tokens included
+    sampler: list[float | None]  # log-probability when it was sampled, nats
+    learner: list[float | None] | None  # log-probability under the learner in its update
+    ratio: list[float | None] | None  # r = exp(learner - old)
+    entropy: list[float | None] | None  # nats
+    clip: list[int] | None  # 0 none, 1 low, 2 high, 3 dual
+    versions: list[int]  # of the weights that made each token
+
+
+class Response(TypedDict):
+    """One response of a group."""
+
+    sample: int
+    text: str
+    length: int
+    finish: str  # stop | length | failed | aborted
+    accuracy: float | None
+    rewards: dict[str, float | None]  # by name
+    reward: float | None  # weighted sum, before scaling and penalty
+    penalty: float | None
+    shaped: float | None
+    advantage: float | None
+    voter: bool | None
+    unscored: str | None  # why
+    logprob: float | None  # mean over its tokens, of the sampler
+    tokens: Tokens | None
+
+
+class GroupView(TypedDict):
+    """A group, its responses side by side. ``responses`` is [] in lists, whole where one group is asked for."""
+
+    step: int
+    group: int
+    born: int
+    prompt_id: str
+    source: str
+    prompt: str
+    answer: str
+    verdict: str | None
+    disposition: str | None
+    why: str  # the reason it was dropped or kept, in words
+    responses: list[Response]
+    size: int
+    correct: int
+    scored: int
+    length_mean: float
+    truncated: int
+    has_tokens: bool
+
+
+class Visit(TypedDict):
+    """What one step made of a prompt."""
+
+    step: int
+    group: int
+    verdict: str | None
+    disposition: str | None
+    correct: int
+    scored: int
+    length_mean: float
+
+
+class PromptView(TypedDict):
+    """A prompt's history over steps."""
+
+    id: str
+    source: str
+    prompt: str
+    answer: str
+    visits: list[Visit]  # in order of steps
+
+
+class HeldOut(TypedDict):
+    """A validation problem before and after."""
+
+    set: str
+    prompt_id: str
+    prompt: str
+    answer: str
+    greedy: bool
+    answers: list[tuple[int, str, float | None, int, bool]]  # step, response, accuracy, length, truncated
+
+
+class Rollouts(TypedDict):
+    """What the browser shows: in a report what fits, in the view the newest step, with the rest on demand."""
+
+    steps: list[int]  # steps whose groups can be had
+    groups: list[GroupView]
+    prompts: list[PromptView]
+    held_out: list[HeldOut]
+    thinned: Thinned
+
+
+class Timeline(TypedDict):
+    """Spans of phases. A span is (phase, step, start, seconds, busy seconds, count of stretches merged into it)."""
+
+    phases: list[str]
+    spans: list[tuple[int, int, float, float, float, int]]  # start: seconds since ``origin``
+    origin: float
+    thinned: Thinned
+
+
+class RecipeView(TypedDict):
+    """The recipe, and how it differs from its preset."""
+
+    preset: str
+    resolved: str  # YAML
+    difference: list[tuple[str, str, str]]  # path, preset's value, the run's
+
+
+class RunView(TypedDict):
+    """One run."""
+
+    name: str  # of its folder
+    label: str  # unique within the bundle
+    folder: str  # as the reader named it
+    family: str  # runs whose recipes differ in seed and name alone share one
+    seed: int | None
+    status: Status
+    sentences: list[str]  # the outcome in words
+    tiles: list[Tile]
+    advice: list[Advice]
+    curves: Curves
+    recipe: RecipeView | None
+    timeline: Timeline
+    rollouts: Rollouts
+    notes: list[str]  # what could not be read, and why
+
+
+class Definition(TypedDict):
+    """A line of the glossary."""
+
+    unit: str
+    meaning: str
+    better: Literal["higher", "lower", ""]
+
+
+class Bundle(TypedDict):
+    """Everything a page shows at first."""
+
+    version: str  # of dapo
+    made: float
+    live: bool  # the server made it: more can be asked for, and it changes
+    runs: list[RunView]
+    bands: dict[str, dict[str, Band]]  # family with two runs and more -> metric key -> band
+    glossary: dict[str, Definition]  # of every key in curves and tiles
+
+
+class RunLine(TypedDict):
+    """A run in the list of ``dapo view``."""
+
+    name: str  # path below the served folder; names the run in addresses
+    state: State
+    title: str
+    step: int
+    steps: int
+    updated: float | None
+    started: float | None
+    accuracy: list[float | None]  # held-out accuracy, for a small curve
+    reward: list[float | None]  # training accuracy, thinned to some fifty points
+    preset: str
+    model: str
+    advice: int  # warnings of severity "bad" and "warn"
