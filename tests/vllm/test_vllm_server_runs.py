@@ -65,7 +65,11 @@ def test_a_run_outlives_its_server_and_is_resumed_when_it_did_not(tmp_path, reci
     server.wait()
     dapo("train", "--resume", run, "rollout.server.patience=180")
     assert_none_lost_or_doubled(run, 8)
-    for row in read_metrics(run / "metrics.jsonl")[1:]:
-        assert row["train/sync_gap"] < 1e-4
+    rows = read_metrics(run / "metrics.jsonl")[1:]
+    assert (
+        sum("train/sync_gap" not in row for row in rows) <= 1
+    )  # the server may have died between a step and its publish
+    for row in rows:
+        assert row.get("train/sync_gap", 0.0) < 1e-4
         assert row.get("train/gap_max_current", 0.0) < 1e-3  # absent where only carried groups trained
     assert not (run / "weights").exists()
