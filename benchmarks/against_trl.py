@@ -146,7 +146,7 @@ def run_dapo(common: dict[str, Any], folder: Path, arguments: argparse.Namespace
             # TRL neither evaluates nor saves here
             "step": row["time/step"] - row.get("time/evaluate", 0.0) - row.get("time/save", 0.0),
             "generate": row["time/generate"],
-            "score": row["time/score"],
+            "score": row["time/score"] + row["time/judge"],
             "learn": row["time/learn"],
             "generated_tokens": row["sampling/generated_tokens"],
             "accuracy": row["reward/accuracy"],

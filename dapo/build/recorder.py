@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from dapo.config.schema import Logging
-from dapo.contracts.types import Group, Metrics
+from dapo.contracts.types import Group, Metrics, TokenTrace
 from dapo.loop.evaluation import Evaluated, EvaluationResult
 from dapo.observe.console import Console
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.rollouts import select_groups, write_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, write_samples
+from dapo.observe.spans import Span, SpanLog
+from dapo.observe.status import StatusWriter
+from dapo.observe.tables import TableWriter
+from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.trackers import Trackers
 from dapo.observe.why import Filling
 
@@ -23,26 +28,51 @@ SAMPLED_PROBLEMS = 24
 class RunRecorder:
     """Implements ``dapo.loop.trainer.Recorder`` with the files of a run folder."""
 
-    def __init__(self, folder: RunFolder, console: Console, trackers: Trackers, settings: Logging) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        console: Console,
+        trackers: Trackers,
+        settings: Logging,
+        pieces: Pieces | None = None,
+        status: StatusWriter | None = None,
+    ) -> None:
+        """``pieces`` cuts responses into tokens' texts; None: no token records. ``status`` hears of steps."""
         self.folder, self.console, self.trackers, self.settings = folder, console, trackers, settings
-        self.writer = MetricWriter(folder.metrics)
+        self.pieces, self.status = pieces, status
+        self.writer, self.tables = MetricWriter(folder.metrics), TableWriter()
+        self.spans = SpanLog(folder.spans) if settings.spans else None
 
     def filling(self, progress: Filling) -> None:
         """A group was judged while a batch is collected. Called for every group, so it does next to nothing."""
         self.console.filling(progress)
 
-    def step(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
-        """Rollouts first, then the metrics line: a step with a line has its rollouts."""
-        chosen = select_groups(finished, self.settings.rollouts, self.settings.rollouts_sample)
+    def span(self, span: Span) -> None:
+        if self.spans is not None:
+            self.spans.add(span)
+
+    def traced(self, finished: Sequence[Group]) -> set[int]:
+        return {group.id for group in self._for_tokens(finished)}
+
+    def step(self, step: int, metrics: Metrics, finished: Sequence[Group], traces: Sequence[TokenTrace] = ()) -> None:
+        """All files of a step. Tables follow within a moment; a checkpoint waits for them."""
+        chosen, of_tokens = self._for_rollouts(finished), self._for_tokens(finished)
         if chosen:
-            write_rollouts(self.folder.rollout_file(step), step, chosen)
+            write_rollouts(self.folder.rollout_file(step), step, chosen, write=self.tables.write)
+        if of_tokens and self.pieces is not None:
+            write_tokens(self.folder.tokens_file(step), step, of_tokens, traces, self.pieces, self.tables.write)
+        if self.spans is not None:
+            self.spans.flush()
         self.writer.write(step, metrics)
+        if self.status is not None:
+            self.status.step(step)
         self.trackers.log(step, metrics)
         if step > 0:
             self.console.step(step, metrics)
         every = self.settings.samples_every
         if every and step and step % every == 0 and finished:
             self._show_sample(finished)
+        self.tables.start()
 
     def evaluation(self, step: int, result: EvaluationResult) -> None:
         write_samples(self.folder.samples, [_sample(step, r) for r in result.responses if r.problem < SAMPLED_PROBLEMS])
@@ -60,11 +90,28 @@ class RunRecorder:
         self.console.warn(message)
 
     def state(self) -> dict[str, Any]:
+        """For a checkpoint: it knows no more than the files beside it."""
+        self.tables.sync()
+        self.writer.sync()
         return self.trackers.state()
 
     def close(self) -> None:
-        self.writer.close()
-        self.trackers.close()
+        with ExitStack() as stack:  # the others, where one fails
+            stack.callback(self.trackers.close)
+            stack.callback(self.writer.close)
+            stack.callback(self.tables.close)
+            if self.spans is not None:
+                stack.callback(self.spans.close)
+
+    def _for_rollouts(self, finished: Sequence[Group]) -> list[Group]:
+        return select_groups(finished, self.settings.rollouts, self.settings.rollouts_sample)
+
+    def _for_tokens(self, finished: Sequence[Group]) -> list[Group]:
+        """Of the groups that the rollout file holds, where there is one: a reader finds their prompts there."""
+        if self.pieces is None:
+            return []
+        known = finished if self.settings.rollouts == "none" else self._for_rollouts(finished)
+        return select_for_tokens(known, self.settings.tokens)
 
     def _show_sample(self, finished: Sequence[Group]) -> None:
         group = finished[-1]

@@ -128,7 +128,7 @@ class Session:
         )
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore) -> Trainer:
-        recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases()
+        recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases(recorder.span)
         algorithm, learner = make_algorithm(recipe), self.learner()
         sampling = make_sampling(recipe, self.loaded)
         collector = StreamingCollector(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,19 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change, load_for_resume
+from dapo.config.schema import Recipe
 from dapo.errors import DapoError, EngineError, SamplingStopped
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
 from dapo.observe.prompts import write_prompts
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.status import StatusWriter, ending
 from dapo.observe.summary import print_summary
+from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import open_trackers
+
+log = logging.getLogger(__name__)
 
 FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
 
@@ -60,8 +67,25 @@ def resume(run_folder: Path, overrides: list[str]) -> int:
 
 
 def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: bool) -> int:
+    try:
+        with logging_to(folder.log, console.warn):
+            try:
+                finished = _train(loaded, folder, console, resume=resume)
+            except Exception as error:
+                # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
+                log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)
+                raise
+    finally:
+        folder.release()  # last: a run whose status says "running" while nobody holds its folder was killed
+    _say_end(folder, console, finished)
+    return FINISHED if finished else INTERRUPTED
+
+
+def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: bool) -> bool:
+    """True when the run got to its end, False after Ctrl-C."""
     recipe = loaded.recipe
-    with logging_to(folder.log, console.warn):
+    with ExitStack() as stack:
+        status = None if resume else _say_running(stack, folder, recipe)
         session = Session.make(recipe, console, folder.path)
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
@@ -79,7 +103,8 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
                     console.warn(
                         f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}"
                     )
-            recorder = _recorder(loaded, folder, console, step, state.get("recorder"))
+            status = status or _say_running(stack, folder, recipe, step)  # a refused resume leaves what it says
+            recorder = _recorder(session, folder, console, status, step, state.get("recorder"))
             try:
                 trainer = session.trainer(recorder, checkpoints)
                 if saved is not None:
@@ -95,9 +120,18 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: b
                 recorder.close()
         finally:
             session.close()
-            folder.release()
-    _say_end(folder, console, finished)
-    return FINISHED if finished else INTERRUPTED
+        if finished:
+            status.end("finished", trainer.ended_early)
+        else:
+            status.end("interrupted", f"stopped by Ctrl-C or SIGTERM after step {status.status.step}, and saved")
+    return finished
+
+
+def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int = 0) -> StatusWriter:
+    """``status.json``: running, until ``stack`` is left with an exception, which it will then tell."""
+    status = StatusWriter(folder.status, recipe.trainer.steps, step)
+    stack.enter_context(ending(status))
+    return status
 
 
 def _saved_state(saved: Path | None, session: Session) -> dict[str, Any]:
@@ -110,9 +144,14 @@ def _saved_state(saved: Path | None, session: Session) -> dict[str, Any]:
 
 
 def _recorder(
-    loaded: LoadedRecipe, folder: RunFolder, console: Console, first_step: int, state: dict[str, Any] | None
+    session: Session,
+    folder: RunFolder,
+    console: Console,
+    status: StatusWriter,
+    first_step: int,
+    state: dict[str, Any] | None,
 ) -> RunRecorder:
-    recipe = loaded.recipe
+    recipe = session.recipe
     trackers = open_trackers(
         tensorboard=folder.tensorboard if recipe.logging.tensorboard else None,
         wandb_project=recipe.logging.wandb,
@@ -123,7 +162,8 @@ def _recorder(
         first_step=first_step,
         state=state,
     )
-    return RunRecorder(folder, console, trackers, recipe.logging)
+    pieces = Pieces(session.loaded.tokenizer) if recipe.logging.tokens else None
+    return RunRecorder(folder, console, trackers, recipe.logging, pieces, status)
 
 
 def _write_recipe(folder: RunFolder, loaded: LoadedRecipe) -> None:

@@ -319,7 +319,7 @@ def _account(data: RunData) -> Iterator[RenderableType]:
                 number(seconds or None),
                 _SPENT[name],
             )
-    worked = sum(sum(series(rows, key)[1]) for key in ("time/generate", "time/score"))
+    worked = sum(sum(series(rows, key)[1]) for key in ("time/generate", "time/score", "time/judge"))
     table.add_row(
         "  generated", f"{total:,.0f}", percent(1.0), number(worked or None), "seconds: generating and scoring"
     )

@@ -327,6 +327,11 @@ class Logging(Section):
     """Which groups go to ``rollouts/*.parquet``."""
     rollouts_sample: Positive = 8
     """For ``sample``: groups per step."""
+    tokens: Annotated[int, Field(ge=0)] = 3
+    """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, beside one that did not train,
+    all from those that ``rollouts`` records; 0: none."""
+    spans: bool = True
+    """Write ``spans.jsonl``: when each phase of a step began and ended."""
     console: Literal["auto", "live", "plain", "quiet"] = "auto"
     """``auto``: live in a terminal, plain lines elsewhere."""
     samples_every: Annotated[int, Field(ge=0)] = 10

@@ -130,7 +130,7 @@ def _cost() -> Iterator[Metric]:
         yield Metric(
             f"cost/{fate}_seconds",
             SECONDS,
-            f"Seconds in generate and score of this step x {fate} tokens / generated tokens of this step.",
+            f"Seconds in generate, score and judge of this step x {fate} tokens / generated tokens of this step.",
             "lower",
             clock=True,
         )
@@ -288,7 +288,8 @@ def _validation() -> Iterator[Metric]:
 
 _PHASES = {
     "generate": "in the engine",
-    "score": "waiting for verifiers",
+    "score": "handing responses to verifiers and waiting for their scores",
+    "judge": "judging groups and keeping account of them",
     "shape": "in rewards, advantages and token weights",
     "learn": "in forward and backward passes and the optimiser",
     "publish": "handing the weights to the engine, the sync check included",

@@ -20,6 +20,7 @@ from dapo.contracts.types import (
     SampleRequest,
     Score,
     StepBatch,
+    TokenTrace,
     TrainRow,
 )
 
@@ -90,6 +91,13 @@ class Learner(Protocol):
         """One optimiser step: gradient of the plain sum of weight x correction x L over all tokens of ``rows``.
 
         The rows are split into micro-batches at will: the driver's token weights make the split irrelevant.
+        """
+
+    def take_traces(self) -> list[TokenTrace]:
+        """What ``update`` computed of the tokens of ``traced`` rows since the last call, in the order of the updates.
+
+        Rows in which no token carries loss are not computed, so they have none. Tracing copies numbers that an update
+        has anyway: it changes neither gradients nor metrics.
         """
 
     def publish(self) -> WeightSource: ...

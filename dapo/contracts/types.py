@@ -180,6 +180,21 @@ class TrainRow:
     loss_mask: BoolArray | None = None  # tokens that carry loss (weights > 0 unless the reduction gives 0)
     sampler_logprobs: FloatArray | None = None  # for the gap metrics; None when they are the old ones
     current: BoolArray | None = None  # token was made by the current version of the weights
+    sample: int = 0  # index of the response in its group
+    traced: bool = False  # the learner keeps what it computes of each token, see ``TokenTrace``
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTrace:
+    """What the learner computed of one response in its optimiser step. All arrays are [response tokens]."""
+
+    group: int
+    sample: int
+    logprobs: FloatArray  # under the weights before the optimiser step, at the sampling temperature, nats
+    old_logprobs: FloatArray  # what the ratio runs against
+    ratio: FloatArray  # exp(logprobs - old_logprobs), its logarithm bounded as in the losses
+    entropy: FloatArray  # of the policy at each token, nats
+    clip: NDArray[np.int8] | None  # 0 none, 1 low, 2 high, 3 dual; None: the loss names no such flags
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dapo.algorithms.losses import LossInputs
 from dapo.config import schema
-from dapo.contracts.types import BoolArray, FloatArray, Metrics, TrainRow
+from dapo.contracts.types import BoolArray, FloatArray, Metrics, TokenTrace, TrainRow
 from dapo.errors import LearnerError
 from dapo.learner import storage
 from dapo.learner.metrics import TokenRecord, loss_mask
@@ -76,6 +76,7 @@ class LocalLearner:
         self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
         self.skipped_in_a_row = 0
         self._weights_moved = False  # since the last publish
+        self._traces: list[TokenTrace] = []  # until they are taken
 
     def logprobs(self, rows: Sequence[TrainRow]) -> list[FloatArray]:
         """Log-probability of every response token under the present weights, in the order of ``rows``."""
@@ -113,6 +114,7 @@ class LocalLearner:
                 micro_batches += 1
                 packed_tokens += batch.input_ids.numel()
         metrics = record.metrics(weights_moved=self._weights_moved)
+        self._traces += record.traces()
         norm, applied = self.optimizer.step(learning_rate)
         self._weights_moved |= applied
         self._count_skipped(norm, applied)
@@ -123,6 +125,11 @@ class LocalLearner:
             "train/micro_batches": micro_batches,
             "train/packed_tokens": packed_tokens,
         }
+
+    def take_traces(self) -> list[TokenTrace]:
+        """Traces of the traced rows of every ``update`` since the last call; see the protocol."""
+        taken, self._traces = self._traces, []
+        return taken
 
     def publish(self) -> SharedWeights:
         self._weights_moved = False

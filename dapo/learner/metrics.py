@@ -13,7 +13,7 @@ from torch import Tensor
 from dapo.algorithms.correction import tokens_corrected
 from dapo.algorithms.diagnostics import merge_gaps, sampler_gap
 from dapo.algorithms.ratio import log_ratio
-from dapo.contracts.types import BoolArray, FloatArray, Metrics, TrainRow
+from dapo.contracts.types import BoolArray, FloatArray, Metrics, TokenTrace, TrainRow
 
 BUILT_IN_FLAGS = ("clip_low", "clip_high", "clip_dual")
 
@@ -77,6 +77,44 @@ class TokenRecord:
             if name == "clip_high":
                 out["train/clip_high_probability"] = float(np.exp(logprobs[flag]).mean()) if flag.any() else math.nan
         return out | self._gaps(mask, logprobs, old, weights_moved)
+
+    def traces(self) -> list[TokenTrace]:
+        """What is known of each token of the traced rows; copies, so the rest of the record can go."""
+        chosen = [number for number, row in enumerate(self.rows) if row.traced]
+        if not chosen:
+            return []
+        lengths = np.array([len(row.token_ids) for row in self.rows])
+        wanted = np.repeat([row.traced for row in self.rows], lengths)
+        rows = [self.rows[number] for number in chosen]
+        logprobs = np.concatenate(self.logprobs)[wanted].astype(np.float32)
+        old = np.concatenate([_old(row) for row in rows]).astype(np.float32)
+        ratio = np.exp(log_ratio(logprobs, old)).astype(np.float32)
+        entropy = np.concatenate(self.entropy)[wanted].astype(np.float32)
+        clip = self._clip(wanted)
+        ends = np.cumsum(lengths[chosen])
+        parts = [slice(end - len(row.token_ids), end) for row, end in zip(rows, ends, strict=True)]
+        return [
+            TokenTrace(
+                group=row.group,
+                sample=row.sample,
+                logprobs=logprobs[part],
+                old_logprobs=old[part],
+                ratio=ratio[part],
+                entropy=entropy[part],
+                clip=None if clip is None else clip[part],
+            )
+            for row, part in zip(rows, parts, strict=True)
+        ]
+
+    def _clip(self, wanted: BoolArray) -> NDArray[np.int8] | None:
+        """1 + the index in ``BUILT_IN_FLAGS`` of the bound that cut each wanted token, 0 where none did."""
+        if not any(name in self.flags for name in BUILT_IN_FLAGS):
+            return None
+        clip = np.zeros(int(wanted.sum()), dtype=np.int8)
+        for number, name in enumerate(BUILT_IN_FLAGS, 1):
+            if name in self.flags:
+                clip[np.concatenate(self.flags[name])[wanted].astype(np.bool_)] = number
+        return clip
 
     def _correction(self, mask: BoolArray) -> Metrics:
         if all(row.correction is None for row in self.rows):

@@ -215,7 +215,8 @@ def wasted_seconds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -
     generated = metrics.get("sampling/generated_tokens")
     if not generated:
         return {}
-    per_token = (seconds.get("time/generate", 0.0) + seconds.get("time/score", 0.0)) / generated
+    collecting = sum(seconds.get(f"time/{phase}", 0.0) for phase in ("generate", "score", "judge"))
+    per_token = collecting / generated
     return {f"cost/{fate}_seconds": metrics[f"cost/{fate}_tokens"] * per_token for fate in WASTED}
 
 

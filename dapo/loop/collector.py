@@ -12,7 +12,6 @@ collector waits for a late one. With an engine in the process a run is then a fu
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,12 +23,10 @@ from dapo.contracts.types import (
     Completion,
     Group,
     IntArray,
-    Key,
     Partial,
     SampleEvent,
     SampleRequest,
     SamplingParams,
-    Score,
     StepBatch,
 )
 from dapo.errors import EngineError, RewardError, SamplingStopped
@@ -38,8 +35,9 @@ from dapo.loop.algorithm import Algorithm
 from dapo.loop.copies import copies
 from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
-from dapo.loop.outcomes import ENGINE, fails_on_everything, filling, shares_of, stopped, warn_of_old_groups
+from dapo.loop.outcomes import fails_on_everything, filling, shares_of, stopped, warn_of_old_groups
 from dapo.loop.refill import Refill, is_full
+from dapo.loop.scores import Scores
 from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.selection import PromptSelector
 from dapo.loop.state import group_state, load_group
@@ -72,8 +70,9 @@ class StreamingCollector:
         self.engine, self.scorer, self.algorithm = engine, scorer, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
-        self.run_seed, self.decode, self.verdict_lag = run_seed, decode, verdict_lag
+        self.run_seed, self.decode = run_seed, decode
         self.phases, self.watch, self.reads_answers = phases or Phases(), watch, reads_answers
+        self.scores = Scores(scorer, verdict_lag, self.phases)
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings, run_seed)
         self.refill = Refill(settings, prompts_per_step)
@@ -87,8 +86,6 @@ class StreamingCollector:
         self._restored = False  # loaded from a state, perhaps with other settings
         self._paused = True  # the engine holds nothing of ours
         self._decoding = 0  # responses that the engine has and has not ended
-        self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score takes effect, key)
-        self._scores: dict[Key, Score] = {}
 
     # ------------------------------------------------------------------ the driver's calls
 
@@ -263,7 +260,7 @@ class StreamingCollector:
                     )
                 )
             elif group.scores_G[index] is None:
-                self._score(key, group, completion, self.engine.clock)
+                self.scores.submit(key, group.prompt, completion, self.engine.clock)
         if requests:
             self._decoding += len(requests)
             self.engine.submit(requests)
@@ -288,14 +285,7 @@ class StreamingCollector:
             for event, completion in zip(events, self._completed(events), strict=True):
                 group = self.open[event.key[0]]
                 group.completions_G[event.key[1]] = completion
-                self._score(event.key, group, completion, event.tick, event.reason)
-
-    def _score(self, key: Key, group: OpenGroup, completion: Completion, tick: int, failure: str | None = None) -> None:
-        if completion.finish is FinishReason.FAILED:  # unscored, not wrong
-            self._scores[key] = Score(reason=f"{ENGINE}{failure or 'failed'}")
-        else:
-            self.scorer.submit(key, group.prompt, completion)
-        self._ended.append((tick + self.verdict_lag, key))
+                self.scores.submit(event.key, group.prompt, completion, event.tick, event.reason)
 
     def _join(self, event: SampleEvent) -> Partial:
         self.account.generated(len(event.token_ids))
@@ -312,16 +302,9 @@ class StreamingCollector:
 
     def _judge_ended(self, until: int | None) -> None:
         """Let scores take effect in order of (tick, key), up to tick ``until`` (None: all); wait for a late one."""
-        with self.phases("score"):
-            while self._ended and (until is None or self._ended[0][0] <= until):
-                _, key = self._ended.popleft()
-                while key not in self._scores:
-                    scores = self.scorer.poll(None)
-                    if not scores:
-                        raise RewardError(f"the score of response {key[1]} of group {key[0]} never came back")
-                    self._scores.update(scores)
+        with self.phases("judge"):
+            for key, score in self.scores.due(until):
                 group = self.open[key[0]]
-                score = self._scores.pop(key)
                 self.account.got_score(key, score)
                 if group.scored(key[1], score):
                     del self.open[group.id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -16,8 +16,17 @@ def split_minibatches(groups_P: Sequence[Group], minibatch_prompts: int | None) 
     return [list(groups_P[i : i + size]) for i in range(0, len(groups_P), size)]
 
 
-def minibatch_rows(groups: Sequence[Group], algorithm: Algorithm, version: int) -> list[TrainRow]:
-    """Rows of one optimiser step. ``version`` is that of the weights about to be trained."""
+def minibatch_rows(
+    groups: Sequence[Group], algorithm: Algorithm, version: int, traced: Collection[int] = ()
+) -> list[TrainRow]:
+    """Rows of one optimiser step.
+
+    Args:
+        groups: with advantages.
+        algorithm: gives the loss mask and the weights.
+        version: of the weights about to be trained.
+        traced: ids of the groups whose tokens the learner keeps on record.
+    """
     masks, rows = [], []
     for group in groups:
         assert group.advantages_G is not None, "assign_advantages comes first"
@@ -35,6 +44,8 @@ def minibatch_rows(groups: Sequence[Group], algorithm: Algorithm, version: int) 
                     loss_mask=mask,
                     sampler_logprobs=completion.logprobs,
                     current=completion.versions == version,
+                    sample=index,
+                    traced=group.id in traced,
                 )
             )
     weights_R = algorithm.weights(masks, np.array([row.group for row in rows], dtype=np.int64))

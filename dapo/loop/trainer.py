@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition
 from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TrainRow
+from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TokenTrace, TrainRow
 from dapo.errors import CheckpointError, EngineError, SamplingStopped
 from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
@@ -21,14 +21,20 @@ from dapo.loop.interrupt import Interrupt
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates, trained_metrics
 from dapo.loop.schedule import Schedule
-from dapo.observe.spans import Phases, peak_rss_mib
+from dapo.observe.spans import Phases, Span, peak_rss_mib
 from dapo.observe.why import Filling
 
 
 class Recorder(Protocol):
     """Where a run shows itself: metrics file, rollout files, console, trackers."""
 
-    def step(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None: ...
+    def step(self, step: int, metrics: Metrics, finished: Sequence[Group], traces: Sequence[TokenTrace]) -> None: ...
+
+    def traced(self, finished: Sequence[Group]) -> Collection[int]:
+        """Ids of the groups of this step whose tokens the learner shall keep on record for ``step``."""
+
+    def span(self, span: Span) -> None:
+        """A stretch of a phase has ended."""
 
     def evaluation(self, step: int, result: EvaluationResult) -> None: ...
 
@@ -92,6 +98,7 @@ class Trainer:
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.counters = Counters()
+        self.ended_early = ""  # why there was no further batch before ``settings.steps``
         self._poor_batches = 0  # in a row
         self._saved_at: int | None = None
         self._evaluated_at: int | None = None
@@ -118,7 +125,7 @@ class Trainer:
 
     def _train_step(self) -> bool:
         """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save."""
-        step = self.counters.training_steps + 1
+        step = self.phases.step = self.counters.training_steps + 1
         try:
             batch = self.collector.collect(step)
         except (SamplingStopped, EngineError):
@@ -128,7 +135,8 @@ class Trainer:
         if not batch.groups_P and self.collector.exhausted:
             retired = self.collector.selector.ended == "retired"
             what = "every prompt is retired" if retired else "the data has ended"
-            self.recorder.say(f"{what} after {step - 1} training steps")
+            self.ended_early = f"{what} after {step - 1} training steps"
+            self.recorder.say(self.ended_early)
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             if self._evaluated_at != step - 1 and self.evaluator is not None and self.settings.evaluate_every:
@@ -174,7 +182,8 @@ class Trainer:
         with self.phases("shape"):
             minibatches = split_minibatches(batch.groups_P, self.settings.minibatch_prompts)
             version = self.counters.training_steps
-            rows_M = [minibatch_rows(groups, self.algorithm, version) for groups in minibatches]
+            traced = self.recorder.traced(batch.finished)
+            rows_M = [minibatch_rows(groups, self.algorithm, version, traced) for groups in minibatches]
         rate, updates = 0.0, []
         with self.phases("learn"):
             if self.settings.recompute_old_logprobs:
@@ -245,7 +254,7 @@ class Trainer:
             if seconds.get(phase) and tokens in metrics:
                 metrics[name] = metrics[tokens] / seconds[phase]
         with self.phases("report"):
-            self.recorder.step(step, metrics, finished)
+            self.recorder.step(step, metrics, finished, self.learner.take_traces())
 
     def _save(self) -> None:
         with self.phases("save"):
@@ -272,6 +281,7 @@ class Trainer:
         check_fingerprint(state["fingerprint"], self.fingerprint, folder)
         self.learner.load(folder / "learner")
         self.counters = Counters(**state["counters"])
+        self.phases.step = self.counters.training_steps
         self.collector.load(state["collector"])
         self._publish()
 

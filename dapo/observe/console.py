@@ -31,6 +31,8 @@ QUIET_STEPS = 10
 HEARTBEAT = 60.0
 """Seconds without a line after which plain mode shows that a batch still fills."""
 
+_ENDINGS = {"KeyboardInterrupt": "left at once", "SamplingStopped": "could not fill its batch"}
+
 
 class Console:
     """What the trainer tells a person. Every method may be called in every mode; used as a context manager, the
@@ -63,6 +65,8 @@ class Console:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is not None and self._run is not None:  # the last picture of the live view says so
+            self._run.ended = _ENDINGS.get(kind.__name__, "ended by an error")
         self.close()
 
     def start(self, run_name: str, total_steps: int, first_step: int = 0) -> None:
@@ -85,7 +89,7 @@ class Console:
         run.add_step(step, metrics, self._clock())
         if self.mode == "plain":
             self._line_at = run.marks[-1]
-            self._print(Text(step_line(run)))
+            self._print(Text(step_line(run, self._width)))
 
     def filling(self, progress: Filling) -> None:
         """A group of the batch that is being collected was judged. Called for every group: cheap when nothing is due.
@@ -108,13 +112,13 @@ class Console:
         """An evaluation is done; ``metrics`` has the keys of ``validation/``."""
         self._started().add_validation(step, metrics)
         if self.mode != "quiet":
-            for line in validation_lines(step, metrics):
+            for line in validation_lines(step, metrics, self._width):
                 self._print(line)
 
     def sample(self, prompt: str, response: str, score: float | None) -> None:
         """Show one response. ``score`` is its accuracy, None when it is unscored."""
         if self.mode != "quiet":
-            self._print(sample_lines(prompt, response, score))
+            self._print(sample_lines(prompt, response, score, width=self._width))
 
     def say(self, message: str, style: str = "") -> None:
         """A line that stays on the screen."""
@@ -191,7 +195,15 @@ class Console:
 
     def _print(self, renderable: Text) -> None:
         # Outside a terminal nothing knows the reader's width: lines are left as long as they are.
-        self.rich.print(renderable, soft_wrap=not self.rich.is_terminal)
+        if not self.rich.is_terminal:
+            self.rich.print(renderable, soft_wrap=True)
+        else:  # `print` joins its arguments into a new Text, which forgets whether a line may be wrapped
+            self.rich.print(renderable, no_wrap=renderable.no_wrap, overflow=renderable.overflow)
+
+    @property
+    def _width(self) -> int | None:
+        """Cells of a line; None outside a terminal."""
+        return self.rich.width if self.rich.is_terminal else None
 
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = []

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 class JsonlWriter:
-    """Appends records; each is on the disk (fsync) when ``append`` returns."""
+    """Appends records; one outlives this process when ``append`` returns, a power cut when ``sync`` does."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,8 +29,14 @@ class JsonlWriter:
 
     def append(self, *records: Mapping[str, Any]) -> None:
         """Write records. Not-finite floats must be None already (JSON has no word for them)."""
-        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        self.append_text("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
+
+    def append_text(self, lines: str) -> None:
+        """Write whole lines, each one JSON object, that the caller has made itself."""
         self._file.write(lines.encode())
+
+    def sync(self) -> None:
+        """Wait until everything appended is on the disk. Milliseconds, so not for every line."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -65,13 +71,17 @@ def cut_jsonl(path: Path, keep: Callable[[Record], bool]) -> int:
     return len(records) - len(kept)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a crash at any instant leaves the old or the new one, whole."""
+def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:
+    """Write a text file so that a crash at any instant leaves the old or the new one, whole.
+
+    ``sync=False`` spares the wait for the disk: that holds for a crash of this process then, not for a power cut.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     temporary.replace(path)
 
 

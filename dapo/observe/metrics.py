@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 class MetricWriter:
-    """Appends the metrics of a step; each line is on the disk when ``write`` returns."""
+    """Appends the metrics of a step. Lines outlive this process when ``write`` returns, a power cut after ``sync``."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonlWriter(path)
@@ -35,6 +35,10 @@ class MetricWriter:
                 "Add a line to dapo/contracts/glossary.py, or, for a number of your own function, name it 'custom/...'."
             )
         self._file.append({"step": step} | {key: _number(value) for key, value in metrics.items()})
+
+    def sync(self) -> None:
+        """Wait until every line is on the disk: what a checkpoint relies on must be there before it."""
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()

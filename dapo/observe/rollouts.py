@@ -6,9 +6,8 @@ by name for that reason; ``accuracy``, which every response has, is also a colum
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +18,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import Group
+from dapo.contracts.types import Group, Score
 from dapo.errors import DataError
-from dapo.observe.text import utf8
+from dapo.observe.tables import Write, numbers, offsets_of, ragged, repeated, texts, write_table_file
 
 Which = Literal["all", "kept", "sample", "none"]
 
@@ -66,39 +65,42 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
     completions = [completion for group in groups for completion in group.completions_G]
     scores = [score for group in groups for score in group.scores_G]
     sizes = [len(group.completions_G) for group in groups]
-    row_of_group = pa.array(np.repeat(np.arange(len(groups)), sizes))
+    offsets = offsets_of(completion.token_ids for completion in completions)
 
-    def per_group(values: list[Any], of: pa.DataType) -> pa.Array:
+    def per_group(values: list[str | None]) -> pa.Array:
         """A column whose value is the same for all responses of a group: made once a group."""
-        return _column(values, of).take(row_of_group)
+        return repeated(values, sizes)
 
     columns: dict[str, Any] = {
         "step": np.full(len(completions), step),
         "born": np.repeat([group.born for group in groups], sizes),
         "group": np.repeat([group.id for group in groups], sizes),
         "sample": np.concatenate([np.arange(size) for size in sizes]) if sizes else [],
-        "prompt_id": per_group([group.prompt.id for group in groups], _NAMES),
-        "source": per_group([utf8(group.prompt.source) for group in groups], _NAMES),
-        "prompt": per_group([utf8(group.prompt.text) for group in groups], _NAMES),
-        "answer": per_group([utf8(group.prompt.answer) for group in groups], _NAMES),
-        "response": [utf8(completion.text) for completion in completions],
-        "token_ids": _ragged([c.token_ids for c in completions], pa.int32(), np.int32),
-        "logprobs": _ragged([c.logprobs for c in completions], pa.float32(), np.float32),
-        "versions": _ragged([c.versions for c in completions], pa.int32(), np.int32),
-        "length": [len(completion) for completion in completions],
-        "finish": [completion.finish.value for completion in completions],
-        "accuracy": [score.values.get("accuracy") if score.scored else None for score in scores],
-        "rewards": [[(utf8(name), value) for name, value in score.values.items()] for score in scores],
-        "reward": [score.reward if score.scored else None for score in scores],
+        "prompt_id": per_group([group.prompt.id for group in groups]),
+        "source": per_group([group.prompt.source for group in groups]),
+        "prompt": per_group([group.prompt.text for group in groups]),
+        "answer": per_group([group.prompt.answer for group in groups]),
+        "response": texts([completion.text for completion in completions]),
+        "token_ids": ragged([c.token_ids for c in completions], pa.int32(), offsets),
+        "logprobs": ragged([c.logprobs for c in completions], pa.float32(), offsets),
+        "versions": ragged([c.versions for c in completions], pa.int32(), offsets),
+        "length": np.diff(offsets),
+        "finish": texts([c.finish for c in completions]).dictionary_encode(),
+        "accuracy": [score.values.get("accuracy") if score.reason is None else None for score in scores],
+        "rewards": _by_name(scores),
+        "reward": [score.reward if score.reason is None else None for score in scores],
         "penalty": _per_response(groups, "penalties_G"),
         "shaped_reward": _per_response(groups, "rewards_G"),
         "advantage": _per_response(groups, "advantages_G"),
-        "voter": _per_response(groups, "voters_G"),
-        "verdict": per_group([group.verdict.value if group.verdict else None for group in groups], _NAMES),
-        "disposition": per_group([g.disposition.value if g.disposition else None for g in groups], _NAMES),
-        "unscored": [None if score.reason is None else utf8(score.reason) for score in scores],
+        "voter": _voters(groups),
+        "verdict": per_group([group.verdict for group in groups]),
+        "disposition": per_group([group.disposition for group in groups]),
+        "unscored": texts([score.reason for score in scores]),
     }
-    arrays = [_column(columns[field.name], field.type) for field in SCHEMA]
+    arrays = [
+        column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
+        for field in SCHEMA
+    ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -118,7 +120,9 @@ def select_groups(groups: Sequence[Group], which: Which, count: int = 8) -> list
     return list(groups)
 
 
-def write_rollouts(path: Path, step: int, groups: Sequence[Group], *, add: bool = False) -> None:
+def write_rollouts(
+    path: Path, step: int, groups: Sequence[Group], *, add: bool = False, write: Write = write_table_file
+) -> None:
     """Write a step's groups (zstd). A crash at any instant leaves no half file under this name.
 
     Args:
@@ -126,21 +130,18 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], *, add: bool 
         step: The training step.
         groups: In the order in which they will stand there.
         add: Keep what the file holds of other groups, before these.
+        write: What puts tables into a file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    earlier = None
+    tables = (
+        rollout_table(step, groups[first : first + GROUPS_PER_ROW_GROUP])
+        for first in range(0, max(1, len(groups)), GROUPS_PER_ROW_GROUP)
+    )
+    earlier: list[pa.Table] = []
     if add and path.exists():
         table = pq.read_table(path)
-        earlier = table.filter(
-            pc.invert(pc.is_in(table["group"], pa.array([group.id for group in groups], pa.int64())))
-        )
-    with pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer:
-        if earlier is not None:
-            writer.write_table(earlier.cast(SCHEMA))
-        for first in range(0, max(1, len(groups)), GROUPS_PER_ROW_GROUP):
-            writer.write_table(rollout_table(step, groups[first : first + GROUPS_PER_ROW_GROUP]))
-    os.replace(temporary, path)
+        known = pc.is_in(table["group"], pa.array([group.id for group in groups], pa.int64()))
+        earlier = [table.filter(pc.invert(known)).cast(SCHEMA)]
+    write(path, SCHEMA, itertools.chain(earlier, tables))
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -158,26 +159,26 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         raise DataError(f"{path} cannot be read as rollouts: {error}") from None
 
 
-def _ragged(arrays: Sequence[NDArray[Any]], of: pa.DataType, dtype: type) -> pa.ListArray:
-    """A list column from numpy rows without a Python object for each token."""
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
-    np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    values: NDArray[Any] = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
-    return pa.ListArray.from_arrays(offsets, pa.array(values, type=of))
+def _by_name(scores: Sequence[Score]) -> pa.MapArray:
+    """Rewards by name; empty where there is none."""
+    values_R = [score.values for score in scores]
+    names = texts([name for values in values_R for name in values])
+    values = pa.array([value for values in values_R for value in values.values()], type=pa.float64())
+    return pa.MapArray.from_arrays(pa.array(offsets_of(values_R)), names, values)
 
 
-def _per_response(groups: Iterable[Group], name: str) -> list[Any]:
-    """A per-response array of the groups that have it; None elsewhere and for nan."""
-    values: list[Any] = []
-    for group in groups:
-        array: NDArray[Any] | None = getattr(group, name)
-        values += [None] * len(group.completions_G) if array is None else array.tolist()
-    return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+def _per_response(groups: Sequence[Group], name: str) -> pa.Array:
+    """A per-response array of the groups that have it; null elsewhere and for nan."""
+    given: list[NDArray[np.float64] | None] = [getattr(group, name) for group in groups]
+    rows = [
+        np.full(len(group.completions_G), np.nan) if values is None else values
+        for group, values in zip(groups, given, strict=True)
+    ]
+    return numbers(np.concatenate(rows) if rows else [], pa.float64())
 
 
-def _column(values: Any, of: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.Array):
-        return values
-    if pa.types.is_dictionary(of):
-        return pa.array(values, type=pa.string()).dictionary_encode()
-    return pa.array(values, type=of)
+def _voters(groups: Sequence[Group]) -> pa.Array:
+    """Who votes; null for groups that were never shaped."""
+    none: list[Any] = [None]
+    rows = [none * len(g.completions_G) if g.voters_G is None else g.voters_G.tolist() for g in groups]
+    return pa.array([value for row in rows for value in row], type=pa.bool_())

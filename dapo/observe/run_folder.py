@@ -5,8 +5,9 @@
     RUN/
       recipe.yaml              as given            metrics.jsonl            one object a step
       recipe.resolved.yaml     every setting       rollouts/step_000012.parquet
-      difference.txt           against the preset  checkpoints/step_000012/
-      prompts.parquet          training problems   samples.jsonl            validation responses
+      difference.txt           against the preset  tokens/step_000012.parquet
+      prompts.parquet          training problems   checkpoints/step_000012/
+      status.json              how the run stands  samples.jsonl            validation responses
       log.txt, curve.png                           spans.jsonl, tensorboard/
 """
 
@@ -16,12 +17,18 @@ import errno
 import fcntl
 import os
 import re
+import struct
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
 from dapo.errors import RecipeError
 from dapo.observe.jsonl import cut_jsonl, write_atomically
+
+LOCK = "lock"
+_HELD: dict[tuple[int, int], int] = {}
+"""Lock files that a process holds: device and inode -> its pid."""
 
 
 @dataclass(slots=True)
@@ -99,6 +106,10 @@ class RunFolder:
         return self.path / "spans.jsonl"
 
     @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
     def log(self) -> Path:
         return self.path / "log.txt"
 
@@ -111,6 +122,10 @@ class RunFolder:
         return self.path / "rollouts"
 
     @property
+    def tokens(self) -> Path:
+        return self.path / "tokens"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -120,6 +135,9 @@ class RunFolder:
 
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"step_{step:06d}.parquet"
+
+    def tokens_file(self, step: int) -> Path:
+        return self.tokens / f"step_{step:06d}.parquet"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:06d}"
@@ -132,11 +150,12 @@ class RunFolder:
         """Remove what was recorded after ``step``: a resumed run writes those steps again."""
         for path in (self.metrics, self.samples, self.spans):
             cut_jsonl(path, lambda record: int(record["step"]) <= step)
-        for file in self.rollouts.glob("step_*.parquet"):
-            if int(file.stem.removeprefix("step_")) > step:
-                file.unlink()
-        for left_over in self.rollouts.glob(".*.tmp"):  # of a process killed while it wrote
-            left_over.unlink()
+        for folder in (self.rollouts, self.tokens):
+            for file in folder.glob("step_*.parquet"):
+                if int(file.stem.removeprefix("step_")) > step:
+                    file.unlink()
+            for left_over in folder.glob(".*.tmp"):  # of a process killed while it wrote
+                left_over.unlink()
 
     def lock(self) -> None:
         """Keep other processes out until ``release``, or until this process ends, however it ends.
@@ -149,7 +168,7 @@ class RunFolder:
         """
         if self._lock is not None:
             return
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -164,12 +183,53 @@ class RunFolder:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode())
         self._lock = descriptor
+        _HELD[_identity(os.fstat(descriptor))] = os.getpid()
 
     def release(self) -> None:
         """Let other processes in."""
         if self._lock is not None:
+            _HELD.pop(_identity(os.fstat(self._lock)), None)
             os.close(self._lock)  # closing drops the lock
             self._lock = None
+
+
+def is_held(path: str | Path) -> bool:
+    """Whether another process holds the run folder ``path``, that is, the run goes on there. Changes nothing.
+
+    The kernel is asked, so a killed run is known at once. Where the file system has no locks nobody is seen to hold
+    anything. For the process that holds the folder itself the answer is False, and its lock stays: it is known here
+    without a look at the file, since a process that closes any descriptor of a file drops its own record locks on it.
+    """
+    lock = Path(path) / LOCK
+    try:
+        if _HELD.get(_identity(lock.stat())) == os.getpid():  # a fork knows of its parent's lock and has none
+            return False
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return _is_locked(descriptor)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    if sys.platform == "linux":
+        # struct flock: type, whence, start, length (0: all), pid. The answer has the type of the lock in the way.
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return bool(struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
+    try:  # elsewhere the struct differs: take a shared lock for an instant
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    fcntl.lockf(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def _identity(of: os.stat_result) -> tuple[int, int]:
+    return of.st_dev, of.st_ino
 
 
 def _move_aside(path: Path) -> None:

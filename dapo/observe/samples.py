@@ -33,6 +33,7 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
     """Append the samples of one evaluation."""
     with JsonlWriter(path) as file:
         file.append(*(asdict(sample) for sample in samples))
+        file.sync()
 
 
 def read_samples(path: Path) -> list[Sample]:

@@ -1,23 +1,38 @@
-"""Where the time goes: exclusive seconds of each phase of a step, and spans for those who want a timeline."""
+"""Where the time goes: exclusive seconds of each phase of a step, and when each phase began and ended."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.observe.jsonl import JsonlWriter
+
+MOST_LINES = 200
+"""Lines of spans.jsonl that one step has at most."""
+_LATE_LINES = 10
+"""Of these, lines for what a step still does after it was recorded: report, save."""
+_MOST_HELD = 10_000
+"""Spans kept in memory; a remote engine may answer very often before a step is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of one phase; a line of RUN/spans.jsonl."""
+    """One stretch of one phase, phases inside it included, or several merged: a line of RUN/spans.jsonl. In seconds."""
 
+    step: int
     name: str
-    start: float  # seconds since the timer was made
-    seconds: float  # phases inside it included
-    depth: int  # 0: not inside another phase
+    start: float  # since 1970; of the first stretch
+    seconds: float  # from there to the end of the last stretch
+    busy: float  # sum of the stretches
+    count: int = 1  # stretches
 
 
 class Phases:
@@ -33,11 +48,19 @@ class Phases:
     """
 
     def __init__(
-        self, sink: Callable[[Span], None] | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        sink: Callable[[Span], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        epoch: Callable[[], float] = time.time,
     ) -> None:
-        """``sink`` is called with every span when it ends."""
+        """``sink`` is called with every span when it ends.
+
+        Spans speak of seconds since 1970: ``epoch`` is read once, and ``clock``, which never jumps, tells the rest.
+        """
+        self.step = 0  # the training step that spans belong to; the trainer sets it
         self._sink, self._clock = sink, clock
-        self._origin = self._taken = self._mark = clock()
+        self._taken = self._mark = clock()
+        self._origin = epoch() - self._mark
         self._stack: list[str] = []
         self._seconds: dict[str, float] = {}
 
@@ -51,7 +74,7 @@ class Phases:
             end = self._switch()
             self._stack.pop()
             if self._sink is not None:
-                self._sink(Span(name, start - self._origin, end - start, len(self._stack)))
+                self._sink(Span(self.step, name, self._origin + start, end - start, end - start))
 
     def take(self) -> dict[str, float]:
         """Seconds of each phase since the last ``take`` as ``time/<phase>``, the rest and the whole; starts anew."""
@@ -67,6 +90,83 @@ class Phases:
         self._seconds[current] = self._seconds.get(current, 0.0) + now - self._mark
         self._mark = now
         return now
+
+
+class SpanLog:
+    """RUN/spans.jsonl: collects spans and appends them step by step, at most ``MOST_LINES`` a step.
+
+    A step is recorded before it has quite ended: its ``report`` and ``save`` come with the next ``flush``, under their
+    own step.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonlWriter(path)
+        self._spans: list[Span] = []
+        self._written: Counter[int] = Counter()  # lines of the steps that may still grow
+
+    def add(self, span: Span) -> None:
+        self._spans.append(span)
+        if len(self._spans) > _MOST_HELD:
+            self._spans = merge_spans(self._spans, _MOST_HELD // 2)
+
+    def flush(self) -> None:
+        """Append what was collected; a crash at any instant leaves whole lines and at most one half."""
+        spans, self._spans = self._spans, []
+        by_step = sorted(spans, key=lambda span: span.step)
+        lines = [
+            line
+            for step, members in itertools.groupby(by_step, key=lambda span: span.step)
+            for line in merge_spans(members, self._room(step))
+        ]
+        self._written.update(line.step for line in lines)
+        for step in [step for step in self._written if by_step and step < by_step[-1].step]:
+            del self._written[step]
+        if lines:
+            self._file.append_text("".join(map(_line, lines)))
+
+    def close(self) -> None:
+        """Append what is left."""
+        self.flush()
+        self._file.close()
+
+    def _room(self, step: int) -> int:
+        written = self._written[step]
+        return min(_LATE_LINES, MOST_LINES - written) if written else MOST_LINES - _LATE_LINES
+
+
+def merge_spans(spans: Iterable[Span], most: int) -> list[Span]:
+    """Spans in order of their starts, neighbours of one step and name merged until there are at most ``most``.
+
+    Every name keeps as many stretches as it can: of each, k neighbours become one, with the least k that is enough. A
+    step never loses a name, so it keeps more than ``most`` lines where it has more names.
+    """
+    by_name: dict[tuple[int, str], list[Span]] = {}
+    for span in sorted(spans, key=lambda span: span.start):
+        by_name.setdefault((span.step, span.name), []).append(span)
+    k = 1
+    while sum(-(-len(members) // k) for members in by_name.values()) > max(most, len(by_name)):
+        k += 1
+    merged = [
+        _merged(members[first : first + k]) for members in by_name.values() for first in range(0, len(members), k)
+    ]
+    return sorted(merged, key=lambda span: span.start)
+
+
+def _merged(spans: list[Span]) -> Span:
+    if len(spans) == 1:
+        return spans[0]
+    first = spans[0]
+    end = max(span.start + span.seconds for span in spans)
+    busy, count = sum(span.busy for span in spans), sum(span.count for span in spans)
+    return Span(first.step, first.name, first.start, end - first.start, busy, count)
+
+
+def _line(span: Span) -> str:
+    """JSON, put together by hand since there are a hundred a step; microseconds are enough."""
+    return (
+        f'{{"step": {span.step}, "name": {json.dumps(span.name)}, "start": {span.start:.6f}, '
+        f'"seconds": {span.seconds:.6f}, "busy": {span.busy:.6f}, "count": {span.count}}}\n'
+    )
 
 
 def peak_rss_mib() -> float:

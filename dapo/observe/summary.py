@@ -18,6 +18,8 @@ from dapo.observe.samples import Sample, before_and_after, read_samples
 from dapo.observe.text import clean, duration, number, percent, shorten
 
 _QUIET = "bright_black"
+_HEIGHT = 16
+"""Lines of the curve: 0, 25, 50, 75 and 100 % are then equally far apart."""
 
 
 def print_summary(
@@ -49,7 +51,7 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
     """Outcome, curve and answers as one renderable."""
     parts: list[RenderableType] = [Text(), outcome(rows, seconds), Text()]
     try:
-        curve = terminal_curve(rows, width - 4)
+        curve = terminal_curve(rows, width - 4, _HEIGHT)
     except (ImportError, OSError):  # plotext has a compiled part, which some platforms lack
         curve = None
     if curve is not None:
@@ -81,8 +83,12 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
         if key and first.get(key) is None and last.get(key) is None:
             continue
         shown = [_interval(row) if not key else form(row.get(key)) for row in (first, last)]
-        style = "bold green" if key == "validation/accuracy" else _QUIET if not key else ""
-        table.add_row(title, *(Text(text, style=style) for text in (shown if last is not first else shown[:1])))
+        style = "bold" if key == "validation/accuracy" else _QUIET if not key else ""
+        cells = [Text(text, style=style) for text in (shown if last is not first else shown[:1])]
+        change = last["validation/accuracy"] - first["validation/accuracy"]
+        if key == "validation/accuracy" and change:
+            cells[-1].stylize("green" if change > 0 else "red")
+        table.add_row(title, *cells)
     words = Text(f"{rows[-1]['step']} training steps")
     if seconds is not None:
         words.append(f" in {duration(seconds)}")

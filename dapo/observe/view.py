@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
+from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -31,6 +33,16 @@ TILES: list[tuple[str, str, Callable[[float | None], str]]] = [
 """The few numbers that matter: title, key, format."""
 
 RECENT_STEPS = 20
+ENDS = 5
+"""Steps whose mean is a metric's beginning or end, for a hint."""
+COLLAPSED = 0.15
+"""Share of its first entropy below which a policy hardly tries anything any more."""
+CUT_OFF = 0.2
+"""Share of truncated responses from which many answers are lost."""
+CLIPPED = 0.05
+"""Share of tokens clipped from which the steps are too large; a few are meant to be."""
+NAME_ROOM = 66
+"""Cells that an evaluation's numbers take beside the name of its set."""
 
 
 @dataclass
@@ -47,7 +59,9 @@ class RunState:
     first_validation: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
     validation_step: int = 0
+    best_validation: Mapping[str, float] = field(default_factory=dict)
     filling: Filling | None = None  # the last one of the run
+    ended: str = ""  # how it ended where that was not well, in a few words
 
     def add_step(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         self.step, self.metrics = step, dict(metrics)
@@ -60,6 +74,8 @@ class RunState:
         self.validation, self.validation_step = dict(metrics), step
         self.first_validation = self.first_validation or self.validation
         if "validation/accuracy" in metrics:
+            if metrics["validation/accuracy"] >= self.best_validation.get("validation/accuracy", -math.inf):
+                self.best_validation = self.validation
             self.history.setdefault("validation/accuracy", []).append(metrics["validation/accuracy"])
 
     @property
@@ -86,16 +102,61 @@ def dashboard(state: RunState, width: int, now: float) -> RenderableType:
         Text(),
         _tiles(state, inner),
     ]
-    unscored = state.metrics.get("reward/unscored", 0)
-    if unscored:
-        parts += [Text(), Text(f"{unscored:.0f} responses unscored; the reasons stand in rollouts/", style="yellow")]
+    hints = [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in hint_lines(state)]
+    parts += [Text(), *hints] if hints else []
     title = Text(clean(state.name, newlines=False), style="bold")
-    title.truncate(inner - 4, overflow="ellipsis")  # a panel grows with its title otherwise
-    return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, border_style=QUIET, width=inner + 4)
+    ending = f" {clean(state.ended, newlines=False)}" if state.ended else ""
+    title.truncate(max(1, inner - 4 - len(ending)), overflow="ellipsis")  # a panel grows with its title otherwise
+    title.append(ending, style=f"bold {BAD}")
+    title.truncate(inner - 4, overflow="ellipsis")
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        box=box.ROUNDED,
+        border_style=BAD if state.ended else QUIET,
+        width=inner + 4,
+    )
 
 
-def step_line(state: RunState) -> str:
-    """One step as a plain line of about 80 characters."""
+def hint_lines(state: RunState) -> list[str]:
+    """What a person should look at now, from the last numbers alone; the report's rules look closer."""
+    lines = []
+    best, last = state.best_validation, state.validation
+    fall = best.get("validation/accuracy", 0.0) - last.get("validation/accuracy", 0.0)
+    if fall > math.hypot(_half(best), _half(last)):
+        lines.append(f"held-out accuracy was {percent(best['validation/accuracy'])} before, and fell")
+    first, now = _ends(state.history.get("train/entropy", ()))
+    if first is not None and now is not None and now < COLLAPSED * first:
+        lines.append(f"entropy is at {percent(now / first, 0)} of its beginning: answers hardly vary any more")
+    _, cut = _ends(state.history.get("response/truncated_share", ()))
+    if cut is not None and cut >= CUT_OFF:
+        lines.append(f"{percent(cut, 0)} of the answers are cut off at rollout.max_response_tokens")
+    _, clipped = _ends(state.history.get("train/clip_high", ()))
+    if clipped is not None and clipped >= CLIPPED:
+        lines.append(f"{percent(clipped, 0)} of the tokens are clipped: the steps may be too large")
+    unscored = state.metrics.get("reward/unscored", 0)
+    if unscored > 0:
+        lines.append(f"{unscored:.0f} responses unscored; the reasons stand in rollouts/")
+    return lines
+
+
+def _ends(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Means of the first and of the last steps; None where there are too few to tell them apart."""
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2 * ENDS:
+        return None, None
+    return sum(known[:ENDS]) / ENDS, sum(known[-ENDS:]) / ENDS
+
+
+def _half(metrics: Mapping[str, float]) -> float:
+    """Half of the interval of the held-out accuracy."""
+    low, high = metrics.get("validation/accuracy_low"), metrics.get("validation/accuracy_high")
+    return 0.0 if low is None or high is None else max(0.0, high - low) / 2
+
+
+def step_line(state: RunState, width: int | None = None) -> str:
+    """One step as a plain line; of a narrow terminal what matters least is left out, so that it stays one line."""
     digits, left = len(str(state.total_steps)), state.seconds_left
     metrics = state.metrics
     parts = [
@@ -110,45 +171,89 @@ def step_line(state: RunState) -> str:
         parts.append(f"unscored {number(metrics['reward/unscored'])}")
     if left is not None:
         parts.append(f"{duration(left)} left")
+    for spare in (5, 4, 3):  # tokens a second, the length, the entropy
+        if width is not None and len("  ".join(parts)) > width:
+            del parts[spare]
     return "  ".join(parts)
 
 
-def validation_lines(step: int, metrics: Mapping[str, float]) -> list[Text]:
-    """An evaluation as lines that stay: the mean, then each set when there are several."""
+def validation_lines(step: int, metrics: Mapping[str, float], width: int | None = None) -> list[Text]:
+    """An evaluation as lines that stay: the mean, then each set when there are several, their numbers in columns.
+
+    Args:
+        step: of training.
+        metrics: with the keys of ``validation/``.
+        width: cells of a line, for which long names of sets are cut; None: as long as they are.
+    """
     suffix = "/accuracy"
     sets = [key[len("validation/") : -len(suffix)] for key in metrics if key.endswith(suffix) and key.count("/") > 1]
-    names = ["", *sets] if len(sets) > 1 else [""]
-    lines = []
-    for name in names:
-        prefix = f"validation/{name}/" if name else "validation/"
-        line = Text(no_wrap=True, overflow="ellipsis")
-        if name:
-            line.append(f"  {clean(name, newlines=False)}  ")
-        else:
-            line.append(f"step {step}  ", style=QUIET).append("held-out ", style="bold")
-        line.append_text(_interval(metrics, prefix))
+    names = [_cut(name, width) for name in sets]
+    longest = max((name.cell_len for name in names), default=0)
+    head = Text().append(f"step {step}  ", style=QUIET).append("held-out ", style="bold")
+    lines = [_evaluation(head, metrics, width=width)]
+    for name, shown in zip(sets, names, strict=True) if len(sets) > 1 else ():
+        shown.pad_right(longest - shown.cell_len)
+        lines.append(_evaluation(Text("  ").append_text(shown).append("  "), metrics, f"{name}/", width))
+    return lines
+
+
+def _cut(name: str, width: int | None) -> Text:
+    text = Text(clean(name, newlines=False))
+    if width is not None:
+        text.truncate(max(8, width - NAME_ROOM - 4), overflow="ellipsis")
+    return text
+
+
+def _evaluation(head: Text, metrics: Mapping[str, float], name: str = "", width: int | None = None) -> Text:
+    """The numbers of one set, in one line: of a narrow terminal the length is left out."""
+    prefix = f"validation/{name}"
+    line = Text(no_wrap=True, overflow="ellipsis").append_text(head).append_text(_interval(metrics, prefix))
+    parts = [
+        Text().append(f"  {label} ", style=QUIET).append(form(metrics[prefix + key]))
         for label, key, form in (
             ("greedy", "greedy_accuracy", percent),
             ("length", "length_mean", number),
             ("truncated", "truncated_share", percent),
-        ):
-            if prefix + key in metrics:
-                line.append(f"  {label} ", style=QUIET).append(form(metrics[prefix + key]))
-        lines.append(line)
-    return lines
+        )
+        if prefix + key in metrics
+    ]
+    if width is not None and line.cell_len + sum(part.cell_len for part in parts) > width:
+        parts = [part for part in parts if not part.plain.startswith("  length")]
+    for part in parts:
+        line.append_text(part)
+    return line
 
 
-def sample_lines(prompt: str, response: str, score: float | None, limit: int = 400) -> Text:
-    """A prompt and its response, with a bar at the left; everything in it is untrusted."""
+def sample_lines(prompt: str, response: str, score: float | None, limit: int = 400, width: int | None = None) -> Text:
+    """A prompt and its response, with a bar at the left of every line; everything in it is untrusted.
+
+    Args:
+        prompt: as the model saw it.
+        response: of the model.
+        score: its accuracy; None: unscored.
+        limit: characters shown of each text.
+        width: cells after which a line is broken; None: never.
+    """
     mark, style = ("?", "yellow") if score is None else ("✓", GOOD) if score >= 1 else ("✗", BAD)
     text = Text()
-    for line in shorten(clean(prompt).strip(), limit).splitlines():
+    for line in _broken(shorten(clean(prompt).strip(), limit), width):
         text.append("  ┃ ", style=QUIET).append(line + "\n", style=QUIET)
-    lines = shorten(clean(response).strip(), limit).splitlines() or [""]
-    for line in lines:
+    for line in _broken(shorten(clean(response).strip(), limit), width) or [""]:
         text.append("  ┃ ", style=style).append(line + "\n")
     verdict = "unscored" if score is None else f"score {score:g}"
     return text.append(f"  {mark} {verdict}", style=style)
+
+
+def _broken(text: str, width: int | None) -> list[str]:
+    """Lines that fit beside the bar."""
+    lines = text.splitlines()
+    if width is None:
+        return lines
+    room = max(8, width - 4)
+    console = RichConsole(width=room)
+    return [
+        part.plain.rstrip() for line in lines for part in Text(line).wrap(console, room, overflow="fold") or [Text()]
+    ]
 
 
 def _progress(state: RunState, now: float) -> RenderableType:
@@ -162,8 +267,8 @@ def _progress(state: RunState, now: float) -> RenderableType:
         Text.assemble("step ", (str(state.step), "bold"), f" of {state.total_steps}"),
         ProgressBar(total=max(1, state.total_steps), completed=state.step, complete_style=ACCENT, finished_style=GOOD),
         Text("" if rate is None else f"{number(rate)} s/step"),
-        Text("" if left is None else f"{duration(left)} left", style="bold"),
-        Text(duration(now - state.began), style=QUIET),
+        Text("" if left is None else f"{duration(left)} left" if left > 0 else "done", style="bold"),
+        Text(f"{duration(now - state.began)} so far", style=QUIET),
     )
     return grid
 
@@ -180,13 +285,14 @@ def _collecting(state: RunState, inner: int) -> list[RenderableType]:
     bar_style, style = (ACCENT, "") if busy else (QUIET, QUIET)
     shares = filling.shares
     said = [f"{filling.judged} judged", f"{percent(shares.kept, 0)} kept"]
-    for name, share in (
+    dropped = (
         ("all wrong", shares.all_wrong),
         ("all correct", shares.all_correct),
         ("uniform", shares.uniform),
         ("out of band", shares.out_of_band),
         ("too few scored", shares.too_few_scored),
-    ):
+    )
+    for name, share in sorted(dropped, key=lambda pair: -pair[1]):  # where the line is cut, the least go
         if share >= 0.005:
             said.append(f"{percent(share, 0)} {name}")
     details = Text(" · ".join(said), style=QUIET, no_wrap=True, overflow="ellipsis")
@@ -208,18 +314,23 @@ def _collecting(state: RunState, inner: int) -> list[RenderableType]:
 def _validation(state: RunState, inner: int) -> RenderableType:
     if not state.validation:
         return Text("held-out accuracy: not evaluated yet", style=QUIET)
-    line = Text.assemble(("held-out accuracy ", QUIET), _interval(state.validation, "validation/"))
+    now, first = (known.get("validation/accuracy") for known in (state.validation, state.first_validation))
+    style = "" if now is None or first is None or now == first else GOOD if now > first else BAD
+    line = Text.assemble(("held-out accuracy ", QUIET), _interval(state.validation, "validation/", style))
     if state.validation_step and state.first_validation is not state.validation:
         line.append(f"  from {percent(state.first_validation.get('validation/accuracy'))}", style=QUIET)
     if "validation/greedy_accuracy" in state.validation:
         line.append("  greedy ", style=QUIET).append(percent(state.validation["validation/greedy_accuracy"]))
     line.append(f"  step {state.validation_step}  ", style=QUIET)
-    room = min(60, inner - line.cell_len)
-    return line.append(sparkline(state.history.get("validation/accuracy", []), max(1, room)), style=GOOD)
+    history = state.history.get("validation/accuracy", [])
+    room = max(1, min(60, inner - line.cell_len))
+    wide = max(1, min(3, room // max(1, len(history))))  # few evaluations get broad bars
+    bars = "".join(bar * wide for bar in sparkline(history, room))
+    return line.append(bars, style=style or ACCENT)
 
 
-def _interval(metrics: Mapping[str, float], prefix: str) -> Text:
-    text = Text(percent(metrics.get(f"{prefix}accuracy")), style=f"bold {GOOD}")
+def _interval(metrics: Mapping[str, float], prefix: str, style: str = GOOD) -> Text:
+    text = Text(percent(metrics.get(f"{prefix}accuracy")), style=f"bold {style}".strip())
     low, high = metrics.get(f"{prefix}accuracy_low"), metrics.get(f"{prefix}accuracy_high")
     if low is not None and high is not None:
         text.append(f" ({100 * low:.1f}–{100 * high:.1f})", style=f"not bold {QUIET}")

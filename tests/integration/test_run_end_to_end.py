@@ -1,7 +1,9 @@
 """A whole run through the command line: files, numbers, resume after a kill at any moment."""
 
 import json
+import math
 import random
+import re
 import signal
 import subprocess
 import time
@@ -14,10 +16,14 @@ from dapo.build.train import resume, train
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import load_recipe
 from dapo.contracts.glossary import lookup
-from dapo.errors import EngineError
+from dapo.errors import EngineError, SamplingStopped
 from dapo.loop.evaluation import Evaluator
+from dapo.observe.jsonl import read_jsonl
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
+from dapo.observe.run_folder import is_held
+from dapo.observe.status import read_status
+from dapo.observe.tokens import read_tokens
 from dapo.rollout.embedded import EmbeddedEngine
 
 
@@ -67,6 +73,111 @@ def test_rollout_files_hold_every_group_and_agree_with_the_metrics(finished):
             assert r["advantage"] is not None
 
 
+def test_token_records_agree_with_the_rollouts_and_the_metrics(finished):
+    """Three of the four trained groups, and one that never trained where there is one."""
+    run, _ = finished
+    for row in read_metrics(run / "metrics.jsonl")[1:]:
+        rollouts = {
+            (r["group"], r["sample"]): r
+            for r in read_rollouts(run / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()
+        }
+        records = read_tokens(run / "tokens" / f"step_{row['step']:06d}.parquet").to_pylist()
+        groups = {r["group"]: rollouts[r["group"], 0]["disposition"] for r in records}
+        rejected = [r for r in rollouts.values() if r["disposition"] == "discarded"]
+        assert sorted(groups.values()) == ["discarded"] * bool(rejected) + ["trained"] * 3
+        for r in records:
+            rollout = rollouts[r["group"], r["sample"]]
+            assert r["sampler"] == rollout["logprobs"]
+            assert r["versions"] == rollout["versions"]
+            text = "".join(piece for piece, i in zip(r["pieces"], rollout["token_ids"], strict=True) if i > 2)
+            assert text == rollout["response"]  # without the special tokens 0, 1 and 2
+            trained = rollout["disposition"] == "trained" and rollout["voter"]
+            for name in ("learner", "old", "ratio", "entropy", "clip"):
+                assert (r[name] is not None) == trained, name
+            if trained:
+                assert r["old"] == r["sampler"]  # old_logprobs: sampler
+                assert min(r["entropy"]) >= 0
+                expected = [math.exp(a - b) for a, b in zip(r["learner"], r["old"], strict=True)]
+                assert r["ratio"] == pytest.approx(expected, rel=1e-4)
+                assert (
+                    row["train/ratio_min"] - 1e-6 <= min(r["ratio"]) <= max(r["ratio"]) <= row["train/ratio_max"] + 1e-6
+                )
+
+
+def test_spans_tell_what_the_metrics_add_up(finished):
+    """At most 200 lines a step, inside the run's own time; a phase inside another counts in both."""
+    run, _ = finished
+    status, lines = read_status(run / "status.json"), read_jsonl(run / "spans.jsonl")
+    assert (status.state, status.said, status.step, status.steps) == ("finished", "", 6, 6)
+    for row in read_metrics(run / "metrics.jsonl")[1:]:
+        of_step = [line for line in lines if line["step"] == row["step"]]
+        made = {"generate", "score", "judge"} if row["sampling/generated_tokens"] else set()  # else carried groups do
+        assert {"shape", "learn", "publish", "report"} | made <= {s["name"] for s in of_step}
+        assert len(of_step) <= 200
+        assert all(status.started <= s["start"] <= s["start"] + s["seconds"] <= status.updated for s in of_step)
+        learned = sum(s["busy"] for s in of_step if s["name"] == "learn")
+        assert learned == pytest.approx(row["time/learn"], abs=1e-4)
+        phases = sum(v for k, v in row.items() if k.startswith("time/") and "tokens" not in k and k != "time/step")
+        assert phases == pytest.approx(row["time/step"], abs=1e-6)
+    assert {line["step"] for line in lines if line["name"] == "save"} == {2, 4, 6}
+    assert {line["step"] for line in lines if line["name"] == "evaluate"} == {0, 3, 6}
+
+
+def test_what_is_recorded_does_not_change_what_is_trained(finished, tmp_path):
+    whole, _ = finished
+    off = ["logging.tokens=0", "logging.spans=false", "logging.rollouts=none", "logging.console=quiet"]
+    assert train(load_recipe(write_recipe(tmp_path), off)) == 0
+    run = tmp_path / "run"
+    same(weights(run), weights(whole))
+    assert not (run / "tokens").exists()
+    assert not (run / "rollouts").exists()
+    assert not (run / "spans.jsonl").exists()
+    assert read_status(run / "status.json").state == "finished"
+
+
+@pytest.mark.parametrize(("which", "groups"), [("sample", 2), ("kept", None), ("none", None)])
+def test_token_records_are_of_groups_that_the_rollouts_hold(tmp_path, which, groups):
+    over = [f"logging.rollouts={which}", "logging.rollouts_sample=2", "logging.console=quiet", "trainer.steps=3"]
+    assert train(load_recipe(write_recipe(tmp_path), over)) == 0
+    run, seen = tmp_path / "run", 0
+    for file in (run / "tokens").iterdir():
+        records = read_tokens(file).to_pylist()
+        seen += len({r["group"] for r in records})
+        if which != "none":
+            known = {r["group"] for r in read_rollouts(run / "rollouts" / file.name).to_pylist()}
+            assert {r["group"] for r in records} <= known
+    assert seen
+    if groups:
+        assert seen <= 3 * groups
+
+
+def test_a_run_that_does_not_fill_and_one_that_fails_say_so(tmp_path, monkeypatch):
+    never = ["rewards.0.pattern=never", "algorithm.dynamic_sampling.max_groups=2", "logging.console=quiet"]
+    with pytest.raises(SamplingStopped) as stopped:
+        train(load_recipe(write_recipe(tmp_path), never))
+    run = tmp_path / "run"
+    status = read_status(run / "status.json")
+    assert (status.state, status.said, status.step) == ("unfilled", str(stopped.value), 0)
+    assert str(run) in status.said
+    assert {line["name"] for line in read_jsonl(run / "spans.jsonl") if line["step"] == 1} >= {"generate", "judge"}
+    assert not is_held(run)
+
+    def failing(self, *_):
+        seen.append(read_status(run / "status.json"))
+        raise ValueError("two\nlines")
+
+    seen = []
+    monkeypatch.setattr(Evaluator, "evaluate", failing)
+    with pytest.raises(ValueError):
+        resume(run, [])
+    assert [s.state for s in seen] == ["running"]
+    after = read_status(run / "status.json")
+    assert after.state == "failed"
+    assert re.fullmatch(r"ValueError: two lines, in failing \(test_run_end_to_end.py, line \d+; .*\)", after.said)
+    assert 'raise ValueError("two' in (run / "log.txt").read_text()
+    assert after.started == status.started
+
+
 def test_the_reward_rises_when_it_can(finished):
     run, _ = finished
     accuracy = [row["reward/accuracy"] for row in read_metrics(run / "metrics.jsonl")[1:]]
@@ -93,6 +204,9 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run_to_the_bit(fini
         time.sleep(rng.random() * 0.3)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        status = read_status(run / "status.json")
+        assert status is None or status.state in ("running", "finished")
+        assert not is_held(run)
         arguments = ["train", "--resume", str(run)]  # before the first checkpoint too: then from the beginning
     dapo(*arguments)
     same(weights(run), weights(whole))
@@ -100,6 +214,11 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run_to_the_bit(fini
     assert [without_clock(row) for row in read_metrics(run / "metrics.jsonl")] == expected
     for file in (whole / "rollouts").iterdir():
         assert read_rollouts(run / "rollouts" / file.name).equals(read_rollouts(file))
+    assert sorted(p.name for p in (run / "tokens").iterdir()) == sorted(p.name for p in (whole / "tokens").iterdir())
+    for file in (whole / "tokens").iterdir():
+        assert read_tokens(run / "tokens" / file.name).equals(read_tokens(file))
+    assert {line["step"] for line in read_jsonl(run / "spans.jsonl")} == set(range(7))
+    assert read_status(run / "status.json").state == "finished"
 
 
 def test_an_engine_that_fails_stops_the_run_with_everything_kept(tmp_path, monkeypatch):
@@ -188,6 +307,9 @@ def test_ctrl_c_finishes_the_step_saves_and_resumes_to_the_same_end(finished, tm
     assert 1 <= done < 6
     assert (run / "checkpoints" / f"step_{done:06d}").is_dir()
     assert f"dapo train --resume {run}" in output
+    status = read_status(run / "status.json")
+    assert (status.state, status.step) == ("interrupted", done)
+    assert f"after step {done}" in status.said
     dapo("train", "--resume", run)
     same(weights(run), weights(whole))
 
@@ -219,6 +341,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_difference(finished, tm
         assert "hidden_size" in refused.stderr
         assert (run / "recipe.resolved.yaml").read_text() == recipe  # a refusal changes nothing
         assert len(read_metrics(run / "metrics.jsonl")) == 7
+        assert read_status(run / "status.json").state == "finished"
     finally:
         import shutil
 

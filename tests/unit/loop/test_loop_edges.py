@@ -357,9 +357,9 @@ def test_a_verifier_that_dies_with_the_engine_does_not_hide_it():
         raise EngineError("the engine is gone")
 
     def abort(keys=None):
-        collector._scores.clear()
+        collector.scores._arrived.clear()
         collector.scorer.poll = lambda timeout=None: []
-        collector._ended.append((0, (0, 0)))
+        collector.scores._ended.append((0, (0, 0)))
         return []
 
     collector.engine.poll, collector.engine.abort = dying, abort

@@ -1,6 +1,7 @@
 """Golden screens stand in ``golden/``; after a wanted change: ``DAPO_WRITE_GOLDEN=1 pytest tests/unit/observe``."""
 
 import io
+import math
 import os
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
+from dapo.errors import SamplingStopped
 from dapo.observe.console import Console
-from dapo.observe.view import RunState, dashboard, sample_lines
+from dapo.observe.view import RunState, dashboard, hint_lines, sample_lines
 from dapo.observe.why import Filling, Shares, why
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -335,3 +337,144 @@ def test_quiet_and_a_console_without_a_run_say_nothing_of_batches():
     console.filling(progress(judged=10**6))
     Console("plain", screen(80)).filling(progress(judged=10**6))
     assert new() == ""
+
+
+# ------------------------------------------------------------------ what a narrow and a wide terminal show
+
+
+WIDE = "学習の実験 – ablation of clip-higher with larger groups, third try, on data of its own " * 3
+SETS = ("aime", "学" * 30, "a validation set with a rather long name of its own")
+
+
+def transcript(width):
+    """Lines of a whole run in a terminal in plain mode."""
+    rich = RichConsole(file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False)
+    now = [0.0]
+    console = Console("plain", rich, clock=lambda: now[0])
+    console.start(WIDE, 123456)
+    for step in (1, 2, 23):
+        now[0] += 3.0
+        console.step(step, step_metrics(step) | {"time/tokens_per_second": 1_234_567.0})
+    named = {f"validation/{name}/{key.split('/')[1]}": value for name in SETS for key, value in evaluation(1.0).items()}
+    console.evaluation(123456, evaluation(1.0) | named)
+    console.sample("学" * 100, "word " * 100 + "x" * 100, 0.0)
+    return shown(rich).splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_line_of_a_terminal_is_wider_or_cut(width):
+    lines = transcript(width)
+    assert max(cell_len(line) for line in lines) <= width
+    steps = [line for line in lines if line.startswith("step ") and "/123456" in line]
+    assert len(steps) == 3
+    assert all(line.rstrip().endswith("left") for line in steps)  # in one line, to its end
+    assert all(("tok/s" in line) == (width == 200) for line in steps)  # what matters least goes first
+    numbers = [line for line in lines if "100.0%" in line]
+    assert len(numbers) == 1 + len(SETS)
+    assert all(line.rstrip().endswith("truncated 0.3%") for line in numbers)
+    columns = {cell_len(line[: line.index("100.0%")]) for line in numbers[1:]}
+    assert len(columns) == 1  # under each other, also where letters are two cells wide
+    assert sum(line.startswith("  ┃ ") for line in lines) >= (9 if width == 80 else 4)
+    shown_answer = lines[lines.index(numbers[-1]) + 1 :]
+    assert all(line.startswith("  ┃ ") for line in shown_answer[:-1])  # a broken line has its bar too
+
+
+def test_an_evaluation_stays_one_line_in_a_terminal_too_narrow_for_it():
+    rich = screen(40, terminal=True)
+    console = Console("plain", rich, clock=lambda: 0.0)
+    console.start("r", 60)
+    console.evaluation(10, evaluation(0.5))
+    assert [line.rstrip()[-1] for line in shown(rich).splitlines()] == ["s", "…"]
+
+
+def dashboard_text(state, width, now=112.0):
+    console = screen(width)
+    console.print(dashboard(state, width, now=now))
+    return shown(console)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_what_is_wrong_stands_under_the_tiles(width):
+    state = RunState(WIDE, 60, 0, began=100.0)
+    state.add_validation(0, evaluation(0.8))
+    for step in range(1, 21):
+        metrics = step_metrics(step) | {"train/entropy": 0.2 if step < 10 else 0.01, "train/clip_high": 0.05}
+        state.add_step(step, metrics | {"response/truncated_share": 0.2, "reward/unscored": 7}, 100.0 + step)
+    state.add_validation(20, evaluation(0.7))
+    text = dashboard_text(state, width)
+    assert {cell_len(line) for line in text.splitlines()} == {width}
+    assert text.count("…") == 1  # the name alone is cut
+    for said in (
+        "held-out accuracy was 80.0% before, and fell",
+        "entropy is at 5% of its beginning",
+        "20% of the answers are cut off at rollout.max_response_tokens",
+        "5% of the tokens are clipped",
+        "7 responses unscored",
+    ):
+        assert said in text
+
+
+def test_a_healthy_run_has_no_hints():
+    assert hint_lines(a_run()) == ["3 responses unscored; the reasons stand in rollouts/"]  # of its last step
+    state = a_run()
+    state.metrics = {"reward/unscored": math.nan}
+    assert hint_lines(state) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "said"), [(0.765, []), (0.764, ["held-out accuracy was 80.0% before, and fell"])]
+)  # intervals of 0.05: the difference is known to 0.0354
+def test_a_fall_within_chance_is_no_hint(last, said):
+    state = RunState("r", 60, 0, began=0.0)
+    state.add_validation(0, evaluation(0.8))
+    state.add_validation(10, evaluation(last))
+    assert hint_lines(state) == said
+
+
+@pytest.mark.parametrize(("last", "colour"), [(0.9, "32"), (0.3, "31")])
+def test_held_out_accuracy_is_green_where_it_rose_and_red_where_it_fell(last, colour):
+    state = RunState("r", 60, 0, began=0.0)
+    state.add_validation(0, evaluation(0.5))
+    state.add_validation(10, evaluation(last))
+    rich = RichConsole(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
+    rich.print(dashboard(state, 80, now=1.0))
+    assert f"\x1b[1;{colour}m{100 * last:.1f}%" in shown(rich)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt, "left at once"),
+        (SamplingStopped, "could not fill its batch"),
+        (RuntimeError, "ended by an error"),
+    ],
+)
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_last_picture_of_a_run_that_failed_says_so(width, error, said):
+    rich = screen(width, terminal=True)
+
+    def fails():
+        with Console("live", rich, clock=lambda: 1.0) as console:
+            console.start(WIDE, 60)
+            console.step(1, step_metrics(1))
+            raise error
+
+    with pytest.raises(error):
+        fails()
+    text = shown(rich)
+    assert said in text[text.rindex("╭") :].splitlines()[0]
+    assert text.endswith("\x1b[?25h")
+
+
+def test_the_largest_reasons_for_dropping_come_first():
+    state = a_run()
+    state.filling = progress(shares={"kept": 0.1, "all_wrong": 0.2, "all_correct": 0.3, "uniform": 0.4})
+    assert "10% kept · 40% uniform · 30% all correct · 20% all wrong" in dashboard_text(state, 80)
+
+
+def test_a_run_that_is_done_has_nothing_left():
+    state = RunState("r", 2, 0, began=0.0)
+    state.marks.append(0.0)
+    state.add_step(2, {}, 3.0)
+    assert "done" in dashboard_text(state, 80, now=3.0)
+    assert "left" not in dashboard_text(state, 80, now=3.0)

@@ -1,0 +1,55 @@
+"""Scores of ended responses, in the order in which they take effect.
+
+A score takes effect a fixed number of engine steps after its response ended, and a late one is waited for: which
+verifier was fast changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.protocols import Scorer
+from dapo.contracts.types import Completion, Key, Prompt, Score
+from dapo.errors import RewardError
+from dapo.loop.outcomes import ENGINE
+from dapo.observe.spans import Phases
+
+
+class Scores:
+    """Hands responses to the scorer and gives their scores back in order of (tick, key)."""
+
+    def __init__(self, scorer: Scorer, lag: int, phases: Phases) -> None:
+        """``lag``: engine steps between the end of a response and the effect of its score."""
+        self.scorer, self.lag, self.phases = scorer, lag, phases
+        self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score takes effect, key)
+        self._arrived: dict[Key, Score] = {}
+
+    def submit(self, key: Key, prompt: Prompt, completion: Completion, tick: int, failure: str | None = None) -> None:
+        """A response ended at ``tick``; ``failure``: why, where the engine could not finish it."""
+        if completion.finish is FinishReason.FAILED:  # unscored, not wrong
+            self._arrived[key] = Score(reason=f"{ENGINE}{failure or 'failed'}")
+        else:
+            self.scorer.submit(key, prompt, completion)
+        self._ended.append((tick + self.lag, key))
+
+    def due(self, until: int | None) -> Iterator[tuple[Key, Score]]:
+        """Scores that take effect up to tick ``until`` (None: all); waits for a late one.
+
+        Raises:
+            RewardError: a score never came back.
+        """
+        while self._ended and (until is None or self._ended[0][0] <= until):
+            _, key = self._ended.popleft()
+            if key not in self._arrived:
+                self._wait_for(key)
+            yield key, self._arrived.pop(key)
+
+    def _wait_for(self, key: Key) -> None:
+        with self.phases("score"):
+            while key not in self._arrived:
+                scores = self.scorer.poll(None)
+                if not scores:
+                    raise RewardError(f"the score of response {key[1]} of group {key[0]} never came back")
+                self._arrived.update(scores)

@@ -1,0 +1,125 @@
+"""RUN/status.json: how a run stands, or how it ended.
+
+A run that was killed could not say so: its file says ``running``, and no process holds its folder
+(``run_folder.is_held``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dapo.errors import DapoError, SamplingStopped
+from dapo.observe.jsonl import write_atomically
+from dapo.observe.text import shorten, utf8
+
+State = Literal["running", "finished", "interrupted", "unfilled", "failed"]
+"""``interrupted``: Ctrl-C. ``unfilled``: the batch could not be filled. ``failed``: any other error."""
+
+PATIENCE = 1.0
+"""Seconds between two writes while a run goes on."""
+_LONGEST = 4000  # characters of an error's message
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The content of the file. Times are seconds since 1970."""
+
+    state: State
+    said: str  # why it ended so; "" while it runs
+    step: int  # last training step recorded
+    steps: int  # that the recipe wants
+    pid: int  # of the process that trains, or trained last
+    host: str
+    started: float  # first start of the run; a resume does not change it
+    updated: float  # last sign of life
+
+
+class StatusWriter:
+    """Tells how a run stands: at its start, about every second while it goes on, and at its end."""
+
+    def __init__(self, path: Path, steps: int, step: int = 0, clock: Callable[[], float] = time.time) -> None:
+        """Say ``running``.
+
+        Args:
+            path: The file; an earlier one of the same run gives ``started``.
+            steps: Training steps that the recipe wants.
+            step: Training steps that are done.
+            clock: Seconds since 1970.
+        """
+        self._path, self._clock = path, clock
+        earlier, now = read_status(path), clock()
+        started = now if earlier is None else earlier.started
+        self.status = RunStatus("running", "", step, steps, os.getpid(), os.uname().nodename, started, now)
+        self._write()
+
+    def step(self, step: int) -> None:
+        """A training step was recorded. Written unless that was done less than ``PATIENCE`` seconds ago."""
+        now, last = self._clock(), self.status.updated
+        if last <= now < last + PATIENCE:  # a clock that was set back does not silence it
+            self.status = replace(self.status, step=step)
+        else:
+            self.status = replace(self.status, step=step, updated=now)
+            self._write()
+
+    def end(self, state: State, said: str = "") -> None:
+        """The run ended; ``said`` is what a person should know."""
+        self.status = replace(self.status, state=state, said=shorten(utf8(said), _LONGEST), updated=self._clock())
+        self._write()
+
+    def _write(self) -> None:
+        # No wait for the disk: after a power cut an old status is as good as the newest. And no training ends, nor an
+        # error's own message is lost, because this file could not be written.
+        with suppress(OSError):
+            write_atomically(self._path, json.dumps(asdict(self.status)) + "\n", sync=False)
+
+
+@contextmanager
+def ending(status: StatusWriter) -> Iterator[None]:
+    """Say how the run ended when an exception ends it; the exception goes on. Otherwise the caller says it."""
+    try:
+        yield
+    except SamplingStopped as stopped:
+        status.end("unfilled", str(stopped))
+        raise
+    except KeyboardInterrupt:
+        status.end("interrupted", "left at once, in the middle of a step; a resume goes on from the last checkpoint")
+        raise
+    except BaseException as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        status.end("failed", said if isinstance(error, DapoError) else f"{said}, {_place(error)}")
+        raise
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised: an error that nobody foresaw says little without."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"in {last.name} ({Path(last.filename).name}, line {last.lineno}; log.txt has the whole)"
+
+
+def read_status(path: Path) -> RunStatus | None:
+    """What the file says; None where there is none, or one that no run of this version wrote."""
+    try:
+        record: Any = json.loads(path.read_bytes())
+        status = RunStatus(
+            state=record["state"],
+            said=str(record["said"]),
+            step=int(record["step"]),
+            steps=int(record["steps"]),
+            pid=int(record["pid"]),
+            host=str(record["host"]),
+            started=float(record["started"]),
+            updated=float(record["updated"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    times = math.isfinite(status.started) and math.isfinite(status.updated)
+    return status if times and status.state in get_args(State) else None

@@ -1,0 +1,201 @@
+"""status.json and whether a run's folder is held: hand-worked, half-written, foreign, and across processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dapo.errors import EngineError, SamplingStopped
+from dapo.observe.run_folder import RunFolder, is_held
+from dapo.observe.status import RunStatus, StatusWriter, ending, read_status
+
+
+class Clock:
+    def __init__(self, now=1000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "status.json"
+
+
+def test_a_run_says_how_it_stands_at_most_once_a_second(path):
+    clock = Clock()
+    status = StatusWriter(path, steps=9, clock=clock)
+    assert json.loads(path.read_text()) == {
+        "state": "running",
+        "said": "",
+        "step": 0,
+        "steps": 9,
+        "pid": os.getpid(),
+        "host": os.uname().nodename,
+        "started": 1000.0,
+        "updated": 1000.0,
+    }
+    clock.now = 1000.9
+    status.step(1)
+    assert read_status(path).step == 0
+    clock.now = 1001.0
+    status.step(2)
+    assert (read_status(path).step, read_status(path).updated) == (2, 1001.0)
+    clock.now = 900.0  # the machine's clock was set back
+    status.step(3)
+    assert (read_status(path).step, read_status(path).updated) == (3, 900.0)
+    status.step(4)
+    status.end("finished")  # with the steps that were not written
+    assert read_status(path) == RunStatus("finished", "", 4, 9, os.getpid(), os.uname().nodename, 1000.0, 900.0)
+    assert [p.name for p in path.parent.iterdir()] == ["status.json"]
+
+
+def test_a_resumed_run_says_running_again_and_keeps_its_first_start(path):
+    StatusWriter(path, steps=9, clock=Clock(1000.0)).end("failed", "OSError: disk full")
+    StatusWriter(path, steps=12, step=5, clock=Clock(2000.0))
+    found = read_status(path)
+    assert (found.state, found.said, found.step, found.steps) == ("running", "", 5, 12)
+    assert (found.started, found.updated) == (1000.0, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "said"),
+    [
+        (SamplingStopped("step 3: full of\nhopeless prompts"), "unfilled", "step 3: full of\nhopeless prompts"),
+        (KeyboardInterrupt(), "interrupted", "left at once"),
+        (EngineError("gone\n\n  for good \ud800"), "failed", "EngineError: gone for good \ufffd"),
+        (SystemExit(3), "failed", "SystemExit: 3"),
+    ],
+)
+def test_how_a_run_ended_is_told_and_the_error_goes_on(path, error, state, said):
+    status = StatusWriter(path, steps=9, clock=Clock())
+    with pytest.raises(type(error)) as raised, ending(status):
+        raise error
+    assert raised.value is error
+    found = read_status(path)
+    assert found.state == state
+    assert found.said.startswith(said)
+
+
+def test_without_an_error_the_caller_says_it(path):
+    status = StatusWriter(path, steps=9, clock=Clock())
+    with ending(status):
+        pass
+    assert read_status(path).state == "running"
+
+
+def test_a_status_that_cannot_be_written_hides_no_error(tmp_path):
+    status = StatusWriter(tmp_path / "gone" / "status.json", steps=9)
+    with pytest.raises(EngineError), ending(status):
+        raise EngineError("the engine is what to speak of")
+
+
+WHOLE = {"state": "running", "said": "", "step": 1, "steps": 2, "pid": 3, "host": "h", "started": 1.5, "updated": 2}
+
+
+def test_every_whole_status_is_read(path):
+    path.write_text(json.dumps(WHOLE | {"later": "field"}))
+    assert read_status(path) == RunStatus("running", "", 1, 2, 3, "h", 1.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        json.dumps(WHOLE)[:40],
+        "[1]",
+        "7",
+        "null",
+        "\x00\xff",
+        "[" * 100_000,
+        json.dumps(WHOLE | {"state": "dancing"}),
+        json.dumps(WHOLE | {"state": ["running"]}),
+        json.dumps(WHOLE | {"step": None}),
+        json.dumps(WHOLE | {"step": "many"}),
+        json.dumps(WHOLE | {"step": float("inf")}),
+        json.dumps(WHOLE | {"started": float("nan")}),
+        json.dumps({k: v for k, v in WHOLE.items() if k != "pid"}),
+    ],
+)
+def test_what_is_no_status_is_none(path, content):
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    assert read_status(path) is None
+
+
+def test_a_folder_in_the_place_of_the_file_is_none(path):
+    path.mkdir()
+    assert read_status(path) is None
+
+
+# ---------------------------------------------------------------------------------------------- who holds the folder
+
+ASK = "import sys; from dapo.observe.run_folder import is_held; print(is_held(sys.argv[1]))"
+HOLD = """
+import sys, time
+from dapo.observe.run_folder import RunFolder
+RunFolder.create(sys.argv[1], "r")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def ask(path):
+    """Another process's answer."""
+    done = subprocess.run([sys.executable, "-c", ASK, str(path)], capture_output=True, text=True, check=True)
+    return {"True\n": True, "False\n": False}[done.stdout]
+
+
+def test_a_folder_is_held_while_its_process_lives(tmp_path):
+    assert not is_held(tmp_path / "r")
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    assert is_held(tmp_path / "r")
+    assert is_held(str(tmp_path / "r"))
+    holder.kill()
+    holder.wait()
+    assert not is_held(tmp_path / "r")
+
+
+def test_asking_in_the_holding_process_does_not_drop_its_lock(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    for _ in range(3):
+        assert not is_held(run.path)  # no OTHER process
+    (tmp_path / "link").symlink_to(run.path)
+    assert not is_held(tmp_path / "link")
+    assert ask(run.path)
+    moved = run.path.rename(tmp_path / "moved")  # the same lock file under another name
+    assert not is_held(moved)
+    assert ask(moved)
+    run.release()
+    assert not ask(moved)
+    assert not is_held(moved)
+
+
+def test_asking_from_a_fork_of_the_holder_sees_the_holder(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if is_held(run.path) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ask(run.path)  # and it is still held
+    run.release()
+
+
+def test_asking_disturbs_nobody_who_wants_the_folder(tmp_path, monkeypatch):
+    """No lock is taken, not even for an instant: on Linux the kernel is only asked."""
+    import fcntl
+
+    RunFolder.create(tmp_path, "r").release()
+    monkeypatch.setattr(fcntl, "lockf", lambda *a: pytest.fail("took a lock"))
+    assert not is_held(tmp_path / "r")
+
+
+def test_a_folder_without_a_lock_file_is_not_held(tmp_path):
+    assert not is_held(tmp_path)
+    assert not is_held(tmp_path / "nothing")
+    assert list(tmp_path.iterdir()) == []  # and none is made
