@@ -1,4 +1,4 @@
-"""``dapo``: train, check, data, evaluate, export.
+"""``dapo``: train, check, data, evaluate, export, report, view.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 130 after Ctrl-C.
 """
@@ -207,6 +207,42 @@ def export(
     from dapo import build
 
     return build.export(run, out, step)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders; they may be going on. Several are compared.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Default: RUN/report, or dapo-report here for several runs."),
+    ] = None,
+    budget_mb: Annotated[float, typer.Option(help="Most megabytes of report.html.")] = 10.0,
+) -> int:
+    """One HTML file that opens anywhere, the main pictures, and a trace for Perfetto."""
+    from dapo.cli.report import report_runs
+
+    report_runs(runs, out, budget_mb)
+    return 0
+
+
+@app.command()
+def view(
+    runs_folder: Annotated[
+        Path, typer.Argument(metavar="RUNS_FOLDER", help="A folder of runs, such as runs; or one run.")
+    ] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it is taken, the next free one.")] = 6006,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
+    expose: Annotated[
+        bool, typer.Option("--expose", help="Allow a --host that others can reach. There is no password.")
+    ] = False,
+) -> int:
+    """Runs in the browser, updating while they go on: a local, read-only server."""
+    from dapo.cli.view import view as view_runs
+
+    return view_runs(runs_folder, port, host, open_browser, expose)
 
 
 def _recipe_and_overrides(arguments: Sequence[str] | None) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ and data and is untrusted: it is never markup. Times are seconds since 1970, dur
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 State = Literal["running", "finished", "interrupted", "unfilled", "failed", "killed", "unknown"]
 """``interrupted``: Ctrl-C, saved. ``unfilled``: the batch could not be filled. ``failed``: an error ended it.
@@ -245,3 +245,5 @@ class RunLine(TypedDict):
     preset: str
     model: str
     advice: int  # warnings of severity "bad" and "warn"
+    accuracy_steps: NotRequired[list[int]]  # of the points of ``accuracy``
+    reward_steps: NotRequired[list[int]]  # of the points of ``reward``

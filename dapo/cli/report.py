@@ -1,0 +1,80 @@
+"""``dapo report``: one HTML file, the main pictures and a trace from the files of runs. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from dapo.errors import RecipeError
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.text import clean
+from dapo.observe.view import BAD, GOOD, QUIET
+from dapo.report.page_data import RunView
+
+SEVERAL = "dapo-report"
+"""The folder for a report of several runs, in the working directory."""
+LEAST_MB = 2.0
+_STATE_STYLES = {"finished": GOOD, "failed": BAD, "killed": BAD, "unfilled": BAD}
+
+
+def report_runs(
+    runs: Sequence[Path], out: Path | None = None, budget_mb: float = 10.0, console: Console | None = None
+) -> None:
+    """Write the report of runs and say what it says and where it is.
+
+    Args:
+        runs: run folders; the runs may be going on. A folder named twice counts once.
+        out: where to write; default ``RUN/report`` for one run, ``dapo-report`` here for several.
+        budget_mb: most megabytes of report.html.
+        console: where to print; default the standard output.
+
+    Raises:
+        RecipeError: a folder holds no run, or the budget is too small for any page.
+        DataError: the report cannot be written there.
+    """
+    if budget_mb < LEAST_MB:
+        raise RecipeError(f"--budget-mb {budget_mb:g}: a page without rollouts takes up to {LEAST_MB:g} MB; give more")
+    console = console or Console(highlight=False)
+    folders = list({path.resolve(): RunFolder.open(path) for path in runs}.values())  # all are checked before work
+    from dapo.report.reader import read_run
+    from dapo.report.write import write_report
+
+    target = out or (folders[0].path / "report" if len(folders) == 1 else Path(SEVERAL))
+    written = write_report([read_run(folder.path) for folder in folders], target, int(budget_mb * 1e6))
+    for view in written.bundle["runs"]:
+        _tell(console, view)
+    for path in written.files:
+        size = Text(f"{_size(path.stat().st_size):>9}  ", style=QUIET)
+        console.print(size.append(clean(str(path), newlines=False), style=""), soft_wrap=True)
+
+
+def _tell(console: Console, view: RunView) -> None:
+    """A run's outcome in words; names and messages are untrusted text."""
+    status = view["status"]
+    head = Text.assemble((clean(view["label"], newlines=False), "bold"), "  ")
+    head.append(clean(status["title"], newlines=False), _STATE_STYLES.get(status["state"], ""))
+    console.print(head, soft_wrap=True)
+    for sentence in view["sentences"]:
+        _say(console, Text(clean(sentence, newlines=False)))
+    for advice in view["advice"]:
+        if advice["severity"] != "note":
+            said = clean(f"{advice['title']}: {advice['move']}", newlines=False)
+            _say(console, Text.assemble(("! ", BAD if advice["severity"] == "bad" else "yellow"), said))
+    for note in view["notes"]:
+        _say(console, Text(clean(note, newlines=False), style="yellow"))
+    thinned = view["rollouts"]["thinned"]
+    if thinned["kept"] < thinned["of"]:
+        _say(console, Text(f"In the page: {clean(thinned['how'], newlines=False)}", style=QUIET))
+    console.print()
+
+
+def _say(console: Console, text: Text) -> None:
+    console.print(Padding(text, (0, 0, 0, 2), expand=False))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{max(1, round(count / 1e3))} kB"

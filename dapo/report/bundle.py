@@ -1,0 +1,95 @@
+"""From runs to the ``Bundle`` that a page shows."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterable, Sequence
+
+from dapo.contracts.glossary import lookup
+from dapo.report.choose import choose_rollouts, live_rollouts
+from dapo.report.compare import bands_of, labels_of
+from dapo.report.outcome import sentences_of, status_of, tiles_of
+from dapo.report.page_data import Bundle, Definition, RecipeView, RunView
+from dapo.report.reader import Run
+from dapo.report.rules import advice_of
+from dapo.report.thin import Budget, curves_of
+from dapo.report.trace import timeline_of
+
+__all__ = ["Budget", "bundle_of", "run_view"]
+
+SHARED_RUNS = 3
+"""From more runs than this on, each has fewer points: the page holds them all."""
+
+
+def bundle_of(runs: Sequence[Run], *, live: bool, budget: Budget | None = None) -> Bundle:
+    """Everything a page shows at first.
+
+    Args:
+        runs: in the order of the page.
+        live: for the server: of the rollouts only the newest step, the others are asked for.
+        budget: of the whole page; it is shared among the runs.
+    """
+    budget = budget or Budget()
+    share = max(1.0, len(runs) / SHARED_RUNS)
+    each = Budget(
+        points=max(60, int(budget.points / share)),
+        spans=max(200, budget.spans // max(1, len(runs))),
+        rollout_bytes=budget.rollout_bytes // max(1, len(runs)),
+    )
+    views = [run_view(run, label, live=live, budget=each) for run, label in zip(runs, labels_of(runs), strict=True)]
+    bands = bands_of(runs, each.points)
+    keys = {key for view in views for key in view["curves"]["values"]}
+    keys |= {tile["key"] for view in views for tile in view["tiles"]}
+    keys |= {key for view in views for advice in view["advice"] for key in advice["keys"]}
+    return {
+        "version": _version(),
+        "made": time.time(),
+        "live": live,
+        "runs": views,
+        "bands": bands,
+        "glossary": definitions(sorted(keys)),
+    }
+
+
+def run_view(run: Run, label: str, *, live: bool, budget: Budget) -> RunView:
+    """One run of a bundle, under a label that no other run of it has."""
+    advice = advice_of(run)
+    rollouts, notes = (live_rollouts(run), []) if live else choose_rollouts(run, advice, budget.rollout_bytes)
+    return {
+        "name": run.name,
+        "label": label,
+        "folder": str(run.folder.path),
+        "family": run.family or label,
+        "seed": run.seed,
+        "status": status_of(run),
+        "sentences": sentences_of(run, advice),
+        "tiles": tiles_of(run),
+        "advice": advice,
+        "curves": curves_of(run.rows, budget.points),
+        "recipe": _recipe(run),
+        "timeline": timeline_of(run, budget.spans),
+        "rollouts": rollouts,
+        "notes": [*run.notes, *notes],
+    }
+
+
+def definitions(keys: Iterable[str]) -> dict[str, Definition]:
+    """The glossary's lines of metrics; what it does not know is left out."""
+    found: dict[str, Definition] = {}
+    for key in keys:
+        if metric := lookup(key):
+            found[key] = {"unit": metric.unit, "meaning": metric.meaning, "better": metric.better or ""}
+    return found
+
+
+def _version() -> str:
+    # by name: the package offers train and its like to type checkers, so importing it would count as importing torch
+    return str(importlib.import_module("dapo").__version__)
+
+
+def _recipe(run: Run) -> RecipeView | None:
+    if not run.resolved:
+        return None
+    preset = run.recipe.preset if run.recipe else ""
+    return {"preset": preset, "resolved": run.resolved, "difference": run.difference}

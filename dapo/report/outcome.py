@@ -1,0 +1,331 @@
+"""The outcome of a run in words and numbers: what a person reads first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dapo.observe.text import clean, number, percent, shorten
+from dapo.report.page_data import Advice, Status, Tile, Tone
+from dapo.report.reader import Run
+from dapo.report.rules import advice_of
+from dapo.report.rules.cost import phase_seconds
+from dapo.report.rules.facts import Evaluation, Facts, half_of_difference
+from dapo.report.status import first_sentence, last_words, status_of, unfilled_said
+from dapo.report.words import big, seconds_said, sentence
+
+__all__ = ["sentences_of", "status_of", "tiles_of"]
+
+TILES = 9
+LATE = 3
+"""The last third of a run tells whether it was still rising."""
+LEAST_LATE = 4
+"""Evaluations below which nothing is said of that."""
+_PHASES = {
+    "generate": "generating",
+    "score": "scoring",
+    "judge": "judging",
+    "shape": "shaping rewards",
+    "learn": "learning",
+    "publish": "handing over weights",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "report": "reporting",
+    "other": "other work",
+}
+
+
+def sentences_of(run: Run, advice: Sequence[Advice] | None = None) -> list[str]:
+    """The outcome in two to five sentences: how it ended if not well, what was learned, the cost, what stands out.
+
+    Args:
+        run: as read.
+        advice: of ``advice_of``, where it is known already.
+    """
+    advice = advice_of(run) if advice is None else advice
+    facts, status = Facts(run), status_of(run)
+    ended = _ended(run, status)
+    said = [ended] if ended else []
+    said.append(_learned(facts))
+    further = [text for text in (_trend(facts), _aside(facts)) if text]
+    if further:
+        said.append(sentence("; ".join(further)))
+    if facts.steps:
+        said.append(_cost(facts))
+    stands_out = _stands_out(advice, status, facts)
+    if stands_out:
+        said.append(stands_out)
+    return said[:5]
+
+
+def tiles_of(run: Run) -> list[Tile]:
+    """At most nine numbers; what was not measured has none."""
+    facts = Facts(run)
+    tiles = [
+        _accuracy_tile(facts),
+        _first_and_last(facts, "greedy accuracy", "validation/greedy_accuracy"),
+        _pass_tile(facts),
+        _trend_tile(facts, "training accuracy", "reward/accuracy"),
+        _trend_tile(facts, "groups kept", "sampling/acceptance_rate"),
+        _trend_tile(facts, "entropy, nats", "train/entropy"),
+        _tokens_tile(facts),
+        _time_tile(facts),
+        _trend_tile(facts, "response length", "response/length_mean"),
+        _memory_tile(facts),
+        _speed_tile(facts),
+    ]
+    known = [tile for tile in tiles if tile is not None]
+    return [_steps_tile(run), *known][:TILES] if len(known) < TILES else known[:TILES]
+
+
+# ---------------------------------------------------------------------------------------------------- sentences
+
+
+def _ended(run: Run, status: Status) -> str:
+    """How it ended, where that is the first thing to know."""
+    step, of = status["step"], f" of {status['steps']}" if status["steps"] else ""
+    if status["state"] == "unfilled":
+        met, cause, _ = unfilled_said(run)
+        said = f"The run stopped because step {step + 1}{of} could not fill its batch. {met} {first_sentence(cause)}"
+        return said.strip()
+    if status["state"] == "failed":
+        error = shorten(clean(last_words(run), newlines=False), 200).rstrip(".")
+        return f"The run ended with an error in step {step + 1}{of}: {error or 'it does not say which'}."
+    if status["state"] == "killed":
+        return f"The run was killed in step {step + 1}{of}: its process was gone without a word."
+    if status["state"] == "interrupted":
+        return f"The run was stopped by hand after {step}{of} steps."
+    if status["state"] == "unknown":
+        return f"The run has {step}{of} steps and does not say what ended it."
+    if status["state"] == "running":
+        return f"The run is going on: {step}{of} steps are done." if run.rows else "The run is starting."
+    if step < status["steps"]:
+        return f"The run ended after {step}{of} steps: {last_words(run) or 'there was no further data'}."
+    return ""
+
+
+def _learned(facts: Facts) -> str:
+    found = facts.evaluations
+    if not found:
+        return _learned_in_training(facts, "It has no held-out accuracy")
+    first, last = found[0], found[-1]
+    if len(found) == 1:
+        when = "before training" if first.step == 0 else f"at step {first.step}"
+        return _learned_in_training(
+            facts, f"Held-out accuracy was {_with_interval(first)} {when}, and was not measured again"
+        )
+    change, noise = last.accuracy - first.accuracy, half_of_difference(first, last)
+    span = f"{_with_interval(first)} to {_with_interval(last)} in {last.step - first.step} steps"
+    if abs(change) <= noise or change == 0:
+        said = (
+            f"Held-out accuracy went from {span}: within chance (a change below {100 * noise:.1f} points says nothing)"
+        )
+    else:
+        verb = "rose" if change > 0 else "fell"
+        said = f"Held-out accuracy {verb} from {span}, {_times(abs(change), noise)}"
+    return said + "."
+
+
+def _times(change: float, noise: float) -> str:
+    return f"more than chance explains ({100 * noise:.1f} points)" if noise else "on problems without an interval"
+
+
+def _aside(facts: Facts) -> str:
+    """Greedy accuracy and diversity, of the first and the last evaluation."""
+    rows = [row for row in facts.run.rows if row.get("validation/accuracy") is not None]
+    parts = []
+    greedy, key = _ends(rows, "validation/greedy_accuracy"), _widest(rows)
+    if greedy:
+        parts.append(f"greedy accuracy went from {percent(greedy[0])} to {percent(greedy[1])}")
+    many = _ends(rows, key) if key else None
+    if many:
+        first, last = facts.evaluations[0], facts.evaluations[-1]
+        shrank = many[1] < many[0] - half_of_difference(first, last)
+        so = f", so variety {'shrank' if shrank else 'did not shrink'}" if last.accuracy > first.accuracy else ""
+        parts.append(f"{key.removeprefix('validation/')} from {percent(many[0])} to {percent(many[1])}{so}")
+    return ", ".join(parts)
+
+
+def _learned_in_training(facts: Facts, without: str) -> str:
+    change = facts.change("reward/accuracy")
+    if change:
+        return f"{without}; accuracy on training prompts went from {percent(change[0])} to {percent(change[1])}."
+    late = facts.late("reward/accuracy")
+    if late is not None:
+        return f"{without}; accuracy on training prompts was {percent(late)}."
+    return f"{without}; no step was trained." if not facts.steps else f"{without}."
+
+
+def _trend(facts: Facts) -> str:
+    """Whether more steps would have helped: the last third of the evaluations."""
+    found = facts.evaluations
+    if len(found) < LEAST_LATE:
+        return ""
+    best, last = max(found, key=lambda e: e.accuracy), found[-1]
+    if best.accuracy - last.accuracy > half_of_difference(best, last):
+        return (
+            ""
+            if best is found[0]
+            else f"It was best at step {best.step} ({percent(best.accuracy)}) and fell from there"
+        )
+    if last.accuracy - found[0].accuracy <= half_of_difference(found[0], last):
+        return ""
+    before = found[-1 - max(1, len(found) // LATE)]
+    rise = last.accuracy - before.accuracy
+    if rise > last.half:
+        return f"It was still rising at the end ({percent(before.accuracy)} at step {before.step}): more steps may help"
+    return f"It rose little after step {before.step} ({percent(before.accuracy)})"
+
+
+def _cost(facts: Facts) -> str:
+    rows = facts.rows
+    said = []
+    generated, trained = rows[-1].get("counters/generated_tokens"), rows[-1].get("counters/trained_tokens")
+    if generated and trained:
+        each = f"{generated / trained:.2f} tokens were generated for each that trained"
+        said.append(f"{each} ({big(generated)} for {big(trained)})")
+    elif generated:
+        said.append(f"{big(generated)} tokens were generated and none trained")
+    seconds = phase_seconds(facts)
+    whole = sum(seconds.values())
+    if whole > 0:
+        most = [f"{percent(value / whole, 0)} {_PHASES.get(name, name)}" for name, value in list(seconds.items())[:2]]
+        said.append(f"{facts.steps} steps took {seconds_said(whole)}, {' and '.join(most)}")
+    return sentence("; ".join(said)) if said else f"{facts.steps} steps were trained."
+
+
+def _stands_out(advice: Sequence[Advice], status: Status, facts: Facts) -> str:
+    """The worst warning that is not said yet; a fall of accuracy is, but is better than nothing."""
+    worst = [a for a in advice if a["severity"] != "note" and a["rule"] != "batch_unfilled"]
+    chosen = next((a for a in worst if a["rule"] != "validation_fell"), worst[0] if worst else None)
+    if chosen is not None:
+        more = len(worst) - 1
+        others = f" ({more} further warning{'s' if more > 1 else ''} below)" if more else ""
+        return f"What stands out: {_lower(chosen['title'])}{others}. {chosen['said']}"
+    return "No warning sign was found." if status["state"] == "finished" and facts.steps else ""
+
+
+# ---------------------------------------------------------------------------------------------------- tiles
+
+
+def _tile(label: str, value: str, detail: str = "", key: str = "", tone: Tone = "") -> Tile:
+    return Tile(label=label, value=value, detail=detail, key=key, tone=tone)
+
+
+def _steps_tile(run: Run) -> Tile:
+    status = status_of(run)
+    of = f" of {status['steps']:,}" if status["steps"] else ""
+    bad = status["state"] in ("failed", "killed", "unfilled")
+    return _tile("training steps", f"{status['step']:,}{of}", status["title"], "step", "bad" if bad else "")
+
+
+def _accuracy_tile(facts: Facts) -> Tile | None:
+    found = facts.evaluations
+    if not found:
+        return None
+    first, last = found[0], found[-1]
+    row = [row for row in facts.run.rows if row.get("validation/accuracy") is not None][-1]
+    problems = row.get("validation/problems")
+    where = f", {problems:,.0f} problems" if problems else ""
+    detail = f"step {last.step}{where}"
+    if last.interval:
+        detail = f"95% interval {_interval(last.interval)}, {detail}"
+    if last is first:
+        return _tile("held-out accuracy", percent(last.accuracy), detail, "validation/accuracy")
+    change, noise = last.accuracy - first.accuracy, half_of_difference(first, last)
+    tone: Tone = "" if abs(change) <= noise else "good" if change > 0 else "bad"
+    value = f"{percent(first.accuracy)} → {percent(last.accuracy)}"
+    return _tile("held-out accuracy", value, detail, "validation/accuracy", tone)
+
+
+def _first_and_last(facts: Facts, label: str, key: str) -> Tile | None:
+    rows = [row for row in facts.run.rows if row.get(key) is not None]
+    if not rows:
+        return None
+    first, last = rows[0], rows[-1]
+    if first is last:
+        return _tile(label, percent(last[key]), f"step {last['step']}", key)
+    return _tile(
+        label, f"{percent(first[key])} → {percent(last[key])}", f"steps {first['step']} and {last['step']}", key
+    )
+
+
+def _pass_tile(facts: Facts) -> Tile | None:
+    key = _widest([row for row in facts.run.rows if row.get("validation/accuracy") is not None])
+    return _first_and_last(facts, key.removeprefix("validation/"), key) if key else None
+
+
+def _trend_tile(facts: Facts, label: str, key: str) -> Tile | None:
+    form = number if key in ("train/entropy", "response/length_mean") else percent
+    change, late = facts.change(key), facts.late(key)
+    if late is None:
+        return None
+    if change is None:
+        return _tile(label, form(late), f"up to step {facts.last_step}", key)
+    return _tile(
+        label, f"{form(change[0])} → {form(change[1])}", f"means of the first and last {facts.window(key)} steps", key
+    )
+
+
+def _tokens_tile(facts: Facts) -> Tile | None:
+    row = facts.rows[-1] if facts.rows else {}
+    generated, trained = row.get("counters/generated_tokens"), row.get("counters/trained_tokens")
+    if not generated:
+        return None
+    value = f"{generated / trained:.2f}" if trained else "–"
+    detail = f"{big(generated)} generated, {big(trained or 0)} trained"
+    return _tile("generated per trained token", value, detail, "sampling/trained_share")
+
+
+def _time_tile(facts: Facts) -> Tile | None:
+    seconds = phase_seconds(facts)
+    whole = sum(seconds.values())
+    if whole <= 0:
+        return None
+    parts = [f"{_PHASES.get(name, name)} {percent(value / whole, 0)}" for name, value in list(seconds.items())[:3]]
+    return _tile("time in steps", seconds_said(whole), ", ".join(parts), "time/step")
+
+
+def _memory_tile(facts: Facts) -> Tile | None:
+    values = facts.values("memory/peak_rss_mib")
+    return (
+        _tile("peak memory", f"{values[-1]:,.0f} MiB", "of the training process", "memory/peak_rss_mib")
+        if values
+        else None
+    )
+
+
+def _speed_tile(facts: Facts) -> Tile | None:
+    late = facts.late("time/tokens_per_second")
+    key = "time/tokens_per_second"
+    return None if late is None else _tile("tokens per second", number(late), "generated, in the last steps", key)
+
+
+# ---------------------------------------------------------------------------------------------------- small words
+
+
+def _with_interval(found: Evaluation) -> str:
+    return f"{percent(found.accuracy)} ({_interval(found.interval)})" if found.interval else percent(found.accuracy)
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
+
+
+def _ends(rows: Sequence[dict[str, float]], key: str) -> tuple[float, float] | None:
+    if len(rows) < 2 or rows[0].get(key) is None or rows[-1].get(key) is None:
+        return None
+    return rows[0][key], rows[-1][key]
+
+
+def _widest(rows: Sequence[dict[str, float]]) -> str:
+    """The key of pass@k with the largest k above 1; "" for none."""
+    widths = [
+        int(key.removeprefix("validation/pass@"))
+        for key in (rows[-1] if rows else ())
+        if key.startswith("validation/pass@") and key.removeprefix("validation/pass@").isdecimal()
+    ]
+    return f"validation/pass@{max(widths)}" if widths and max(widths) > 1 else ""
+
+
+def _lower(title: str) -> str:
+    return title[:1].lower() + title[1:]

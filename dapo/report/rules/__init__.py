@@ -1,0 +1,31 @@
+"""Warning signs in a run: what each rule saw, why it matters and what to do, the worst first.
+
+Each rule is a small function of ``Facts``; its bounds are constants at the top of its file, with their reason. The
+table of docs/reading_a_run.md is made by ``python -m dapo.report.rules.table``.
+"""
+
+from __future__ import annotations
+
+from dapo.report.page_data import Advice
+from dapo.report.reader import Run
+from dapo.report.rules import cost, learning, policy, responses, sampling
+from dapo.report.rules.facts import RANK, Facts, Rule
+
+__all__ = ["RULES", "Facts", "Rule", "advice_of"]
+
+RULES: tuple[Rule, ...] = (
+    *sampling.FIRST,
+    *learning.RULES,
+    *policy.RULES,
+    *sampling.RULES,
+    *responses.RULES,
+    *cost.RULES,
+)
+"""In order of importance among those of equal severity."""
+
+
+def advice_of(run: Run) -> list[Advice]:
+    """What the rules find, the worst first. A number that was not measured lets its rule be silent."""
+    facts = Facts(run)
+    found = [advice for rule in RULES for advice in rule.advice(facts)]
+    return sorted(found, key=lambda advice: RANK[advice["severity"]])  # stable

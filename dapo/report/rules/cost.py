@@ -1,0 +1,141 @@
+"""Rules about what a run costs: time outside learning, idle slots, memory."""
+
+from __future__ import annotations
+
+from dapo.observe.text import number, percent
+from dapo.report.rules.facts import Facts, Found, Rule
+
+IDLE, GENERATING = 0.4, 0.4
+"""Share of slots busy; share of the time in the engine from which that matters."""
+BESIDE, BESIDE_LEAST = 0.5, 60.0
+"""Share of the time in evaluation, saving and reports; seconds from which it is worth a word."""
+SCORING = 0.3
+GROWTH, GROWTH_MIB, GROWTH_STEPS = 0.1, 200.0, 20
+WASTED = 0.25
+"""Share of the generated tokens thrown away by choice of settings."""
+
+
+def phase_seconds(facts: Facts) -> dict[str, float]:
+    """Seconds of each phase over the run, the evaluation before its first step included; most first."""
+    sums: dict[str, float] = {}
+    for row in facts.run.rows:
+        for key, value in row.items():
+            if key.startswith("time/") and key not in _NO_PHASE and isinstance(value, int | float):
+                sums[key.removeprefix("time/")] = sums.get(key.removeprefix("time/"), 0.0) + value
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def idle_slots(facts: Facts) -> Found | None:
+    """In the steps at the end, and only where generating is a large part of the time."""
+    use, seconds = facts.late("sampling/slot_use"), phase_seconds(facts)
+    generating = seconds.get("generate", 0.0) / max(sum(seconds.values()), 1e-9)
+    if use is None or use >= IDLE or generating < GENERATING:
+        return None
+    first, last = facts.late_steps("sampling/slot_use")
+    return Found(
+        "note",
+        "The engine is half idle",
+        f"In the last steps {percent(use, 0)} of the slots are busy, and {percent(generating, 0)} of the time goes "
+        "into "
+        "generating.",
+        first,
+        last,
+        ["sampling/slot_use", "time/generate", "time/tokens_per_second"],
+    )
+
+
+def time_beside(facts: Facts) -> Found | None:
+    """What is neither generating nor learning, by its largest part."""
+    seconds = phase_seconds(facts)
+    whole = sum(seconds.values())
+    beside = {name: seconds.get(name, 0.0) for name in ("evaluate", "save", "report")}
+    scoring = seconds.get("score", 0.0)
+    if whole < BESIDE_LEAST or (sum(beside.values()) < BESIDE * whole and scoring < SCORING * whole):
+        return None
+    if scoring >= SCORING * whole:
+        said, move = f"{percent(scoring / whole, 0)} of the time is spent waiting for verifiers.", _SCORING
+        keys = ["time/score"]
+    else:
+        parts = ", ".join(f"{name} {percent(value / whole, 0)}" for name, value in beside.items() if value)
+        said, move = f"{percent(sum(beside.values()) / whole, 0)} of the time trains nothing: {parts}.", ""
+        keys = [f"time/{name}" for name in beside]
+    return Found("warn", "Much time goes beside learning", said, facts.first_step, facts.last_step, keys, move)
+
+
+def thrown_away(facts: Facts) -> Found | None:
+    """Tokens of kept groups that settings discard; rejected ones are the price of the filter."""
+    generated, lost = facts.total("sampling/generated_tokens"), facts.total("cost/discarded_tokens")
+    if not generated or lost / generated < WASTED:
+        return None
+    where = facts.where("cost/discarded_tokens", bool)
+    return Found(
+        "note",
+        "Good work is thrown away",
+        f"{percent(lost / generated, 0)} of the generated tokens were surplus or unfinished, and discarded.",
+        where[0],
+        where[-1],
+        ["cost/discarded_tokens", "cost/discarded_seconds"],
+    )
+
+
+def memory_growth(facts: Facts) -> Found | None:
+    """In the second half, when everything has been allocated once."""
+    steps, values = facts.series("memory/peak_rss_mib")
+    if len(values) < GROWTH_STEPS:
+        return None
+    half, last = values[len(values) // 2], values[-1]
+    if last - half < max(GROWTH_MIB, GROWTH * half):
+        return None
+    rate = (last - half) / (steps[-1] - steps[len(steps) // 2])
+    return Found(
+        "warn",
+        "Memory keeps growing",
+        f"Since step {steps[len(steps) // 2]} the peak grew from {number(half)} to {number(last)} MiB, "
+        f"{number(rate)} MiB "
+        "a step.",
+        steps[len(steps) // 2],
+        steps[-1],
+        ["memory/peak_rss_mib"],
+    )
+
+
+_NO_PHASE = ("time/step", "time/tokens_per_second", "time/trained_tokens_per_second")
+_SCORING = "Raise run.reward_workers, make the reward function faster, or bound it with rewards.0.timeout."
+
+RULES = (
+    Rule(
+        "idle_slots",
+        f"less than {percent(IDLE, 0)} of the slots busy in the last steps, with {percent(GENERATING, 0)} of the "
+        "time in "
+        "generating",
+        "The engine waits for its longest answers, and everything else waits for it.",
+        "Raise algorithm.dynamic_sampling.lookahead (needs max_age of 1 and more), or lower "
+        "rollout.max_response_tokens "
+        "or rollout.slots.",
+        idle_slots,
+    ),
+    Rule(
+        "time_beside",
+        f"{percent(BESIDE, 0)} of the time in evaluation, saving and reports, or {percent(SCORING, 0)} waiting for "
+        f"verifiers, in runs of {BESIDE_LEAST:g} s and more",
+        "It is time in which the model does not learn.",
+        "Evaluate and save more seldom (validation.every, validation.samples, validation.limit, checkpoint.every).",
+        time_beside,
+    ),
+    Rule(
+        "thrown_away",
+        f"{percent(WASTED, 0)} of the generated tokens discarded",
+        "Work that would have trained is paid for twice.",
+        "Set algorithm.dynamic_sampling.surplus and algorithm.dynamic_sampling.unfinished to carry.",
+        thrown_away,
+    ),
+    Rule(
+        "memory_growth",
+        f"peak memory up by {percent(GROWTH, 0)} and {GROWTH_MIB:g} MiB in the second half of {GROWTH_STEPS} steps and "
+        "more",
+        "At some step the machine has none left, and the run is killed without a word.",
+        "If responses grow longer too, lower learner.microbatch_tokens. Else look for what a function of your own "
+        "keeps. Checkpoints (checkpoint.every) bound what a kill can cost.",
+        memory_growth,
+    ),
+)

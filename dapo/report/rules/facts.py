@@ -1,0 +1,214 @@
+"""What the rules ask of a run: its metrics at its beginning, at its end, and where they were at their worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from dapo.report.page_data import Advice
+from dapo.report.reader import Run
+
+Severity = Literal["bad", "warn", "note"]
+RANK: dict[Severity, int] = {"bad": 0, "warn": 1, "note": 2}
+
+FEWEST, MOST, SHARE = 3, 20, 5
+"""Beginning and end of a run are a fifth of its steps each, at least 3 and at most 20: one step's number is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The worst stretch of a metric: its mean there, and the first and the last step on the wrong side of a bound."""
+
+    mean: float
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A held-out accuracy and its 95 % interval (None where it was not recorded)."""
+
+    step: int
+    accuracy: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def half(self) -> float:
+        """Half of the interval."""
+        return max(0.0, self.interval[1] - self.interval[0]) / 2 if self.interval else 0.0
+
+
+class Facts:
+    """A run's metrics as the rules read them. A number that was not measured, or is not finite, is not there."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.rows = [row for row in run.rows if row.get("step")]  # step 0 trains nothing
+        self._series: dict[str, tuple[list[int], list[float]]] = {}
+
+    @property
+    def steps(self) -> int:
+        """Training steps with a row."""
+        return len(self.rows)
+
+    @property
+    def first_step(self) -> int:
+        return int(self.rows[0]["step"]) if self.rows else 0
+
+    @property
+    def last_step(self) -> int:
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    @cached_property
+    def evaluations(self) -> list[Evaluation]:
+        """Held-out accuracies in order of steps, step 0 included."""
+        found = []
+        for row in self.run.rows:
+            accuracy = row.get("validation/accuracy")
+            if accuracy is not None:
+                low, high = row.get("validation/accuracy_low"), row.get("validation/accuracy_high")
+                interval = None if low is None or high is None else (float(low), float(high))
+                found.append(Evaluation(int(row["step"]), float(accuracy), interval))
+        return found
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values where they were measured."""
+        if key not in self._series:
+            found = [(int(row["step"]), row[key]) for row in self.rows if _is_number(row.get(key))]
+            self._series[key] = [step for step, _ in found], [float(value) for _, value in found]
+        return self._series[key]
+
+    def values(self, key: str) -> list[float]:
+        return self.series(key)[1]
+
+    def window(self, key: str) -> int:
+        """Steps in the beginning, and in the end."""
+        return _window(len(self.values(key)))
+
+    def total(self, key: str) -> float:
+        """Sum over all steps."""
+        return math.fsum(self.values(key))
+
+    def early(self, key: str) -> float | None:
+        """Mean at the beginning; None where the run is too short to have a beginning and an end."""
+        values = self.values(key)
+        return _mean(values[: _window(len(values))]) if len(values) >= 2 * FEWEST else None
+
+    def late(self, key: str) -> float | None:
+        """Mean at the end; of a short run the mean of its last steps."""
+        values = self.values(key)
+        return _mean(values[-_window(len(values)) :]) if values else None
+
+    def late_steps(self, key: str) -> tuple[int, int]:
+        """First and last step of the end."""
+        steps = self.series(key)[0]
+        chosen = steps[-_window(len(steps)) :] or [0]
+        return chosen[0], chosen[-1]
+
+    def change(self, key: str) -> tuple[float, float] | None:
+        """Means at the beginning and the end."""
+        early, late = self.early(key), self.late(key)
+        return None if early is None or late is None else (early, late)
+
+    def highest(self, key: str, bound: float, width: int = FEWEST) -> Stretch | None:
+        """The greatest mean of ``width`` steps in a row, where it is ``bound`` or more.
+
+        A run that is shorter is taken whole.
+        """
+        steps, values = self.series(key)
+        width = min(width, len(values))
+        means = [_mean(values[n : n + width]) for n in range(len(values) - width + 1)] if width else []
+        over = [n for n, mean in enumerate(means) if mean >= bound]
+        if not over:
+            return None
+        return Stretch(max(means[n] for n in over), steps[over[0]], steps[over[-1] + width - 1])
+
+    def where(self, key: str, holds: Callable[[float], bool]) -> list[int]:
+        """Steps at which the number is so."""
+        steps, values = self.series(key)
+        return [step for step, value in zip(steps, values, strict=True) if holds(value)]
+
+    def span(self, key: str, holds: Callable[[float], bool]) -> tuple[int, int]:
+        """First and last step at which the number is so; the last steps where none is (their mean may be, rounded)."""
+        steps = self.where(key, holds)
+        return (steps[0], steps[-1]) if steps else self.late_steps(key)
+
+    def named(self, prefix: str) -> list[str]:
+        """Keys that begin so, in order of appearance."""
+        return [key for key in dict.fromkeys(key for row in self.rows for key in row) if key.startswith(prefix)]
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """A setting of the recipe such as ``algorithm.clip.high``; ``default`` where the recipe cannot be read."""
+        found: Any = self.run.recipe
+        for name in path.split("."):
+            found = getattr(found, name, None)
+            if found is None:
+                return default
+        return found
+
+    @cached_property
+    def accuracy_change(self) -> float:
+        """Training accuracy at the end minus at the beginning; 0 where it is not known."""
+        change = self.change("reward/accuracy")
+        return change[1] - change[0] if change else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rule says when it speaks. ``move`` is given where it depends on what was found."""
+
+    severity: Severity
+    title: str
+    said: str
+    first: int
+    last: int
+    keys: Sequence[str]
+    move: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A warning sign: what triggers it, why it matters, what to do, and the function that looks for it."""
+
+    name: str
+    trigger: str
+    matters: str
+    move: str
+    find: Callable[[Facts], Found | None] = field(repr=False)
+
+    def advice(self, facts: Facts) -> Iterator[Advice]:
+        """What the rule has to say, if anything."""
+        found = self.find(facts)
+        if found is not None:
+            yield Advice(
+                rule=self.name,
+                severity=found.severity,
+                title=found.title,
+                said=found.said,
+                move=found.move or self.move,
+                first_step=found.first,
+                last_step=found.last,
+                keys=list(found.keys),
+            )
+
+
+def half_of_difference(a: Evaluation, b: Evaluation) -> float:
+    """Half of the 95 % interval of the difference of two evaluations, taken as independent (the same problems are
+    asked, so the true one is smaller)."""
+    return math.hypot(a.half, b.half)
+
+
+def _window(count: int) -> int:
+    return min(MOST, max(FEWEST, count // SHARE))
+
+
+def _mean(values: Sequence[float]) -> float:
+    # divided first: a diverged run logs numbers whose sum overflows
+    return math.fsum(value / len(values) for value in values) if values else 0.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

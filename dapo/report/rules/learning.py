@@ -1,0 +1,188 @@
+"""Rules about what is learned: held-out accuracy, reward against accuracy, and diversity."""
+
+from __future__ import annotations
+
+from dapo.observe.text import clean, number, percent, shorten
+from dapo.report.rules.facts import Evaluation, Facts, Found, Rule, half_of_difference
+
+FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
+"""Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""
+MOVED = 0.05
+"""Change of training accuracy that counts."""
+REWARD_UP = 0.1
+"""Rise of the reward, in shares of what it was or of the least of 1."""
+DIVERSITY = 0.03
+"""Fall of pass@k that counts, where it is also more than the interval of the accuracy."""
+
+
+def validation_fell(facts: Facts) -> Found | None:
+    """From the best evaluation to the last, by more than both intervals explain."""
+    found = facts.evaluations
+    if len(found) < 2:
+        return None
+    best, last = max(found, key=lambda e: e.accuracy), found[-1]
+    fall = best.accuracy - last.accuracy
+    if last is best or fall <= half_of_difference(best, last) or fall <= 0:
+        return None
+    before, after = _around(facts, "reward/accuracy", best.step), facts.late("reward/accuracy")
+    said = (
+        f"Held-out accuracy fell from {percent(best.accuracy)} at step {best.step} to {percent(last.accuracy)} at step "
+        f"{last.step}"
+    )
+    if before is None or after is None:
+        return _fell(facts, f"{said}.", last)
+    moved = f"training accuracy went from {percent(before)} to {percent(after)}"
+    if after >= before + MOVED / 2:
+        said += f", while {moved}: the model learns its training problems by heart, or what the verifier lets pass."
+        move = (
+            "Read answers of the last steps that count as right: is the verifier gamed? If not, the data is too "
+            "small or "
+            f"repeats: take more problems, or fewer steps. The checkpoint nearest to step {best.step} is the best one."
+        )
+        return _fell(facts, said, last, move)
+    return _fell(facts, f"{said}; {moved}: the updates undo what was learned.", last)
+
+
+def _fell(facts: Facts, said: str, last: Evaluation, move: str = "") -> Found:
+    first, best = facts.evaluations[0], max(facts.evaluations, key=lambda e: e.accuracy)
+    gained = last.accuracy - first.accuracy > half_of_difference(first, last)
+    keys = ["validation/accuracy", "validation/greedy_accuracy", "reward/accuracy"]
+    return Found("warn" if gained else "bad", "Held-out accuracy falls", said, best.step, last.step, keys, move)
+
+
+def no_learning(facts: Facts) -> Found | None:
+    """No evaluation is above the first by more than chance, over a long time."""
+    found = facts.evaluations
+    if len(found) < FLAT_EVALUATIONS or found[-1].step - found[0].step < FLAT_STEPS:
+        return None
+    first, best = found[0], max(found, key=lambda e: e.accuracy)
+    gain = best.accuracy - first.accuracy
+    if gain > half_of_difference(first, best) or first.accuracy >= SOLVED:
+        return None
+    if first.accuracy - found[-1].accuracy > half_of_difference(first, found[-1]):
+        return None  # worse than nothing: ``validation_fell`` says it
+    training = facts.change("reward/accuracy")
+    said = (
+        f"In {found[-1].step - found[0].step} steps and {len(found)} evaluations held-out accuracy was never above its "
+        f"first value ({percent(first.accuracy)}) by more than chance."
+    )
+    if training:
+        said += f" Training accuracy went from {percent(training[0])} to {percent(training[1])}."
+    return Found(
+        "warn",
+        "Nothing is learned",
+        said,
+        found[0].step,
+        found[-1].step,
+        ["validation/accuracy", "reward/accuracy", "train/grad_norm", "train/learning_rate"],
+    )
+
+
+def reward_without_accuracy(facts: Facts) -> Found | None:
+    """The sum of rewards rises and accuracy falls: something else pays."""
+    change = facts.change("reward/raw")
+    if change is None or change[1] - change[0] < REWARD_UP * max(1.0, abs(change[0])) or facts.accuracy_change > -MOVED:
+        return None
+    accuracy = facts.change("reward/accuracy") or (0.0, 0.0)
+    others = [k for k in facts.named("reward/") if _is_other(k) and (c := facts.change(k)) and c[1] > c[0]]
+    paid = ""
+    if others:
+        most = max(others, key=lambda key: _rise(facts, key))
+        early, late = facts.change(most) or (0.0, 0.0)
+        name = shorten(clean(most.removeprefix("reward/"), newlines=False), 60)
+        paid = f" The reward `{name}` went from {number(early)} to {number(late)}."
+    return Found(
+        "bad",
+        "The reward rises and accuracy falls",
+        f"The mean reward rose from {number(change[0])} to {number(change[1])} while training accuracy fell from "
+        f"{percent(accuracy[0])} to {percent(accuracy[1])}.{paid} The model learns what is paid, not what is right.",
+        facts.first_step,
+        facts.last_step,
+        ["reward/raw", "reward/accuracy", *others],
+    )
+
+
+def diversity(facts: Facts) -> Found | None:
+    """Of the largest k that the first and the last evaluation share."""
+    rows = [row for row in facts.run.rows if row.get("validation/accuracy") is not None]
+    if len(rows) < 2:
+        return None
+    first, last = rows[0], rows[-1]
+    widths = [
+        int(key.removeprefix("validation/pass@"))
+        for key in first
+        if key.startswith("validation/pass@") and key.removeprefix("validation/pass@").isdecimal() and last.get(key)
+    ]
+    widest = max(widths, default=1)
+    key = f"validation/pass@{widest}"
+    before, after = first.get(key), last.get(key)
+    if widest == 1 or before is None or after is None:
+        return None
+    noise = max(DIVERSITY, half_of_difference(facts.evaluations[0], facts.evaluations[-1]))
+    rise = last["validation/accuracy"] - first["validation/accuracy"]
+    if rise <= 0 or before - after <= noise:
+        return None
+    return Found(
+        "warn",
+        "Answers lose their variety",
+        f"Accuracy of one answer rose from {percent(first['validation/accuracy'])} to "
+        f"{percent(last['validation/accuracy'])}, and that one of {widest} is right fell from {percent(before)} to "
+        f"{percent(after)}: fewer problems can be solved, those more surely.",
+        int(first["step"]),
+        int(last["step"]),
+        [key, "validation/accuracy", "train/entropy"],
+    )
+
+
+def _around(facts: Facts, key: str, step: int) -> float | None:
+    """Mean of the five steps nearest to ``step``."""
+    near = sorted(zip(*facts.series(key), strict=True), key=lambda pair: abs(pair[0] - step))[:5]
+    return sum(value for _, value in near) / len(near) if near else None
+
+
+def _is_other(key: str) -> bool:
+    own = ("raw", "accuracy", "shaped_mean", "shaped_std", "advantage_abs_mean", "unscored")
+    name = key.removeprefix("reward/")
+    return name not in own and not name.endswith("_kept") and not name.startswith("unscored/")
+
+
+def _rise(facts: Facts, key: str) -> float:
+    change = facts.change(key) or (0.0, 0.0)
+    return change[1] - change[0]
+
+
+RULES = (
+    Rule(
+        "reward_without_accuracy",
+        f"mean reward up by {percent(REWARD_UP, 0)} and training accuracy down by {100 * MOVED:g} points",
+        "A reward beside accuracy that is easier to earn is what the model learns; that is how verifiers are gamed.",
+        "Read answers of the last steps. Lower the weight of that reward (rewards.1.weight; 0 only records it), or "
+        "give it to right answers alone.",
+        reward_without_accuracy,
+    ),
+    Rule(
+        "validation_fell",
+        "the last held-out accuracy below the best one by more than both intervals (bad where it is not above the "
+        "first)",
+        "More training made the model worse on problems it does not train on.",
+        "Stop here, and export the checkpoint nearest to the best evaluation. Then lower learner.learning_rate or use "
+        "fewer optimiser steps a batch (a larger learner.minibatch_prompts).",
+        validation_fell,
+    ),
+    Rule(
+        "no_learning",
+        f"{FLAT_EVALUATIONS} evaluations over {FLAT_STEPS} steps, none above the first by more than both intervals",
+        "The run costs and teaches nothing, or the validation is too small to see it.",
+        "See whether training accuracy rises. If not: raise learner.learning_rate, take problems that are solved now "
+        "and then (`dapo check` shows them), and see that the verifier reads right answers as right. If it does: "
+        "validate on more problems of the same kind (validation.limit, validation.samples).",
+        no_learning,
+    ),
+    Rule(
+        "diversity",
+        f"pass@k down by {100 * DIVERSITY:g} points and the interval of accuracy, while accuracy rises",
+        "The model gives up ways of solving that it had. More samples no longer help, nor will more training.",
+        "Raise algorithm.clip.high or rollout.group_size, lower learner.learning_rate, or stop earlier.",
+        diversity,
+    ),
+)

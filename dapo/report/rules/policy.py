@@ -1,0 +1,305 @@
+"""Rules about the policy itself: entropy, clipping, ratios, gradients, and whether sampler and learner agree."""
+
+from __future__ import annotations
+
+import statistics
+
+from dapo.observe.text import number, percent
+from dapo.observe.view import CLIPPED, COLLAPSED
+from dapo.report.rules.facts import Facts, Found, Rule
+
+SOLVED = 0.95
+"""Training accuracy from which a low entropy is only certainty. (The quickstart goes from 42 to 90 % at a third of its
+first entropy, well above ``COLLAPSED``.)"""
+EXPLODED, EXPLODED_ALONE, LOST = 2.0, 4.0, 0.05
+"""Times the first entropy, with a loss of that much training accuracy; and without one."""
+CLIPPED_MUCH, DUAL = 0.15, 0.02
+"""Shares of tokens, beside ``CLIPPED``. A healthy run stays below 2 %: the few tokens that clipping is made for."""
+GAP, GAP_LARGE, GAP_GROWTH, GAP_FLOOR = 0.05, 0.2, 3.0, 0.01
+"""Nats per token. Two float32 engines differ by less than 0.001, bfloat16 by 0.01 to 0.02."""
+CORRECTED = 0.1
+SYNC_WARN = 0.5
+"""Share of trainer.sync_check_tolerance, at which the run stops."""
+SPIKE, SPIKES_OFTEN, SPIKES_FEWEST = 10.0, 0.05, 3
+KL, KL_LARGE = 0.03, 0.1
+"""Nats per token, from the policy that sampled. A healthy run stays near 0.001."""
+RATIO, RATIO_STEPS = 100.0, 3
+
+
+def entropy_collapse(facts: Facts) -> Found | None:
+    """Low against its own beginning, since what is normal depends on the model and the task."""
+    change = facts.change("train/entropy")
+    if change is None or change[0] <= 0 or change[1] >= COLLAPSED * change[0]:
+        return None
+    early, late = change
+    accuracy = facts.late("reward/accuracy") or 0.0
+    solved = accuracy >= SOLVED
+    said = f"The entropy fell from {number(early)} to {number(late)} nats a token ({percent(late / early, 0)} of it). "
+    said += (
+        f"Training accuracy is {percent(accuracy)}, so the model is certain because it is right."
+        if solved
+        else f"Training accuracy is {percent(accuracy)}: the model has stopped trying other answers before it is right."
+    )
+    title = "The entropy is near zero: the problems are solved" if solved else "The entropy collapsed"
+    first, last = facts.span("train/entropy", lambda value: value < COLLAPSED * early)
+    return Found(
+        "note" if solved else "bad", title, said, first, last, ["train/entropy", "reward/accuracy"],
+        "Nothing, or take harder problems." if solved else "",
+    )  # fmt: skip
+
+
+def entropy_explosion(facts: Facts) -> Found | None:
+    """Growth alone may be exploration (clip-higher lets it grow); with falling accuracy it is decay."""
+    change = facts.change("train/entropy")
+    if change is None or change[0] <= 0:
+        return None
+    times, lost = change[1] / change[0], -facts.accuracy_change
+    if times < EXPLODED or (times < EXPLODED_ALONE and lost < LOST):
+        return None
+    said = f"The entropy grew from {number(change[0])} to {number(change[1])} nats a token ({times:.1f} times)"
+    said += f", and training accuracy fell by {100 * lost:.1f} points." if lost >= LOST else "."
+    first, last = facts.span("train/entropy", lambda value: value >= EXPLODED * change[0])
+    return Found(
+        "bad" if lost >= LOST else "warn",
+        "The entropy grows: answers become random",
+        said,
+        first,
+        last,
+        ["train/entropy", "reward/accuracy"],
+    )
+
+
+def clip_share(facts: Facts) -> Found | None:
+    """A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by design."""
+    if facts.setting("algorithm.loss.ratio") == "sequence":
+        return None
+    parts, worst = [], None
+    bounds = {
+        "train/clip_low": ("low", CLIPPED),
+        "train/clip_high": ("high", CLIPPED),
+        "train/clip_dual": ("dual", DUAL),
+    }
+    for key, (name, bound) in bounds.items():
+        stretch = facts.highest(key, bound)
+        if stretch is not None:
+            parts.append(f"{percent(stretch.mean)} {name}")
+            if worst is None or stretch.mean > worst.mean:
+                worst = stretch
+    if worst is None:
+        return None
+    return Found(
+        "bad" if worst.mean >= CLIPPED_MUCH else "warn",
+        "Many tokens are clipped",
+        f"At the worst the clip cut the gradient of {', '.join(parts)} of the tokens: each batch moves the policy "
+        "further than the bounds allow, and the rest of the batch is wasted.",
+        worst.first,
+        worst.last,
+        list(bounds),
+    )
+
+
+def sampler_gap(facts: Facts) -> Found | None:
+    """Tokens of the current weights where they are told apart: older ones differ because the policy moved."""
+    key = "train/gap_mean_current" if facts.values("train/gap_mean_current") else "train/gap_mean"
+    keys = [key, "train/gap_kl", "train/gap_max", "train/correction_share"]
+    large, corrected = facts.highest(key, GAP), facts.highest("train/correction_share", CORRECTED)
+    change = facts.change(key)
+    if large is not None:
+        return Found(
+            "bad" if large.mean >= GAP_LARGE else "warn",
+            "Sampler and learner disagree",
+            f"For the same token their log-probabilities differ by {number(large.mean)} nats on average at the worst.",
+            large.first,
+            large.last,
+            keys,
+        )
+    if change is not None and change[1] >= GAP_FLOOR and change[1] >= GAP_GROWTH * change[0]:
+        return Found(
+            "warn",
+            "The gap between sampler and learner grows",
+            f"Their log-probabilities of the same token differed by {number(change[0])} nats on average at the "
+            f"beginning and by {number(change[1])} at the end.",
+            facts.first_step,
+            facts.last_step,
+            keys,
+        )
+    if corrected is not None:
+        return Found(
+            "warn",
+            "Many tokens have their correction capped",
+            f"The importance correction of {percent(corrected.mean)} of the tokens was capped or masked at the worst.",
+            corrected.first,
+            corrected.last,
+            keys,
+        )
+    return None
+
+
+def sync_gap(facts: Facts) -> Found | None:
+    """The check after each publish: what the engine runs against what the learner has."""
+    tolerance = facts.setting("trainer.sync_check_tolerance", 0.05)
+    over = facts.where("train/sync_gap", lambda value: value >= SYNC_WARN * tolerance)
+    if not over:
+        return None
+    worst = max(facts.values("train/sync_gap"))
+    return Found(
+        "bad" if worst >= tolerance else "warn",
+        "After a publish the engine is not what the learner is",
+        f"Right after weights were handed over, log-probabilities differed by up to {number(worst)} nats; the run "
+        "stops "
+        f"above {number(tolerance)}.",
+        over[0],
+        over[-1],
+        ["train/sync_gap"],
+    )
+
+
+def gradient_spikes(facts: Facts) -> Found | None:
+    """Against the run's own median: the scale of a gradient depends on the model."""
+    usual = [value for value in facts.values("train/grad_norm") if value > 0]
+    if len(usual) < SPIKES_FEWEST:
+        return None
+    median = statistics.median(usual)
+    spikes = facts.where("train/grad_norm_max", lambda value: value >= SPIKE * median)
+    if not spikes:
+        return None
+    often = len(spikes) >= max(SPIKES_FEWEST, SPIKES_OFTEN * facts.steps)
+    worst = max(facts.values("train/grad_norm_max"))
+    steps = "1 step" if len(spikes) == 1 else f"{len(spikes)} steps"
+    return Found(
+        "warn" if often else "note",
+        "The gradient spikes",
+        f"In {steps} of {facts.steps} it was {SPIKE:.0f} times its median ({number(median)}) and more, up to "
+        f"{number(worst)}.",
+        spikes[0],
+        spikes[-1],
+        ["train/grad_norm", "train/grad_norm_max"],
+    )
+
+
+def skipped_steps(facts: Facts) -> Found | None:
+    """Any skipped step is a number that was not finite; the run stops after ``learner.max_skipped_steps`` in a row."""
+    skipped, empty = facts.total("train/skipped_steps"), facts.total("train/empty_steps")
+    lost = [row["step"] for row in facts.rows if "train/loss" in row and row["train/loss"] is None]
+    if not skipped and not empty and not lost:
+        return None
+    where = [*facts.where("train/skipped_steps", bool), *facts.where("train/empty_steps", bool), *lost]
+    parts = []
+    if skipped or lost:
+        parts.append(f"{max(int(skipped), len(lost))} had a gradient or loss that was not finite")
+    if empty:
+        parts.append(f"{int(empty)} had no token with loss")
+    bad = bool(lost) or skipped >= SPIKES_FEWEST
+    return Found(
+        "bad" if bad else "warn",
+        "Optimiser steps moved nothing",
+        f"Of {facts.total('train/optimizer_steps'):,.0f} optimiser steps " + " and ".join(parts) + ".",
+        min(where),
+        max(where),
+        ["train/skipped_steps", "train/empty_steps", "train/grad_norm_max"],
+    )
+
+
+def policy_jumps(facts: Facts) -> Found | None:
+    """How far a batch of updates moves the policy from the one that sampled."""
+    keys = ["train/approx_kl", "train/ratio_max", "train/ratio_min"]
+    far = facts.highest("train/approx_kl", KL)
+    if far is not None:
+        return Found(
+            "bad" if far.mean >= KL_LARGE else "warn",
+            "Each step moves the policy far",
+            f"Over three steps the policy was up to {number(far.mean)} nats a token from the one that sampled.",
+            far.first,
+            far.last,
+            keys,
+        )
+    extreme = facts.where("train/ratio_max", lambda value: value >= RATIO)
+    if len(extreme) < RATIO_STEPS:
+        return None
+    return Found(
+        "note",
+        "Single tokens have extreme ratios",
+        f"In {len(extreme)} steps some token was {RATIO:.0f} times as likely as when it was sampled and more, up to "
+        f"{number(max(facts.values('train/ratio_max')))}.",
+        extreme[0],
+        extreme[-1],
+        keys,
+        "Where such a token stands in a wrong answer nothing bounds its gradient: set algorithm.clip.dual (10 is "
+        "usual).",
+    )
+
+
+RULES = (
+    Rule(
+        "entropy_collapse",
+        f"entropy at the end below {percent(COLLAPSED, 0)} of its beginning (a note where training accuracy is "
+        f"{percent(SOLVED, 0)} and more)",
+        "A policy that always gives the same answer finds nothing better, and groups of equal answers teach nothing.",
+        "Go back to a checkpoint before the fall and lower learner.learning_rate; raise algorithm.clip.high; see that "
+        "rollout.temperature is 1. Read some answers: one that is always the same may be what a reward pays for.",
+        entropy_collapse,
+    ),
+    Rule(
+        "entropy_explosion",
+        f"entropy at the end {EXPLODED:g} times its beginning with {100 * LOST:g} points of training accuracy lost, or "
+        f"{EXPLODED_ALONE:g} times without",
+        "Answers become random: the updates destroy more than they teach.",
+        "Lower learner.learning_rate or algorithm.clip.high, use fewer optimiser steps a batch (a larger "
+        "learner.minibatch_prompts), and look for a noisy reward.",
+        entropy_explosion,
+    ),
+    Rule(
+        "policy_jumps",
+        f"approximate KL of {KL:g} nats a token over 3 steps (bad from {KL_LARGE:g}); a note where {RATIO_STEPS} steps "
+        f"have a token with ratio {RATIO:g}",
+        "The update assumes that the policy stays near the one that sampled.",
+        "Lower learner.learning_rate, use fewer optimiser steps a batch (a larger learner.minibatch_prompts), or lower "
+        "algorithm.dynamic_sampling.max_age.",
+        policy_jumps,
+    ),
+    Rule(
+        "clip_share",
+        f"{percent(CLIPPED, 0)} of the tokens clipped low or high, or {percent(DUAL, 0)} dual, over 3 steps "
+        f"(bad from {percent(CLIPPED_MUCH, 0)})",
+        "Clipped tokens have no gradient. A few are meant to be clipped; many mean that the steps are too large.",
+        "Lower learner.learning_rate, or use fewer optimiser steps a batch (a larger learner.minibatch_prompts). Old "
+        "tokens are clipped too: lower algorithm.dynamic_sampling.max_age.",
+        clip_share,
+    ),
+    Rule(
+        "sampler_gap",
+        f"mean gap of {GAP:g} nats over 3 steps (bad from {GAP_LARGE:g}), or {GAP_GROWTH:g} times its beginning and "
+        f"{GAP_FLOOR:g} nats; or {percent(CORRECTED, 0)} of the tokens with a capped correction",
+        "The engine samples from another policy than the learner trains: gradients are biased, and runs drift until "
+        "they break.",
+        "Use the same type on both sides (model.dtype, rollout.vllm.dtype, model.fp32_head), equal temperature, top_p "
+        "and top_k, and leave algorithm.correction.kind at auto. docs/engines.md lists the causes.",
+        sampler_gap,
+    ),
+    Rule(
+        "sync_gap",
+        f"{percent(SYNC_WARN, 0)} of trainer.sync_check_tolerance (bad from all of it)",
+        "The engine does not run the weights it was given: everything that it samples is off-policy.",
+        "Find the tensor that does not arrive (docs/engines.md). Raise trainer.sync_check_tolerance only where the "
+        "engine computes in a coarser type.",
+        sync_gap,
+    ),
+    Rule(
+        "gradient_spikes",
+        f"a gradient norm of {SPIKE:g} times its median (a warning from {percent(SPIKES_OFTEN, 0)} of the steps and "
+        f"{SPIKES_FEWEST} on)",
+        "A spike is one batch that would undo many. learner.max_grad_norm bounds its length, not its direction.",
+        "Look at the groups of those steps in the rollouts. If they repeat: lower learner.learning_rate or "
+        "learner.max_grad_norm, or raise learner.warmup.",
+        gradient_spikes,
+    ),
+    Rule(
+        "skipped_steps",
+        f"any skipped or empty optimiser step (bad from {SPIKES_FEWEST} skipped, or with a loss that is not a number)",
+        "A number that was not finite is the first sign of divergence; an empty step is paid for and moves nothing.",
+        "For numbers that are not finite: lower learner.learning_rate, use model.dtype float32 or model.fp32_head. For "
+        "empty steps: more responses must vote and carry loss (rollout.max_response_tokens, "
+        "algorithm.overlong_filtering).",
+        skipped_steps,
+    ),
+)

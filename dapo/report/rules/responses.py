@@ -1,0 +1,201 @@
+"""Rules about the answers: their length, what cuts and punishes them, and whether verifiers could score them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dapo.observe.text import clean, number, percent, shorten
+from dapo.observe.view import CUT_OFF
+from dapo.report.rules.facts import Facts, Found, Rule
+
+LONGER, SHORTER, BETTER = 1.5, 0.6, 0.02
+"""Times the first mean length; gain in training accuracy that makes it welcome."""
+WRONG_ONLY = 1.5
+"""Growth of the wrong answers' length over the correct ones'."""
+CUT_MUCH, CUT_GROWTH, CUT_FLOOR = 0.5, 2.0, 0.05
+"""Beside ``CUT_OFF``: shares of the responses, and times the first share."""
+PUNISHED, FULL = 0.5, -0.5
+"""Share of responses; mean penalty (the whole one is -1 times its factor)."""
+UNSCORED_NOTE, UNSCORED, UNSCORED_MUCH = 0.001, 0.01, 0.1
+
+
+def verifier_failures(facts: Facts) -> Found | None:
+    """Over the whole run: what was not scored is lost, whenever it was."""
+    unscored, responses = facts.total("reward/unscored"), facts.total("sampling/responses")
+    share = unscored / responses if responses else 0.0
+    if share < UNSCORED_NOTE:
+        return None
+    reasons = Counter({key: int(facts.total(key)) for key in facts.named("reward/unscored/")})
+    named = ", ".join(
+        f"{shorten(clean(key.removeprefix('reward/unscored/'), newlines=False), 60)} {count:,} times"
+        for key, count in reasons.most_common(3)
+        if count
+    )
+    where = facts.where("reward/unscored", bool)
+    return Found(
+        "bad" if share >= UNSCORED_MUCH else "warn" if share >= UNSCORED else "note",
+        "Responses could not be scored",
+        f"{unscored:,.0f} of {responses:,.0f} responses ({percent(share)}) have no score"
+        + (f": {named}." if named else "."),
+        where[0],
+        where[-1],
+        ["reward/unscored", *reasons],
+    )
+
+
+def engine_failures(facts: Facts) -> Found | None:
+    """Responses that the engine lost."""
+    failed, responses = facts.total("sampling/failed"), facts.total("sampling/responses")
+    if failed <= 0:
+        return None
+    share = failed / max(responses, failed)
+    where = facts.where("sampling/failed", bool)
+    return Found(
+        "bad" if share >= UNSCORED_MUCH else "warn",
+        "The engine could not finish responses",
+        f"{failed:,.0f} responses failed in the engine ({percent(share)} of those that ended).",
+        where[0],
+        where[-1],
+        ["sampling/failed", "reward/unscored"],
+    )
+
+
+def length_drift(facts: Facts) -> Found | None:
+    """Longer answers are welcome where accuracy rises with them; the wrong ones alone never are."""
+    change = facts.change("response/length_mean")
+    correct, wrong = facts.change("response/length_correct_mean"), facts.change("response/length_wrong_mean")
+    if change is None or min(change) <= 0:
+        return None
+    times, gain = change[1] / change[0], facts.accuracy_change
+    keys = ["response/length_mean", "response/length_correct_mean", "response/length_wrong_mean", "reward/accuracy"]
+    apart = ""
+    if correct and wrong and min(*correct, *wrong) > 0:
+        apart = (
+            f" (correct ones {number(correct[0])} to {number(correct[1])}, "
+            f"wrong ones {number(wrong[0])} to {number(wrong[1])})"
+        )
+        if times < LONGER and wrong[1] / wrong[0] >= WRONG_ONLY * correct[1] / correct[0] and wrong[1] > wrong[0]:
+            return Found(
+                "warn",
+                "Wrong answers grow longer",
+                f"From the beginning to the end wrong answers went from {number(wrong[0])} to {number(wrong[1])} "
+                "tokens, "
+                f"correct ones from {number(correct[0])} to {number(correct[1])}.",
+                facts.first_step,
+                facts.last_step,
+                keys,
+                _RAMBLING,
+            )
+    if SHORTER < times < LONGER:
+        return None
+    longer = times >= LONGER
+    said = f"The mean length went from {number(change[0])} to {number(change[1])} tokens{apart}"
+    accuracy = facts.change("reward/accuracy") or (None, None)
+    said += f", and training accuracy from {percent(accuracy[0])} to {percent(accuracy[1])}."
+    return Found(
+        "note" if gain >= BETTER else "warn",
+        "Answers grow longer" if longer else "Answers grow shorter",
+        said,
+        facts.first_step,
+        facts.last_step,
+        keys,
+        ("Welcome, as long as accuracy rises with it. Leave it room: rollout.max_response_tokens." if longer else
+         "Welcome, as long as accuracy rises with it.") if gain >= BETTER else _RAMBLING if longer else _TERSE,
+    )  # fmt: skip
+
+
+def truncated(facts: Facts) -> Found | None:
+    """High, or growing from little."""
+    late, change = facts.late("response/truncated_share"), facts.change("response/truncated_share")
+    if late is None:
+        return None
+    grows = change is not None and late >= CUT_FLOOR and late >= CUT_GROWTH * change[0]
+    if late < CUT_OFF and not grows:
+        return None
+    bound = CUT_OFF if late >= CUT_OFF else CUT_FLOOR
+    first, last = facts.span("response/truncated_share", lambda value: value >= bound)
+    was = f" ({percent(change[0])} at the beginning)" if change else ""
+    limit = facts.setting("rollout.max_response_tokens")
+    return Found(
+        "bad" if late >= CUT_MUCH else "warn",
+        "Many answers are cut off",
+        f"In the last steps {percent(late)} of the responses reach the limit{f' of {limit:,} tokens' if limit else ''}"
+        f"{was}.",
+        first,
+        last,
+        ["response/truncated_share", "response/length_p90", "response/voters", "validation/truncated_share"],
+    )
+
+
+def penalties(facts: Facts) -> Found | None:
+    """A penalty that most responses get in full no longer tells them apart."""
+    share, mean = facts.late("response/penalized"), facts.late("response/penalty_mean")
+    factor = facts.setting("algorithm.overlong_punishment.factor", 1.0)
+    many = share is not None and share >= PUNISHED
+    full = mean is not None and factor > 0 and mean <= FULL * factor
+    if not many and not full:
+        return None
+    first, last = facts.late_steps("response/penalized")
+    return Found(
+        "warn",
+        "The length penalty is everywhere",
+        f"In the last steps {percent(share)} of the trained responses are penalised, by {number(mean)} on average.",
+        first,
+        last,
+        ["response/penalized", "response/penalty_mean", "response/length_p90"],
+    )
+
+
+_RAMBLING = (
+    "Read the longest answers in the rollouts. If they ramble: raise algorithm.overlong_punishment.factor or "
+    "cache_length, and see that algorithm.loss.reduction is token_mean."
+)
+_TERSE = (
+    "Read some answers: a length penalty or a second reward may pay for brevity. Lower "
+    "algorithm.overlong_punishment.factor or cache_length, or the weight of that reward."
+)
+
+RULES = (
+    Rule(
+        "verifier_failures",
+        f"{percent(UNSCORED_NOTE)} of the responses unscored (a warning from {percent(UNSCORED, 0)}, bad from "
+        f"{percent(UNSCORED_MUCH, 0)})",
+        "An unscored response neither votes nor trains; what a verifier cannot read is often one kind of answer.",
+        "The column `unscored` of rollouts/ has the reasons in full. Mend the reward function, or raise its timeout "
+        "(rewards.0.timeout) or run.reward_workers.",
+        verifier_failures,
+    ),
+    Rule(
+        "engine_failures",
+        f"any response that the engine could not finish (bad from {percent(UNSCORED_MUCH, 0)})",
+        "Its tokens are paid for and lost, and its group is smaller.",
+        "RUN/log.txt and the server's own log name the cause; docs/engines.md lists the usual ones.",
+        engine_failures,
+    ),
+    Rule(
+        "length_drift",
+        f"mean length {LONGER:g} times its beginning or {SHORTER:g} and less (a note where training accuracy gained "
+        f"{100 * BETTER:g} points), or wrong answers growing {WRONG_ONLY:g} times as fast as correct ones",
+        "Length that grows without accuracy is rambling, and length that falls without it is a shortcut; both cost the "
+        "run its meaning before accuracy shows it.",
+        _RAMBLING,
+        length_drift,
+    ),
+    Rule(
+        "truncated",
+        f"{percent(CUT_OFF, 0)} of the responses cut off in the last steps (bad from {percent(CUT_MUCH, 0)}), or "
+        f"{percent(CUT_FLOOR, 0)} and {CUT_GROWTH:g} times the beginning",
+        "A response that is cut off seldom has an answer; with overlong filtering it does not train either.",
+        "Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If they ramble without an "
+        "end: raise algorithm.overlong_punishment.factor, and let them vote with algorithm.truncated_vote=true.",
+        truncated,
+    ),
+    Rule(
+        "penalties",
+        f"{percent(PUNISHED, 0)} of the trained responses penalised in the last steps, or a mean penalty of {FULL:g} "
+        "times its factor",
+        "A penalty that nearly all have tells nothing apart, and can outweigh being right.",
+        "Raise rollout.max_response_tokens, or lower algorithm.overlong_punishment.cache_length or factor.",
+        penalties,
+    ),
+)

@@ -1,0 +1,295 @@
+"""Rules about dynamic sampling: whether batches fill, what they are filled with, and how old that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dapo.observe.text import number, percent
+from dapo.observe.why import HEALTHY, Shares, why
+from dapo.report.rules.facts import Facts, Found, Rule
+from dapo.report.status import status_of, unfilled_said
+
+SCARCE = 0.1
+"""Share of groups kept below which a step costs ten batches and more."""
+EASY, EASY_MUCH, HARD = 0.5, 0.7, 0.5
+"""Shares of judged groups, where enough others are kept."""
+REFILLS = 2.0
+"""Refills for each group of a batch."""
+OLD, OLD_LEAST = 0.75, 2.0
+"""Share of max_age, and steps."""
+EXPIRED = 0.05
+APART = 0.3
+
+_VERDICTS = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_few_scored")
+
+
+def batch_unfilled(facts: Facts) -> Found | None:
+    """The run ended for it: the words are those that the collector found, which saw every group."""
+    status = status_of(facts.run)
+    if status["state"] != "unfilled":
+        return None
+    met, cause, further = unfilled_said(facts.run)
+    step = status["step"] + 1
+    return Found(
+        "bad",
+        f"Step {step} could not fill its batch",
+        f"{met} {cause}".strip(),
+        step,
+        step,
+        ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share"],
+        further,
+    )
+
+
+def batch_hard_to_fill(facts: Facts) -> Found | None:
+    """By the last steps, in the words of the console: what is kept now matters, not what was."""
+    mode = facts.setting("algorithm.dynamic_sampling.mode", "filter")
+    kept = facts.late("sampling/acceptance_rate")
+    caps = facts.where("sampling/cap_reached", bool)
+    if kept is None or mode in ("off", "mask") or status_of(facts.run)["state"] == "unfilled":
+        return None
+    if kept >= HEALTHY and not caps:
+        return None
+    shares = late_shares(facts)
+    said = f"In the last steps {percent(kept, 0)} of the judged groups are kept. " if kept < HEALTHY else ""
+    if caps:
+        said += f"{_steps(len(caps))} met the cap or the end of the data and trained on a smaller or filled batch. "
+    poor = facts.span("sampling/acceptance_rate", lambda value: value < HEALTHY) if kept < HEALTHY else ()
+    steps = [*poor, *caps]
+    return Found(
+        "bad" if kept < SCARCE else "warn",
+        "The batch is hard to fill",
+        said + (f"Likely cause: {why(shares)}" if kept < HEALTHY else ""),
+        min(steps),
+        max(steps),
+        ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share", "sampling/cap_reached"],
+    )
+
+
+def few_groups_teach(facts: Facts) -> Found | None:
+    """Without refills such a batch is simply smaller, and nobody is told."""
+    mode = facts.setting("algorithm.dynamic_sampling.mode", "filter")
+    kept = facts.late("sampling/acceptance_rate")
+    if mode not in ("off", "mask") or kept is None or kept >= HEALTHY:
+        return None
+    shares = late_shares(facts)
+    first, last = facts.span("sampling/acceptance_rate", lambda value: value < HEALTHY)
+    return Found(
+        "bad" if kept < SCARCE else "warn",
+        "Few groups teach",
+        f"In the last steps {percent(kept, 0)} of the groups hold both right and wrong responses "
+        f"({percent(shares.all_correct, 0)} are all correct, {percent(shares.all_wrong, 0)} all wrong); the others "
+        "have "
+        "no gradient from accuracy.",
+        first,
+        last,
+        ["groups/kept_share", "groups/all_correct_share", "groups/all_wrong_share"],
+    )
+
+
+def data_too_easy(facts: Facts) -> Found | None:
+    """Only where the batch still fills: else ``batch_hard_to_fill`` says it."""
+    share, kept = facts.late("groups/all_correct_share"), facts.late("sampling/acceptance_rate")
+    if share is None or share < EASY or kept is None or kept < HEALTHY:
+        return None
+    first, last = facts.span("groups/all_correct_share", lambda value: value >= EASY)
+    return Found(
+        "warn" if share >= EASY_MUCH else "note",
+        "Most problems are solved",
+        f"In the last steps {percent(share, 0)} of the judged groups are all correct: they are generated, and teach "
+        "nothing.",
+        first,
+        last,
+        ["groups/all_correct_share", "sampling/trained_share"],
+    )
+
+
+def data_too_hard(facts: Facts) -> Found | None:
+    """As above, at the other end."""
+    share, kept = facts.late("groups/all_wrong_share"), facts.late("sampling/acceptance_rate")
+    if share is None or share < HARD or kept is None or kept < HEALTHY:
+        return None
+    first, last = facts.span("groups/all_wrong_share", lambda value: value >= HARD)
+    return Found(
+        "note",
+        "Most problems are never solved",
+        f"In the last steps {percent(share, 0)} of the judged groups are all wrong: they are generated, and teach "
+        "nothing.",
+        first,
+        last,
+        ["groups/all_wrong_share", "sampling/trained_share"],
+    )
+
+
+def many_refills(facts: Facts) -> Found | None:
+    """Each group that is missing is asked for by itself: the estimate of the acceptance rate lags behind."""
+    prompts = facts.setting("rollout.prompts_per_step")
+    stretch = facts.highest("sampling/refills", REFILLS * prompts) if prompts else None
+    if stretch is None:
+        return None
+    return Found(
+        "note",
+        "Prompts are sent in many small refills",
+        f"Up to {number(stretch.mean)} refills a step for a batch of {prompts} groups.",
+        stretch.first,
+        stretch.last,
+        ["sampling/refills", "sampling/acceptance_estimate", "sampling/slot_use"],
+    )
+
+
+def old_groups(facts: Facts) -> Found | None:
+    """Ages near the limit, and groups dropped at it."""
+    limit = facts.setting("algorithm.dynamic_sampling.max_age", 4)
+    stretch = facts.highest("groups/age_mean", max(OLD_LEAST, OLD * limit))
+    generated = facts.total("sampling/generated_tokens")
+    expired = facts.total("cost/expired_tokens") / generated if generated else 0.0
+    if expired >= EXPIRED:
+        where = facts.where("cost/expired_tokens", bool)
+        return Found(
+            "warn",
+            "Tokens expire",
+            f"{percent(expired)} of the generated tokens were dropped at the age limit of {limit} steps.",
+            where[0],
+            where[-1],
+            ["cost/expired_tokens", "groups/expired", "groups/age_mean"],
+            "Set algorithm.dynamic_sampling.on_max_age to wait, raise max_age, or lower lookahead or rollout.slots.",
+        )
+    if stretch is None:
+        return None
+    return Found(
+        "warn",
+        "What trains is old",
+        f"The trained groups were sent out {stretch.mean:.1f} steps before they trained, on average at the worst; "
+        f"max_age is {limit}.",
+        stretch.first,
+        stretch.last,
+        ["groups/age_mean", "groups/age_max", "groups/waiting", "groups/unfinished"],
+    )
+
+
+def kept_misleads(facts: Facts) -> Found | None:
+    """The accuracy of kept groups is near one half by design; who watches it sees no learning."""
+    raw, kept = facts.late("reward/accuracy"), facts.late("reward/accuracy_kept")
+    if raw is None or kept is None or abs(raw - kept) < APART:
+        return None
+    first, last = facts.late_steps("reward/accuracy")
+    return Found(
+        "note",
+        "Accuracy of kept groups says little here",
+        f"In the last steps the policy answers {percent(raw, 0)} of its training prompts right, and {percent(kept, 0)} "
+        "in the groups that are kept: the keep rule leaves out what is solved or hopeless.",
+        first,
+        last,
+        ["reward/accuracy", "reward/accuracy_kept"],
+    )
+
+
+def late_shares(facts: Facts) -> Shares:
+    """The last steps as ``observe.why`` takes them."""
+    counts = {name: _late_sum(facts, f"groups/{name}") for name in _VERDICTS}
+    judged = sum(counts.values())
+    shares: dict[str, Any] = {name: count / judged if judged else 0.0 for name, count in counts.items()}
+    reasons = {key.removeprefix("reward/unscored/"): _late_sum(facts, key) for key in facts.named("reward/unscored/")}
+    vote = facts.setting("algorithm.truncated_vote")
+    return Shares(
+        **shares,
+        judged=int(judged),
+        truncated=facts.late("response/truncated_share") or 0.0,
+        accuracy=facts.late("reward/accuracy") or 0.0,
+        correct_at=facts.setting("algorithm.dynamic_sampling.correct_at", 1.0),
+        truncated_vote=not facts.setting("algorithm.overlong_filtering", True) if vote is None else vote,
+        unscored={reason: int(count) for reason, count in reasons.items() if count},
+        prompts_per_step=facts.setting("rollout.prompts_per_step", 0),
+        group_size=facts.setting("rollout.group_size", 0),
+    )
+
+
+def _late_sum(facts: Facts, key: str) -> float:
+    if not facts.rows:
+        return 0.0
+    first = facts.late_steps("sampling/acceptance_rate")[0]
+    return sum(v for step, v in zip(*facts.series(key), strict=True) if step >= first)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+_HARDER = (
+    "Take harder problems, pass over solved ones with algorithm.dynamic_sampling.retire_at=1, or end the run here."
+)
+_FILL = (
+    "See the groups that were dropped in the rollouts. Take problems nearer to what the model can do, or groups of "
+    "more "
+    "responses (rollout.group_size). Until then algorithm.dynamic_sampling.on_cap=train_partial trains on what there "
+    "is, and algorithm.dynamic_sampling.max_groups bounds what a step may cost."
+)
+
+FIRST = (
+    Rule(
+        "batch_unfilled",
+        "the run ended because a batch could not be filled (algorithm.dynamic_sampling.on_cap: stop)",
+        "Dynamic sampling trains on groups with both right and wrong responses, and it found too few.",
+        _FILL,
+        batch_unfilled,
+    ),
+)
+RULES = (
+    Rule(
+        "batch_hard_to_fill",
+        f"less than {percent(HEALTHY, 0)} of the judged groups kept in the last steps (bad below "
+        f"{percent(SCARCE, 0)}), "
+        "or a step that met its cap",
+        "Rejected groups are generated in vain: a step costs as many batches as one over this share.",
+        _FILL,
+        batch_hard_to_fill,
+    ),
+    Rule(
+        "few_groups_teach",
+        f"the same in the modes off and mask (bad below {percent(SCARCE, 0)})",
+        "Groups that are all right or all wrong have no gradient from accuracy: the batch is smaller than it looks, "
+        "and "
+        "what is left (a penalty, a second reward) leads.",
+        "Set algorithm.dynamic_sampling.mode=filter, and take problems nearer to what the model can do.",
+        few_groups_teach,
+    ),
+    Rule(
+        "data_too_easy",
+        f"{percent(EASY, 0)} of the judged groups all correct in the last steps (a warning from "
+        f"{percent(EASY_MUCH, 0)}), while batches fill",
+        "The data is nearly used up: each further step generates more and learns less.",
+        _HARDER,
+        data_too_easy,
+    ),
+    Rule(
+        "data_too_hard",
+        f"{percent(HARD, 0)} of the judged groups all wrong in the last steps, while batches fill",
+        "Hopeless problems are generated again and again.",
+        "Take easier problems or a larger rollout.group_size; algorithm.dynamic_sampling.greso=true passes over "
+        "prompts "
+        "that never vary. Read some answers: a verifier that cannot read them looks the same.",
+        data_too_hard,
+    ),
+    Rule(
+        "many_refills",
+        f"{REFILLS:g} refills and more for each group of a batch, over 3 steps",
+        "Many small refills keep few slots busy.",
+        "Leave algorithm.dynamic_sampling.oversample at null, raise lookahead, or give the engine more rollout.slots.",
+        many_refills,
+    ),
+    Rule(
+        "old_groups",
+        f"mean age of {percent(OLD, 0)} of max_age and {OLD_LEAST:g} steps over 3 steps, or {percent(EXPIRED, 0)} of "
+        "the tokens expired",
+        "Old tokens were sampled by a policy that is gone: their ratios are far from 1, and more of them are clipped.",
+        "Lower algorithm.dynamic_sampling.lookahead or rollout.slots (less work under way), or max_age.",
+        old_groups,
+    ),
+    Rule(
+        "kept_misleads",
+        f"accuracy of all and of kept groups {100 * APART:.0f} points apart in the last steps",
+        "The accuracy of kept groups is near one half by design, whatever the model learns.",
+        "Judge the policy by reward/accuracy and by held-out accuracy.",
+        kept_misleads,
+    ),
+)

@@ -1,0 +1,33 @@
+"""The rules as a table: ``python -m dapo.report.rules.table`` rewrites that of docs/reading_a_run.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dapo.report.rules import RULES
+
+PAGE = Path(__file__).parents[3] / "docs" / "reading_a_run.md"
+BEGIN, END = "<!-- rules: made by python -m dapo.report.rules.table -->\n", "<!-- end of rules -->\n"
+
+
+def table() -> str:
+    """The rules in Markdown, a row each."""
+    rows = [f"| `{rule.name}` | {rule.trigger} | {rule.matters} | {rule.move} |" for rule in RULES]
+    return "\n".join(["| rule | speaks at | why it matters | what to do |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+
+def with_table(page: str) -> str:
+    """The page with its table made anew.
+
+    Raises:
+        ValueError: the page has no place for it.
+    """
+    before, found, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not found or not end:
+        raise ValueError(f"the page has no lines {BEGIN.strip()!r} and {END.strip()!r} to put the table between")
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,239 @@
+"""Which runs lie below a folder, by what names they may be asked for, and whether one changed since.
+
+A name is a path below the folder, with slashes, as in ``sweep/seed_1``. Names come from the network, so a name is taken
+apart and looked at before the file system is asked, and what it leads to has to lie below the folder once every link in
+it is followed. The files of a run are held to the same: a run may have been unpacked from somebody's archive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from dapo.errors import RecipeError
+from dapo.observe.run_folder import is_held
+
+DEEPEST = 4
+"""Folders between the served one and a run's."""
+MOST_FOLDERS = 5_000
+"""Folders looked into for one list; someone who serves a home folder by mistake gets an answer all the same."""
+LONGEST_NAME = 1_000
+_RECIPE = "recipe.resolved.yaml"  # what makes a folder a run, see RunFolder.open
+_METRICS, _STATUS = "metrics.jsonl", "status.json"
+_FILES = (_METRICS, _STATUS, "samples.jsonl", "spans.jsonl", _RECIPE, "difference.txt", "log.txt")
+_OTHERS = ("prompts.parquet", "recipe.yaml", "lock")
+_FOLDERS = ("rollouts", "tokens")
+SILENCE_SECONDS = 30.0
+"""How exactly a page knows the age of the last sign of life."""
+_SCAN_SECONDS = 1.0  # a list is shared by the pages that ask within this time
+
+Fingerprint = tuple[Any, ...]
+"""Equal as long as nothing that a page shows has changed. To be compared and hashed, not looked into."""
+
+
+class NoSuchRun(LookupError):
+    """A name that leads to no run below the folder. The message is fit to be shown."""
+
+
+class BadName(ValueError):
+    """A name that can be none of a run. The message is fit to be shown."""
+
+
+class Found(NamedTuple):
+    """What lies below the folder."""
+
+    names: tuple[str, ...]
+    led_out: int  # links to folders outside, and runs that hold such links: not shown
+    cut: bool  # more folders than were looked into
+
+
+@dataclass
+class RunsFolder:
+    """A folder of runs; or one run, where ``only`` names it within its parent."""
+
+    root: Path  # with every link followed
+    only: str | None = None
+    _found: tuple[float, Found] | None = field(default=None, repr=False)
+    _links: dict[Path, tuple[Any, bool]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def at(cls, path: str | Path) -> RunsFolder:
+        """Serve this folder, or this run.
+
+        Raises:
+            RecipeError: there is no such folder.
+        """
+        given = Path(path)
+        if not given.is_dir():
+            what = "is a file" if given.exists() else "does not exist"
+            raise RecipeError(
+                f"{path} {what}, expected a folder of runs (the run.dir of your recipe, such as runs) or one run in it."
+            )
+        real = given.resolve()
+        if (real / _RECIPE).is_file():
+            return cls(real.parent, real.name)
+        return cls(real)
+
+    def find(self) -> Found:
+        """The runs below the folder, in no order worth knowing; at most a second old."""
+        now = time.monotonic()
+        if self._found is None or now - self._found[0] > _SCAN_SECONDS:
+            self._found = (now, self._scan())
+        return self._found[1]
+
+    def _scan(self) -> Found:
+        if self.only is not None:
+            try:
+                self.path_of(self.only)
+            except LookupError:
+                return Found((), 0, False)
+            return Found((self.only,), 0, False)
+        names: list[str] = []
+        led_out = looked = 0
+        waiting: list[tuple[str, int]] = [("", 0)]  # names of folders, and how deep
+        while waiting and looked < MOST_FOLDERS:
+            name, depth = waiting.pop()
+            looked += 1
+            inside, is_run, links = self._look_into(name)
+            led_out += 0 if is_run else links  # a run's own, such as its checkpoints on another disk, are no runs
+            if is_run and name:
+                if self._leads_out(self.root / name):
+                    led_out += 1
+                else:
+                    names.append(name)
+            elif depth <= DEEPEST:
+                waiting.extend((f"{name}/{folder}" if name else folder, depth + 1) for folder in inside)
+        return Found(tuple(names), led_out, bool(waiting))
+
+    def _look_into(self, name: str) -> tuple[list[str], bool, int]:
+        """Folders in this one, whether it is a run, and how many links in it lead to folders outside."""
+        folders: list[str] = []
+        is_run, led_out = False, 0
+        for entry in _entries(self.root / name):
+            if entry.name.startswith(".") or not _is_text(entry.name):
+                continue
+            if entry.name == _RECIPE:
+                is_run = True
+            elif entry.is_symlink():  # a link to a run below the folder would list it twice
+                led_out += os.path.isdir(entry.path) and not self._holds(Path(entry.path))
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+        return folders, is_run, led_out
+
+    def path_of(self, name: str) -> Path:
+        """The folder of a run.
+
+        Raises:
+            BadName: the name is malformed.
+            NoSuchRun: there is no run of this name below the folder.
+        """
+        parts = name.split("/")
+        if not 0 < len(name) <= LONGEST_NAME or not _is_text(name):
+            raise BadName(f"the name of a run has 1 to {LONGEST_NAME} characters, none of them control characters")
+        missing = NoSuchRun(f"no run {brief_name(name)} in this folder")
+        if len(parts) > DEEPEST + 1 or any(not part or part.startswith(".") or len(part) > 255 for part in parts):
+            raise missing  # "..", hidden folders, absolute paths among them
+        if self.only is not None and name != self.only:
+            raise missing
+        path = self.root.joinpath(*parts)
+        try:
+            there = self._holds(path) and (path / _RECIPE).is_file()
+        except (OSError, RuntimeError, ValueError):
+            there = False
+        if not there:
+            raise missing
+        if self._leads_out(path):
+            raise NoSuchRun(
+                f"run {brief_name(name)} holds links that lead out of this folder; serve the folder they lead to"
+            )
+        return path
+
+    def _holds(self, path: Path) -> bool:
+        """Whether something lies below the folder once every link is followed."""
+        try:
+            return path.resolve(strict=True).is_relative_to(self.root)
+        except (OSError, RuntimeError):
+            return False
+
+    def _leads_out(self, run: Path) -> bool:
+        """Whether a file that a page may read is a link to somewhere outside."""
+        if any((run / name).is_symlink() and not self._holds(run / name) for name in (*_FILES, *_OTHERS, *_FOLDERS)):
+            return True
+        state = tuple(_stamp(run / folder) for folder in _FOLDERS)  # thousands of files: looked at when one came
+        known = self._links.get(run)
+        if known is None or known[0] != state:
+            found = any(
+                entry.is_symlink() and not self._holds(Path(entry.path))
+                for folder in _FOLDERS
+                for entry in _entries(run / folder)
+            )
+            known = self._links[run] = (state, found)
+        return known[1]
+
+
+def fingerprint(run: Path) -> Fingerprint:
+    """Of a run as it stands: equal to an earlier one where no file that pages show has changed.
+
+    A stat a file and one question to the kernel: whether a process holds the run, for a killed one changes no file. Of
+    a run that says it goes on, the page also tells how long it has been silent, so its print changes with time.
+    """
+    held = is_held(run)
+    going_on = held or _says_running(run / _STATUS)
+    moment = int(time.time() / SILENCE_SECONDS) if going_on else None
+    return (*(_stamp(run / name) for name in (*_FILES, *_FOLDERS)), held, moment)
+
+
+def changed(run: Path) -> float:
+    """When a run last wrote its metrics, in seconds since 1970; 0 where it has none."""
+    stamp = _stamp(run / _METRICS)
+    return stamp[0] / 1e9 if stamp else 0.0
+
+
+def _says_running(status: Path) -> bool:
+    try:
+        record = json.loads(status.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and record.get("state") == "running"
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
+    """What a folder holds; nothing where it cannot be read, or went while it was read."""
+    try:
+        with os.scandir(path) as entries:
+            yield from entries
+    except OSError:
+        return
+
+
+def _is_text(name: str) -> bool:
+    """Whether a file's name can stand in an address: names on Linux are bytes, with line ends if one likes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return all(ord(letter) >= 32 and letter != "\x7f" for letter in name)
+
+
+def address_of(name: str) -> str:
+    """Where the server shows a run."""
+    return "/run/" + quote(name, safe="/")
+
+
+def brief_name(name: str) -> str:
+    """A name for a message: quoted, and cut where it is long."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")

@@ -1,0 +1,210 @@
+"""How a run stands, or how it ended: from status.json, its lock and its metrics."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from typing import Any, get_args
+
+from dapo.observe.text import clean, number, shorten
+from dapo.report.page_data import State, Status
+from dapo.report.reader import Run
+from dapo.report.words import seconds_said, sentence
+
+ELSEWHERE = 600.0
+"""Seconds after the last sign of life for which a run on another machine, whose lock cannot be seen here, counts as
+running."""
+CLOCKS_APART = 60.0
+"""Seconds by which the other machine's clock may be ahead."""
+STILL = 60.0
+"""Seconds without a sign of life from which that is told, where it is also ten times a step's."""
+LOG_LINES = 20
+LONGEST = 300  # characters of an error's message in a sentence
+
+_TITLES: dict[State, str] = {
+    "running": "running",
+    "finished": "finished",
+    "interrupted": "stopped by hand",
+    "unfilled": "could not fill its batch",
+    "failed": "ended by an error",
+    "killed": "killed",
+    "unknown": "did not reach its end",
+}
+_WELL = ("running", "finished")
+
+
+def status_of(run: Run, now: float | None = None) -> Status:
+    """The state of a run, in words that end with what to type next.
+
+    Args:
+        run: as read.
+        now: seconds since 1970; default: the clock's.
+    """
+    now = time.time() if now is None else now
+    state = _state(run, now)
+    record = run.status_record or {}
+    started, updated = _time(record, "started"), _time(record, "updated")
+    if updated is None:
+        updated = _written(run)
+    step, steps = run.last_step, _steps(run)
+    title = _TITLES[state]
+    if state == "running" and not run.rows:
+        title = "starting"
+    return Status(
+        state=state,
+        title=title,
+        said=_said(run, state, step, steps, None if updated is None else now - updated),
+        step=step,
+        steps=steps,
+        started=started,
+        updated=updated,
+        log=[] if state in _WELL else run.log_tail[-LOG_LINES:],
+    )
+
+
+def last_words(run: Run) -> str:
+    """What ended the run, as it said itself; "" where it did not. Untrusted: it may quote a response."""
+    said = (run.status_record or {}).get("said")
+    return clean(said).strip() if isinstance(said, str) else ""
+
+
+def unfilled_said(run: Run) -> tuple[str, str, str]:
+    """What was met, the likely cause and how to go on, from the words of a run that could not fill its batch.
+
+    A part that is not there is "".
+    """
+    met = cause = further = ""
+    for line in last_words(run).splitlines():
+        if line.startswith("dynamic sampling stopped: "):
+            met = sentence(line.removeprefix("dynamic sampling stopped: "))
+        elif line.startswith("Likely cause: "):
+            cause = line.removeprefix("Likely cause: ")
+        elif line.startswith("The state and the kept groups are saved. "):
+            further = line.removeprefix("The state and the kept groups are saved. ")
+    return met or sentence(shorten(last_words(run), LONGEST)), cause, further
+
+
+def first_sentence(text: str) -> str:
+    """The first of several sentences; a full stop in a number or a name ends none."""
+    return sentence(re.split(r"(?<=[.!?])\s+(?=[A-Z])", text.strip(), maxsplit=1)[0])
+
+
+def resume_command(run: Run) -> str:
+    """``dapo train --resume RUN``, as it can be typed."""
+    return f"dapo train --resume {shlex.quote(clean(str(run.folder.path), newlines=False))}"
+
+
+def _state(run: Run, now: float) -> State:
+    said = str((run.status_record or {}).get("state"))
+    if said == "running":
+        return "running" if run.held or _elsewhere(run, now) else "killed"
+    known: dict[Any, State] = {state: state for state in get_args(State)}
+    if said in known:
+        return known[said]
+    if run.held:
+        return "running"
+    if _steps(run) and run.last_step >= _steps(run):
+        return "finished"
+    stopped = [int(match[1]) for path in _stopped(run) if (match := re.fullmatch(r"stopped_(\d+)", path))]
+    return "unfilled" if stopped and max(stopped) > run.last_step else "unknown"
+
+
+def _elsewhere(run: Run, now: float) -> bool:
+    """On another machine: its lock may not be seen from here, so a recent sign of life counts."""
+    record = run.status_record or {}
+    updated = _time(record, "updated")
+    if record.get("host") in (None, os.uname().nodename) or updated is None:
+        return False
+    return -CLOCKS_APART < now - updated < ELSEWHERE
+
+
+def _stopped(run: Run) -> list[str]:
+    try:
+        return [path.stem for path in run.folder.rollouts.glob("stopped_*.parquet")]
+    except OSError:
+        return []
+
+
+def _steps(run: Run) -> int:
+    if run.recipe is not None:
+        return run.recipe.trainer.steps
+    steps = (run.status_record or {}).get("steps")
+    return steps if isinstance(steps, int) else 0
+
+
+def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -> str:
+    of = f"{step} of {steps} steps" if steps else f"{step} steps"
+    folder = shlex.quote(clean(str(run.folder.path), newlines=False))
+    go_on = f"`{resume_command(run)}` goes on from {_checkpoint(run)}."
+    if state == "finished":
+        why = last_words(run) or "the data ended before"
+        done = f"All {steps} steps are done." if step >= steps else f"{of} are done: {sentence(why)}"
+        return f"{done} Next: `dapo evaluate {folder} --samples 16`, or `dapo export {folder} MODEL_FOLDER`."
+    if state == "running":
+        return _running(run, of, steps - step, silent)
+    if state == "interrupted":
+        how = sentence(shorten(last_words(run), LONGEST))
+        return f"{of} are done. {how or 'Stopped by Ctrl-C, and saved.'} {go_on}"
+    if state == "unfilled":
+        met, cause, _ = unfilled_said(run)
+        if not met:
+            met = f"Step {step + 1} did not get enough groups with both right and wrong responses."
+        because = first_sentence(cause) or "What was judged stands in rollouts/stopped_*.parquet."
+        return f"{met} {because} `{resume_command(run)} KEY=VALUE` goes on with changed settings."
+    if state == "failed":
+        error = sentence(shorten(clean(last_words(run), newlines=False), LONGEST)) or "It does not say which."
+        where = f"step {step + 1}{f' of {steps}' if steps else ''}"
+        return f"An error ended it in {where}: {error} Once that is mended, {go_on}"
+    if state == "killed":
+        return (
+            f"The process was gone after {of}, without a word: killed, out of memory, or the machine went down "
+            f"(`dmesg` names a process that ran out of memory). {go_on}"
+        )
+    return f"It has {of}, and does not say what ended it. {go_on}"
+
+
+def _running(run: Run, of: str, left: int, silent: float | None) -> str:
+    pace = _pace(run)
+    if not run.rows:
+        said = "It is loading its model, or evaluates it before the first step."
+    else:
+        said = f"{of} are done"
+        said += (
+            f", {number(pace)} s each: about {seconds_said(pace * left)} left."
+            if pace is not None and left > 0
+            else "."
+        )
+    if silent is not None and silent >= STILL and silent >= 10 * (pace or 0.0):
+        said += f" Its last sign of life was {seconds_said(silent)} ago."
+    return f"{said} Ctrl-C in its terminal saves and stops it."
+
+
+def _pace(run: Run) -> float | None:
+    """Seconds of a step, mean of the last ten."""
+    seconds = [row["time/step"] for row in run.rows[-10:] if row.get("time/step") is not None and row["step"]]
+    return sum(seconds) / len(seconds) if seconds else None
+
+
+def _checkpoint(run: Run) -> str:
+    """Where a resume begins."""
+    try:
+        names = [path.name for path in run.folder.checkpoints.iterdir()]
+    except OSError:
+        names = []
+    steps = [int(match[1]) for name in names if (match := re.fullmatch(r"step_(\d+)", name))]
+    return f"its checkpoint of step {max(steps)}" if steps else "its beginning: there is no checkpoint yet"
+
+
+def _time(record: dict[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e11 else None
+
+
+def _written(run: Run) -> float | None:
+    """When metrics.jsonl was written last, for runs that do not say."""
+    try:
+        return run.folder.metrics.stat().st_mtime
+    except OSError:
+        return None

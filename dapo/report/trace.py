@@ -1,0 +1,178 @@
+"""Where the time went: spans.jsonl as a file for Perfetto or chrome://tracing, and as the page's timeline.
+
+The trace event format counts in microseconds: https://perfetto.dev/docs/getting-started/other-formats
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dapo.observe.metrics import Row, series
+from dapo.report.page_data import Timeline
+from dapo.report.reader import Run, SpanLine
+from dapo.report.thin import SPANS
+
+PHASES = ("generate", "score", "judge", "shape", "learn", "publish", "evaluate", "save", "report", "other")
+"""The order of the lanes. Others follow in order of appearance."""
+COUNTERS = {
+    "tokens per second": "time/tokens_per_second",
+    "acceptance": "sampling/acceptance_rate",
+    "held-out accuracy": "validation/accuracy",
+}
+MOST_SPANS = 200_000
+"""Of one run in trace.json (some 30 MB); steps are merged beyond that."""
+
+Event = dict[str, Any]
+
+
+def spans_of(run: Run) -> tuple[list[SpanLine], str]:
+    """A run's spans in order of time, and a sentence on where they come from where they were not recorded.
+
+    A run without spans.jsonl has its phases' seconds in its metrics: they are laid one behind the other.
+    """
+    if run.spans:
+        return sorted(run.spans, key=lambda span: span.start), ""
+    spans: list[SpanLine] = []
+    clock = 0.0
+    for row in run.rows:
+        start = clock
+        for name in _phases_of_row(row):
+            seconds = max(0.0, float(row[f"time/{name}"] or 0.0))
+            if seconds:
+                spans.append(SpanLine(row["step"], name, clock, seconds, seconds, 1))
+            clock += seconds
+        clock = max(clock, start + float(row.get("time/step") or 0.0))
+    return spans, "This run recorded no spans: each step's phases are laid one behind the other." if spans else ""
+
+
+def _phases_of_row(row: Row) -> list[str]:
+    names = [
+        key.removeprefix("time/") for key in row if key.startswith("time/") and not key.endswith(("step", "_second"))
+    ]
+    return [name for name in in_order(names) if row[f"time/{name}"] is not None]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Phases in the order of ``PHASES``, each once."""
+    found = list(dict.fromkeys(names))
+    return [name for name in PHASES if name in found] + [name for name in found if name not in PHASES]
+
+
+def timeline_of(run: Run, limit: int = SPANS) -> Timeline:
+    """The page's timeline, in at most ``limit`` spans (but one a phase): those of neighbouring steps are merged."""
+    spans, note = spans_of(run)
+    origin = spans[0].start if spans else 0.0
+    phases = in_order(span.name for span in spans)
+    number = {name: n for n, name in enumerate(phases)}
+    merged, together = merge_to(spans, limit)
+    how = "Every span is shown." if not together else f"Spans of a phase are merged over {_steps(together)}."
+    return {
+        "phases": phases,
+        "spans": [
+            (
+                number[span.name],
+                span.step,
+                round(span.start - origin, 6),
+                round(span.seconds, 6),
+                round(span.busy, 6),
+                span.count,
+            )
+            for span in merged
+        ],
+        "origin": origin,
+        "thinned": {"kept": len(merged), "of": len(spans), "how": f"{note} {how}".strip()},
+    }
+
+
+def _steps(together: int) -> str:
+    return "each step" if together == 1 else f"{together} steps each"
+
+
+def merge_to(spans: Sequence[SpanLine], limit: int) -> tuple[list[SpanLine], int]:
+    """At most ``limit`` spans (but one a phase), and over how many steps they were merged; 0: not at all."""
+    if len(spans) <= limit:
+        return list(spans), 0
+    steps = {step: n for n, step in enumerate(sorted({span.step for span in spans}))}
+    together = 1
+    while True:
+        merged = _merge(spans, {step: n // together for step, n in steps.items()})
+        if len(merged) <= limit or together >= len(steps):
+            return merged, together
+        together = max(together + 1, -(-len(merged) * together // limit))
+
+
+def _merge(spans: Sequence[SpanLine], bucket: dict[int, int]) -> list[SpanLine]:
+    """One span for each phase and bucket of steps: from the first start to the last end, busy seconds added."""
+    parts: dict[tuple[str, int], list[SpanLine]] = defaultdict(list)
+    for span in spans:
+        parts[span.name, bucket[span.step]].append(span)
+    merged = []
+    for (name, _), group in parts.items():
+        start = min(span.start for span in group)
+        end = max(span.start + span.seconds for span in group)
+        busy, count = sum(span.busy for span in group), sum(span.count for span in group)
+        merged.append(SpanLine(group[0].step, name, start, end - start, min(busy, end - start), count))
+    return sorted(merged, key=lambda span: span.start)
+
+
+def trace_of(runs: Sequence[tuple[str, Run]]) -> dict[str, Any]:
+    """A trace that Perfetto opens: a process for each (label, run), a track for each phase, counters beside them.
+
+    Every run starts at 0, so that runs of different days lie below one another.
+    """
+    events: list[Event] = []
+    notes = []
+    for pid, (label, run) in enumerate(runs, 1):
+        spans, note = spans_of(run)
+        spans, together = merge_to(spans, MOST_SPANS)
+        if together:
+            note = f"Spans of a phase are merged over {_steps(together)}: there were too many for one file."
+        notes += [f"{label}: {note}"] * bool(note)
+        events += _named("process_name", pid, 0, label)
+        origin = spans[0].start if spans else 0.0
+        for tid, name in enumerate(in_order(span.name for span in spans), 1):
+            events += _named("thread_name", pid, tid, name)
+            events.append({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}})
+            events += _slices([span for span in spans if span.name == name], pid, tid, origin)
+        events += _counters(run, spans, pid, origin)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"made by": "dapo report", "notes": notes}}
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> list[Event]:
+    return [{"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}]
+
+
+def _slices(spans: Sequence[SpanLine], pid: int, tid: int, origin: float) -> Iterator[Event]:
+    """One phase's spans, each cut off where the next begins: Perfetto drops slices that overlap on a track."""
+    for n, span in enumerate(spans):
+        start = _micro(span.start - origin)
+        end = _micro(span.start + span.seconds - origin)
+        if n + 1 < len(spans):
+            end = min(end, _micro(spans[n + 1].start - origin))
+        yield {
+            "ph": "X",
+            "name": span.name,
+            "cat": "dapo",
+            "pid": pid,
+            "tid": tid,
+            "ts": start,
+            "dur": max(0, end - start),
+            "args": {"step": span.step, "busy seconds": round(span.busy, 6), "stretches": span.count},
+        }
+
+
+def _counters(run: Run, spans: Sequence[SpanLine], pid: int, origin: float) -> Iterator[Event]:
+    """Metrics at the end of their steps, where the time of that is known."""
+    ends: dict[int, float] = {}
+    for span in spans:
+        ends[span.step] = max(ends.get(span.step, 0.0), span.start + span.seconds)
+    for name, key in COUNTERS.items():
+        for step, value in zip(*series(run.rows, key), strict=True):
+            if step in ends:
+                yield {"ph": "C", "name": name, "pid": pid, "ts": _micro(ends[step] - origin), "args": {name: value}}
+
+
+def _micro(seconds: float) -> int:
+    return round(seconds * 1e6)

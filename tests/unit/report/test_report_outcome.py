@@ -1,0 +1,323 @@
+"""How a run stands, its outcome in sentences and its tiles: for runs that end well, badly, early, and not at all."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_rows import rows, run_of
+
+from dapo.observe.run_folder import RunFolder
+from dapo.report.outcome import sentences_of, status_of, tiles_of
+from dapo.report.reader import read_run
+from dapo.report.words import big, seconds_said, sentence
+
+UNFILLED = (
+    "dynamic sampling stopped: the cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept.\n"
+    "Judged in this step: 154 groups.\n"
+    "Likely cause: 80% of the groups are all correct: many problems are solved. Add harder problems.\n"
+    "For example: '6 +7 -9 =', expected '4', got 'hostile \x1b[2J' (accuracy 1).\n"
+    "The state and the kept groups are saved. `dapo train --resume R KEY=VALUE` goes on: a higher cap."
+)
+
+
+def words(run):
+    return " ".join(sentences_of(run))
+
+
+# ------------------------------------------------------------------ status
+
+
+def test_a_finished_run_names_the_next_commands():
+    status = status_of(run_of(rows(60)))
+    assert (status["state"], status["title"], status["step"], status["steps"]) == ("finished", "finished", 60, 60)
+    assert status["said"].startswith("All 60 steps are done. Next: `dapo evaluate runs/it --samples 16`")
+    assert (status["started"], status["updated"], status["log"]) == (1e9, 1e9 + 60, [])
+
+
+def test_a_run_that_says_it_runs_and_holds_nothing_was_killed():
+    run = run_of(rows(33), state="running", held=False, log_tail=["a", "b"])
+    status = status_of(run)
+    assert (status["state"], status["log"]) == ("killed", ["a", "b"])
+    assert "`dapo train --resume runs/it` goes on from its beginning" in status["said"]
+    assert status_of(run_of(rows(33), state="running", held=True))["state"] == "running"
+
+
+def test_a_run_on_another_machine_runs_while_it_shows_life():
+    run = run_of(rows(33), state="running", held=False)
+    run.status_record |= {"host": "far-away"}
+    assert status_of(run, now=1e9 + 60 + 599)["state"] == "running"
+    assert status_of(run, now=1e9 + 60 + 601)["state"] == "killed"
+
+
+def test_a_running_run_says_how_long_it_takes_and_when_it_is_silent():
+    run = run_of(rows(20), state="running", held=True)
+    assert "20 of 60 steps are done, 0.260 s each: about 10 s left." in status_of(run, now=1e9 + 61)["said"]
+    assert "sign of life" not in status_of(run, now=1e9 + 61)["said"]
+    assert "Its last sign of life was 1 min 40 s ago." in status_of(run, now=1e9 + 160)["said"]
+    starting = status_of(run_of([], state="running", held=True), now=1e9 + 61)
+    assert starting["title"] == "starting"
+    assert "loading its model" in starting["said"]
+
+
+def test_a_run_that_could_not_fill_its_batch_says_what_was_met_and_why():
+    status = status_of(run_of(rows(54), state="unfilled", said=UNFILLED, log_tail=["x"]))
+    assert status["title"] == "could not fill its batch"
+    assert status["said"] == (
+        "The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept. 80% of the groups are all correct: "
+        "many problems are solved. `dapo train --resume runs/it KEY=VALUE` goes on with changed settings."
+    )
+    other = status_of(run_of(rows(54), state="unfilled", said="words of another version"))
+    assert other["said"].startswith("Words of another version. What was judged stands in rollouts/")
+
+
+def test_a_failed_run_names_its_error_on_one_line():
+    status = status_of(run_of(rows(25), state="failed", said="ValueError: a\nb \x1b[31m" + "x" * 5000))
+    assert status["said"].startswith("An error ended it in step 26 of 60: ValueError: a b ␛[31mxxx")
+    assert "\x1b" not in status["said"]
+    assert len(status["said"]) < 500
+
+
+def test_a_run_that_was_interrupted_or_ended_early_says_so():
+    said = status_of(run_of(rows(25), state="interrupted", said="stopped by Ctrl-C after step 25, and saved"))["said"]
+    assert said.startswith("25 of 60 steps are done. Stopped by Ctrl-C after step 25, and saved. `dapo train --resume")
+    early = status_of(run_of(rows(25), said="the data has ended after 25 training steps"))
+    assert early["said"].startswith("25 of 60 steps are done: The data has ended after 25 training steps.")
+    assert "ended after 25 of 60 steps" in words(run_of(rows(25), said="the data has ended"))
+
+
+def test_a_run_without_a_status_is_inferred(tmp_path):
+    def state(last, **more):
+        return status_of(run_of(rows(last), status_record=None, folder=RunFolder(tmp_path), **more))["state"]
+
+    assert state(60) == "finished"
+    assert state(59) == "unknown"
+    assert state(59, held=True) == "running"
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "stopped_000050.parquet").touch()
+    assert state(59) == "unknown"  # it went on after that stop
+    (tmp_path / "rollouts" / "stopped_000060.parquet").touch()
+    assert state(59) == "unfilled"
+
+
+def test_a_resume_begins_at_the_newest_checkpoint(tmp_path):
+    for name in ("step_000020", "step_000100", ".step_000110.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    run = run_of(rows(25), state="failed", said="E", folder=RunFolder(tmp_path))
+    assert status_of(run)["said"].endswith("goes on from its checkpoint of step 100.")
+
+
+def test_a_folder_with_blanks_can_be_typed(tmp_path):
+    run = run_of(rows(60), folder=RunFolder(tmp_path / "two words"))
+    assert f"dapo evaluate '{tmp_path}/two words' --samples 16" in status_of(run)["said"]
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"state": 3}, {"state": "unheard of", "said": 5, "started": "x", "updated": -1}]
+)
+def test_a_status_that_makes_no_sense_is_none(record):
+    status = status_of(run_of(rows(60), status_record=record))
+    assert (status["state"], status["started"]) == ("finished", None)
+
+
+# ------------------------------------------------------------------ sentences
+
+
+def test_a_good_run_in_words():
+    assert sentences_of(run_of(rows(60))) == [
+        "Held-out accuracy rose from 42.0% (38.0–46.0) to 90.0% (86.0–94.0) in 60 steps, more than chance explains "
+        "(5.7 points).",
+        "It rose little after step 40 (90.0%); greedy accuracy went from 47.0% to 95.0%, pass@4 from 50.0% to 98.0%, "
+        "so variety did not shrink.",
+        "1.60 tokens were generated for each that trained (480,000 for 300,000); 60 steps took 16 s, 44% learning and "
+        "37% generating.",
+        "No warning sign was found.",
+    ]
+
+
+def ends(first, last, half=0.04, at_40=None):
+    """Held-out accuracy at step 0, at step 60, and in between."""
+
+    def accuracy(step):
+        return first if step == 0 else last if step == 60 else first + (last - first) / 2 if at_40 is None else at_40
+
+    return {
+        "validation__accuracy": accuracy,
+        "validation__accuracy_low": lambda step: accuracy(step) - half,
+        "validation__accuracy_high": lambda step: accuracy(step) + half,
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (0.40, 0.46, "rose from 40.0% (36.0–44.0) to 46.0% (42.0–50.0) in 60 steps, more than chance explains (5.7"),
+        (0.40, 0.45, "went from 40.0% (36.0–44.0) to 45.0% (41.0–49.0) in 60 steps: within chance (a change below 5.7"),
+        (0.40, 0.34, "fell from 40.0% (36.0–44.0) to 34.0% (30.0–38.0) in 60 steps, more than chance"),
+        (0.40, 0.40, "went from 40.0% (36.0–44.0) to 40.0% (36.0–44.0) in 60 steps: within chance"),
+    ],
+)
+def test_a_change_is_told_from_chance(first, last, said):
+    assert said in words(run_of(rows(60, **ends(first, last))))
+
+
+@pytest.mark.parametrize(
+    ("at_40", "said"),
+    [
+        (0.70, "It was still rising at the end (70.0% at step 40): more steps may help;"),
+        (0.79, "It rose little after step 40 (79.0%);"),
+        (0.95, "It was best at step 10 (95.0%) and fell from there;"),
+    ],
+)
+def test_the_end_of_the_curve_in_words(at_40, said):
+    assert said in words(run_of(rows(60, **ends(0.4, 0.8, at_40=at_40))))
+
+
+def test_variety_that_shrinks_is_said():
+    assert "pass@4 from 95.0% to 60.0%, so variety shrank" in words(
+        run_of(rows(60, validation__pass_at_4=lambda step: 0.95 if step == 0 else 0.6))
+    )
+
+
+def test_without_validation_training_accuracy_is_told():
+    none = rows(60, **{f"validation__{key}": None for key in ("accuracy", "accuracy_low", "accuracy_high")})
+    assert sentences_of(run_of(none))[0] == (
+        "It has no held-out accuracy; accuracy on training prompts went from 45.8% to 85.0%."
+    )
+
+
+def test_zero_steps_and_only_the_first_evaluation():
+    assert sentences_of(run_of([], state="failed", said="OSError: no space")) == [
+        "The run ended with an error in step 1 of 60: OSError: no space.",
+        "It has no held-out accuracy; no step was trained.",
+    ]
+    assert sentences_of(run_of(rows(0), state="running", held=True)) == [
+        "The run is going on: 0 of 60 steps are done.",
+        "Held-out accuracy was 42.0% (38.0–46.0) before training, and was not measured again; no step was trained.",
+    ]
+
+
+def test_a_crash_at_step_3_is_said_first():
+    said = sentences_of(run_of(rows(3), state="failed", said="IndexError: list index out of range"))
+    assert said[0] == "The run ended with an error in step 4 of 60: IndexError: list index out of range."
+    assert said[1].startswith("Held-out accuracy was 42.0% (38.0–46.0) before training, and was not measured again")
+    assert "3 steps took 1 s" in said[2]
+
+
+def test_a_batch_that_could_not_be_filled_is_said_first():
+    assert sentences_of(run_of(rows(54), state="unfilled", said=UNFILLED))[0] == (
+        "The run stopped because step 55 of 60 could not fill its batch. The cap of 4 x 32 dispatched groups was met "
+        "with 31 of 32 groups kept. 80% of the groups are all correct: many problems are solved."
+    )
+
+
+def test_the_worst_warning_is_told_and_the_others_counted():
+    made = rows(60, train__entropy=lambda step: 0.01 if step > 40 else 0.2, response__truncated_share=0.3)
+    assert sentences_of(run_of(made))[-1].startswith(
+        "What stands out: the entropy collapsed (1 further warning below). The entropy fell from 0.200 to 0.0100 nats"
+    )
+
+
+def test_notes_are_no_warning():
+    assert sentences_of(run_of(rows(60, groups__all_correct_share=0.55)))[-1] == "No warning sign was found."
+
+
+# ------------------------------------------------------------------ tiles
+
+
+def test_tiles_of_a_good_run():
+    tiles = {tile["label"]: tile for tile in tiles_of(run_of(rows(60)))}
+    assert list(tiles) == [
+        "held-out accuracy",
+        "greedy accuracy",
+        "pass@4",
+        "training accuracy",
+        "groups kept",
+        "entropy, nats",
+        "generated per trained token",
+        "time in steps",
+        "response length",
+    ]
+    assert tiles["held-out accuracy"] == {
+        "label": "held-out accuracy",
+        "value": "42.0% → 90.0%",
+        "detail": "95% interval 86.0–94.0, step 60, 128 problems",
+        "key": "validation/accuracy",
+        "tone": "good",
+    }
+    assert tiles["training accuracy"]["value"] == "45.8% → 85.0%"
+    assert tiles["training accuracy"]["detail"] == "means of the first and last 12 steps"
+    assert tiles["generated per trained token"]["value"] == "1.60"
+    assert tiles["time in steps"]["value"] == "16 s"
+
+
+def test_a_fall_is_bad_and_a_change_within_chance_has_no_tone():
+    tones = [tiles_of(run_of(rows(60, **ends(0.4, last))))[0]["tone"] for last in (0.46, 0.45, 0.34)]
+    assert tones == ["good", "", "bad"]
+
+
+def test_tiles_of_a_run_without_anything():
+    (tile,) = tiles_of(run_of([], state="killed", status_record={"state": "running", "steps": 60}))
+    assert (tile["label"], tile["value"], tile["detail"], tile["tone"]) == (
+        "training steps",
+        "0 of 60",
+        "killed",
+        "bad",
+    )
+
+
+# ------------------------------------------------------------------ whatever a file holds
+
+
+KEYS = sorted({key for row in rows(10) for key in row if key != "step"})
+numbers = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**62), 2**62))
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(KEYS), numbers, max_size=15), max_size=14),
+    st.sampled_from(["running", "finished", "interrupted", "unfilled", "failed", "killed", "unknown", "?"]),
+    st.text(max_size=40),
+    st.booleans(),
+)
+def test_every_run_has_words(contents, state, said, held):
+    run = run_of([{"step": step, **row} for step, row in enumerate(contents)], state=state, said=said, held=held)
+    sentences = sentences_of(run)
+    assert 1 <= len(sentences) <= 5
+    assert all(re.search(r"[.!?)…]$|␛", text.strip()) for text in sentences), sentences
+    assert status_of(run)["said"]
+    assert len(tiles_of(run)) <= 9
+
+
+def test_a_folder_made_by_the_writers_is_told(tmp_path, make_run):
+    for how, title in (
+        ("crashed", "ended by an error"),
+        ("killed", "killed"),
+        ("unfilled", "could not fill its batch"),
+    ):
+        run = read_run(make_run(tmp_path / how, how=how))
+        status = status_of(run)
+        assert status["title"] == title
+        assert f"--resume {tmp_path / how}" in status["said"]
+        assert 2 <= len(sentences_of(run)) <= 5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "less than a second"),
+        (59.4, "59 s"),
+        (60, "1 min"),
+        (185, "3 min 5 s"),
+        (3600, "1 h"),
+        (7384, "2 h 3 min"),
+    ],
+)
+def test_seconds_in_words(seconds, said):
+    assert seconds_said(seconds) == said
+
+
+def test_numbers_and_sentences_in_words():
+    assert [big(n) for n in (451_489, 12_340_000, 2.5e9)] == ["451,489", "12.3 million", "2.50 billion"]
+    assert [sentence(t) for t in ("", " a b ", "A?")] == ["", "A b.", "A?"]

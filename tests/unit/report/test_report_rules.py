@@ -1,0 +1,209 @@
+"""Each rule where it speaks and just below its bound, where it does not; none on a run in good health."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_rows import ROOT, rows, run_of
+from rule_cases import CASES, at, falling, late
+
+from dapo.config.schema import Recipe
+from dapo.contracts.glossary import lookup
+from dapo.report.rules import RULES, Facts, advice_of
+from dapo.report.rules.facts import RANK
+from dapo.report.rules.table import table, with_table
+
+UNFILLED = (
+    "dynamic sampling stopped: the cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept.\n"
+    "Judged in this step: 154 groups, 20.1% kept; 13191 tokens were generated.\n"
+    "Likely cause: 80% of the groups are all correct: many problems are solved. Add harder problems.\n"
+    "For example: '6 +7 -9 =', expected '4', got 'x' (accuracy 1).\n"
+    "The state and the kept groups are saved. `dapo train --resume R KEY=VALUE` goes on: a higher cap."
+)
+
+
+def found(made: list[dict[str, Any]], *overrides: str, **more: Any) -> dict[str, str]:
+    return {advice["rule"]: advice["severity"] for advice in advice_of(run_of(made, *overrides, **more))}
+
+
+@pytest.mark.parametrize(("rule", "speaks", "severity", "silent", "overrides"), CASES)
+def test_a_rule_speaks_at_its_bound_and_not_below(rule, speaks, severity, silent, overrides):
+    assert found(rows(**speaks), *overrides).get(rule) == severity
+    assert rule not in found(rows(**silent), *overrides)
+
+
+def test_every_rule_is_tested():
+    assert {rule.name for rule in RULES} == {case[0] for case in CASES} | {"batch_unfilled"}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 6, 10, 60, 300])
+def test_no_rule_speaks_on_a_run_in_good_health(steps):
+    assert found(rows(steps)) == {}
+
+
+def test_a_batch_that_could_not_be_filled_is_told_in_the_words_of_the_run():
+    run = run_of(rows(54), state="unfilled", said=UNFILLED)
+    (advice,) = [a for a in advice_of(run) if a["rule"] == "batch_unfilled"]
+    assert (advice["severity"], advice["first_step"]) == ("bad", 55)
+    assert advice["said"].startswith("The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept. 80% of")
+    assert "For example" not in advice["said"]  # it quotes a response
+    assert advice["move"].startswith("`dapo train --resume R KEY=VALUE`")
+    assert "batch_unfilled" not in found(rows(54), state="interrupted", said=UNFILLED)
+
+
+def test_a_batch_that_fills_slowly_is_told_why():
+    changes = {
+        "sampling__acceptance_rate": 0.1,
+        "groups__kept": 10,
+        "groups__all_correct": 0,
+        "groups__all_wrong": 90,
+        "reward__accuracy": 0.01,
+        "reward__raw": 0.01,
+    }
+    (advice,) = [a for a in advice_of(run_of(rows(**changes))) if a["rule"] == "batch_hard_to_fill"]
+    assert "10% of the judged groups are kept" in advice["said"]
+    assert "90% of the groups are all wrong" in advice["said"]
+    assert "rollout.group_size (now 16)" in advice["said"]
+
+
+@pytest.mark.parametrize(("mode", "rule"), [("filter", "batch_hard_to_fill"), ("off", "few_groups_teach")])
+def test_few_kept_groups_are_told_once(mode, rule):
+    low = rows(sampling__acceptance_rate=0.2)
+    assert found(low, f"algorithm.dynamic_sampling.mode={mode}") == {rule: "warn"}
+
+
+def test_a_rule_names_the_steps_where_it_holds():
+    (advice,) = advice_of(run_of(rows(train__clip_high=at({30, 31, 32, 33}, 0.06, 0.0))))
+    assert (advice["rule"], advice["first_step"], advice["last_step"]) == ("clip_share", 30, 33)
+    assert "6.0% high" in advice["said"]
+
+
+def test_a_fall_tells_learning_by_heart_from_undoing():
+    by_heart = rows(**falling(0.6), reward__accuracy=late(0.95, 0.5), reward__raw=late(0.95, 0.5))
+    undone = rows(**falling(0.6), reward__accuracy=late(0.3, 0.5), reward__raw=late(0.3, 0.5))
+    said = [next(a for a in advice_of(run_of(m)) if a["rule"] == "validation_fell") for m in (by_heart, undone)]
+    assert "by heart" in said[0]["said"]
+    assert "gamed" in said[0]["move"]
+    assert "undo" in said[1]["said"]
+    assert "learner.learning_rate" in said[1]["move"]
+    assert said[0]["first_step"] == 10  # the first of the best evaluations
+
+
+def test_the_reward_that_pays_is_named():
+    made = rows(
+        reward__raw=late(4, 1),
+        reward__accuracy=late(0.0, 0.5),
+        reward__tidy=late(1.0, 0.1),
+        reward__slow=late(0.2, 0.1),
+    )
+    (advice,) = [a for a in advice_of(run_of(made)) if a["rule"] == "reward_without_accuracy"]
+    assert "`tidy` went from 0.100 to 1.00" in advice["said"]
+    assert advice["keys"] == ["reward/raw", "reward/accuracy", "reward/tidy", "reward/slow"]
+
+
+def test_unscored_responses_are_told_by_reason():
+    made = rows(**{"reward__unscored": 90, "reward__unscored__timeout": 60, "reward__unscored__crash\x1b[2J": 30})
+    (advice,) = [a for a in advice_of(run_of(made)) if a["rule"] == "verifier_failures"]
+    assert "timeout 3,600 times, crash␛[2J 1,800 times" in advice["said"]
+
+
+def test_clipping_of_whole_responses_is_no_sign():
+    gspo = ("algorithm.loss.ratio=sequence", "algorithm.clip.low=3e-4", "algorithm.clip.high=4e-4")
+    assert "clip_share" not in found(rows(train__clip_high=0.2), *gspo)
+
+
+def test_the_worst_comes_first():
+    made = rows(train__entropy=late(0.02, 0.2), sampling__refills=70, response__truncated_share=0.3)
+    severities = [advice["severity"] for advice in advice_of(run_of(made))]
+    assert severities == ["bad", "warn", "note"]
+
+
+def test_a_recipe_that_cannot_be_read_silences_only_what_needs_it():
+    assert "many_refills" not in found(rows(sampling__refills=90), recipe=None)
+    assert found(rows(train__clip_high=0.2), recipe=None) == {"clip_share": "bad"}
+
+
+KEYS = sorted({key for row in rows(10) for key in row if key != "step"} | {"train/sync_gap", "reward/other"})
+numbers = st.one_of(
+    st.none(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False, allow_infinity=False), st.floats(-1, 1)
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), numbers, max_size=12), max_size=25), st.booleans())
+def test_whatever_a_file_holds_the_rules_answer(contents, keep):
+    made = [{"step": step, **row} for step, row in enumerate(contents)]
+    if keep:  # a few keys in each row, so that windows fill
+        made = [row | {key: contents[0].get(key, 0.5) for key in KEYS[:20]} for row in made]
+    run = run_of(made)
+    for advice in advice_of(run):
+        assert advice["said"].strip().endswith((".", "%", ")"))
+        assert 0 <= advice["first_step"] <= advice["last_step"] <= max(1, run.last_step + 1)
+
+
+def test_the_beginning_and_end_of_a_run_are_a_fifth_of_it():
+    facts = Facts(run_of(rows(60, reward__raw=lambda step: float(step))))
+    assert facts.window("reward/raw") == 12
+    assert facts.change("reward/raw") == (pytest.approx(6.5), pytest.approx(54.5))  # means of 1..12 and of 49..60
+    short = Facts(run_of(rows(5, reward__raw=lambda step: float(step))))
+    assert short.change("reward/raw") is None  # 3 at either end would overlap
+    assert short.late("reward/raw") == pytest.approx(4.0)  # mean of 3, 4, 5
+    assert Facts(run_of(rows(500, reward__raw=1.0))).window("reward/raw") == 20
+
+
+# ------------------------------------------------------------------ the words are true
+
+
+def settings() -> set[str]:
+    """Paths of all settings, and of sections."""
+    from pydantic import BaseModel
+
+    paths: set[str] = set()
+
+    def walk(model: type[BaseModel], path: str) -> None:
+        for name, field in model.model_fields.items():
+            here = f"{path}{name}"
+            paths.add(here)
+            inner = field.annotation
+            models = [inner, *getattr(inner, "__args__", ())]
+            for kind in models:
+                if isinstance(kind, type) and issubclass(kind, BaseModel):
+                    walk(kind, f"{here}.0." if inner is not kind and "list" in str(inner) else f"{here}.")
+
+    walk(Recipe, "")
+    return {re.sub(r"\.\d+\.", ".N.", path) for path in paths}
+
+
+NAMED = re.compile(
+    r"\b(?:rollout|algorithm|learner|model|data|validation|trainer|checkpoint|run|rewards|logging)\.[a-z0-9_.]+"
+)
+
+
+def test_every_setting_that_is_named_exists():
+    known, texts = settings(), [f"{rule.trigger} {rule.move} {rule.matters}" for rule in RULES]
+    texts += [a["move"] for case in CASES for a in advice_of(run_of(rows(**case[1]), *case[4]))]
+    named = {name.rstrip(".") for text in texts for name in NAMED.findall(text.replace("validation/", ""))}
+    assert len(named) > 30
+    assert {re.sub(r"\.\d+\.", ".N.", name) for name in named} - known == set()
+
+
+def test_every_metric_that_is_named_is_in_the_glossary():
+    keys = {key for case in CASES for a in advice_of(run_of(rows(**case[1]), *case[4])) for key in a["keys"]}
+    assert len(keys) > 30
+    assert [key for key in sorted(keys) if lookup(key) is None] == []
+
+
+def test_the_table_of_the_docs_is_that_of_the_rules():
+    page = (ROOT / "docs" / "reading_a_run.md").read_text(encoding="utf-8")
+    assert with_table(page) == page, "python -m dapo.report.rules.table"
+    assert table().count("\n") == len(RULES) + 2
+    with pytest.raises(ValueError, match="no lines"):
+        with_table("# nothing")
+
+
+def test_rules_have_names_of_their_own_and_severities_an_order():
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert [s for s, _ in sorted(RANK.items(), key=lambda item: item[1])] == ["bad", "warn", "note"]

@@ -1,0 +1,116 @@
+import itertools
+import json
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo.observe.run_folder import RunFolder
+from dapo.report.reader import Run, SpanLine, read_run
+from dapo.report.trace import merge_to, timeline_of, trace_of
+
+SPANS = st.lists(
+    st.builds(
+        SpanLine,
+        st.integers(0, 9),
+        st.sampled_from(["generate", "score", "a phase"]),
+        st.floats(1.8e9, 1.8e9 + 100),
+        st.floats(0, 30),
+        st.just(0.0),
+        st.integers(1, 5),
+    ),
+    max_size=40,
+)
+
+
+def run_of(tmp_path, spans=(), rows=()):
+    return Run(RunFolder(tmp_path), "run", rows=list(rows), spans=list(spans))
+
+
+def slices(trace):
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def test_the_trace_of_a_run(tmp_path, make_run):
+    run = read_run(make_run(tmp_path / "run", steps=4))
+    trace = json.loads(json.dumps(trace_of([("my run", run)]), allow_nan=False))
+    events = trace["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert names == {1: "generate", 2: "score", 3: "learn", 4: "publish"}
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["my run"]
+    score = [e for e in slices(trace) if e["name"] == "score"][1]
+    # step 2 begins a second after step 1, and its score 0.2 s after that
+    assert (score["ts"], score["dur"], score["pid"], score["tid"]) == (1_200_000, 250_000, 1, 2)
+    assert score["args"] == {"step": 2, "busy seconds": 0.1, "stretches": 5}
+    counters = defaultdict(list)
+    for event in events:
+        if event["ph"] == "C":
+            counters[event["name"]].append((event["ts"], *event["args"].values()))
+    assert counters["tokens per second"][0] == (900_000, 3200.0)  # at the end of step 1
+    assert counters["acceptance"][-1] == (3_900_000, 0.6)
+    assert counters["held-out accuracy"] == [(3_900_000, 0.8)]  # step 0 has no spans, so no time
+
+
+def test_every_run_is_a_process_that_starts_at_zero(tmp_path):
+    one = run_of(tmp_path, [SpanLine(1, "learn", 100.0, 1.0, 1.0, 1)])
+    two = run_of(tmp_path, [SpanLine(1, "learn", 900.0, 2.0, 2.0, 1)])
+    assert [(e["pid"], e["ts"], e["dur"]) for e in slices(trace_of([("a", one), ("b", two)]))] == [
+        (1, 0, 1_000_000),
+        (2, 0, 2_000_000),
+    ]
+
+
+@given(SPANS)
+def test_slices_of_one_track_never_overlap(spans):
+    tracks = defaultdict(list)
+    for event in slices(trace_of([("run", Run(RunFolder("nowhere"), "run", spans=spans))])):
+        assert event["dur"] >= 0
+        tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert sum(map(len, tracks.values())) == len(spans)
+    for track in tracks.values():
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(track))
+
+
+@given(SPANS, st.integers(1, 20))
+def test_merged_spans_keep_time_and_count(spans, limit):
+    merged, together = merge_to(spans, limit)
+    assert len(merged) <= max(limit, 3)  # one a phase is the least
+    assert (together == 0) == (len(spans) <= limit)
+    assert sum(span.count for span in merged) == sum(span.count for span in spans)
+    for name in {span.name for span in spans}:
+        all_of, kept = ([s for s in each if s.name == name] for each in (spans, merged))
+        assert min(s.start for s in kept) == min(s.start for s in all_of)
+        assert abs(max(s.start + s.seconds for s in kept) - max(s.start + s.seconds for s in all_of)) < 1e-4
+        assert all(s.busy <= s.seconds for s in kept)
+
+
+def test_a_short_timeline_is_whole(tmp_path, make_run):
+    timeline = timeline_of(read_run(make_run(tmp_path / "run", steps=2)))
+    assert timeline["phases"] == ["generate", "score", "learn", "publish"]
+    assert timeline["spans"][1] == (1, 1, 0.2, 0.25, 0.1, 5)
+    assert timeline["origin"] == 1_800_000_000.0
+    assert timeline["thinned"] == {"kept": 8, "of": 8, "how": "Every span is shown."}
+
+
+def test_a_long_timeline_says_what_was_merged(tmp_path, make_run):
+    timeline = timeline_of(read_run(make_run(tmp_path / "run", steps=10)), limit=12)
+    assert (timeline["thinned"]["kept"], timeline["thinned"]["of"]) == (len(timeline["spans"]), 40)
+    assert "merged over 4 steps each" in timeline["thinned"]["how"]
+    generate = [span for span in timeline["spans"] if span[0] == 0]
+    assert generate[0] == (0, 1, 0.0, 3.5, 2.0, 4)  # four steps: from the first start to the fourth's end
+
+
+def test_a_run_without_spans_has_its_phases_one_behind_the_other(tmp_path):
+    rows = [
+        {"step": 1, "time/learn": 2.0, "time/generate": 1.0, "time/step": 4.0, "time/tokens_per_second": 7.0},
+        {"step": 2, "time/generate": None, "time/learn": 1.0, "time/step": 1.0},
+    ]
+    timeline = timeline_of(run_of(tmp_path, rows=rows))
+    assert timeline["phases"] == ["generate", "learn"]
+    assert timeline["spans"] == [(0, 1, 0.0, 1.0, 1.0, 1), (1, 1, 1.0, 2.0, 2.0, 1), (1, 2, 4.0, 1.0, 1.0, 1)]
+    assert "recorded no spans" in timeline["thinned"]["how"]
+
+
+def test_nothing_was_measured(tmp_path):
+    assert timeline_of(run_of(tmp_path))["spans"] == []
+    assert slices(trace_of([("run", run_of(tmp_path))])) == []
