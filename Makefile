@@ -26,7 +26,7 @@ export OMP_NUM_THREADS ?= 1
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart test test-slow test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines oracles mutation
+.PHONY: setup setup-vllm quickstart test test-slow test-browser test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report oracles mutation
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -39,6 +39,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not vllm"
+
+# Also part of `make test`; skipped, with the reason, where no Chromium is found.
+test-browser: setup
+	$(BIN)/python -m pytest tests/browser
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
@@ -64,6 +68,12 @@ bench-sampling: setup
 
 bench-engines: setup-vllm
 	.venv-vllm/bin/python benchmarks/engines.py
+
+bench-recording: setup
+	$(BIN)/python benchmarks/recording.py
+
+bench-report: setup
+	$(BIN)/python benchmarks/report.py
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -1,0 +1,157 @@
+// Which numbers share a chart, and what the chart says in one line.
+// Charts whose numbers a run does not have are left out.
+
+/** A series of a chart: the metric's key, its name in the legend, and more. */
+function s(key, label, more) {
+  return { key, label, ...more };
+}
+
+/** The colour of a phase, the same in the chart of seconds and in the timeline. */
+function phaseColour(name) {
+  const known = ["generate", "learn", "score", "evaluate", "publish", "shape", "save", "report"];
+  if (name === "judge") return "--c8";
+  return known.includes(name) ? `--c${known.indexOf(name) + 1}` : "--other";
+}
+
+function validationCharts(keys) {
+  const sets = [];
+  for (const key of keys) {
+    const match = /^validation\/(.+)\/accuracy$/.exec(key);
+    if (match) sets.push(match[1]);
+  }
+  const places =
+    sets.length > 1 || !keys.has("validation/accuracy")
+      ? sets.map((name) => [`validation/${name}/`, ` · ${name}`])
+      : [];
+  if (keys.has("validation/accuracy")) places.unshift(["validation/", sets.length > 1 ? " · mean of the sets" : ""]);
+  const charts = [];
+  for (const [prefix, of] of places) {
+    const ks = [...keys].filter((key) => key.startsWith(prefix) && /^(pass|maj)@\d+$/.test(key.slice(prefix.length)));
+    const order = (key) => (key.includes("maj@") ? 1e6 : 0) + Number(key.split("@").pop());
+    ks.sort((a, b) => order(a) - order(b));
+    charts.push(
+      {
+        id: `${prefix}accuracy`,
+        group: "Held out",
+        title: `Held-out accuracy${of}`,
+        unit: "share",
+        says:
+          "Problems that training never sees. The band is the 95 % interval; " +
+          "greedy is one answer a problem without chance.",
+        series: [
+          s(`${prefix}accuracy`, "sampled (avg@k)", { low: `${prefix}accuracy_low`, high: `${prefix}accuracy_high` }),
+          s(`${prefix}greedy_accuracy`, "greedy"),
+        ],
+      },
+      {
+        id: `${prefix}pass`,
+        group: "Held out",
+        title: `pass@k and maj@k${of}`,
+        unit: "share",
+        says: "pass@k: one of k samples is right. maj@k: the most frequent answer of k is right.",
+        series: ks.filter((key) => !key.endsWith("pass@1")).map((key) => s(key, key.slice(prefix.length))),
+      },
+      {
+        id: `${prefix}length`,
+        group: "Held out",
+        title: `Held-out length${of}`,
+        unit: "tokens",
+        says: "Mean length of the answers to held-out problems.",
+        series: [s(`${prefix}length_mean`, "sampled"), s(`${prefix}greedy_length_mean`, "greedy")],
+      },
+      {
+        id: `${prefix}truncated`,
+        group: "Held out",
+        title: `Held-out answers cut off${of}`,
+        unit: "share",
+        optional: true,
+        says: "Answers that met the length limit; they count as wrong.",
+        series: [s(`${prefix}truncated_share`, "sampled"), s(`${prefix}greedy_truncated_share`, "greedy")],
+      },
+    );
+  }
+  return charts;
+}
+
+function rewardCharts(keys) {
+  const known = /^(raw|accuracy|shaped_mean|shaped_std|advantage_abs_mean|unscored)(_kept)?$/;
+  const names = [];
+  for (const key of keys) {
+    const match = /^reward\/([^/]+)$/.exec(key);
+    if (match && !known.test(match[1]) && !match[1].endsWith("_kept")) names.push(match[1]);
+  }
+  const reasons = [...keys].filter((key) => key.startsWith("reward/unscored/"));
+  return [
+    {
+      id: "training-accuracy",
+      group: "Training",
+      title: "Training accuracy, raw and kept",
+      unit: "share",
+      says:
+        "Raw: all that was judged, the policy on its training prompts. " +
+        "Kept: groups that trained, near 50 % by design.",
+      series: [s("reward/accuracy", "raw"), s("reward/accuracy_kept", "kept")],
+    },
+    {
+      id: "reward",
+      group: "Training",
+      title: "Reward, raw, kept and shaped",
+      unit: "reward",
+      says: "Before scaling and penalty (raw, kept), and after them for the groups that trained (shaped).",
+      series: [s("reward/raw", "raw"), s("reward/raw_kept", "kept"), s("reward/shaped_mean", "shaped")],
+    },
+    ...names.map((name) => ({
+      id: `reward/${name}`,
+      group: "Training",
+      title: `Reward: ${name}`,
+      unit: "reward",
+      says: "One part of the reward, before it is weighted.",
+      series: [s(`reward/${name}`, "raw"), s(`reward/${name}_kept`, "kept")],
+    })),
+    {
+      id: "advantage",
+      group: "Training",
+      title: "Spread of rewards and advantages",
+      unit: "reward",
+      says: "What the gradient has to work with: without spread there is none.",
+      series: [s("reward/shaped_std", "std of shaped reward"), s("reward/advantage_abs_mean", "mean |advantage|")],
+    },
+    {
+      id: "loss",
+      group: "Training",
+      title: "Loss",
+      unit: "1",
+      says: "The surrogate of policy gradients: its level says little, its jumps do.",
+      series: [s("train/loss", "loss")],
+    },
+    {
+      id: "unscored",
+      group: "Training",
+      title: "Responses without a score",
+      unit: "count",
+      optional: true,
+      says: "Verifier failures: they neither vote nor train.",
+      series: [s("reward/unscored", "all"), ...reasons.map((key) => s(key, key.slice("reward/unscored/".length)))],
+    },
+    ...[...keys]
+      .filter((key) => key.startsWith("custom/"))
+      .map((key) => ({
+        id: key,
+        group: "Your own",
+        title: key.slice("custom/".length),
+        unit: "1",
+        says: "A number that a function of yours reported.",
+        series: [s(key, "value")],
+      })),
+  ];
+}
+
+/** All charts of a section ("learning", "health", "cost") for runs that have these keys. */
+function catalogue(section, keys) {
+  const charts = {
+    learning: () => [...validationCharts(keys), ...rewardCharts(keys)],
+    health: () => HEALTH,
+    cost: () => COST,
+  }[section]();
+  return charts.map((chart) => ({ section, ...chart }));
+}

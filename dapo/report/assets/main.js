@@ -1,0 +1,261 @@
+// Puts the page together, keeps what the reader chose, follows links, and takes news in place.
+
+const SECTIONS = [
+  ["outcome", "Outcome"],
+  ["warnings", "Warnings"],
+  ["learning", "Learning"],
+  ["health", "Health"],
+  ["cost", "Cost"],
+  ["rollouts", "Rollouts"],
+  ["timeline", "Timeline"],
+  ["recipe", "Recipe"],
+];
+
+function reasonOf(error) {
+  return error && error.message ? error.message : String(error);
+}
+
+const page = {
+  bundle: null,
+  live: null,
+  source: null,
+  run: "",
+  seeds: "band",
+  range: null,
+  extent: [0, 1],
+  entities: [],
+  ready: false,
+  freshness: el("span", { class: "freshness", role: "status" }),
+
+  runView() {
+    return page.bundle.runs.find((run) => run.label === page.run) || page.bundle.runs[0];
+  },
+
+  /** Ask the source; where it fails, say so and go on. */
+  async ask(question) {
+    try {
+      const answer = await question(page.source);
+      page.trouble(null);
+      return answer;
+    } catch (error) {
+      page.trouble(`The page's question was not answered (${reasonOf(error)}). Is the server still there?`);
+      return null;
+    }
+  },
+
+  trouble(text) {
+    page.troubled.hidden = !text;
+    if (text) put(page.troubled, visible(text));
+  },
+
+  adviceId(run, index) {
+    return `advice-${page.bundle.runs.indexOf(run)}-${index}`;
+  },
+
+  charts() {
+    return [
+      page.outcome.chart,
+      ...["learning", "health", "cost"].flatMap((name) => [...page.sections[name].charts.values()]),
+    ].filter(Boolean);
+  },
+
+  /** The chart that shows a metric. */
+  chartOf(key) {
+    return (
+      page
+        .charts()
+        .slice(page.outcome.chart ? 1 : 0)
+        .find((chart) => chart.rows.some((row) => row.key === key)) || null
+    );
+  },
+
+  /** Look at a chart, and mark it for a moment. */
+  showChart(chart) {
+    chart.root.scrollIntoView({ block: "center" });
+    chart.plot.focus({ preventScroll: true });
+    chart.root.classList.add("looked");
+    setTimeout(() => chart.root.classList.remove("looked"), 2500);
+  },
+
+  zoom(range) {
+    const [low, high] = page.extent;
+    page.range =
+      range && (range[0] > low || range[1] < high) ? [Math.max(low, range[0]), Math.min(high, range[1])] : null;
+    if (page.range && page.range[1] <= page.range[0]) page.range = null;
+    for (const chart of page.charts()) chart.zoom();
+    for (const controls of page.controls) controls.update();
+  },
+
+  showSeeds(value) {
+    page.seeds = value;
+    page.draw();
+  },
+
+  choose(label) {
+    page.run = label;
+    page.rollouts.update();
+    page.timeline.update();
+    for (const chooser of page.choosers) chooser();
+  },
+
+  /** Write what is open into the address, so that it can be sent to someone. */
+  remember(parts) {
+    const text = `#${new URLSearchParams(parts)}`;
+    if (location.hash !== text) history.pushState(null, "", text);
+  },
+
+  /** Go where the address points. */
+  async follow() {
+    if (!location.hash.includes("=")) return;
+    const parts = new URLSearchParams(location.hash.slice(1));
+    const run = parts.get("run");
+    if (run !== null && page.bundle.runs.some((one) => one.label === run) && run !== page.run) page.choose(run);
+    if (parts.has("step") && parts.has("group"))
+      await page.rollouts.openGroup(Number(parts.get("step")), Number(parts.get("group")), true);
+    else if (parts.has("prompt")) await page.rollouts.openPrompt(parts.get("prompt"), true);
+    else return;
+    document.getElementById("rollouts").scrollIntoView();
+  },
+
+  /** News: the same page with other numbers. What is open, chosen and in sight stays. */
+  update(bundle) {
+    page.bundle = bundle;
+    if (!bundle.runs.some((run) => run.label === page.run)) page.run = bundle.runs.length ? bundle.runs[0].label : "";
+    const title = bundle.runs.length === 1 ? bundle.runs[0].label : `${bundle.runs.length} runs`;
+    document.title = `${oneLine(title, 80)} · dapo`;
+    page.draw();
+  },
+
+  draw() {
+    const { bundle } = page;
+    const keys = allKeys(bundle);
+    const x = unionOfSteps(bundle);
+    page.entities = entitiesOf(bundle, page.seeds);
+    const [low, high] = x.length ? [x[0], x[x.length - 1]] : [0, 1];
+    page.extent = low === high ? [low - 0.5, high + 0.5] : [low, high];
+    page.redrawHeader();
+    page.outcome.update(keys, x);
+    for (const name of ["learning", "health", "cost"]) page.sections[name].update(page.entities, x, keys);
+    const warnings = page.advice.update();
+    page.marks.get("warnings").textContent = warnings ? ` ${warnings}` : "";
+    page.recipe.update();
+    for (const controls of page.controls) controls.update();
+    for (const chooser of page.choosers) chooser();
+    if (bundle.runs.length) {
+      page.timeline.update();
+      page.rollouts.update();
+    }
+    const made = bundle.live ? `as of ${moment(bundle.made)}` : `made ${moment(bundle.made)}`;
+    put(
+      document.getElementById("foot"),
+      el(
+        "p",
+        {},
+        `dapo ${oneLine(bundle.version, 30)} · ${made} · this page loads nothing`,
+        page.live ? " but what its own server says" : "",
+        " · charts by uPlot, tables by Tabulator (MIT)",
+      ),
+    );
+  },
+
+  build() {
+    const main = document.getElementById("main");
+    const parts = new Map();
+    page.marks = new Map();
+    const links = SECTIONS.map(([id, text]) => {
+      const mark = el("b", { class: "count" });
+      page.marks.set(id, mark);
+      parts.set(
+        id,
+        el(
+          "section",
+          { id, "aria-labelledby": `${id}-title`, class: "section" },
+          el("h2", { id: `${id}-title` }, text),
+        ),
+      );
+      return el("li", {}, el("a", { href: `#${id}` }, text, mark));
+    });
+    page.nav = el("nav", { "aria-label": "Sections" }, el("ul", {}, links));
+    page.troubled = el("p", { class: "trouble", role: "alert", hidden: true });
+    put(main, page.troubled, [...parts.values()]);
+    page.redrawHeader = header(page, document.getElementById("top"));
+    page.controls = ["learning", "health", "cost"].map((id) => {
+      const controls = new ChartControls(page);
+      const part = parts.get(id);
+      part.append(el("div", { class: "sectionhead" }, part.firstChild, controls.root));
+      return controls;
+    });
+    page.choosers = [];
+    page.outcome = new Outcome(parts.get("outcome"), page);
+    page.sections = Object.fromEntries(
+      ["learning", "health", "cost"].map((id) => [id, new ChartSection(parts.get(id), id, page)]),
+    );
+    page.advice = new AdviceSection(parts.get("warnings"), page);
+    page.rollouts = new Rollouts(parts.get("rollouts"), page);
+    parts.get("timeline").append(page.runChooser());
+    page.timeline = new TimelineSection(parts.get("timeline"), page);
+    page.recipe = new RecipeSection(parts.get("recipe"), page);
+    page.spy(parts);
+  },
+
+  /** A select of the run, for sections that show one run at a time. */
+  runChooser() {
+    const chooser = select([["", ""]], "", (value) => page.choose(value));
+    const box = field("Run", chooser);
+    page.choosers.push(() => {
+      const { runs } = page.bundle;
+      box.hidden = runs.length < 2;
+      if (runs.length)
+        reselect(
+          chooser,
+          runs.map((run) => [run.label, oneLine(run.label, 60)]),
+          page.run,
+        );
+    });
+    return box;
+  },
+
+  /** Mark the section in sight in the navigation. */
+  spy(parts) {
+    const links = new Map(
+      [...page.nav.querySelectorAll("a")].map((link) => [link.getAttribute("href").slice(1), link]),
+    );
+    const seen = new Map();
+    const watch = new IntersectionObserver(
+      (entries) => {
+        for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
+        const first = SECTIONS.find(([id]) => seen.get(id));
+        for (const [id, link] of links) {
+          if (first && id === first[0]) link.setAttribute("aria-current", "true");
+          else link.removeAttribute("aria-current");
+        }
+      },
+      { rootMargin: "-110px 0px -60% 0px" },
+    );
+    for (const part of parts.values()) watch.observe(part);
+  },
+
+  async start() {
+    theme.start();
+    theme.listeners.push(() => page.charts().forEach((chart) => chart.repaint()));
+    page.live = await unpacked("live");
+    page.source = page.live ? liveSource(page.live, page) : embeddedSource(await unpacked("bundle"));
+    const bundle = await page.source.bundle();
+    page.bundle = bundle;
+    page.build();
+    page.update(bundle);
+    addEventListener("hashchange", () => page.follow());
+    addEventListener("popstate", () => page.follow());
+    page.ready = true;
+    window.dapoPage = page;
+    await page.follow();
+    document.documentElement.dataset.ready = "true";
+  },
+};
+
+page.start().catch((error) => {
+  const place = document.getElementById("loading") || document.getElementById("main");
+  const old = typeof DecompressionStream === "undefined" ? " Its data need a browser of 2023 or later." : "";
+  place.textContent = `This page could not be drawn: ${reasonOf(error)}.${old}`;
+  throw error;
+});

@@ -1,0 +1,97 @@
+// How lines are told apart and how far an axis reaches.
+
+/** The bounds of the y axis: zero is in sight unless all values lie far from it. */
+function boundsOf(spec, columns) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const column of columns) {
+    for (const v of column) {
+      if (v === null || v === undefined) continue;
+      low = Math.min(low, v);
+      high = Math.max(high, v);
+    }
+  }
+  if (low > high) return [0, 1];
+  if (spec.full) return [0, Math.abs(high - 1) < 0.02 ? 1 : high * 1.04 || 1];
+  if (low === high)
+    return low === 0 ? [0, spec.unit === "share" ? 0.1 : 1] : [Math.min(0, low * 1.2), Math.max(0, low * 1.2)];
+  if (spec.kind === "stack") return [0, high * 1.04];
+  if (low >= 0 && low < high * 0.6) low = 0;
+  if (high <= 0 && high > low * 0.6) high = 0;
+  const room = (high - low) * 0.06;
+  const top = spec.unit === "share" && high <= 1 ? Math.min(1.02, high + room) : high + room;
+  return [low === 0 ? 0 : low - room, high === 0 ? 0 : top];
+}
+
+/** A small mark of a row: line, dash and marker as they are drawn. */
+function swatch(row, stack) {
+  const colour = { stroke: `var(${row.colour})` };
+  if (stack)
+    return sv(
+      "svg",
+      { class: "swatch", width: 14, height: 12, viewBox: "0 0 14 12", "aria-hidden": "true" },
+      sv("rect", { x: 1, y: 1, width: 12, height: 10, rx: 2, fill: `var(${row.colour})` }),
+    );
+  return sv(
+    "svg",
+    { class: "swatch", width: 26, height: 12, viewBox: "0 0 26 12", "aria-hidden": "true" },
+    sv("line", { x1: 1, y1: 6, x2: 25, y2: 6, ...colour, "stroke-width": 2, "stroke-dasharray": row.dash.join(" ") }),
+    sv("path", { d: markerPath(row.marker, 13, 6, 3.2), fill: `var(${row.colour})`, ...colour, "stroke-width": 1 }),
+  );
+}
+
+function markerPath(marker, x, y, r) {
+  switch (marker) {
+    case "square":
+      return `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}z`;
+    case "triangle":
+      return `M${x} ${y - r * 1.2}L${x + r * 1.2} ${y + r}L${x - r * 1.2} ${y + r}z`;
+    case "diamond":
+      return `M${x} ${y - r * 1.3}L${x + r * 1.3} ${y}L${x} ${y + r * 1.3}L${x - r * 1.3} ${y}z`;
+    case "cross":
+      return `M${x - r} ${y - r}L${x + r} ${y + r}M${x + r} ${y - r}L${x - r} ${y + r}`;
+    default:
+      return `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`;
+  }
+}
+
+function unitName(unit) {
+  return { share: "%", 1: "no unit", seconds: "s" }[unit] || unit;
+}
+
+/** The numbers of a chart as a table, a line for each step that has one. */
+function tableOf(spec, rows, x) {
+  const there = x
+    .map((_, i) => i)
+    .filter((i) => rows.some((row) => row.values[i] !== null && row.values[i] !== undefined));
+  const show = (v) => (v === null || v === undefined ? MISSING : measured(v, spec.unit));
+  const between = (row, i) =>
+    row.low && row.low[i] !== null && row.low[i] !== undefined ? ` (${show(row.low[i])} to ${show(row.high[i])})` : "";
+  return el(
+    "table",
+    {},
+    el("caption", {}, `${spec.title}, ${unitName(spec.unit)}`),
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        el("th", { scope: "col" }, "step"),
+        rows.map((row) => el("th", { scope: "col" }, inline(row.label, 60))),
+      ),
+    ),
+    el(
+      "tbody",
+      {},
+      there.map((i) =>
+        el(
+          "tr",
+          {},
+          el("th", { scope: "row" }, number(x[i])),
+          rows.map((row) => el("td", {}, show(row.values[i]), between(row, i))),
+        ),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,187 @@
+// The recipe and its difference from the preset, how runs differ from one another, and every number with its meaning.
+
+class RecipeSection {
+  constructor(root, page) {
+    Object.assign(this, { root, page });
+    this.body = el("div", {});
+    this.numbers = el(
+      "details",
+      { class: "allnumbers", "data-key": "numbers", on: { toggle: () => this.numbers.open && this.fill() } },
+      el("summary", {}, "Every number of the run, with its meaning"),
+      el("div", {}),
+    );
+    root.append(this.body, this.numbers);
+  }
+
+  update() {
+    const { runs } = this.page.bundle;
+    put(
+      this.body,
+      runs.length > 1 ? this.between(runs) : null,
+      runs.map((run) => this.one(run, runs.length > 1)),
+    );
+    if (this.numbers.open) this.fill();
+  }
+
+  one(run, several) {
+    const { recipe } = run;
+    if (!recipe)
+      return el(
+        "p",
+        { class: "empty" },
+        several ? [inline(run.label, 60), ": "] : null,
+        "its recipe could not be read.",
+      );
+    const heading = several ? el("h3", {}, inline(run.label, 80)) : null;
+    const words = recipe.difference.length
+      ? `Preset ${recipe.preset || "none"}, with ${plural(recipe.difference.length, "setting")} of its own.`
+      : `Preset ${recipe.preset || "none"}, as it is.`;
+    return el(
+      "div",
+      { class: "ofrun" },
+      heading,
+      el("p", { class: "facts" }, visible(words), " Folder: ", el("code", {}, visible(run.folder))),
+      recipe.difference.length
+        ? el(
+            "div",
+            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Difference from the preset" },
+            el(
+              "table",
+              { class: "difference" },
+              el("caption", {}, "Difference from the preset"),
+              el(
+                "thead",
+                {},
+                el(
+                  "tr",
+                  {},
+                  ["Setting", "Preset", "This run"].map((name) => el("th", { scope: "col" }, name)),
+                ),
+              ),
+              el(
+                "tbody",
+                {},
+                recipe.difference.map(([path, from, to]) =>
+                  el(
+                    "tr",
+                    {},
+                    el("th", { scope: "row" }, el("code", {}, visible(path))),
+                    el("td", {}, el("code", { class: "was" }, visible(from))),
+                    el("td", {}, el("code", { class: "is" }, visible(to))),
+                  ),
+                ),
+              ),
+            ),
+          )
+        : null,
+      el(
+        "details",
+        { "data-key": `yaml-${run.label}` },
+        el("summary", {}, "The whole recipe, resolved"),
+        textBlock(recipe.resolved, "Resolved recipe", "yaml"),
+      ),
+    );
+  }
+
+  /** Settings in which the runs differ. */
+  between(runs) {
+    const paths = new Map();
+    runs.forEach((run, i) => {
+      for (const [path, preset, value] of run.recipe ? run.recipe.difference : []) {
+        if (!paths.has(path)) paths.set(path, { preset, values: new Map() });
+        paths.get(path).values.set(i, value);
+      }
+    });
+    const at = ({ preset, values }, i) => (values.has(i) ? values.get(i) : preset);
+    const differing = [...paths].filter(([, one]) => new Set(runs.map((_, i) => at(one, i))).size > 1);
+    if (!differing.length)
+      return el(
+        "p",
+        { class: "facts" },
+        "The recipes of these runs do not differ, as far as their differences from the preset tell.",
+      );
+    return el(
+      "div",
+      { class: "scroll", tabindex: 0, role: "group", "aria-label": "How the runs differ" },
+      el(
+        "table",
+        { class: "difference" },
+        el("caption", {}, "How the runs differ"),
+        el(
+          "thead",
+          {},
+          el(
+            "tr",
+            {},
+            el("th", { scope: "col" }, "Setting"),
+            runs.map((run) => el("th", { scope: "col" }, inline(run.label, 40))),
+          ),
+        ),
+        el(
+          "tbody",
+          {},
+          differing.map(([path, one]) =>
+            el(
+              "tr",
+              {},
+              el("th", { scope: "row" }, el("code", {}, visible(path))),
+              runs.map((_, i) => el("td", {}, el("code", {}, visible(at(one, i))))),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+
+  fill() {
+    const { runs, glossary } = this.page.bundle;
+    const keys = [...allKeys(this.page.bundle)].sort();
+    const ends = (run, key) => {
+      const there = (own(run.curves.values, key) || []).filter((v) => v !== null);
+      if (!there.length) return MISSING;
+      const line = own(glossary, key);
+      const show = (v) => measured(v, line ? line.unit : "1");
+      return there[0] === there[there.length - 1]
+        ? show(there[0])
+        : `${show(there[0])} → ${show(there[there.length - 1])}`;
+    };
+    put(
+      this.numbers.lastChild,
+      el(
+        "div",
+        { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "Every number" },
+        el(
+          "table",
+          {},
+          el(
+            "thead",
+            {},
+            el(
+              "tr",
+              {},
+              el("th", { scope: "col" }, "Key"),
+              runs.map((run) => el("th", { scope: "col" }, runs.length > 1 ? inline(run.label, 30) : "First → last")),
+              el("th", { scope: "col" }, "Unit"),
+              el("th", { scope: "col" }, "Meaning"),
+            ),
+          ),
+          el(
+            "tbody",
+            {},
+            keys.map((key) => {
+              const line = own(glossary, key);
+              return el(
+                "tr",
+                {},
+                el("th", { scope: "row" }, el("code", {}, visible(key))),
+                runs.map((run) => el("td", { class: "nowrap" }, ends(run, key))),
+                el("td", {}, line ? unitName(line.unit) : ""),
+                el("td", {}, line ? visible(line.meaning) : ""),
+              );
+            }),
+          ),
+        ),
+      ),
+    );
+  }
+}

@@ -1,0 +1,274 @@
+// The rollout browser: groups by step, verdict and what became of them; prompts over steps;
+// held-out answers before and after.
+
+const PAGE_OF_GROUPS = 500;
+const DISPOSITIONS = ["trained", "carried", "filled", "copied", "expired", "discarded"];
+
+class GroupBrowser {
+  constructor(page, openPrompt) {
+    Object.assign(this, { page, openPrompt, rows: [], total: 0, sources: new Set(), asked: 0 });
+    this.filter = { step: "", verdict: "", disposition: "", source: "", text: "", tokens: false };
+    const set = (name) => (value) => {
+      this.filter[name] = value;
+      this.load();
+    };
+    const slowly = debounced(() => this.load(), 180);
+    this.newest = !!page.live; // A server's run grows: its newest step is shown until the reader chooses one.
+    this.step = el("input", {
+      type: "number",
+      inputmode: "numeric",
+      placeholder: "all",
+      on: {
+        input: () => {
+          this.newest = false;
+          this.filter.step = this.step.value;
+          slowly();
+        },
+      },
+    });
+    this.verdict = select(
+      [["", "all"], ...Object.entries(VERDICTS).map(([key, [text]]) => [key, text])],
+      "",
+      set("verdict"),
+    );
+    this.disposition = select([["", "all"], ...DISPOSITIONS.map((key) => [key, key])], "", set("disposition"));
+    this.source = select([["", "all"]], "", set("source"));
+    this.search = el("input", {
+      type: "search",
+      placeholder: "prompt, answer or response",
+      spellcheck: "false",
+      on: {
+        input: () => {
+          this.filter.text = this.search.value;
+          slowly();
+        },
+      },
+    });
+    this.tokens = el("input", {
+      type: "checkbox",
+      on: {
+        change: () => {
+          this.filter.tokens = this.tokens.checked;
+          this.load();
+        },
+      },
+    });
+    this.clear = el("button", { type: "button", on: { click: () => this.reset() } }, "Clear");
+    this.count = el("p", { class: "note", role: "status" });
+    this.more = el("button", { type: "button", hidden: true, on: { click: () => this.load(true) } }, "Load more");
+    this.list = new List(
+      "Groups",
+      [
+        {
+          title: "Step",
+          field: "step",
+          width: 66,
+          responsive: 0,
+          node: (g) => el("span", { class: "num" }, number(g.step)),
+          sorter: "number",
+        },
+        {
+          title: "Group",
+          field: "group",
+          width: 76,
+          responsive: 2,
+          node: (g) => el("span", { class: "num" }, number(g.group)),
+          sorter: "number",
+        },
+        { title: "Verdict", field: "verdict", width: 112, responsive: 0, node: (g) => chip(g.verdict, "verdict") },
+        {
+          title: "Correct",
+          field: "share",
+          width: 112,
+          responsive: 0,
+          sorter: "number",
+          node: (g) => rate(g.correct, g.scored),
+        },
+        {
+          title: "Prompt",
+          field: "prompt",
+          minWidth: 130,
+          responsive: 0,
+          headerSort: false,
+          node: (g) =>
+            el(
+              "span",
+              { class: "cut" },
+              g.has_tokens ? el("span", { class: "dot", title: "recorded token by token" }, "● ") : null,
+              oneLine(g.prompt, 90),
+            ),
+        },
+        {
+          title: "Then",
+          field: "disposition",
+          width: 96,
+          responsive: 3,
+          node: (g) => el("span", { class: "faint" }, inline(g.disposition || MISSING, 20)),
+        },
+        {
+          title: "Length",
+          field: "length",
+          width: 80,
+          responsive: 4,
+          sorter: "number",
+          node: (g) => el("span", { class: "num" }, number(g.length_mean, 1)),
+        },
+      ],
+      (row) => this.open(row.step, row.group),
+      560,
+    );
+    this.panel = new GroupPanel(page);
+    this.root = el(
+      "div",
+      {},
+      el(
+        "div",
+        { class: "controls", role: "search", "aria-label": "Filter groups" },
+        field("Step", this.step, "small"),
+        field("Verdict", this.verdict),
+        field("What became of it", this.disposition),
+        field("Source", this.source),
+        field("Search", this.search, "wide"),
+        el("div", { class: "field check" }, el("label", {}, this.tokens, " with tokens")),
+        this.clear,
+      ),
+      el("div", { class: "browse" }, el("div", {}, this.count, this.list.root, this.more), this.panel.root),
+    );
+  }
+
+  reset() {
+    this.newest = false;
+    Object.assign(this.filter, { step: "", verdict: "", disposition: "", source: "", text: "", tokens: false });
+    for (const control of [this.step, this.verdict, this.disposition, this.source, this.search]) control.value = "";
+    this.tokens.checked = false;
+    this.load();
+  }
+
+  async load(further) {
+    const asked = (this.asked += 1);
+    const offset = further ? this.rows.length : 0;
+    const limit = further === "again" ? Math.max(PAGE_OF_GROUPS, this.rows.length) : PAGE_OF_GROUPS;
+    const answer = await this.page.ask((source) =>
+      source.groups({
+        run: this.page.run,
+        ...this.filter,
+        prompt: "",
+        offset: further === "again" ? 0 : offset,
+        limit,
+      }),
+    );
+    if (asked !== this.asked || !answer) return;
+    const rows = answer.groups.map((one) => ({
+      ...one,
+      key: `${one.step}/${one.group}`,
+      share: one.scored ? one.correct / one.scored : -1,
+      length: one.length_mean,
+    }));
+    this.rows = further === true ? [...this.rows, ...rows] : rows;
+    this.total = answer.total;
+    for (const one of rows) this.sources.add(one.source);
+    reselect(
+      this.source,
+      [["", "all"], ...[...this.sources].sort().map((name) => [name, oneLine(name, 30) || "(none)"])],
+      this.filter.source,
+    );
+    const { thinned } = this.page.runView().rollouts;
+    await this.list.fill(this.rows);
+    put(
+      this.count,
+      `${number(this.rows.length)} of ${plural(this.total, "group")}. `,
+      thinned.kept < thinned.of ? visible(thinned.how) : null,
+    );
+    this.more.hidden = this.rows.length >= this.total;
+  }
+
+  async open(step, group, quiet) {
+    const run = this.page.run;
+    const found = await this.page.ask((source) => source.group(run, step, group));
+    if (!found) {
+      put(
+        this.panel.root,
+        el(
+          "p",
+          { class: "empty" },
+          `Group ${number(group)} of step ${number(step)} is not in this page. `,
+          this.page.live ? null : "“dapo view” shows every group that the run wrote.",
+        ),
+      );
+      return;
+    }
+    const key = `${step}/${group}`;
+    const at = this.rows.findIndex((row) => row.key === key);
+    const to = (i) => (at >= 0 && this.rows[i] ? () => this.open(this.rows[i].step, this.rows[i].group) : null);
+    this.panel.show(found, { before: to(at - 1), after: to(at + 1), prompt: () => this.openPrompt(found.prompt_id) });
+    await this.list.ready;
+    this.list.mark(key);
+    this.opened = { run, step, group };
+    if (!quiet) this.page.remember({ run, step: String(step), group: String(group) });
+  }
+
+  /** New data came: the same filters, the same place, the same open group. */
+  async refresh() {
+    const { steps } = this.page.runView().rollouts;
+    if (this.newest && steps.length) this.step.value = this.filter.step = String(steps[steps.length - 1]);
+    await this.load("again");
+    if (this.opened && this.opened.run === this.page.run) return;
+    const telling = (one) => Number(one.has_tokens) + Number(one.verdict === "kept") - Math.abs(one.share - 0.5);
+    const first = this.rows.slice(0, 60).sort((a, b) => telling(b) - telling(a))[0];
+    if (first && !location.hash.includes("group=")) await this.open(first.step, first.group, true);
+    else if (!first) this.panel.clear();
+  }
+}
+
+class Rollouts {
+  constructor(root, page) {
+    this.page = page;
+    this.run = select([["", ""]], "", (value) => page.choose(value));
+    this.runField = field("Run", this.run);
+    this.groups = new GroupBrowser(page, (id) => this.openPrompt(id));
+    this.prompts = new PromptBrowser(page, (step, group) => this.openGroup(step, group));
+    this.heldOut = new HeldOutBrowser(page);
+    const entries = [
+      ["groups", "Groups", this.groups.root],
+      ["prompts", "Prompts over time", this.prompts.root],
+      ["heldout", "Held out: before and after", this.heldOut.root],
+    ];
+    this.tabs = tabs("Ways to browse", entries, "groups");
+    add(root, [el("div", { class: "tabline" }, this.tabs.list, this.runField), entries.map(([, , panel]) => panel)]);
+    this.signature = "";
+  }
+
+  async update() {
+    const runs = this.page.bundle.runs;
+    reselect(
+      this.run,
+      runs.length ? runs.map((run) => [run.label, oneLine(run.label, 60)]) : [["", "none"]],
+      this.page.run,
+    );
+    this.runField.hidden = runs.length < 2;
+    if (!runs.length) return;
+    const run = this.page.runView();
+    const signature = JSON.stringify([
+      run.label,
+      run.status.step,
+      run.rollouts.steps.length,
+      run.rollouts.groups.length,
+      run.rollouts.prompts.length,
+      run.rollouts.held_out.length,
+    ]);
+    if (signature === this.signature) return;
+    this.signature = signature;
+    await Promise.all([this.groups.refresh(), this.prompts.refresh(), this.heldOut.refresh()]);
+  }
+
+  openPrompt(id, quiet) {
+    this.tabs.choose("prompts");
+    return this.prompts.open(id, quiet);
+  }
+
+  async openGroup(step, group, quiet) {
+    this.tabs.choose("groups");
+    await this.groups.open(step, group, quiet);
+    this.groups.panel.root.scrollIntoView({ block: "nearest" });
+  }
+}

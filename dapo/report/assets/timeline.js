@@ -1,0 +1,323 @@
+// Where the time went: phases as lanes over the run's clock, drawn on a canvas, with zoom by steps;
+// and the sums as a table.
+
+const LANE = 26;
+const AXIS = 24;
+
+function niceGap(span, most) {
+  const raw = span / most;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  return [1, 2, 5, 10].map((m) => m * power).find((gap) => gap >= raw) || raw;
+}
+
+class TimelineSection {
+  constructor(root, page) {
+    Object.assign(this, { root, page, view: null, label: "" });
+    const byStep = () => this.toSteps(Number(this.from.value), Number(this.to.value));
+    this.from = el("input", { type: "number", inputmode: "numeric", on: { change: byStep } });
+    this.to = el("input", { type: "number", inputmode: "numeric", on: { change: byStep } });
+    this.said = el("p", { class: "readout", "aria-live": "polite" });
+    this.canvas = el("canvas", {
+      tabindex: 0,
+      role: "img",
+      on: {
+        keydown: (event) => this.key(event),
+        pointermove: (event) => this.point(event),
+        pointerleave: () => this.hover(null),
+        pointerdown: (event) => this.press(event),
+        pointerup: (event) => this.release(event),
+        dblclick: () => this.all(),
+      },
+    });
+    this.lanes = el("div", { class: "lanes", "aria-hidden": "true" });
+    this.empty = el(
+      "p",
+      { class: "empty" },
+      "No spans were recorded: the run is older than this recording, or has not finished a step.",
+    );
+    const zoom = (factor) => () => this.zoom(factor, 0.5);
+    this.body = el(
+      "div",
+      {},
+      el(
+        "div",
+        { class: "controls" },
+        field("Steps from", this.from, "small"),
+        field("to", this.to, "small"),
+        el("button", { type: "button", on: { click: zoom(0.5) } }, "Closer"),
+        el("button", { type: "button", on: { click: zoom(2) } }, "Wider"),
+        el("button", { type: "button", on: { click: () => this.all() } }, "All steps"),
+      ),
+      el("div", { class: "timeline card" }, this.lanes, el("div", { class: "stage" }, this.canvas)),
+      this.said,
+    );
+    this.table = el("div", {});
+    this.note = el("p", { class: "note" });
+    root.append(this.empty, this.body, this.table, this.note);
+    new ResizeObserver(() => this.paint()).observe(this.canvas.parentElement);
+    theme.listeners.push(() => this.paint());
+  }
+
+  update() {
+    const run = this.page.runView();
+    if (!run) return;
+    const { timeline } = run;
+    const before = this.label === run.label ? this.timeline : null;
+    const wasAll =
+      !before || !this.view || (this.extent && this.view[0] <= this.extent[0] && this.view[1] >= this.extent[1]);
+    Object.assign(this, { timeline, label: run.label });
+    this.empty.hidden = timeline.spans.length > 0;
+    this.body.hidden = !timeline.spans.length;
+    if (timeline.spans.length) {
+      let [low, high] = [Infinity, -Infinity];
+      for (const span of timeline.spans) {
+        low = Math.min(low, span[2]);
+        high = Math.max(high, span[2] + span[3]);
+      }
+      this.extent = [low, Math.max(high, low + 1e-6)];
+      if (wasAll) this.view = [...this.extent];
+      this.phases = timeline.phases
+        .map((name, index) => ({
+          name,
+          index,
+          own: timeline.spans.filter((span) => span[0] === index).sort((a, b) => a[2] - b[2]),
+        }))
+        .filter((phase) => phase.own.length);
+      put(
+        this.lanes,
+        this.phases.map(({ name }) => el("span", { style: { height: `${LANE}px` } }, inline(name, 30))),
+      );
+      this.canvas.setAttribute(
+        "aria-label",
+        `Timeline of ${this.phases.length} phases over ${seconds(this.extent[1] - this.extent[0])}. ` +
+          "Left and right arrows pan, plus and minus zoom, Home shows all. The table below has the sums.",
+      );
+      this.hover(null);
+      this.paint();
+    }
+    this.sums(run);
+    put(this.note, timeline.thinned.kept < timeline.thinned.of ? visible(timeline.thinned.how) : null);
+  }
+
+  /** Seconds by phase, of the spans where there are some, else of the metrics. */
+  sums(run) {
+    const rows = [];
+    if (this.timeline.spans.length) {
+      for (const { name, own: spans } of this.phases) {
+        const busy = spans.map((span) => span[4]).sort((a, b) => a - b);
+        rows.push([
+          name,
+          busy.reduce((a, b) => a + b, 0),
+          busy[Math.floor(busy.length / 2)],
+          busy[busy.length - 1],
+          spans.reduce((a, span) => a + span[5], 0),
+        ]);
+      }
+    } else {
+      for (const [key, values] of Object.entries(run.curves.values)) {
+        const there = values.filter((v) => v !== null).sort((a, b) => a - b);
+        if (key.startsWith("time/") && !/step|per_second/.test(key) && there.length)
+          rows.push([
+            key.slice(5),
+            there.reduce((a, b) => a + b, 0),
+            there[Math.floor(there.length / 2)],
+            there[there.length - 1],
+            there.length,
+          ]);
+      }
+    }
+    rows.sort((a, b) => b[1] - a[1]);
+    const whole = rows.reduce((a, row) => a + row[1], 0);
+    put(
+      this.table,
+      rows.length
+        ? el(
+            "div",
+            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Seconds by phase" },
+            el(
+              "table",
+              { class: "sums" },
+              el(
+                "caption",
+                {},
+                this.timeline.spans.length
+                  ? "Busy seconds by phase; a phase may lie inside another"
+                  : "Seconds by phase",
+              ),
+              el(
+                "thead",
+                {},
+                el(
+                  "tr",
+                  {},
+                  ["Phase", "Seconds", "Share", "Median of a step", "Longest", "Stretches"].map((name) =>
+                    el("th", { scope: "col" }, name),
+                  ),
+                ),
+              ),
+              el(
+                "tbody",
+                {},
+                rows.map(([name, sum, median, longest, count]) =>
+                  el(
+                    "tr",
+                    {},
+                    el("th", { scope: "row" }, inline(name, 40)),
+                    el("td", {}, seconds(sum)),
+                    el(
+                      "td",
+                      {},
+                      el(
+                        "span",
+                        { class: "rate" },
+                        el(
+                          "span",
+                          { class: "meter", "aria-hidden": "true" },
+                          el("span", { style: { width: `${((sum / (whole || 1)) * 100).toFixed(1)}%` } }),
+                        ),
+                        percent(sum / (whole || 1)),
+                      ),
+                    ),
+                    el("td", {}, seconds(median)),
+                    el("td", {}, seconds(longest)),
+                    el("td", {}, number(count)),
+                  ),
+                ),
+              ),
+            ),
+          )
+        : null,
+    );
+  }
+
+  paint() {
+    if (!this.timeline || !this.timeline.spans.length || !this.view) return;
+    const width = this.canvas.parentElement.clientWidth;
+    const height = this.phases.length * LANE + AXIS;
+    const scale = devicePixelRatio || 1;
+    Object.assign(this.canvas, { width: Math.round(width * scale), height: Math.round(height * scale) });
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    const pen = this.canvas.getContext("2d");
+    pen.scale(scale, scale);
+    const [from, to] = this.view;
+    const x = (t) => ((t - from) / (to - from)) * width;
+    pen.font = "11.5px system-ui, sans-serif";
+    const gap = niceGap(to - from, Math.max(2, width / 90));
+    for (let t = Math.ceil(from / gap) * gap; t <= to; t += gap) {
+      pen.fillStyle = theme.colour("--grid");
+      pen.fillRect(Math.round(x(t)), 0, 1, height - AXIS);
+      pen.fillStyle = theme.colour("--muted");
+      pen.fillText(seconds(Math.round(t / gap) * gap), Math.min(Math.max(0, x(t) - 12), width - 50), height - 8);
+    }
+    this.phases.forEach((phase, lane) => {
+      const colour = phaseColour(phase.name);
+      let painted = -1;
+      for (const span of phase.own) {
+        const [left, right] = [x(span[2]), x(span[2] + span[3])];
+        if (right < 0 || left > width || right < painted) continue;
+        const start = Math.max(left, painted, 0);
+        const wide = Math.max(right - start, 1);
+        pen.fillStyle =
+          span === this.under
+            ? theme.colour("--ink")
+            : theme.faint(colour, span[3] > 0 ? 0.35 + 0.6 * Math.min(1, span[4] / span[3]) : 0.95);
+        pen.fillRect(start, lane * LANE + 4, Math.min(wide, width - start), LANE - 8);
+        painted = start + wide;
+        if (right - left > 46) {
+          pen.fillStyle = theme.colour("--surface");
+          pen.fillText(String(span[1]), Math.max(left, 0) + 5, lane * LANE + 17);
+        }
+      }
+    });
+    const steps = this.timeline.spans
+      .filter((span) => span[2] + span[3] >= from && span[2] <= to)
+      .map((span) => span[1]);
+    if (document.activeElement !== this.from && steps.length)
+      this.from.value = String(steps.reduce((a, b) => Math.min(a, b)));
+    if (document.activeElement !== this.to && steps.length)
+      this.to.value = String(steps.reduce((a, b) => Math.max(a, b)));
+  }
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const lane = Math.floor((event.clientY - box.top) / LANE);
+    const phase = this.phases[lane];
+    if (!phase) return this.hover(null);
+    const [from, to] = this.view;
+    const t = from + ((event.clientX - box.left) / box.width) * (to - from);
+    const near = ((to - from) / box.width) * 2;
+    const found = phase.own
+      .filter((span) => span[2] - near <= t && t <= span[2] + span[3] + near)
+      .sort((a, b) => a[3] - b[3])[0];
+    return this.hover(found || null);
+  }
+
+  hover(span) {
+    if (span === this.under && span) return;
+    this.under = span;
+    if (!span) this.said.textContent = "Point at a span to read it; drag to look closer.";
+    else {
+      const [phase, step, start, long, busy, count] = span;
+      const merged = count > 1 ? `; ${number(count)} stretches, busy ${seconds(busy)}` : "";
+      const name = oneLine(this.timeline.phases[phase], 40);
+      this.said.textContent = `${name}, step ${number(step)}: ${seconds(long)} from ${seconds(start)}${merged}`;
+    }
+    this.paint();
+  }
+
+  press(event) {
+    this.down = event.clientX;
+  }
+
+  release(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [left, right] = [this.down, event.clientX].sort((a, b) => a - b).map((px) => (px - box.left) / box.width);
+    if (right - left > 0.01) {
+      const [from, to] = this.view;
+      this.look(from + left * (to - from), from + right * (to - from));
+    }
+  }
+
+  look(from, to) {
+    const least = (this.extent[1] - this.extent[0]) * 1e-5;
+    if (to - from < least) return;
+    this.view = [Math.max(this.extent[0], from), Math.min(this.extent[1], to)];
+    this.paint();
+  }
+
+  all() {
+    this.look(...this.extent);
+  }
+
+  zoom(factor, at) {
+    const [from, to] = this.view;
+    const middle = from + (to - from) * at;
+    this.look(middle - (middle - from) * factor, middle + (to - middle) * factor);
+  }
+
+  toSteps(low, high) {
+    const inside = this.timeline.spans.filter((span) => span[1] >= low && span[1] <= high);
+    if (!inside.length) return;
+    this.look(
+      inside.reduce((a, span) => Math.min(a, span[2]), Infinity),
+      inside.reduce((a, span) => Math.max(a, span[2] + span[3]), -Infinity),
+    );
+  }
+
+  key(event) {
+    const wide = this.view[1] - this.view[0];
+    const moves = { ArrowLeft: -0.2, ArrowRight: 0.2 };
+    if (event.key in moves) {
+      const by = Math.max(
+        this.extent[0] - this.view[0],
+        Math.min(this.extent[1] - this.view[1], wide * moves[event.key]),
+      );
+      this.look(this.view[0] + by, this.view[1] + by);
+    } else if (event.key === "+" || event.key === "=") this.zoom(0.5, 0.5);
+    else if (event.key === "-") this.zoom(2, 0.5);
+    else if (event.key === "Home") this.all();
+    else return;
+    event.preventDefault();
+  }
+}

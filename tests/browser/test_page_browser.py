@@ -1,0 +1,362 @@
+"""The report in a real browser: the outcome, charts with the right numbers, colours, width, keyboard."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from page_samples import STEPS, Seen, sample_bundle, sample_run, training_accuracy
+
+pytestmark = pytest.mark.browser
+Show = Callable[..., Seen]
+
+ROWS = """name => {
+  const chart = window.dapoPage.charts().find(one => one.spec.id === name);
+  const drawn = chart && chart.drawing.data.length;
+  return chart && chart.rows.map(({label, values, low, high, colour, dash, marker}) =>
+    ({label, values, low, high, colour, dash: dash.join(), marker, drawn}));
+}"""
+
+
+def test_the_first_screen_says_what_happened(show: Show) -> None:
+    page = show().page
+    assert page.title() == "sample · dapo"
+    assert page.locator("h1").inner_text() == "sample"
+    assert page.locator("#top .badge").inner_text().endswith("finished")
+    lead = page.locator("#outcome .lead")
+    assert lead.inner_text() == "It learned: held-out accuracy rose from 40 % to 80 %."
+    box = lead.bounding_box()
+    assert box is not None
+    assert box["y"] < 900
+    tiles = page.locator("#outcome .tile")
+    assert tiles.count() == 2
+    assert tiles.first.inner_text().replace("\xa0", " ").split("\n")[-2:] == [
+        "40.0 % -> 80.0 %",
+        "95 % interval 75 to 85",
+    ]
+
+
+def test_charts_hold_the_numbers_of_the_run(show: Show) -> None:
+    seen = show()
+    (raw, kept) = seen.js(ROWS, "training-accuracy")
+    assert raw["values"] == [None] + [pytest.approx(training_accuracy(step)) for step in range(1, STEPS + 1)]
+    assert kept["values"][1:] == [0.5] * STEPS
+    assert raw["drawn"] == 1 + 3 * 2  # x, then low, high and value of each line
+    (sampled, greedy) = seen.js(ROWS, "validation/accuracy")
+    assert [sampled[name][10] for name in ("low", "values", "high")] == [pytest.approx(v) for v in (0.55, 0.6, 0.65)]
+    assert greedy["values"][20] == pytest.approx(0.9)
+    legend = seen.chart("validation/accuracy").locator(".legend").inner_text()
+    assert "80.0% (75.0% to 85.0%)" in legend
+    painted = seen.js("""() => { const c = document.querySelector('#learning canvas');
+        const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+        let n = 0; for (let i = 3; i < d.length; i += 4) if (d[i]) n += 1; return n; }""")
+    assert painted > 1000
+
+
+def test_a_stack_draws_running_sums_and_names_single_values(show: Show) -> None:
+    seen = show()
+    drawn = seen.js(
+        "() => window.dapoPage.charts().find(one => one.spec.id === 'acceptance').drawing.data.map(c => c[10])"
+    )
+    assert [drawn[3], drawn[6], drawn[9]] == [pytest.approx(v) for v in (0.6, 0.8, 1.0)]
+    assert [row["values"][10] for row in seen.js(ROWS, "acceptance")] == [pytest.approx(v) for v in (0.6, 0.2, 0.2)]
+
+
+def test_charts_without_data_are_not_shown(show: Show) -> None:
+    seen = show()
+    assert seen.chart("entropy").count() == 1
+    for absent in ("gap", "penalty", "memoryless", "unscored"):
+        assert seen.chart(absent).count() == 0
+    labels = [row["label"] for row in seen.js(ROWS, "clip")]
+    assert labels == ["low", "high"]  # dual is zero throughout: nothing to see
+
+
+def test_a_chart_is_also_a_table_and_a_sentence(show: Show) -> None:
+    seen = show()
+    chart = seen.chart("entropy")
+    spoken = chart.locator("[role=img]").get_attribute("aria-label")
+    assert "first 0.48 at step 1, last 0.1 at step 20, least 0.1, greatest 0.48" in spoken
+    chart.get_by_role("button", name="Table").click()
+    rows = chart.locator("table tbody tr")
+    assert rows.count() == STEPS
+    assert rows.nth(4).inner_text().split() == ["5", "0.4"]
+    assert chart.locator(".plot").is_hidden()
+    chart.get_by_role("button", name="Table").click()
+    assert chart.locator(".plot").is_visible()
+
+
+def test_a_chart_explains_its_numbers_from_the_glossary(show: Show) -> None:
+    chart = show().chart("entropy")
+    meaning = chart.locator("details.meaning")
+    meaning.locator("summary").focus()
+    meaning.locator("summary").press("Enter")
+    assert "Mean entropy of the policy" in meaning.inner_text()
+
+
+def test_arrow_keys_read_a_chart(show: Show) -> None:
+    seen = show()
+    chart = seen.chart("entropy")
+    chart.locator(".plot").focus()
+    for key in ("Home", "ArrowRight", "ArrowRight"):
+        seen.page.keyboard.press(key)
+    assert chart.locator("[aria-live]").inner_text() == "Step 2: entropy 0.46"
+    assert "0.46" in chart.locator(".legend").inner_text()
+
+
+def test_a_stretch_of_steps_is_zoomed_in_all_charts(show: Show) -> None:
+    seen = show()
+    box = seen.page.locator("#learning").get_by_label("Steps from")
+    box.fill("5")
+    box.press("Enter")
+    seen.page.locator("#learning").get_by_label("to", exact=True).fill("12")
+    seen.page.locator("#learning").get_by_label("to", exact=True).press("Enter")
+    scales = seen.js("() => window.dapoPage.charts().map(one => [one.drawing.scales.x.min, one.drawing.scales.x.max])")
+    assert len(scales) > 6
+    assert {tuple(scale) for scale in scales} == {(5, 12)}
+    seen.page.locator("#health").get_by_role("button", name="All steps").click()
+    assert seen.js("() => window.dapoPage.charts()[0].drawing.scales.x.max") == STEPS
+
+
+def test_a_line_can_be_hidden(show: Show) -> None:
+    seen = show()
+    button = seen.chart("training-accuracy").locator(".legend button").first
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    data = "() => window.dapoPage.charts().find(one => one.spec.id === 'training-accuracy').drawing.data[3]"
+    assert set(seen.js(data)) == {None}
+    button.click()
+    assert seen.js(data)[20] == pytest.approx(0.7)
+
+
+def test_a_warning_says_what_to_do_and_leads_to_its_charts(show: Show) -> None:
+    seen = show()
+    card = seen.page.locator("#warnings .one")
+    assert "Raise algorithm.clip.high." in card.inner_text()
+    assert seen.page.locator('#top nav a[href="#warnings"] .count').inner_text().strip() == "1"
+    card.get_by_role("button", name="Tokens clipped").click()
+    assert seen.js("() => document.activeElement.closest('figure').dataset.chart") == "clip"
+
+
+def test_several_runs_differ_in_colour_dash_and_mark(show: Show) -> None:
+    runs = [sample_run(f"run {i}", shift=i / 100, family=f"f{i}") for i in range(3)]
+    seen = show(sample_bundle(*runs))
+    rows = seen.js(ROWS, "entropy")
+    assert [row["label"] for row in rows] == ["run 0", "run 1", "run 2"]
+    assert [row["values"][1] for row in rows] == [pytest.approx(v) for v in (0.48, 0.49, 0.5)]
+    for what in ("colour", "dash", "marker"):
+        assert len({row[what] for row in rows}) == 3
+    two = seen.js(ROWS, "training-accuracy")
+    assert len({(row["colour"], row["dash"]) for row in two}) == 6
+    assert seen.page.locator("#outcome .compare tbody tr").count() == 3
+    assert seen.chart("acceptance@2").count() == 1
+    different = seen.page.locator("#recipe table", has_text="How the runs differ")
+    assert different.count() == 0  # their recipes are the same
+
+
+def test_seeds_are_a_band_or_single_runs(show: Show) -> None:
+    runs = [sample_run(f"seed {i}", seed=i, shift=i / 10) for i in range(3)]
+    steps = list(range(1, STEPS + 1))
+    entropy = [0.5 - 0.02 * step for step in steps]
+    band = {"steps": steps, "mean": [v + 0.1 for v in entropy], "low": entropy, "high": [v + 0.2 for v in entropy]}
+    seen = show(sample_bundle(*runs, bands={"family": {"train/entropy": band}}))
+    (row,) = seen.js(ROWS, "entropy")
+    assert seen.js("() => window.dapoPage.entities.map(one => one.label)") == ["seed 0 and 2 other seeds"]
+    assert (row["low"][1], row["values"][1], row["high"][1]) == tuple(pytest.approx(v) for v in (0.48, 0.58, 0.68))
+    assert "mean of the seeds" in seen.chart("entropy").locator(".note").inner_text()
+    seen.choose("Seeds", "single", within="#health")
+    assert [one["values"][1] for one in seen.js(ROWS, "entropy")] == [pytest.approx(v) for v in (0.48, 0.58, 0.68)]
+
+
+@pytest.mark.parametrize("state", ["failed", "killed", "unfilled", "interrupted"])
+def test_a_run_that_did_not_end_well_says_so_first(show: Show, state: str) -> None:
+    status = {
+        **sample_run()["status"],
+        "state": state,
+        "title": "stopped at step 3",
+        "said": "Out of memory. Lower the batch.",
+        "log": ["step 3", "RuntimeError: out of memory"],
+        "step": 3,
+    }
+    page = show(sample_bundle(sample_run(status=status))).page
+    banner = page.locator("#outcome .banner")
+    assert "Out of memory. Lower the batch." in banner.inner_text()
+    assert "RuntimeError: out of memory" in banner.locator("pre").inner_text()
+    box = banner.bounding_box()
+    assert box is not None
+    assert box["y"] < 300
+    assert page.locator(f'#top .badge[data-state="{state}"]').count() == 1
+
+
+def test_a_run_with_nothing_in_it_is_a_page_too(show: Show) -> None:
+    empty: dict[str, Any] = {
+        "curves": {"steps": [], "values": {}, "low": {}, "high": {}, "thinned": {"kept": 0, "of": 0, "how": ""}},
+        "timeline": {"phases": [], "spans": [], "origin": 0.0, "thinned": {"kept": 0, "of": 0, "how": ""}},
+        "rollouts": {
+            "steps": [],
+            "groups": [],
+            "prompts": [],
+            "held_out": [],
+            "thinned": {"kept": 0, "of": 0, "how": ""},
+        },
+        "recipe": None,
+        "tiles": [],
+        "advice": [],
+        "sentences": ["It stopped before its first step."],
+        "seed": None,
+    }
+    page = show(sample_bundle(sample_run(**empty))).page
+    assert "It stopped before its first step." in page.locator("#outcome").inner_text()
+    assert page.locator("#learning .empty").is_visible()
+    assert page.locator("#timeline .empty").is_visible()
+    assert show(sample_bundle() | {"runs": []}).page.locator("#outcome").is_visible()
+
+
+@pytest.mark.parametrize("width", [390, 700, 1100, 1800])
+def test_no_width_scrolls_sideways(show: Show, width: int) -> None:
+    seen = show(sample_bundle(sample_run("a" * 120)), width=width)
+    for panel in ("Groups", "Prompts over time", "Held out: before and after"):
+        seen.page.get_by_role("tab", name=panel).click()
+        assert seen.js("() => document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    red, green, blue = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: str, other: str) -> float:
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_are_legible(show: Show, scheme: str) -> None:
+    seen = show(scheme=scheme)
+    colours = seen.js("""() => { const probe = document.createElement('i'); document.body.append(probe);
+        const of = name => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color; };
+        const names = ['paper', 'surface', 'sunk', 'ink', 'muted', 'accent', 'good', 'warn', 'bad', 'live',
+            'accent-soft', 'good-soft', 'warn-soft', 'bad-soft', 'live-soft',
+            'c1', 'c2', 'c3', 'c4', 'c5', 'c6', 'c7', 'c8'].map(name => `--${name}`);
+        return Object.fromEntries(names.map(name => [name, of(name)])); }""")
+    for text in ("--ink", "--muted", "--accent", "--good", "--warn", "--bad"):
+        for ground in ("--paper", "--surface", "--sunk"):
+            assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for tone in ("--good", "--warn", "--bad", "--accent", "--live"):
+        assert _contrast(colours[tone], colours[f"{tone}-soft"]) >= 4.5, tone
+    for line in range(1, 9):
+        assert _contrast(colours[f"--c{line}"], colours["--surface"]) >= 3, line
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(show: Show) -> None:
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    dark, light = show(scheme="dark"), show(scheme="light")
+    assert _luminance(dark.js(ground)) < 0.05 < 0.8 < _luminance(light.js(ground))
+    light.page.get_by_role("radio", name="Dark").click()
+    assert light.js(ground) == dark.js(ground)
+    assert light.js("() => window.dapoPage.charts()[0].drawing.axes[0]._stroke") == dark.js(
+        "() => window.dapoPage.charts()[0].drawing.axes[0]._stroke"
+    )
+    light.page.keyboard.press("ArrowLeft")
+    assert light.page.get_by_role("radio", name="Light").get_attribute("aria-checked") == "true"
+
+
+def test_the_page_has_landmarks_and_headings_in_order(show: Show) -> None:
+    seen = show()
+    page = seen.page
+    for role in ("banner", "main", "contentinfo"):
+        assert page.get_by_role(role).count() >= 1, role
+    assert page.get_by_role("navigation", name="Sections").count() == 1
+    levels = seen.js(
+        "() => [...document.querySelectorAll('h1,h2,h3,h4,h5')].filter(h => h.offsetParent).map(h => +h.tagName[1])"
+    )
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
+    nameless = seen.js("""() => {
+        const controls = 'button, input, select, a, summary, [role=img], [tabindex="0"]';
+        const named = n => n.getAttribute('aria-label') || n.getAttribute('aria-labelledby') || n.textContent.trim() ||
+            (n.labels && n.labels.length) || n.title;
+        return [...document.querySelectorAll(controls)].filter(n => n.offsetParent && !named(n)).map(n => n.outerHTML);
+    }""")
+    assert nameless == []
+    ids = seen.js("() => [...document.querySelectorAll('[id]')].map(n => n.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_the_keyboard_begins_with_a_way_past_the_header(show: Show) -> None:
+    seen = show()
+    seen.page.keyboard.press("Tab")
+    assert seen.js("() => document.activeElement.textContent") == "Skip to the outcome"
+    seen.page.keyboard.press("Tab")
+    outline = seen.js("() => getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_news_comes_in_place(show: Show) -> None:
+    bundle = sample_bundle()
+    seen = show(bundle)
+    page = seen.page
+    seen.choose("Verdict", "all_wrong")
+    page.wait_for_function("() => document.querySelector('#rollouts .note').textContent.startsWith('40 of 40')")
+    page.locator(".tabulator-row").nth(2).click()
+    page.wait_for_function("() => document.querySelector('.grouphead h3').textContent === 'Step 2, group 10'")
+    seen.js("() => { window.marked = window.dapoPage.charts()[1].root; scrollTo(0, 700); }")
+    newer = copy.deepcopy(bundle)
+    curves = newer["runs"][0]["curves"]
+    curves["steps"].append(STEPS + 1)
+    for key, values in curves["values"].items():
+        values.append(0.123 if key == "train/entropy" else None)
+    newer["runs"][0]["status"]["step"] = STEPS + 1
+    newer["runs"][0]["sentences"][0] = "Now it says something else."
+    scrolled = seen.js("() => scrollY")
+    seen.js("bundle => window.dapoPage.update(bundle)", newer)
+    assert page.locator("#outcome .lead").inner_text() == "Now it says something else."
+    assert seen.js(ROWS, "entropy")[0]["values"][-1] == 0.123
+    assert seen.js("() => window.marked === window.dapoPage.charts()[1].root && window.marked.isConnected")
+    assert seen.js("() => scrollY") == scrolled
+    assert page.locator(".grouphead h3").first.inner_text() == "Step 2, group 10"
+    assert page.locator("[role=tabpanel]:not([hidden])").get_by_label("Verdict").input_value() == "all_wrong"
+
+
+def test_the_timeline_zooms_by_steps_and_sums_by_phase(show: Show) -> None:
+    seen = show()
+    part = seen.page.locator("#timeline")
+    sums = part.locator("table tbody tr")
+    assert [row.split()[:3] for row in sums.all_inner_texts()] == [["generate", "20", "s"], ["learn", "20", "s"]]
+    part.get_by_label("Steps from").fill("4")
+    part.get_by_label("Steps from").press("Enter")
+    view = seen.js("() => window.dapoPage.timeline.view")
+    assert view == [12.0, STEPS * 3.0 - 3 + 3]  # step 4 begins at 12 s; the last learn ends at 60 s
+    canvas = part.locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 4, "y": 10})
+    assert part.locator(".readout").inner_text() == "generate, step 4: 1 s from 12 s"
+    canvas.focus()
+    seen.page.keyboard.press("Home")
+    assert seen.js("() => window.dapoPage.timeline.view") == [0.0, 60.0]
+
+
+def test_runs_with_other_steps_are_laid_onto_one_axis(show: Show) -> None:
+    sparse = sample_run("sparse", family="other")
+    sparse["curves"] = {
+        "steps": [4, 8, 30],
+        "values": {"train/entropy": [0.9, None, 0.7]},
+        "low": {"train/entropy": [0.8, None, 0.6]},
+        "high": {"train/entropy": [1.0, None, 0.8]},
+        "thinned": {"kept": 3, "of": 3000, "how": "Each point is the mean of 1,000 steps."},
+    }
+    seen = show(sample_bundle(sample_run(family="one"), sparse))
+    whole, thin = seen.js(ROWS, "entropy")
+    assert seen.js("() => window.dapoPage.charts()[0].x") == [*range(STEPS + 1), 30]
+    assert whole["values"][4] == pytest.approx(0.42)
+    assert {step: value for step, value in enumerate(thin["values"]) if value is not None} == {4: 0.9, 21: 0.7}
+    assert (thin["low"][4], thin["high"][4]) == (0.8, 1.0)
+    assert "Each point is the mean" in seen.chart("entropy").locator(".note").inner_text()
+    assert (
+        "3 of 3000 points. Each point is the mean of 1,000 steps."
+        in seen.page.locator("#health .controls").inner_text()
+    )
