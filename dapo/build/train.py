@@ -200,7 +200,7 @@ def _say_end(folder: RunFolder, console: Console, finished: bool) -> None:
     if not finished:
         console.say(f"stopped and saved. Continue with: {_program()} train --resume {folder.path}")
         return
-    print_summary(folder, console, next_command=f"{_program()} evaluate {folder.path} --samples 16")
+    print_summary(folder, console, next_command=f"{_program()} report {folder.path}")
 
 
 def _program() -> str:

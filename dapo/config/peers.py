@@ -201,6 +201,9 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("calculate_log_probs", VERL, "algorithm.old_logprobs", "engines always give them; `sampler` trains on them")
     + _peer("engine_kwargs engine_init_kwargs vllm_kwargs", (VERL, SKYRL, NEMO), f"{_VLLM}.engine_args")
     # the rest of a run
+    + _peer(
+        "log_completions", (SWIFT, TRL), "logging.rollouts", "every step's groups are kept; `dapo report` shows them"
+    )
     + _peer("model_name", NEMO, "model.path")
     + _peer("model_name_or_path", TRL, "model.path")
     + _peer("max_num_steps", NEMO, "trainer.steps")

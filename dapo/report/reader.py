@@ -37,6 +37,7 @@ LOG_LINES = 40
 """Lines of log.txt that are kept, from its end."""
 _LOG_BYTES = 64 * 1024
 _COMPARED = 256
+_TRAINED, _EVALUATED = "counters/training_steps", "validation/accuracy"
 _TOGETHER = 256
 """Lines parsed at once: their keys are then one object each, which halves time and memory."""
 _NO_FAMILY = {"name", "dir", "seed", "if_exists"}
@@ -73,6 +74,7 @@ class _Mark(NamedTuple):
     inode: int
     offset: int
     before: bytes  # what stood before the offset: a file that was cut back and grew again differs there
+    refused: int  # lines up to there that were left out
 
 
 @dataclass
@@ -219,13 +221,13 @@ def _read_lines(run: Run, path: Path, make: Callable[[Any], T | None], before: l
 
     A line without its newline is still being written, and not counted.
     """
-    known, start, mark = list(before), 0, None
+    known, start, mark, refused = list(before), 0, None, 0
     try:
         with path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             mark = earlier.marks.get(path.name) if earlier else None
             if mark and _still(file, inode, mark):
-                start = mark.offset
+                start, refused = mark.offset, mark.refused
             else:
                 known = []
             file.seek(start)
@@ -236,12 +238,7 @@ def _read_lines(run: Run, path: Path, make: Callable[[Any], T | None], before: l
         run.notes.append(f"{path.name} cannot be read: {error.strerror}.")
         return known
     whole = data[: data.rfind(b"\n") + 1]
-    if whole:
-        run.marks[path.name] = _Mark(inode, start + len(whole), whole[-_COMPARED:])
-    elif start and mark:
-        run.marks[path.name] = mark
     lines = [line for line in whole.split(b"\n") if line.strip()]
-    refused = 0
     for first in range(0, len(lines), _TOGETHER):
         for record in _parse(lines[first : first + _TOGETHER]):
             made = make(record)
@@ -249,6 +246,10 @@ def _read_lines(run: Run, path: Path, make: Callable[[Any], T | None], before: l
                 refused += 1
             else:
                 known.append(made)
+    if whole:
+        run.marks[path.name] = _Mark(inode, start + len(whole), whole[-_COMPARED:], refused)
+    elif start and mark:
+        run.marks[path.name] = mark
     if refused:
         lines_were = "1 line was" if refused == 1 else f"{refused:,} lines were"
         run.notes.append(
@@ -310,11 +311,27 @@ def _row(record: Any) -> Row | None:
 
 
 def _in_order(rows: list[Row]) -> list[Row]:
-    """One row a step, the last one written, in order of steps: a step that was done again replaces the first."""
+    """One row a step, in order of steps: a step that was done again replaces the first.
+
+    Where the data ends, the last step is evaluated after its row was written: that row of its own is joined to it.
+    """
     if all(a["step"] < b["step"] for a, b in itertools.pairwise(rows)):
         return rows
-    by_step = {row["step"]: row for row in rows}
+    by_step: dict[int, Row] = {}
+    for row in rows:
+        known = by_step.get(row["step"])
+        late = known is not None and _TRAINED in known and _TRAINED not in row and _EVALUATED in row
+        by_step[row["step"]] = _joined(known, row) if known is not None and late else row
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _joined(row: Row, late: Row) -> Row:
+    """A step's row with its late evaluation: seconds add up."""
+    both = row | late
+    for key in row.keys() & late.keys():
+        if key.startswith("time/") and row[key] is not None and late[key] is not None:
+            both[key] = row[key] + late[key]
+    return both
 
 
 def _sample(record: Any) -> Sample | None:
