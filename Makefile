@@ -42,7 +42,7 @@ test-slow: setup
 
 # Also part of `make test`; skipped, with the reason, where no Chromium is found.
 test-browser: setup
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest -m browser tests/browser
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

@@ -51,6 +51,10 @@ class LearnerError(DapoError, RuntimeError):
     """Training cannot go on: for example too many non-finite gradients in a row."""
 
 
+class DiskError(DapoError, RuntimeError):
+    """The run's folder takes no more: a full disk, a limit on files, or a file system that was made read-only."""
+
+
 class SamplingStopped(DapoError, RuntimeError):
     """Dynamic sampling met its cap or the end of the data with the outcome ``stop``.
 

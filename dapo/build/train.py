@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 import shutil
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change, load_for_resume
 from dapo.config.schema import Recipe
-from dapo.errors import DapoError, EngineError, SamplingStopped
+from dapo.errors import DapoError, DiskError, EngineError, SamplingStopped
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
@@ -112,7 +115,9 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
                 folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
                 if not folder.prompts.exists():
                     write_prompts(folder.prompts, session.data.train)
-                console.start(recipe.run.name, recipe.trainer.steps, step)
+                loss = recipe.algorithm.loss
+                by_token = loss.kind == "clip" and loss.ratio == "token"
+                console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=by_token)
                 finished = trainer.run()
             except SamplingStopped as stopped:
                 raise SamplingStopped(str(stopped).replace("<RUN>", str(folder.path))) from None
@@ -131,7 +136,25 @@ def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int 
     """``status.json``: running, until ``stack`` is left with an exception, which it will then tell."""
     status = StatusWriter(folder.status, recipe.trainer.steps, step)
     stack.enter_context(ending(status))
+    stack.enter_context(_full_disk_told(folder))
     return status
+
+
+@contextmanager
+def _full_disk_told(folder: RunFolder) -> Iterator[None]:
+    """A disk that takes no more is no defect: say so in one line, instead of a traceback of whoever wrote just then."""
+    try:
+        yield
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if found := re.search(r"\(os error (\d+)\)", str(error)):  # how safetensors tells it
+            number = int(found[1])
+        if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            raise
+        raise DiskError(
+            f"{folder.path} cannot be written: {os.strerror(number)} ({error}). Make room, then continue with "
+            f"`{_program()} train --resume {folder.path}`; steps after the last checkpoint are done again"
+        ) from error
 
 
 def _saved_state(saved: Path | None, session: Session) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from dapo.errors import RecipeError
+from dapo.errors import DataError, RecipeError
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean
 from dapo.observe.view import BAD, GOOD, QUIET
@@ -36,20 +37,31 @@ def report_runs(
         RecipeError: a folder holds no run, or the budget is too small for any page.
         DataError: the report cannot be written there.
     """
-    if budget_mb < LEAST_MB:
+    if not math.isfinite(budget_mb) or budget_mb < LEAST_MB:
         raise RecipeError(f"--budget-mb {budget_mb:g}: a page without rollouts takes up to {LEAST_MB:g} MB; give more")
     console = console or Console(highlight=False)
     folders = list({path.resolve(): RunFolder.open(path) for path in runs}.values())  # all are checked before work
     from dapo.report.reader import read_run
     from dapo.report.write import write_report
 
-    target = out or (folders[0].path / "report" if len(folders) == 1 else Path(SEVERAL))
+    target = out or _default_folder(folders)
     written = write_report([read_run(folder.path) for folder in folders], target, int(budget_mb * 1e6))
     for view in written.bundle["runs"]:
         _tell(console, view)
+    for note in written.notes:
+        _say(console, Text(clean(note, newlines=False), style="yellow"))
     for path in written.files:
         size = Text(f"{_size(path.stat().st_size):>9}  ", style=QUIET)
         console.print(size.append(clean(str(path), newlines=False), style=""), soft_wrap=True)
+
+
+def _default_folder(folders: Sequence[RunFolder]) -> Path:
+    """Where nobody said; a link there may have come with the run, and lead to anywhere."""
+    target = folders[0].path / "report" if len(folders) == 1 else Path(SEVERAL)
+    for path in (target, target / "pictures"):
+        if path.is_symlink():
+            raise DataError(f"{path} is a link, and nothing is written through it. Name the folder with --out.")
+    return target
 
 
 def _tell(console: Console, view: RunView) -> None:
@@ -62,7 +74,7 @@ def _tell(console: Console, view: RunView) -> None:
         _say(console, Text(clean(sentence, newlines=False)))
     for advice in view["advice"]:
         if advice["severity"] != "note":
-            said = clean(f"{advice['title']}: {advice['move']}", newlines=False)
+            said = clean(f"{advice['title']}. {advice['said']} {advice['move']}", newlines=False)
             _say(console, Text.assemble(("! ", BAD if advice["severity"] == "bad" else "yellow"), said))
     for note in view["notes"]:
         _say(console, Text(clean(note, newlines=False), style="yellow"))

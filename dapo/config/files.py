@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from dapo.config.problems import Problem
 from dapo.errors import RecipeError
+
+MOST_BYTES = 1_000_000
+"""Of a recipe's text. The longest have ten thousand."""
+_MOST_NODES = 100_000  # with each alias counted as what it stands for
 
 
 def read_recipe_file(path: Path) -> str:
@@ -39,11 +44,15 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
     """A recipe's settings and the line of each key. YAML 1.2: ``1e-6`` is a number, ``off`` is text.
 
     Raises:
-        RecipeError: not YAML, not a mapping, or a key that stands twice.
+        RecipeError: not YAML, not a mapping, a key that stands twice, or far too much of it.
     """
+    if len(text) > MOST_BYTES:
+        raise RecipeError(f"{name}: a recipe has at most {MOST_BYTES:,} characters, this one {len(text):,}")
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
+        if _expanded(root, {}) > _MOST_NODES:
+            raise RecipeError(f"{name}: its aliases (*name) stand for more than {_MOST_NODES:,} values; write them out")
         lines: dict[str, int] = {}
         for path, line in _keys(root, ""):
             if path in lines:
@@ -57,6 +66,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
         raise RecipeError(f"{name}{place}: not valid YAML: {error.problem or error.context}") from None
     except YAMLError as error:
         raise RecipeError(f"{name}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise RecipeError(f"{name}: its values stand too deep within each other") from None
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -71,6 +82,17 @@ def parse_value(text: str, what: str) -> Any:
     except YAMLError as error:
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise RecipeError(f"override `{what}`: the value is not valid YAML: {problem}; put it in quotes") from None
+
+
+def _expanded(node: Node | None, known: dict[int, float]) -> float:
+    """Values in a node with each alias written out; infinite where a node stands within itself."""
+    if not isinstance(node, MappingNode | SequenceNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is known
+        parts = [part for pair in node.value for part in pair] if isinstance(node, MappingNode) else node.value
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _keys(node: Node | None, prefix: str) -> Iterator[tuple[str, int]]:

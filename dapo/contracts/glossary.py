@@ -97,7 +97,7 @@ def _sampling() -> Iterator[Metric]:
     yield Metric(
         "sampling/trained_tokens", TOKENS, "Response tokens with loss in this step, summed over its optimiser steps."
     )
-    yield Metric("sampling/trained_share", SHARE, "Trained tokens / generated tokens of this step.", "higher")
+    yield Metric("sampling/trained_share", SHARE, "Tokens with loss / generated tokens of this step.", "higher")
     yield Metric("sampling/decode_steps", COUNT, "Decode steps of the engine in this step.")
     yield Metric("sampling/slot_use", SHARE, "Busy slots / slots, over the decode steps of this step.", "higher")
     yield Metric("sampling/failed", COUNT, "Responses that the engine could not finish.", "lower")
@@ -144,7 +144,7 @@ def _rewards() -> Iterator[Metric]:
         "reward/raw_kept", "reward", f"Mean reward before scaling and length penalty, {kept}: biased by the keep rule."
     )
     yield Metric("reward/accuracy", SHARE, f"Mean accuracy {finished}: the policy on its training prompts.", "higher")
-    yield Metric("reward/accuracy_kept", SHARE, f"Mean accuracy {kept}: biased by the keep rule, near 0.5 by design.")
+    yield Metric("reward/accuracy_kept", SHARE, f"Mean accuracy {kept}: mixed groups alone, so pulled towards 0.5.")
     yield Metric("reward/<name>", "reward", f"Mean of the reward of that name, {finished}.", "higher")
     yield Metric("reward/<name>_kept", "reward", f"Mean of the reward of that name, {kept}.")
     yield Metric(
@@ -280,7 +280,7 @@ def _validation() -> Iterator[Metric]:
         yield Metric(
             f"{prefix}unscored",
             COUNT,
-            f"Validation responses that could not be scored; they count as wrong{of}.",
+            f"Validation responses that could not be scored; they are left out of the means{of}.",
             "lower",
         )
         yield Metric(f"{prefix}problems", COUNT, f"Problems evaluated{of}.")
@@ -308,7 +308,7 @@ def _clock() -> Iterator[Metric]:
     )
     yield Metric("time/tokens_per_second", "tokens/s", "Generated tokens / seconds in generate.", "higher", clock=True)
     yield Metric(
-        "time/trained_tokens_per_second", "tokens/s", "Trained tokens / seconds in learn.", "higher", clock=True
+        "time/trained_tokens_per_second", "tokens/s", "Tokens with loss / seconds in learn.", "higher", clock=True
     )
     yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
 

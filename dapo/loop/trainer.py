@@ -140,6 +140,7 @@ class Trainer:
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             if self._evaluated_at != step - 1 and self.evaluator is not None and self.settings.evaluate_every:
+                self.phases.step = step - 1
                 self._record(step - 1, self._evaluate(step - 1), [])  # the last step is evaluated too
             return False
         self.counters.rollout_steps += 1

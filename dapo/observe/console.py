@@ -69,10 +69,17 @@ class Console:
             self._run.ended = _ENDINGS.get(kind.__name__, "ended by an error")
         self.close()
 
-    def start(self, run_name: str, total_steps: int, first_step: int = 0) -> None:
-        """A run begins; ``first_step`` steps are done already (0 unless resumed)."""
+    def start(self, run_name: str, total_steps: int, first_step: int = 0, *, clips_tokens: bool = True) -> None:
+        """A run begins.
+
+        Args:
+            run_name: its name.
+            total_steps: training steps that it wants.
+            first_step: of them done already (0 unless resumed).
+            clips_tokens: the loss clips token by token, so that the clipped share says how far a step goes.
+        """
         now = self._clock()
-        self._run = RunState(run_name, total_steps, first_step, now)
+        self._run = RunState(run_name, total_steps, first_step, now, clips_tokens=clips_tokens)
         self._run.marks.append(now)
         self._told, self._line_at = {}, now
         if self.mode == "live":

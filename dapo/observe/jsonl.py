@@ -7,6 +7,7 @@ lines before, and the next writer removes the rest.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from dapo.errors import DataError
+
+log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
@@ -32,8 +35,18 @@ class JsonlWriter:
         self.append_text("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
     def append_text(self, lines: str) -> None:
-        """Write whole lines, each one JSON object, that the caller has made itself."""
-        self._file.write(lines.encode())
+        """Write whole lines, each one JSON object, that the caller has made itself: all of them or none.
+
+        Raises:
+            OSError: they could not be written; the file is as it was before.
+        """
+        left, size = memoryview(lines.encode()), os.fstat(self._file.fileno()).st_size
+        try:
+            while left:  # a disk that is nearly full takes a part, and says so only in the count
+                left = left[self._file.write(left) or 0 :]
+        except OSError:
+            self._file.truncate(size)  # else the next line would be glued to half of this one
+            raise
 
     def sync(self) -> None:
         """Wait until everything appended is on the disk. Milliseconds, so not for every line."""
@@ -61,14 +74,40 @@ def read_jsonl(path: Path) -> list[Record]:
     return [_parse(path, number, line) for number, line in enumerate(whole.splitlines(), 1) if line.strip()]
 
 
-def cut_jsonl(path: Path, keep: Callable[[Record], bool]) -> int:
-    """Remove the records that ``keep`` refuses, and a half-written last line. Atomic; returns how many were removed."""
+def cut_jsonl(path: Path, keep: Callable[[Record], bool], *, forgiving: bool = False) -> int:
+    """Remove the records that ``keep`` refuses, and a half-written last line. Atomic; returns how many were removed.
+
+    Args:
+        path: the file; nothing happens where there is none.
+        keep: whether a record stays.
+        forgiving: damaged lines are removed, too, with a warning; otherwise they are an error.
+
+    Raises:
+        DataError: a line that is not the last is no JSON object, and ``forgiving`` is False.
+    """
     if not path.exists():
         return 0
-    records = read_jsonl(path)
+    records = read_jsonl(path) if not forgiving else _readable(path)
     kept = [record for record in records if keep(record)]
     write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
     return len(records) - len(kept)
+
+
+def _readable(path: Path) -> list[Record]:
+    """Records of the lines that can be read and name their step."""
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    records, damaged = [], 0
+    for number, line in enumerate(filter(bytes.strip, whole.splitlines()), 1):
+        try:
+            record = _parse(path, number, line)
+            int(record["step"])
+        except (DataError, KeyError, TypeError, ValueError):
+            damaged += 1
+        else:
+            records.append(record)
+    if damaged:
+        log.warning("%s: %d damaged lines are taken out", path, damaged)
+    return records
 
 
 def write_atomically(path: Path, text: str, *, sync: bool = True) -> None:

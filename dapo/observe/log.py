@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dapo.observe.text import clean
@@ -21,7 +21,7 @@ def logging_to(path: Path, warn: Callable[[str], None] | None = None) -> Iterato
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     package, python_warnings = logging.getLogger("dapo"), logging.getLogger("py.warnings")
-    file = logging.FileHandler(path, encoding="utf-8", errors="replace")
+    file = _File(path, encoding="utf-8", errors="replace")
     file.setFormatter(_CleanFormatter(_FORMAT))
     screen = _ConsoleHandler(warn) if warn is not None else None
     level, propagate = package.level, package.propagate
@@ -39,9 +39,15 @@ def logging_to(path: Path, warn: Callable[[str], None] | None = None) -> Iterato
         for handler in filter(None, (file, screen)):
             package.removeHandler(handler)
             python_warnings.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk; the error that ends the run is the one to hear of
+                handler.close()
         package.setLevel(level)
         package.propagate = propagate
+
+
+class _File(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """On a full disk the log is silent: whatever stops the run then is told by the run."""
 
 
 class _CleanFormatter(logging.Formatter):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from dapo.errors import RecipeError
+from dapo.observe.files import open_regular
 from dapo.observe.jsonl import cut_jsonl, write_atomically
 
 LOCK = "lock"
@@ -149,7 +150,8 @@ class RunFolder:
     def cut_back(self, step: int) -> None:
         """Remove what was recorded after ``step``: a resumed run writes those steps again."""
         for path in (self.metrics, self.samples, self.spans):
-            cut_jsonl(path, lambda record: int(record["step"]) <= step)
+            # Of samples and spans no step depends: a damaged line there must not keep a run from going on.
+            cut_jsonl(path, lambda record: int(record["step"]) <= step, forgiving=path != self.metrics)
         for folder in (self.rollouts, self.tokens):
             for file in folder.glob("step_*.parquet"):
                 if int(file.stem.removeprefix("step_")) > step:
@@ -204,15 +206,10 @@ def is_held(path: str | Path) -> bool:
     try:
         if _HELD.get(_identity(lock.stat())) == os.getpid():  # a fork knows of its parent's lock and has none
             return False
-        descriptor = os.open(lock, os.O_RDONLY)
+        with open_regular(lock) as file:
+            return _is_locked(file.fileno())
     except OSError:
         return False
-    try:
-        return _is_locked(descriptor)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _is_locked(descriptor: int) -> bool:

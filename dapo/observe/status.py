@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dapo.errors import DapoError, SamplingStopped
+from dapo.observe.files import read_regular
 from dapo.observe.jsonl import write_atomically
 from dapo.observe.text import shorten, utf8
 
@@ -27,6 +28,7 @@ State = Literal["running", "finished", "interrupted", "unfilled", "failed"]
 PATIENCE = 1.0
 """Seconds between two writes while a run goes on."""
 _LONGEST = 4000  # characters of an error's message
+_MOST_BYTES = 64 * 1024  # that are read: each character takes twelve at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class RunStatus:
 
 
 class StatusWriter:
-    """Tells how a run stands: at its start, about every second while it goes on, and at its end."""
+    """Tells how a run stands: at its start, after its steps (at most once a second), and at its end."""
 
     def __init__(self, path: Path, steps: int, step: int = 0, clock: Callable[[], float] = time.time) -> None:
         """Say ``running``.
@@ -73,13 +75,21 @@ class StatusWriter:
     def end(self, state: State, said: str = "") -> None:
         """The run ended; ``said`` is what a person should know."""
         self.status = replace(self.status, state=state, said=shorten(utf8(said), _LONGEST), updated=self._clock())
-        self._write()
+        if not self._write():
+            # On a full disk there is no room for a second file, but the first one's can be used again. A reader that
+            # comes in the very middle finds no status for once.
+            with suppress(OSError), self._path.open("r+b") as file:
+                file.write(json.dumps(asdict(replace(self.status, said=shorten(self.status.said, 200)))).encode())
+                file.truncate()
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
         # No wait for the disk: after a power cut an old status is as good as the newest. And no training ends, nor an
         # error's own message is lost, because this file could not be written.
-        with suppress(OSError):
+        try:
             write_atomically(self._path, json.dumps(asdict(self.status)) + "\n", sync=False)
+        except OSError:
+            return False
+        return True
 
 
 @contextmanager
@@ -105,10 +115,13 @@ def _place(error: BaseException) -> str:
     return f"in {last.name} ({Path(last.filename).name}, line {last.lineno}; log.txt has the whole)"
 
 
-def read_status(path: Path) -> RunStatus | None:
-    """What the file says; None where there is none, or one that no run of this version wrote."""
+def read_status(path: Path, within: Path | None = None) -> RunStatus | None:
+    """What the file says; None where there is none, or one that no run of this version wrote.
+
+    ``within``: see ``open_regular``.
+    """
     try:
-        record: Any = json.loads(path.read_bytes())
+        record: Any = json.loads(read_regular(path, _MOST_BYTES, within))
         status = RunStatus(
             state=record["state"],
             said=str(record["said"]),
@@ -122,4 +135,5 @@ def read_status(path: Path) -> RunStatus | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     times = math.isfinite(status.started) and math.isfinite(status.updated)
-    return status if times and status.state in get_args(State) else None
+    counts = all(abs(count) < 2**63 for count in (status.step, status.steps, status.pid))
+    return status if times and counts and status.state in get_args(State) else None

@@ -33,10 +33,8 @@ SCHEMA = pa.schema(
         ("old", _NUMBERS),  # what the ratio runs against; null as above
         ("ratio", _NUMBERS),  # exp(learner - old); null as above
         ("entropy", _NUMBERS),  # of the policy at the token, nats; null as above
-        (
-            "clip",
-            pa.list_(pa.int8()),
-        ),  # 0 none, 1 low, 2 high, 3 dual; null as above, and for losses without such flags
+        # 0 none, 1 low, 2 high, 3 dual; null as above, and for losses without such flags
+        ("clip", pa.list_(pa.int8())),
         ("versions", pa.list_(pa.int32())),  # weights that made each token
     ],
     metadata={"dapo.tokens": "1"},

@@ -61,6 +61,7 @@ class RunState:
     validation_step: int = 0
     best_validation: Mapping[str, float] = field(default_factory=dict)
     filling: Filling | None = None  # the last one of the run
+    clips_tokens: bool = True  # the loss clips token by token; False for GSPO, CISPO and a loss of one's own
     ended: str = ""  # how it ended where that was not well, in a few words
 
     def add_step(self, step: int, metrics: Mapping[str, float], now: float) -> None:
@@ -133,7 +134,7 @@ def hint_lines(state: RunState) -> list[str]:
     if cut is not None and cut >= CUT_OFF:
         lines.append(f"{percent(cut, 0)} of the answers are cut off at rollout.max_response_tokens")
     _, clipped = _ends(state.history.get("train/clip_high", ()))
-    if clipped is not None and clipped >= CLIPPED:
+    if clipped is not None and clipped >= CLIPPED and state.clips_tokens:
         lines.append(f"{percent(clipped, 0)} of the tokens are clipped: the steps may be too large")
     unscored = state.metrics.get("reward/unscored", 0)
     if unscored > 0:

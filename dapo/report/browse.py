@@ -6,6 +6,8 @@ numbers a group stay in memory (``rollout_index``).
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -17,6 +19,7 @@ import pyarrow.compute as pc
 
 from dapo.contracts.types import BoolArray
 from dapo.errors import DataError
+from dapo.observe.files import check_regular
 from dapo.observe.prompts import read_prompts
 from dapo.observe.text import utf8
 from dapo.report.page_data import GroupView, PromptView, Visit
@@ -206,6 +209,7 @@ def texts_of(run: Run, index: Index, names: Sequence[str]) -> dict[str, tuple[st
     """Prompt -> problem, answer and source: of prompts.parquet, or of the rollouts where that file has it not."""
     path = run.folder.prompts
     try:
+        check_regular(path, run.within)
         stat = path.stat()
         known = _texts(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, DataError):
@@ -221,13 +225,19 @@ def _texts(path: Path, changed: int, size: int) -> dict[str, tuple[str, str, str
     return {name: (problem, answer, source) for name, problem, answer, source in zip(*columns, strict=True)}
 
 
-_found_texts: dict[Path, dict[str, tuple[str, str, str]]] = {}
+_MOST_RUNS = 16  # whose texts are kept
+_lock = threading.Lock()
+_found_texts: OrderedDict[Path, dict[str, tuple[str, str, str]]] = OrderedDict()
 """A prompt's id is a hash of its problem, so its text never changes."""
 
 
 def _texts_of_rollouts(run: Run, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Of an older run: the prompts as the model saw them, from the last group of each. Damaged files leave them out."""
-    known = _found_texts.setdefault(run.folder.rollouts, {})
+    with _lock:
+        known = _found_texts.setdefault(run.folder.rollouts, {})
+        _found_texts.move_to_end(run.folder.rollouts)
+        while len(_found_texts) > _MOST_RUNS:
+            _found_texts.popitem(last=False)
     missing: dict[int, list[tuple[str, int]]] = {}
     for name in names:
         if name not in known and name in index.by_prompt:

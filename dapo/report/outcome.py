@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dapo.observe.text import clean, number, percent, shorten
@@ -9,7 +10,7 @@ from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import Run
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
-from dapo.report.rules.facts import Evaluation, Facts, half_of_difference
+from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
 from dapo.report.status import first_sentence, last_words, status_of, unfilled_said
 from dapo.report.words import big, seconds_said, sentence
 
@@ -18,6 +19,8 @@ __all__ = ["sentences_of", "status_of", "tiles_of"]
 TILES = 9
 LATE = 3
 """The last third of a run tells whether it was still rising."""
+EDGE = 5
+"""Steps at either end whose mean is shown: the same for runs of any length, so that two of one recipe begin alike."""
 LEAST_LATE = 4
 """Evaluations below which nothing is said of that."""
 _PHASES = {
@@ -74,7 +77,7 @@ def tiles_of(run: Run) -> list[Tile]:
         _speed_tile(facts),
     ]
     known = [tile for tile in tiles if tile is not None]
-    return [_steps_tile(run), *known][:TILES] if len(known) < TILES else known[:TILES]
+    return [_steps_tile(run), *known] if len(known) < TILES else known[:TILES]
 
 
 # ---------------------------------------------------------------------------------------------------- sentences
@@ -83,15 +86,16 @@ def tiles_of(run: Run) -> list[Tile]:
 def _ended(run: Run, status: Status) -> str:
     """How it ended, where that is the first thing to know."""
     step, of = status["step"], f" of {status['steps']}" if status["steps"] else ""
+    where = "after its last step" if 0 < status["steps"] <= step else f"in step {step + 1}{of}"
     if status["state"] == "unfilled":
         met, cause, _ = unfilled_said(run)
         said = f"The run stopped because step {step + 1}{of} could not fill its batch. {met} {first_sentence(cause)}"
         return said.strip()
     if status["state"] == "failed":
         error = shorten(clean(last_words(run), newlines=False), 200).rstrip(".")
-        return f"The run ended with an error in step {step + 1}{of}: {error or 'it does not say which'}."
+        return f"The run ended with an error {where}: {error or 'it does not say which'}."
     if status["state"] == "killed":
-        return f"The run was killed in step {step + 1}{of}: its process was gone without a word."
+        return f"The run was killed {where}: its process was gone without a word."
     if status["state"] == "interrupted":
         return f"The run was stopped by hand after {step}{of} steps."
     if status["state"] == "unknown":
@@ -146,7 +150,7 @@ def _aside(facts: Facts) -> str:
 
 
 def _learned_in_training(facts: Facts, without: str) -> str:
-    change = facts.change("reward/accuracy")
+    change = _first_last(facts, "reward/accuracy")
     if change:
         return f"{without}; accuracy on training prompts went from {percent(change[0])} to {percent(change[1])}."
     late = facts.late("reward/accuracy")
@@ -181,26 +185,27 @@ def _cost(facts: Facts) -> str:
     said = []
     generated, trained = rows[-1].get("counters/generated_tokens"), rows[-1].get("counters/trained_tokens")
     if generated and trained:
-        each = f"{generated / trained:.2f} tokens were generated for each that trained"
+        each = f"{generated / trained:.2f} tokens were generated for each with loss"
         said.append(f"{each} ({big(generated)} for {big(trained)})")
     elif generated:
-        said.append(f"{big(generated)} tokens were generated and none trained")
+        said.append(f"{big(generated)} tokens were generated, and none had loss")
     seconds = phase_seconds(facts)
     whole = sum(seconds.values())
     if whole > 0:
-        most = [f"{percent(value / whole, 0)} {_PHASES.get(name, name)}" for name, value in list(seconds.items())[:2]]
+        most = [f"{share} {name}" for name, share in _shares(seconds)[:2]]
         said.append(f"{facts.steps} steps took {seconds_said(whole)}, {' and '.join(most)}")
     return sentence("; ".join(said)) if said else f"{facts.steps} steps were trained."
 
 
 def _stands_out(advice: Sequence[Advice], status: Status, facts: Facts) -> str:
-    """The worst warning that is not said yet; a fall of accuracy is, but is better than nothing."""
+    """The worst warning that is not said yet; a fall of accuracy is, but is better than nothing. Its title
+    alone: the rest stands in the list of warnings."""
     worst = [a for a in advice if a["severity"] != "note" and a["rule"] != "batch_unfilled"]
     chosen = next((a for a in worst if a["rule"] != "validation_fell"), worst[0] if worst else None)
     if chosen is not None:
         more = len(worst) - 1
         others = f" ({more} further warning{'s' if more > 1 else ''} below)" if more else ""
-        return f"What stands out: {_lower(chosen['title'])}{others}. {chosen['said']}"
+        return f"What stands out: {_lower(chosen['title'])}{others}."
     return "No warning sign was found." if status["state"] == "finished" and facts.steps else ""
 
 
@@ -256,14 +261,14 @@ def _pass_tile(facts: Facts) -> Tile | None:
 
 def _trend_tile(facts: Facts, label: str, key: str) -> Tile | None:
     form = number if key in ("train/entropy", "response/length_mean") else percent
-    change, late = facts.change(key), facts.late(key)
-    if late is None:
+    values = facts.values(key)
+    if not values:
         return None
+    change = _first_last(facts, key)
     if change is None:
-        return _tile(label, form(late), f"up to step {facts.last_step}", key)
-    return _tile(
-        label, f"{form(change[0])} → {form(change[1])}", f"means of the first and last {facts.window(key)} steps", key
-    )
+        return _tile(label, form(facts.late(key) or 0.0), f"up to step {facts.last_step}", key)
+    detail = f"means of the first and last {_edge(values)} steps"
+    return _tile(label, f"{form(change[0])} → {form(change[1])}", detail, key)
 
 
 def _tokens_tile(facts: Facts) -> Tile | None:
@@ -272,8 +277,8 @@ def _tokens_tile(facts: Facts) -> Tile | None:
     if not generated:
         return None
     value = f"{generated / trained:.2f}" if trained else "–"
-    detail = f"{big(generated)} generated, {big(trained or 0)} trained"
-    return _tile("generated per trained token", value, detail, "sampling/trained_share")
+    detail = f"{big(generated)} generated, {big(trained or 0)} with loss"
+    return _tile("generated per token with loss", value, detail, "sampling/trained_share")
 
 
 def _time_tile(facts: Facts) -> Tile | None:
@@ -281,7 +286,7 @@ def _time_tile(facts: Facts) -> Tile | None:
     whole = sum(seconds.values())
     if whole <= 0:
         return None
-    parts = [f"{_PHASES.get(name, name)} {percent(value / whole, 0)}" for name, value in list(seconds.items())[:3]]
+    parts = [f"{name} {share}" for name, share in _shares(seconds)[:3]]
     return _tile("time in steps", seconds_said(whole), ", ".join(parts), "time/step")
 
 
@@ -301,6 +306,26 @@ def _speed_tile(facts: Facts) -> Tile | None:
 
 
 # ---------------------------------------------------------------------------------------------------- small words
+
+
+def _first_last(facts: Facts, key: str) -> tuple[float, float] | None:
+    """Means of the first and of the last ``EDGE`` steps; None where the run is too short to have two ends."""
+    values = facts.values(key)
+    if len(values) < 2 * FEWEST:
+        return None
+    width = _edge(values)
+    return math.fsum(values[:width]) / width, math.fsum(values[-width:]) / width
+
+
+def _edge(values: Sequence[float]) -> int:
+    return min(EDGE, len(values) // 2)
+
+
+def _shares(seconds: dict[str, float]) -> list[tuple[str, str]]:
+    """Phases and their share of the time, without those that would read 0%."""
+    whole = sum(seconds.values())
+    found = [(_PHASES.get(name, name), percent(value / whole, 0)) for name, value in seconds.items()]
+    return [(name, share) for name, share in found if share != percent(0.0, 0)]
 
 
 def _with_interval(found: Evaluation) -> str:

@@ -14,7 +14,7 @@ What the page shows beyond its first bundle it asks of a *source*, an object wit
 
 all of them async. ``run`` is a RunView's ``label``; a filter that is null, undefined or "" does not filter. In lists
 ``responses`` and ``visits`` may be []. ``source_embedded.js`` answers from the bundle. ``live.js`` defines
-``liveSource(live, page)``, where ``live`` is ``{run, api}`` and ``page.update(bundle)`` is to be called with news.
+``liveSource(live, page)``, where ``live`` is ``Live`` as an object and ``page.update(bundle)`` is called with news.
 """
 
 from __future__ import annotations
@@ -94,10 +94,14 @@ _BODY = """\
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A page that asks a server: ``run`` as the server names it, ``api`` the path that its questions begin with."""
+    """A page that asks a server: ``run`` as the server names it, ``api`` the path that its questions begin with.
+
+    ``alone``: the server has no other run, and no list.
+    """
 
     run: str
     api: str
+    alone: bool = False
 
 
 def page_html(bundle: Bundle | None = None, live: Live | None = None) -> str:

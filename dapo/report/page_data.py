@@ -7,7 +7,7 @@ and data and is untrusted: it is never markup. Times are seconds since 1970, dur
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, TypedDict
 
 State = Literal["running", "finished", "interrupted", "unfilled", "failed", "killed", "unknown"]
 """``interrupted``: Ctrl-C, saved. ``unfilled``: the batch could not be filled. ``failed``: an error ended it.
@@ -26,6 +26,7 @@ class Status(TypedDict):
     steps: int  # that the recipe wants
     started: float | None
     updated: float | None  # last sign of life, or the end
+    seconds: float | None  # in steps and evaluations, without what lies between two sessions of a resumed run
     log: list[str]  # last lines of log.txt where the run did not end well
 
 
@@ -245,5 +246,5 @@ class RunLine(TypedDict):
     preset: str
     model: str
     advice: int  # warnings of severity "bad" and "warn"
-    accuracy_steps: NotRequired[list[int]]  # of the points of ``accuracy``
-    reward_steps: NotRequired[list[int]]  # of the points of ``reward``
+    accuracy_steps: list[int]  # of the points of ``accuracy``
+    reward_steps: list[int]  # of the points of ``reward``

@@ -7,7 +7,6 @@ the least to the greatest. Needs no display.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dapo.observe.files import replacing
 from dapo.observe.text import clean, shorten
 from dapo.report.page_data import Band, RunView
 
@@ -160,20 +160,29 @@ PICTURES: dict[str, tuple[str, Sequence[Panel]]] = {
 }
 
 
-def draw(runs: Sequence[RunView], bands: Bands, folder: Path) -> list[Path]:
+def draw(runs: Sequence[RunView], bands: Bands, folder: Path, notes: list[str] | None = None) -> list[Path]:
     """Write learning.png, health.png and cost.png, and return their paths; one with nothing to show is left out.
 
     Args:
         runs: of a bundle; several lie over each other.
         bands: family -> metric -> band over its seeds, for families of two runs and more.
         folder: made where it is missing.
+        notes: takes a sentence on each picture whose numbers cannot be drawn.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
     drawn = what_is_drawn(runs, bands)
     written = []
     for name, (title, panels) in PICTURES.items():
         if any(each.curves(key) for each in drawn for panel in panels for key, _ in panel.metrics):
             folder.mkdir(parents=True, exist_ok=True)
-            written.append(_write(_picture(title, panels, drawn), folder / f"{name}.png"))
+            try:
+                written.append(_write(_picture(title, panels, drawn), folder / f"{name}.png"))
+            except (ValueError, ArithmeticError, TypeError, IndexError, RuntimeError) as error:  # matplotlib's many
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                if notes is not None:
+                    notes.append(f"{name}.png was left out, its numbers cannot be drawn: {shorten(reason, 200)}.")
     return written
 
 
@@ -352,11 +361,9 @@ def _name_runs(figure: Figure, title: str, drawn: Sequence[Drawn]) -> None:
 
 
 def _write(figure: Figure, path: Path) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with warnings.catch_warnings():
+    with replacing(path) as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a name in letters that the font lacks is drawn as boxes
         figure.savefig(temporary, format="png")
-    temporary.replace(path)
     return path
 
 

@@ -6,30 +6,30 @@ Nothing here raises for that: what cannot be read is left out, and ``Run.notes``
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from dapo.config.files import parse_yaml
+from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.load import difference_from_preset
-from dapo.config.problems import brief
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
+from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row
 from dapo.observe.run_folder import RunFolder, is_held
 from dapo.observe.samples import Sample
+from dapo.observe.spans import Span
 from dapo.observe.status import read_status
 from dapo.observe.text import utf8
+from dapo.report.family import LARGEST, family_of
 
 T = TypeVar("T")
 
@@ -37,11 +37,13 @@ LOG_LINES = 40
 """Lines of log.txt that are kept, from its end."""
 _LOG_BYTES = 64 * 1024
 _COMPARED = 256
-_TRAINED, _EVALUATED = "counters/training_steps", "validation/accuracy"
+_TRAINED, _EVALUATED = "counters/trained_tokens", "validation/accuracy"
 _TOGETHER = 256
 """Lines parsed at once: their keys are then one object each, which halves time and memory."""
-_NO_FAMILY = {"name", "dir", "seed", "if_exists"}
-"""Settings of ``run`` in which the runs of one family may differ."""
+NOT_THERE = "none"
+"""In a difference: that side has no such item in its list. (A text would stand in quotes.)"""
+_LATEST, _LONGEST_SPAN = 1e11, 1e9
+"""Seconds. Spans beyond are none."""
 _SAMPLE_TYPES: dict[str, tuple[type, ...]] = {
     "step": (int,),
     "set": (str,),
@@ -54,18 +56,6 @@ _SAMPLE_TYPES: dict[str, tuple[type, ...]] = {
     "truncated": (bool,),
     "greedy": (bool,),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SpanLine:
-    """A line of spans.jsonl: a phase within a step. Times are seconds, ``start`` since 1970."""
-
-    step: int
-    name: str
-    start: float
-    seconds: float  # from the first stretch's start to the last one's end
-    busy: float  # sum of the stretches
-    count: int  # stretches merged into the line
 
 
 class _Mark(NamedTuple):
@@ -91,11 +81,17 @@ class Run:
     held: bool = False  # some process holds RUN/lock: the run is going on
     log_tail: list[str] = field(default_factory=list)  # last lines of log.txt
     samples: list[Sample] = field(default_factory=list)
-    spans: list[SpanLine] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seed: int | None = None
     family: str = ""  # equal for recipes that differ in seed and name alone; "" where there is no recipe
     marks: dict[str, _Mark] = field(default_factory=dict, repr=False)  # by file name
+    root: Path | None = None  # links may lead to anywhere below it; None: below the run's folder
+
+    @property
+    def within(self) -> Path:
+        """Where its files have to lie once links are followed."""
+        return self.root or self.folder.path
 
     @property
     def last_step(self) -> int:
@@ -103,23 +99,24 @@ class Run:
         return int(self.rows[-1]["step"]) if self.rows else 0
 
 
-def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = False) -> Run:
+def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = False, root: Path | None = None) -> Run:
     """Read a run folder.
 
     Args:
         path: the folder.
         earlier: the same folder as it was read before: only what was appended since is parsed. It is not changed.
         light: leave out validation samples and spans, for a list of many runs.
+        root: files that links lead out of it to are left out; default the folder.
 
     Raises:
         RecipeError: the folder holds no run.
     """
     folder = RunFolder.open(path)
-    run = Run(folder, utf8(folder.path.resolve().name))
+    run = Run(folder, utf8(folder.path.resolve().name), root=root)
     _read_recipe(run)
     run.status_record = _read_status(run)
     run.held = is_held(folder.path) or _is_ours(run.status_record)
-    run.log_tail = _tail(folder.log, run.notes)
+    run.log_tail = _tail(run, folder.log)
     run.rows = _in_order(_read_lines(run, folder.metrics, _row, earlier.rows if earlier else [], earlier))
     if not light:
         run.samples = _read_lines(run, folder.samples, _sample, earlier.samples if earlier else [], earlier)
@@ -133,7 +130,7 @@ def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = Fals
 def _read_recipe(run: Run) -> None:
     path = run.folder.resolved_recipe
     try:
-        run.resolved = path.read_text(encoding="utf-8", errors="replace")
+        run.resolved = read_regular(path, MOST_BYTES, run.within).decode(errors="replace")
     except OSError as error:
         run.notes.append(f"{path.name} cannot be read: {error.strerror}.")
         return
@@ -141,7 +138,7 @@ def _read_recipe(run: Run) -> None:
     run.difference = list(run.difference)
     if note:
         run.notes.append(note)
-        run.difference = _difference_of_file(run.folder.difference)
+        run.difference = _difference_of_file(run, run.folder.difference)
 
 
 @lru_cache(maxsize=256)
@@ -149,18 +146,15 @@ def _parsed_recipe(text: str) -> tuple[Recipe | None, int | None, str, list[tupl
     """Recipe, seed, family, difference and a note. YAML takes a tenth of a second, so each text is parsed once."""
     try:
         given, _ = parse_yaml(text, "recipe.resolved.yaml")
-    except (RecipeError, RecursionError, ValueError) as error:
+        family = family_of(given)
+    except (RecipeError, RecursionError, ValueError, TypeError) as error:
         return None, None, "", [], f"recipe.resolved.yaml cannot be read: {error}"
     section = given.get("run")
     settings = section if isinstance(section, dict) else {}
     seed = settings.get("seed") if type(settings.get("seed")) is int else None
-    kept = {key: value for key, value in settings.items() if key not in _NO_FAMILY}
-    family = hashlib.sha256(json.dumps({**given, "run": kept}, sort_keys=True, default=str).encode()).hexdigest()[:12]
     try:
         recipe = Recipe.model_validate(given)  # no look at its files: they need not be here any more
-        difference = [
-            (path, brief(before), brief(after)) for path, (before, after) in difference_from_preset(recipe).items()
-        ]
+        difference = _difference_of(recipe)
     except (ValidationError, RecipeError) as error:
         what = error.errors()[0]["loc"] if isinstance(error, ValidationError) else str(error)
         where = ".".join(map(str, what)) if isinstance(what, tuple) else what
@@ -169,10 +163,42 @@ def _parsed_recipe(text: str) -> tuple[Recipe | None, int | None, str, list[tupl
     return recipe, recipe.run.seed, family, difference, ""
 
 
-def _difference_of_file(path: Path) -> list[tuple[str, str, str]]:
+def _difference_of(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """Path, the preset's value and the run's, each whole; of lists of settings a line for each leaf that differs."""
+    found = []
+    for path, (before, after) in difference_from_preset(recipe).items():
+        here = reduce(getattr, path.split("."), recipe)
+        if isinstance(here, list) and here and isinstance(here[0], BaseModel):
+            preset = [type(here[0]).model_validate(item) for item in before]
+            for i, (was, now) in enumerate(itertools.zip_longest(preset, here)):
+                found += [(f"{path}.{i}.{name}", *sides) for name, *sides in _leaves_that_differ(was, now)]
+        else:
+            found.append((path, _as_text(before), _as_text(after)))
+    return found
+
+
+def _leaves_that_differ(was: BaseModel | None, now: BaseModel | None) -> Iterator[tuple[str, str, str]]:
+    """Of an item that one side alone has: its first setting, and those that are not as by default."""
+    sides = [{} if side is None else side.model_dump(mode="json") for side in (was, now)]
+    for side in (was, now):
+        if side is not None and None in (was, now):
+            kept = {next(iter(type(side).model_fields)), *side.model_dump(exclude_defaults=True)}
+            sides = [{name: value for name, value in one.items() if name in kept} for one in sides]
+    for name in {**sides[0], **sides[1]}:
+        before, after = (_as_text(one[name]) if name in one else NOT_THERE for one in sides)
+        if before != after:
+            yield name, before, after
+
+
+def _as_text(value: Any) -> str:
+    """As it could be written in a recipe."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
+
+
+def _difference_of_file(run: Run, path: Path) -> list[tuple[str, str, str]]:
     """difference.txt: lines of ``path  before -> after``, for a recipe that this version cannot read."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular(path, MOST_BYTES, run.within).decode(errors="replace").splitlines()
     except OSError:
         return []
     found = []
@@ -185,8 +211,8 @@ def _difference_of_file(path: Path) -> list[tuple[str, str, str]]:
 
 
 def _read_status(run: Run) -> dict[str, Any] | None:
-    status = read_status(run.folder.status)
-    if status is None and run.folder.status.exists():
+    status = read_status(run.folder.status, run.within)
+    if status is None and os.path.lexists(run.folder.status):
         run.notes.append("status.json cannot be read: how the run stands is inferred from its other files.")
     return asdict(status) if status else None
 
@@ -197,17 +223,17 @@ def _is_ours(status: dict[str, Any] | None) -> bool:
     return status is not None and status["state"] == "running" and (status["pid"], status["host"]) == us
 
 
-def _tail(path: Path, notes: list[str]) -> list[str]:
+def _tail(run: Run, path: Path) -> list[str]:
     """The last lines of a text file, however long it is."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, run.within) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LOG_BYTES))
             text = file.read(_LOG_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return []
     except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror}.")
+        run.notes.append(f"{path.name} cannot be read: {error.strerror}.")
         return []
     lines = text.splitlines()
     return (lines[1:] if size > _LOG_BYTES and len(lines) > 1 else lines)[-LOG_LINES:]
@@ -223,7 +249,7 @@ def _read_lines(run: Run, path: Path, make: Callable[[Any], T | None], before: l
     """
     known, start, mark, refused = list(before), 0, None, 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path, run.within) as file:
             inode = os.fstat(file.fileno()).st_ino
             mark = earlier.marks.get(path.name) if earlier else None
             if mark and _still(file, inode, mark):
@@ -290,10 +316,10 @@ def _step(record: Any) -> int | None:
 
 
 def _number(value: Any) -> float | int | None:
-    """A finite number; None for everything else that JSON may hold."""
+    """A finite number that may have been measured; None for everything else that JSON may hold."""
     kind = type(value)
     if kind is float:
-        return value if math.isfinite(value) else None
+        return value if abs(value) <= LARGEST else None  # so neither inf nor nan
     if kind is int:
         return value if -(2**63) < value < 2**63 else None
     return None
@@ -347,15 +373,15 @@ def _sample(record: Any) -> Sample | None:
     return Sample(**known)
 
 
-def _span(record: Any) -> SpanLine | None:
+def _span(record: Any) -> Span | None:
     step = _step(record)
     if step is None or not isinstance(record.get("name"), str):
         return None
     start, seconds = _number(record.get("start")), _number(record.get("seconds"))
-    if start is None or seconds is None or seconds < 0:
+    if start is None or seconds is None or not 0 <= start < _LATEST or not 0 <= seconds < _LONGEST_SPAN:
         return None
     busy, count = _number(record.get("busy", seconds)), record.get("count", 1)
-    return SpanLine(
+    return Span(
         step,
         sys.intern(utf8(record["name"])),
         float(start),

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import IntArray
 from dapo.errors import DataError
+from dapo.observe.files import check_regular, open_regular
 from dapo.report.reader import Run
 
 Stamp = tuple[int, int]
@@ -104,6 +105,8 @@ def files_of(run: Run) -> dict[int, tuple[Path, Stamp]]:
             for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):  # stopped_ before step_
                 if match := _FILE.fullmatch(entry.name):
                     try:
+                        if not entry.is_file():
+                            continue
                         stat = entry.stat()
                     except OSError:  # removed just now, by a resume
                         continue
@@ -126,7 +129,7 @@ def index_of(run: Run) -> Index:
     made: dict[Path, Summary | str] = {}
     if missing:
         with ThreadPoolExecutor(THREADS) as pool:
-            results = pool.map(lambda job: _read_summary(job[0], job[1], correct_at), missing)
+            results = pool.map(lambda job: _read_summary(run, job[0], job[1], correct_at), missing)
             for (_, path, stamp), result in zip(missing, results, strict=True):
                 made[path] = result
                 _keep(path, correct_at, stamp, result)
@@ -155,7 +158,7 @@ def opened(run: Run, step: int) -> Iterator[tuple[pq.ParquetFile, Summary]]:
     path = next((p for p in _paths(run, step) if p.is_file()), None)
     if path is None:
         raise DataError(f"no rollouts of step {step} in {run.folder.rollouts}. ")
-    with reading(path), path.open("rb") as raw:
+    with reading(path), open_regular(path, run.within) as raw:
         stat, correct_at = os.fstat(raw.fileno()), correct_at_of(run)
         stamp = (stat.st_mtime_ns, stat.st_size)
         with pq.ParquetFile(raw) as file:
@@ -180,6 +183,13 @@ def reading(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, KeyError, ValueError, IndexError, TypeError, OverflowError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path.name} cannot be read: {reason}") from None
+
+
+@contextmanager
+def regular(path: Path, within: Path | None = None) -> Iterator[None]:
+    """Only for a file that ``open_regular`` would open: pyarrow would wait at a named pipe for ever."""
+    check_regular(path, within)
+    yield
 
 
 def read_columns(file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
@@ -210,9 +220,9 @@ def _keep(path: Path, correct_at: float, stamp: Stamp, made: Summary | str) -> N
             _files.popitem(last=False)
 
 
-def _read_summary(step: int, path: Path, correct_at: float) -> Summary | str:
+def _read_summary(run: Run, step: int, path: Path, correct_at: float) -> Summary | str:
     try:
-        with reading(path), pq.ParquetFile(path) as file:
+        with reading(path), regular(path, run.within), pq.ParquetFile(path) as file:
             return _summarise(file, step, path, correct_at)
     except DataError as error:
         return str(error)

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from dapo.contracts.enums import Disposition, Verdict
 from dapo.errors import DataError
+from dapo.observe.files import check_regular
 from dapo.report.page_data import GroupView, Response, Tokens
 from dapo.report.reader import Run
-from dapo.report.rollout_index import Summary, opened, read_columns, reading
+from dapo.report.rollout_index import Summary, opened, read_columns, reading, regular
 
 _GROUP_COLUMNS = ("born", "prompt_id", "source", "prompt", "answer")
 _RESPONSE_COLUMNS = (
@@ -164,6 +165,7 @@ def token_groups(run: Run, step: int) -> frozenset[int]:
     """The groups of a step with token records; none where the file is missing or damaged."""
     path = run.folder.tokens_file(step)
     try:
+        check_regular(path, run.within)
         stat = path.stat()
         return _token_groups(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, DataError):
@@ -182,7 +184,7 @@ def _add_tokens(run: Run, step: int, made: list[GroupView]) -> None:
     """Token records into the responses of groups. A damaged file leaves them without."""
     path, by_group = run.folder.tokens_file(step), {view["group"]: view for view in made}
     try:
-        with reading(path), pq.ParquetFile(path) as file:
+        with reading(path), regular(path, run.within), pq.ParquetFile(path) as file:
             table = file.read(use_threads=False)
             table = table.filter(pc.is_in(table["group"], pa.array(list(by_group), table["group"].type)))
             columns = {name: table[name] for name in table.column_names}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from dapo.errors import RecipeError
+from dapo.observe.files import read_regular
 from dapo.observe.run_folder import is_held
 
 DEEPEST = 4
@@ -29,6 +30,7 @@ _METRICS, _STATUS = "metrics.jsonl", "status.json"
 _FILES = (_METRICS, _STATUS, "samples.jsonl", "spans.jsonl", _RECIPE, "difference.txt", "log.txt")
 _OTHERS = ("prompts.parquet", "recipe.yaml", "lock")
 _FOLDERS = ("rollouts", "tokens")
+_MOST_BYTES = 64 * 1024  # of status.json
 SILENCE_SECONDS = 30.0
 """How exactly a page knows the age of the last sign of life."""
 _SCAN_SECONDS = 1.0  # a list is shared by the pages that ask within this time
@@ -173,6 +175,8 @@ class RunsFolder:
                 for folder in _FOLDERS
                 for entry in _entries(run / folder)
             )
+            if len(self._links) >= 2 * MOST_FOLDERS:  # of runs that are long gone
+                self._links.clear()
             known = self._links[run] = (state, found)
         return known[1]
 
@@ -197,7 +201,7 @@ def changed(run: Path) -> float:
 
 def _says_running(status: Path) -> bool:
     try:
-        record = json.loads(status.read_bytes())
+        record = json.loads(read_regular(status, _MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(record, dict) and record.get("state") == "running"

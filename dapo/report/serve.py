@@ -124,7 +124,7 @@ class Pages:
         """The page of a run."""
         name = request.path_params["name"]
         self.folder.path_of(name)
-        return _page(page_html(live=Live(run=name, api="/api/")))
+        return _page(page_html(live=Live(run=name, api="/api/", alone=self.folder.only is not None)))
 
     def compare_page(self, request: Request) -> Response:
         """The page of several runs."""
@@ -325,8 +325,15 @@ def _runs_html(folder: str) -> str:
     )
 
 
-def _refuse(status: int, why: str) -> JSONResponse:
-    return JSONResponse({"error": why}, status_code=status)
+def _refuse(request: Request, status: int, why: str) -> Response:
+    """In words to a person who followed a link (a browser asks for HTML then), in JSON to all others."""
+    if request.url.path.startswith("/api/") or "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"error": why}, status_code=status)
+    said = html.escape(f"{why[:1].upper()}{why[1:]}.")
+    text = document("dapo", f'<main><h1>{said}</h1><p><a href="/">All runs</a></p></main>', ("base.css",), (), {})
+    response = _page(text)
+    response.status_code = status
+    return response
 
 
 def _safe(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
@@ -336,21 +343,22 @@ def _safe(answer: Callable[[Request], Response]) -> Callable[[Request], Response
         try:
             return answer(request)
         except (BadQuestion, BadName) as error:
-            return _refuse(400, str(error))
+            return _refuse(request, 400, str(error))
         except NoSuchRun as error:
-            return _refuse(404, str(error))
+            return _refuse(request, 404, str(error))
         except (RunChanged, RecipeError, DataError, OSError, pa.ArrowException) as error:
             _log.info("%s: %s", request.url.path, error)
-            response = _refuse(503, "a file of the run cannot be read just now: it is being written, or damaged")
+            why = "a file of the run cannot be read just now: it is being written, or damaged"
+            response = _refuse(request, 503, why)
             response.headers["retry-after"] = "1"
             return response
         except Exception:
             _log.exception("no answer to %s", request.url.path)
-            return _refuse(500, "an error of the server; its terminal says more")
+            return _refuse(request, 500, "an error of the server; its terminal says more")
 
     return endpoint
 
 
 def _no_page(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
-    return _refuse(status, "there is no such page; the list of runs is at /")
+    return _refuse(request, status, "there is no such page; the list of runs is at /")

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import logging
 import os
 import threading
 import time
@@ -24,6 +25,8 @@ from dapo.report.reader import Run, read_run
 from dapo.report.rules import advice_of
 from dapo.report.runs_list import BadName, Fingerprint, NoSuchRun, RunsFolder, brief_name, changed, fingerprint
 from dapo.report.status import status_of
+
+_log = logging.getLogger(__name__)
 
 POINTS = 50
 """Of a small curve."""
@@ -113,7 +116,7 @@ class Shelf:
             now = fingerprint(path)
             if slot.seen != now or slot.value is None:
                 try:
-                    slot.value = read_run(path, earlier=slot.value, light=key[1])
+                    slot.value = read_run(path, earlier=slot.value, light=key[1], root=self.folder.root)
                 except RecipeError:  # it went while we looked
                     raise NoSuchRun(f"run {brief_name(name)} is no longer there") from None
                 slot.seen = now
@@ -148,7 +151,8 @@ class Shelf:
             if time.monotonic() < until or not lines:
                 line = self._line(name)
             else:
-                line = self._lines[name].value if name in self._lines else None
+                slot = self._lines.get(name)  # another thread may be dropping it
+                line = slot.value if slot is not None else None
                 waiting += line is None
             if line is not None:
                 lines.append(line)
@@ -158,13 +162,17 @@ class Shelf:
         with self._lock:
             slot = self._lines.setdefault(name, _Slot())
         with slot.lock:
+            now: Fingerprint | None = None
             try:
                 now = fingerprint(self.folder.path_of(name))
                 if slot.seen != now or slot.value is None:
                     slot.value = self._make_line(name, slot)
                     slot.seen = now
-            except (LookupError, ValueError, OSError):
+            except (NoSuchRun, BadName, OSError):
                 return None  # it went while we looked
+            except Exception:  # one odd run must not keep the others from being seen
+                _log.exception("no line for run %s", brief_name(name))
+                slot.value, slot.seen = _unreadable(name), now
             line: RunLine = slot.value
             return line
 
@@ -244,6 +252,25 @@ def pack(make: Callable[[], Any], identity: str | None = None) -> Answer:
     named = body if identity is None else f"{os.getpid()} {identity}".encode(errors="backslashreplace")
     packed = gzip.compress(body, compresslevel=1) if len(body) >= COMPRESS_FROM else None
     return Answer(hashlib.sha256(named).hexdigest()[:24], body, packed, time.thread_time() - start)
+
+
+def _unreadable(name: str) -> RunLine:
+    return {
+        "name": name,
+        "state": "unknown",
+        "title": "cannot be read",
+        "step": 0,
+        "steps": 0,
+        "updated": None,
+        "started": None,
+        "accuracy": [],
+        "accuracy_steps": [],
+        "reward": [],
+        "reward_steps": [],
+        "preset": "",
+        "model": "",
+        "advice": 0,
+    }
 
 
 def _points(run: Run, key: str) -> list[tuple[int, float | None]]:

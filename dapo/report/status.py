@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -15,13 +16,17 @@ from dapo.report.words import seconds_said, sentence
 
 ELSEWHERE = 600.0
 """Seconds after the last sign of life for which a run on another machine, whose lock cannot be seen here, counts as
-running."""
+running; or ten times a step's seconds, where that is longer."""
 CLOCKS_APART = 60.0
 """Seconds by which the other machine's clock may be ahead."""
 STILL = 60.0
 """Seconds without a sign of life from which that is told, where it is also ten times a step's."""
 LOG_LINES = 20
 LONGEST = 300  # characters of an error's message in a sentence
+_RESUME = re.compile(r"dapo train --resume (\S[^`\n]{2,}?)(?: KEY=VALUE)?`")
+_CAP = re.compile(r"the cap of ([\d.]+) x (\d+) dispatched groups was met")
+_JUDGED = re.compile(r"Judged in this step: (\d+) groups")
+_PARTIAL = "algorithm.dynamic_sampling.on_cap=train_partial"
 
 _TITLES: dict[State, str] = {
     "running": "running",
@@ -60,14 +65,14 @@ def status_of(run: Run, now: float | None = None) -> Status:
         steps=steps,
         started=started,
         updated=updated,
-        log=[] if state in _WELL else run.log_tail[-LOG_LINES:],
+        seconds=_seconds(run),
+        log=[] if state in _WELL else [_here(run, line) for line in run.log_tail[-LOG_LINES:]],
     )
 
 
 def last_words(run: Run) -> str:
     """What ended the run, as it said itself; "" where it did not. Untrusted: it may quote a response."""
-    said = (run.status_record or {}).get("said")
-    return clean(said).strip() if isinstance(said, str) else ""
+    return clean(_here(run, _raw_words(run))).strip()
 
 
 def unfilled_said(run: Run) -> tuple[str, str, str]:
@@ -75,15 +80,20 @@ def unfilled_said(run: Run) -> tuple[str, str, str]:
 
     A part that is not there is "".
     """
+    words = last_words(run)
+    files = clean(f"{run.folder.rollouts}/stopped_*.parquet", newlines=False)
     met = cause = further = ""
-    for line in last_words(run).splitlines():
+    for line in words.splitlines():
         if line.startswith("dynamic sampling stopped: "):
             met = sentence(line.removeprefix("dynamic sampling stopped: "))
         elif line.startswith("Likely cause: "):
-            cause = line.removeprefix("Likely cause: ")
+            cause = line.removeprefix("Likely cause: ").replace(f"Look at {files}", f"Look at its rollouts ({files})")
         elif line.startswith("The state and the kept groups are saved. "):
             further = line.removeprefix("The state and the kept groups are saved. ")
-    return met or sentence(shorten(last_words(run), LONGEST)), cause, further
+    cap, judged = _CAP.search(words), _JUDGED.search(words)
+    if met and cap and judged and float(judged[1]) > float(cap[1]) * float(cap[2]):
+        met = f"{met[:-1]}; {judged[1]} were judged, since some had been sent out in earlier steps."
+    return met or sentence(shorten(words, LONGEST)), cause, further
 
 
 def first_sentence(text: str) -> str:
@@ -94,6 +104,41 @@ def first_sentence(text: str) -> str:
 def resume_command(run: Run) -> str:
     """``dapo train --resume RUN``, as it can be typed."""
     return f"dapo train --resume {shlex.quote(clean(str(run.folder.path), newlines=False))}"
+
+
+def checkpoint_steps(run: Run) -> list[int]:
+    """Steps of the checkpoints that are kept, in order."""
+    try:
+        names = [path.name for path in run.folder.checkpoints.iterdir()]
+    except OSError:
+        names = []
+    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step_(\d+)", name)))
+
+
+def _raw_words(run: Run) -> str:
+    said = (run.status_record or {}).get("said")
+    return said if isinstance(said, str) else ""
+
+
+def _here(run: Run, text: str) -> str:
+    """Text in which the folder that the run was made in is the one where it lies now: it may have been copied."""
+    named = _RESUME.findall(_raw_words(run))
+    here = clean(str(run.folder.path), newlines=False)
+    if not named or named[-1] == here:
+        return text
+    place = rf"(dapo train --resume )?(?<![\w/.-]){re.escape(named[-1])}(?![\w.-])"
+    return re.sub(place, lambda found: resume_command(run) if found[1] else here, text)
+
+
+def _seconds(run: Run) -> float | None:
+    found = [row["time/step"] for row in run.rows if row.get("time/step") is not None]
+    whole = sum(found)
+    return float(whole) if found and math.isfinite(whole) else None
+
+
+def export_command(run: Run, step: int) -> str:
+    """``dapo export`` of a checkpoint, as it can be typed."""
+    return f"dapo export {shlex.quote(clean(str(run.folder.path), newlines=False))} MODEL_FOLDER --step {step}"
 
 
 def _state(run: Run, now: float) -> State:
@@ -117,7 +162,7 @@ def _elsewhere(run: Run, now: float) -> bool:
     updated = _time(record, "updated")
     if record.get("host") in (None, os.uname().nodename) or updated is None:
         return False
-    return -CLOCKS_APART < now - updated < ELSEWHERE
+    return -CLOCKS_APART < now - updated < max(ELSEWHERE, 10 * (_pace(run) or 0.0))
 
 
 def _stopped(run: Run) -> list[str]:
@@ -152,17 +197,27 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
         if not met:
             met = f"Step {step + 1} did not get enough groups with both right and wrong responses."
         because = first_sentence(cause) or "What was judged stands in rollouts/stopped_*.parquet."
-        return f"{met} {because} `{resume_command(run)} KEY=VALUE` goes on with changed settings."
+        return f"{met} {because} {_refill(run)}"
     if state == "failed":
         error = sentence(shorten(clean(last_words(run), newlines=False), LONGEST)) or "It does not say which."
-        where = f"step {step + 1}{f' of {steps}' if steps else ''}"
-        return f"An error ended it in {where}: {error} Once that is mended, {go_on}"
+        where = "after its last step" if 0 < steps <= step else f"in step {step + 1}{f' of {steps}' if steps else ''}"
+        return f"An error ended it {where}: {error} Once that is mended, {go_on}"
     if state == "killed":
         return (
             f"The process was gone after {of}, without a word: killed, out of memory, or the machine went down "
             f"(`dmesg` names a process that ran out of memory). {go_on}"
         )
     return f"It has {of}, and does not say what ended it. {go_on}"
+
+
+def _refill(run: Run) -> str:
+    """How to go on after a batch that could not be filled: a command as it can be typed, where the run names one."""
+    _, _, further = unfilled_said(run)
+    if _PARTIAL in further and " with 0 of " not in last_words(run):
+        said = f"`{resume_command(run)} {_PARTIAL}` trains on the groups that there are."
+    else:
+        said = f"`{resume_command(run)} KEY=VALUE` goes on with changed settings."
+    return f"{said} Other problems or another rollout.group_size need a new run."
 
 
 def _running(run: Run, of: str, left: int, silent: float | None) -> str:
@@ -189,12 +244,8 @@ def _pace(run: Run) -> float | None:
 
 def _checkpoint(run: Run) -> str:
     """Where a resume begins."""
-    try:
-        names = [path.name for path in run.folder.checkpoints.iterdir()]
-    except OSError:
-        names = []
-    steps = [int(match[1]) for name in names if (match := re.fullmatch(r"step_(\d+)", name))]
-    return f"its checkpoint of step {max(steps)}" if steps else "its beginning: there is no checkpoint yet"
+    steps = checkpoint_steps(run)
+    return f"its checkpoint of step {steps[-1]}" if steps else "its beginning: there is no checkpoint yet"
 
 
 def _time(record: dict[str, Any], key: str) -> float | None:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dapo.observe.metrics import Row, series
+from dapo.observe.spans import Span
 from dapo.report.page_data import Timeline
-from dapo.report.reader import Run, SpanLine
+from dapo.report.reader import Run
 from dapo.report.thin import SPANS
 
 PHASES = ("generate", "score", "judge", "shape", "learn", "publish", "evaluate", "save", "report", "other")
@@ -27,21 +28,21 @@ MOST_SPANS = 200_000
 Event = dict[str, Any]
 
 
-def spans_of(run: Run) -> tuple[list[SpanLine], str]:
+def spans_of(run: Run) -> tuple[list[Span], str]:
     """A run's spans in order of time, and a sentence on where they come from where they were not recorded.
 
     A run without spans.jsonl has its phases' seconds in its metrics: they are laid one behind the other.
     """
     if run.spans:
         return sorted(run.spans, key=lambda span: span.start), ""
-    spans: list[SpanLine] = []
+    spans: list[Span] = []
     clock = 0.0
     for row in run.rows:
         start = clock
         for name in _phases_of_row(row):
             seconds = max(0.0, float(row[f"time/{name}"] or 0.0))
             if seconds:
-                spans.append(SpanLine(row["step"], name, clock, seconds, seconds, 1))
+                spans.append(Span(row["step"], name, clock, seconds, seconds, 1))
             clock += seconds
         clock = max(clock, start + float(row.get("time/step") or 0.0))
     return spans, "This run recorded no spans: each step's phases are laid one behind the other." if spans else ""
@@ -90,7 +91,7 @@ def _steps(together: int) -> str:
     return "each step" if together == 1 else f"{together} steps each"
 
 
-def merge_to(spans: Sequence[SpanLine], limit: int) -> tuple[list[SpanLine], int]:
+def merge_to(spans: Sequence[Span], limit: int) -> tuple[list[Span], int]:
     """At most ``limit`` spans (but one a phase), and over how many steps they were merged; 0: not at all."""
     if len(spans) <= limit:
         return list(spans), 0
@@ -103,9 +104,9 @@ def merge_to(spans: Sequence[SpanLine], limit: int) -> tuple[list[SpanLine], int
         together = max(together + 1, -(-len(merged) * together // limit))
 
 
-def _merge(spans: Sequence[SpanLine], bucket: dict[int, int]) -> list[SpanLine]:
+def _merge(spans: Sequence[Span], bucket: dict[int, int]) -> list[Span]:
     """One span for each phase and bucket of steps: from the first start to the last end, busy seconds added."""
-    parts: dict[tuple[str, int], list[SpanLine]] = defaultdict(list)
+    parts: dict[tuple[str, int], list[Span]] = defaultdict(list)
     for span in spans:
         parts[span.name, bucket[span.step]].append(span)
     merged = []
@@ -113,7 +114,7 @@ def _merge(spans: Sequence[SpanLine], bucket: dict[int, int]) -> list[SpanLine]:
         start = min(span.start for span in group)
         end = max(span.start + span.seconds for span in group)
         busy, count = sum(span.busy for span in group), sum(span.count for span in group)
-        merged.append(SpanLine(group[0].step, name, start, end - start, min(busy, end - start), count))
+        merged.append(Span(group[0].step, name, start, end - start, min(busy, end - start), count))
     return sorted(merged, key=lambda span: span.start)
 
 
@@ -144,7 +145,7 @@ def _named(what: str, pid: int, tid: int, name: str) -> list[Event]:
     return [{"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}]
 
 
-def _slices(spans: Sequence[SpanLine], pid: int, tid: int, origin: float) -> Iterator[Event]:
+def _slices(spans: Sequence[Span], pid: int, tid: int, origin: float) -> Iterator[Event]:
     """One phase's spans, each cut off where the next begins: Perfetto drops slices that overlap on a track."""
     for n, span in enumerate(spans):
         start = _micro(span.start - origin)
@@ -163,7 +164,7 @@ def _slices(spans: Sequence[SpanLine], pid: int, tid: int, origin: float) -> Ite
         }
 
 
-def _counters(run: Run, spans: Sequence[SpanLine], pid: int, origin: float) -> Iterator[Event]:
+def _counters(run: Run, spans: Sequence[Span], pid: int, origin: float) -> Iterator[Event]:
     """Metrics at the end of their steps, where the time of that is known."""
     ends: dict[int, float] = {}
     for span in spans:

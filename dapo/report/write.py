@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dapo.errors import DataError
+from dapo.observe.files import replacing
 from dapo.report.bundle import Budget, bundle_of
 from dapo.report.compare import labels_of
 from dapo.report.page import page_html
@@ -28,6 +28,7 @@ class Written:
 
     files: list[Path]
     bundle: Bundle
+    notes: list[str] = field(default_factory=list)  # on what was not drawn
 
 
 def write_report(runs: Sequence[Run], folder: Path, limit: int = 10_000_000) -> Written:
@@ -47,12 +48,13 @@ def write_report(runs: Sequence[Run], folder: Path, limit: int = 10_000_000) -> 
         files = [_replace(folder / "report.html", html)]
         trace = trace_of(list(zip(labels_of(runs), runs, strict=True)))
         files.append(_replace(folder / "trace.json", json.dumps(trace, separators=(",", ":"), allow_nan=False)))
-        files += draw(bundle["runs"], bundle["bands"], folder / "pictures")
+        notes: list[str] = []
+        files += draw(bundle["runs"], bundle["bands"], folder / "pictures", notes)
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written: {error.strerror or error}. Name another one with --out."
         ) from None
-    return Written(files, bundle)
+    return Written(files, bundle, notes)
 
 
 def _page(runs: Sequence[Run], limit: int) -> tuple[str, Bundle]:
@@ -78,8 +80,7 @@ def _page(runs: Sequence[Run], limit: int) -> tuple[str, Bundle]:
 
 
 def _replace(path: Path, text: str) -> Path:
-    """Write a file so that a reader sees the old or the new one, whole. No wait for the disk: it can be made again."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file at once. No wait for the disk: it can be made again."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path

@@ -183,7 +183,8 @@ def test_a_run_that_did_not_end_well_says_so_first(show: Show, state: str) -> No
     page = show(sample_bundle(sample_run(status=status))).page
     banner = page.locator("#outcome .banner")
     assert "Out of memory. Lower the batch." in banner.inner_text()
-    assert "RuntimeError: out of memory" in banner.locator("pre").inner_text()
+    assert "RuntimeError: out of memory" in (banner.locator("pre").text_content() or "")
+    assert banner.locator("pre").is_visible() == (state in ("failed", "killed"))
     box = banner.bounding_box()
     assert box is not None
     assert box["y"] < 300
@@ -317,7 +318,7 @@ def test_news_comes_in_place(show: Show) -> None:
     assert page.locator("#outcome .lead").inner_text() == "Now it says something else."
     assert seen.js(ROWS, "entropy")[0]["values"][-1] == 0.123
     assert seen.js("() => window.marked === window.dapoPage.charts()[1].root && window.marked.isConnected")
-    assert seen.js("() => scrollY") == scrolled
+    assert abs(seen.js("() => scrollY") - scrolled) < 40  # a legend above takes a line more: what is in sight stays
     assert page.locator(".grouphead h3").first.inner_text() == "Step 2, group 10"
     assert page.locator("[role=tabpanel]:not([hidden])").get_by_label("Verdict").input_value() == "all_wrong"
 
@@ -338,6 +339,13 @@ def test_the_timeline_zooms_by_steps_and_sums_by_phase(show: Show) -> None:
     canvas.focus()
     seen.page.keyboard.press("Home")
     assert seen.js("() => window.dapoPage.timeline.view") == [0.0, 60.0]
+
+
+def test_sums_are_by_step(show: Show) -> None:
+    spans = [(0, step, step * 10.0 + i, 1.0, float(i), 1) for step in range(3) for i in (1, 2)]
+    timeline = {**sample_run()["timeline"], "phases": ["generate"], "spans": spans}
+    cells = show(sample_bundle(sample_run(timeline=timeline))).page.locator("#timeline table tbody td")
+    assert [cells.nth(i).inner_text() for i in (0, 2, 3, 4)] == ["9 s", "3 s", "3 s", "6"]
 
 
 def test_runs_with_other_steps_are_laid_onto_one_axis(show: Show) -> None:

@@ -50,6 +50,32 @@ def test_search_finds_text_of_responses(show: Show) -> None:
     assert seen.rows()[0].split()[:2] == ["20", "159"]
 
 
+def test_a_filter_opens_its_first_hit_and_next_walks_the_list(show: Show) -> None:
+    seen = show()
+    wait_group(seen, 20, 152)  # of the last step, recorded token by token
+    seen.choose("Verdict", "all_wrong")
+    wait_group(seen, 1, 2)
+    seen.page.get_by_role("button", name="Next →").click()
+    wait_group(seen, 1, 6)
+    seen.page.locator(PANEL).get_by_label("Search").fill("no such text anywhere")
+    wait_count(seen, "0 of 0 groups. The open group is not in this list.")
+    assert seen.page.get_by_role("button", name="Next →").is_disabled()
+
+
+def test_a_colour_that_no_token_has_is_explained(show: Show) -> None:
+    run = sample_run()
+    for group in run["rollouts"]["groups"]:
+        for response in group["responses"]:
+            if response["tokens"]:
+                response["tokens"]["ratio"] = [1.0 for _ in response["tokens"]["pieces"]]
+    seen = show(sample_bundle(run), link="#run=sample&step=2&group=8")
+    wait_group(seen, 2, 8)
+    seen.choose("Colour tokens by", "ratio", within=".group")
+    assert "0.95–1.05" in seen.page.locator(".group .controls .note").inner_text()
+    seen.choose("Colour tokens by", "entropy", within=".group")
+    assert seen.page.locator(".group .controls .note").count() == 0
+
+
 def test_a_group_shows_its_responses_side_by_side(show: Show) -> None:
     seen = show(link="#run=sample&step=2&group=8")
     wait_group(seen, 2, 8)

@@ -336,3 +336,17 @@ def test_the_list_works_by_keyboard(seen: Watched, server: Server) -> None:
     page.wait_for_selector("html[data-ready=true]")
     assert page.url == server("/run/good")
     seen.well(server)
+
+
+def test_one_run_served_alone_has_no_way_to_a_list(seen: Watched, runs: Path) -> None:
+    served = Server(runs / "good")
+    try:
+        seen.page.goto(served("/"))
+        seen.page.wait_for_selector("html[data-ready=true]")
+        assert seen.page.get_by_role("link", name="All runs").count() == 0
+        assert seen.page.get_by_role("link", name="trace.json").count() == 1
+        seen.page.goto(served("/run/nope"))
+        assert "No run 'nope'" in seen.page.locator("h1").inner_text()
+        assert seen.page.get_by_role("link", name="All runs").count() == 1
+    finally:
+        served.stop()

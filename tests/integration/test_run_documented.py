@@ -3,6 +3,10 @@
 import json
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -53,7 +57,7 @@ def test_the_shown_refusal_is_what_is_said():
 
 
 def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
-    """The README's recipe and its five commands, in its order, with a tiny model and a hundred problems."""
+    """The README's recipe and its commands, in its order, with a tiny model and a hundred problems."""
     make_tiny_model(tmp_path / "my-model", "qwen3", seed=1)
     for name, first in (("train", 0), ("test", 60)):
         rows = [{"question": f"{i} +7 =", "target": str(i + 7)} for i in range(first, first + 40)]
@@ -63,17 +67,37 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
     small += ["algorithm.dynamic_sampling.mode=off", "validation.samples=1", "validation.limit=2"]
     ran = []
     for name, *arguments in commands("README.md"):
-        if "recipes/" in arguments[0]:
+        if "recipes/" in arguments[0] or "quickstart" in arguments[0]:
             continue
         if name == "train":
             arguments.append("trainer.steps=1" if "--resume" not in arguments else "trainer.steps=2")
             arguments += small if "--resume" not in arguments else []
-        done = dapo(name, *arguments, cwd=tmp_path)
         ran.append(name)
-        assert done.stdout
-    assert ran == ["check", "train", "train", "data", "evaluate", "export"]
+        if name == "view":
+            assert "run" in looked_at(tmp_path, arguments)
+        else:
+            assert dapo(name, *arguments, cwd=tmp_path).stdout
+    assert ran == ["check", "train", "train", "report", "view", "data", "evaluate", "export", "view"]
+    assert (tmp_path / "runs/run/report/report.html").exists()
     assert [row["step"] for row in read_metrics(tmp_path / "runs/run/metrics.jsonl")] == [0, 1, 2]
     assert (tmp_path / "my-trained-model" / "config.json").exists()
+
+
+def looked_at(cwd: Path, arguments: list[str]) -> str:
+    """What ``dapo view`` serves as the list of runs; Ctrl-C then ends it well."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "dapo", "view", *arguments, "--port", "0"], cwd=cwd, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        address = next(match[0] for line in server.stdout if (match := re.search(r"http://[\d.:]+/", line)))
+        with urllib.request.urlopen(f"{address}api/runs", timeout=30) as answer:
+            listed = answer.read().decode()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+    return listed
 
 
 def test_the_python_example_of_the_readme(tmp_path, monkeypatch):

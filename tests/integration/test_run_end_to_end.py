@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -176,6 +177,21 @@ def test_a_run_that_does_not_fill_and_one_that_fails_say_so(tmp_path, monkeypatc
     assert re.fullmatch(r"ValueError: two lines, in failing \(test_run_end_to_end.py, line \d+; .*\)", after.said)
     assert 'raise ValueError("two' in (run / "log.txt").read_text()
     assert after.started == status.started
+
+
+def test_a_disk_that_takes_no_more_is_told_in_one_line_and_the_run_goes_on_later(tmp_path):
+    """A limit on the size of files stands for it: the checkpoint's weights are the first to meet it."""
+    recipe, run = write_recipe(tmp_path), tmp_path / "run"
+    limited = f"ulimit -f 12; exec {shlex.join(command('train', str(recipe)))}"  # blocks of 1 KiB
+    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, env=environment(), timeout=240)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"{run} cannot be written: File too large" in " ".join(done.stderr.split())
+    status = read_status(run / "status.json")
+    assert status.state == "failed"
+    assert status.said.startswith("DiskError: ")
+    dapo("train", "--resume", run)
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(7))
 
 
 def test_the_reward_rises_when_it_can(finished):

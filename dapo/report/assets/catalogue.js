@@ -65,7 +65,7 @@ function validationCharts(keys) {
         title: `Held-out answers cut off${of}`,
         unit: "share",
         optional: true,
-        says: "Answers that met the length limit; they count as wrong.",
+        says: "Answers that met the length limit; they are scored as they are.",
         series: [s(`${prefix}truncated_share`, "sampled"), s(`${prefix}greedy_truncated_share`, "greedy")],
       },
     );
@@ -89,7 +89,7 @@ function rewardCharts(keys) {
       unit: "share",
       says:
         "Raw: all that was judged, the policy on its training prompts. " +
-        "Kept: groups that trained, near 50 % by design.",
+        "Kept: groups kept in the step; only mixed ones are, so it is pulled towards 50 %.",
       series: [s("reward/accuracy", "raw"), s("reward/accuracy_kept", "kept")],
     },
     {

@@ -271,7 +271,7 @@ const COST = [
     kind: "stack",
     full: true,
     says: "Where the wall-clock time of a step goes.",
-    series: ["generate", "learn", "score", "evaluate", "publish", "shape", "save", "report", "other"].map((phase) =>
+    series: ["generate", "learn", "score", "judge", "evaluate", "publish", "shape", "save", "report", "other"].map((phase) =>
       s(`time/${phase}`, phase, { optional: true, colour: phaseColour(phase) }),
     ),
   },
@@ -296,7 +296,7 @@ const COST = [
     group: "Time",
     title: "Seconds spent on tokens that did not train",
     unit: "seconds",
-    says: "Seconds in generate and score, shared out by tokens.",
+    says: "Seconds in generate, score and judge, shared out by tokens.",
     series: [
       s("cost/rejected_seconds", "rejected"),
       s("cost/discarded_seconds", "discarded", { optional: true }),

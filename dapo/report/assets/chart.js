@@ -2,10 +2,18 @@
 // and the same as a table.
 
 const SYNC = "dapo";
+const BETTER = { higher: " Higher is better.", lower: " Lower is better." };
+
+/** Whether a line leads from place i of a column to its neighbour on one side. */
+function linked(column, i, side) {
+  let k = i + side;
+  while (k >= 0 && k < column.length && column[k] === undefined) k += side;
+  return k >= 0 && k < column.length && column[k] !== null;
+}
 
 /** A chart's card. `page` gives the glossary and takes zooms; `height` is that of the drawing, in pixels. */
 class Chart {
-  constructor(spec, rows, x, page, height = 176, heading = "h4") {
+  constructor(spec, rows, x, page, height = 190, heading = "h4") {
     Object.assign(this, { spec, page, height, off: new Set(), asTable: false });
     this.stack = spec.kind === "stack";
     this.legend = el("ul", { class: "legend" });
@@ -95,13 +103,13 @@ class Chart {
     const list = el("dl", {});
     const keys = new Map();
     for (const series of this.spec.series)
-      for (const key of [series.key, series.low, series.high]) if (key) keys.set(key, series.label);
-    for (const key of keys.keys()) {
+      for (const key of [series.key, series.low, series.high]) if (key) keys.set(key, key === series.key);
+    for (const [key, itself] of keys) {
       const line = own(this.page.bundle.glossary, key);
       if (line)
         add(list, [
           el("dt", {}, el("code", {}, visible(key)), " ", el("span", { class: "unit" }, unitName(line.unit))),
-          el("dd", {}, visible(line.meaning), line.better ? ` Better ${line.better}.` : ""),
+          el("dd", {}, visible(line.meaning), (itself && own(BETTER, line.better)) || ""),
         ]);
     }
     this.meaning.replaceChildren(this.meaning.firstChild, list);
@@ -165,7 +173,7 @@ class Chart {
     const bands = [];
     this.rows.forEach((row, i) => {
       const at = 1 + i * 3;
-      const spanGaps = row.sparse;
+      const spanGaps = row.spans;
       const hidden = { stroke: null, width: 0, points: { show: false }, spanGaps };
       const before = this.rows
         .slice(0, i)
@@ -222,10 +230,14 @@ class Chart {
       },
       axes: [
         axis({
-          size: 26,
+          size: 22,
           values: (u, splits) => splits.map((v) => (Number.isInteger(v) ? number(v) : "")),
           space: 46,
           gap: 4,
+          label: "step",
+          labelSize: 15,
+          labelGap: 0,
+          labelFont: "11.5px system-ui, sans-serif",
         }),
         y,
       ],
@@ -274,13 +286,14 @@ class Chart {
         there.push(i);
     }
     const every = there.length <= 24 ? 1 : Math.ceil(there.length / 7);
-    if (every > 1 && this.rows.length === 1) return;
+    const alone = (i) => !row.spans && !linked(column, i, -1) && !linked(column, i, 1);
     const scale = devicePixelRatio || 1;
     u.ctx.save();
     u.ctx.fillStyle = u.ctx.strokeStyle = theme.colour(row.colour);
     u.ctx.lineWidth = 1.5 * scale;
     there.forEach((i, n) => {
-      if ((n + Math.floor(every / 2)) % every) return;
+      const chosen = every === 1 || (this.rows.length > 1 && (n + Math.floor(every / 2)) % every === 0);
+      if (!chosen && !alone(i)) return;
       const mark = new Path2D(
         markerPath(row.marker, u.valToPos(this.x[i], "x", true), u.valToPos(column[i], "y", true), 2.8 * scale),
       );
@@ -290,20 +303,20 @@ class Chart {
     u.ctx.restore();
   }
 
-  /** The legend's numbers: at a place of x, or the last ones. */
+  /** The legend's numbers: at a place of x, or the last ones. One of another step than the others says so. */
   values(at) {
+    const missing = (v) => v === null || v === undefined;
     this.rows.forEach((row, i) => {
-      let place = at;
-      if (place === null || place === undefined) {
-        place = row.values.length - 1;
-        while (place >= 0 && (row.values[place] === null || row.values[place] === undefined)) place -= 1;
-      } else if (row.sparse) {
-        while (place >= 0 && (row.values[place] === null || row.values[place] === undefined)) place -= 1;
-      }
+      const asked = missing(at) ? row.values.length - 1 : at;
+      let place = asked;
+      if (missing(at) || row.sparse) while (place >= 0 && missing(row.values[place])) place -= 1;
       const value = row.values[place];
       let text = measured(value === undefined ? null : value, this.spec.unit);
+      const there = row.values.filter((v) => !missing(v));
+      if (missing(at) && there.length > 1 && there.every((v) => v === 0)) text = `${text} throughout`;
       if (row.low && row.interval !== "thinned" && row.low[place] !== null && row.low[place] !== undefined)
         text += ` (${measured(row.low[place], this.spec.unit)} to ${measured(row.high[place], this.spec.unit)})`;
+      if (place >= 0 && place !== asked) text += ` at step ${number(this.x[place])}`;
       if (this.cells[i].textContent !== text) this.cells[i].textContent = text;
     });
   }

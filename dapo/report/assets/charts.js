@@ -4,7 +4,7 @@ class ChartSection {
   constructor(root, section, page) {
     Object.assign(this, { root, section, page, charts: new Map() });
     this.grids = new Map();
-    this.empty = el("p", { class: "empty" }, "Nothing was measured yet: charts come with the first training step.");
+    this.empty = el("p", { class: "empty" });
     root.append(this.empty);
   }
 
@@ -40,6 +40,11 @@ class ChartSection {
       grid.dataset.columns = count > 3 && (4 - (count % 4)) % 4 <= (3 - (count % 3)) % 3 ? "4" : "3";
     }
     this.empty.hidden = wanted.size > 0;
+    const { runs } = this.page.bundle;
+    this.empty.textContent =
+      runs.length && runs.every((run) => run.status.state !== "running")
+        ? "No step was trained."
+        : "Nothing was measured yet: charts come with the first training step.";
   }
 
   grid(name) {

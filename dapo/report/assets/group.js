@@ -112,8 +112,9 @@ class GroupPanel {
     this.cards = el("div", { class: "cards", tabindex: 0, role: "group", "aria-label": "Responses" });
     this.readout = el("p", { class: "readout", "aria-live": "polite" });
     this.legend = el("div", {});
-    const step = (move, text) =>
-      el("button", { type: "button", disabled: !move, on: { click: () => move && move() } }, text);
+    this.previous = el("button", { type: "button" }, "← Previous");
+    this.next = el("button", { type: "button" }, "Next →");
+    this.neighbours(context);
     put(
       this.root,
       el(
@@ -122,7 +123,7 @@ class GroupPanel {
         el("h3", {}, `Step ${number(group.step)}, group ${number(group.group)}`),
         chip(group.verdict, "verdict"),
         group.disposition ? chip(group.disposition, "disposition") : null,
-        el("span", { class: "side" }, step(context.before, "← Previous"), step(context.after, "Next →")),
+        el("span", { class: "side" }, this.previous, this.next),
       ),
       group.why ? el("p", { class: "why" }, worded(group.why)) : null,
       el(
@@ -169,7 +170,7 @@ class GroupPanel {
                     },
                   ),
                 )
-              : el("p", { class: "note" }, "Token by token was recorded for other groups (filter “with tokens”)."),
+              : el("p", { class: "note" }, this.noTokens()),
             field(
               "Order",
               select(
@@ -195,6 +196,27 @@ class GroupPanel {
     this.draw();
   }
 
+  /** Why this group cannot be coloured. */
+  noTokens() {
+    if (this.page.runView().rollouts.groups.some((one) => one.has_tokens))
+      return "Token by token was recorded for other groups (filter “with tokens”).";
+    return this.page.live
+      ? "Nothing was recorded token by token for this group."
+      : "This page holds no record token by token.";
+  }
+
+  /** The buttons that open the groups before and after; null where there is none. */
+  neighbours({ before, after }) {
+    for (const [button, move] of [
+      [this.previous, before],
+      [this.next, after],
+    ]) {
+      if (!button) continue;
+      button.disabled = !move;
+      button.onclick = move;
+    }
+  }
+
   draw() {
     const { group } = this;
     const by = {
@@ -205,7 +227,7 @@ class GroupPanel {
     }[this.order];
     const far = Math.max(1e-9, ...group.responses.map((r) => Math.abs(r.advantage || 0)));
     this.sorted = [...group.responses].sort((a, b) => by(a) - by(b) || a.sample - b.sample);
-    put(this.legend, this.mode ? tokenLegend(this.mode, group.responses) : null);
+    put(this.legend, this.mode ? [tokenLegend(this.mode, group.responses), this.nothingStandsOut()] : null);
     this.readout.hidden = !this.mode;
     this.readout.textContent = "Point at a token, or focus a response and use the arrow keys, to read its numbers.";
     const hidden = this.sorted.length - this.most;
@@ -220,6 +242,15 @@ class GroupPanel {
         ? el("button", { type: "button", on: { click: more } }, `Show the other ${plural(hidden, "response")}`)
         : null,
     );
+  }
+
+  /** Where no token has a colour, say so: a plain text could also mean that nothing was recorded. */
+  nothingStandsOut() {
+    const { has, paint, legend } = TOKEN_MODES[this.mode];
+    const plain = legend && legend.find(([name]) => name === "");
+    const told = this.group.responses.map((r) => r.tokens).filter((tokens) => tokens && has(tokens));
+    if (!plain || !told.every((tokens) => tokens.pieces.every((_, i) => paint(tokens, i) === ""))) return null;
+    return el("p", { class: "note" }, `All tokens recorded here are in the class without a colour: ${plain[1]}.`);
   }
 
   card(r, far) {

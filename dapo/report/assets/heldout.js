@@ -95,7 +95,7 @@ class HeldOutBrowser {
     };
     const [before, after] = [mean(Number(this.from.value)), mean(Number(this.to.value))];
     if (before === null || after === null) return "";
-    return before < 0.5 ? (after >= 0.5 ? "gained" : "wrong") : after >= 0.5 ? "right" : "lost";
+    return before < 1 ? (after >= 1 ? "gained" : "wrong") : after >= 1 ? "right" : "lost";
   }
 
   draw() {
@@ -111,11 +111,16 @@ class HeldOutBrowser {
       );
     const changes = all.map((one) => [one, this.compare(one)]);
     const fits = changes.filter(([, change]) => !this.change || change === this.change);
+    const problems = new Set(all.map((one) => JSON.stringify([one.set, one.prompt_id]))).size;
+    const whole =
+      problems === all.length
+        ? plural(problems, "problem")
+        : `${plural(all.length, "answer")} to ${plural(problems, "problem")}, greedy and sampled apart`;
     const count = (name) => number(changes.filter(([, change]) => change === name).length);
     put(
       this.count,
       all.length
-        ? `${plural(all.length, "problem")}: ${count("gained")} wrong, then right; ` +
+        ? `${whole}: ${count("gained")} wrong, then right; ` +
             `${count("lost")} right, then wrong; ` +
             `${count("right")} right and ${count("wrong")} wrong both times.`
         : "No answers to held-out problems are in this page.",
@@ -176,7 +181,7 @@ class HeldOutBrowser {
       { class: "evals" },
       steps.slice(-24).map((step) => {
         const scores = one.answers.filter((a) => a[0] === step).map((a) => a[2]);
-        const right = scores.some((v) => v !== null && v >= 0.5);
+        const right = scores.some((v) => v !== null && v >= 1);
         return el(
           "button",
           {
@@ -198,7 +203,7 @@ class HeldOutBrowser {
   }
 
   answer([, text, accuracy, length, truncated]) {
-    const right = accuracy !== null && accuracy >= 0.5;
+    const right = accuracy !== null && accuracy >= 1;
     return el(
       "div",
       { class: "answer" },

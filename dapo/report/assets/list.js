@@ -131,6 +131,11 @@ class List {
     this.table.element.setAttribute("aria-activedescendant", node.id);
   }
 
+  /** The rows' data as they are sorted now. */
+  order() {
+    return this.table.initialized === false ? [] : this.table.getRows("active").map((row) => row.getData());
+  }
+
   async fill(rows) {
     await this.ready;
     await this.table.replaceData(rows);

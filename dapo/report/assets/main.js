@@ -15,6 +15,14 @@ function reasonOf(error) {
   return error && error.message ? error.message : String(error);
 }
 
+/** Close the definitions that are open; the focus goes back to where one was opened. */
+function closeMeanings() {
+  for (const one of document.querySelectorAll("details.meaning[open]")) {
+    one.open = false;
+    if (one.contains(document.activeElement)) one.firstElementChild.focus();
+  }
+}
+
 const page = {
   bundle: null,
   live: null,
@@ -59,13 +67,13 @@ const page = {
     ].filter(Boolean);
   },
 
-  /** The chart that shows a metric. */
-  chartOf(key) {
+  /** The chart that shows a metric of a run. Some charts are of one run alone (`spec.of`). */
+  chartOf(key, run) {
     return (
       page
         .charts()
         .slice(page.outcome.chart ? 1 : 0)
-        .find((chart) => chart.rows.some((row) => row.key === key)) || null
+        .find(({ rows, spec }) => (!spec.of || spec.of.includes(run)) && rows.some((row) => row.key === key)) || null
     );
   },
 
@@ -137,7 +145,9 @@ const page = {
     page.outcome.update(keys, x);
     for (const name of ["learning", "health", "cost"]) page.sections[name].update(page.entities, x, keys);
     const warnings = page.advice.update();
-    page.marks.get("warnings").textContent = warnings ? ` ${warnings}` : "";
+    const mark = page.marks.get("warnings");
+    mark.textContent = warnings.all ? ` ${warnings.all}` : "";
+    mark.classList.toggle("bad", warnings.bad > 0);
     page.recipe.update();
     for (const controls of page.controls) controls.update();
     for (const chooser of page.choosers) chooser();
@@ -221,16 +231,28 @@ const page = {
       [...page.nav.querySelectorAll("a")].map((link) => [link.getAttribute("href").slice(1), link]),
     );
     const seen = new Map();
+    let picked = null; // A short last section cannot come to the top; the one chosen counts until the reader moves on.
+    const tell = () => {
+      const first = SECTIONS.find(([id]) => seen.get(id));
+      const here = picked || (first && first[0]);
+      for (const [id, link] of links) {
+        if (id === here) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      }
+    };
+    const pick = (id) => {
+      picked = id;
+      tell();
+    };
+    for (const [id, link] of links) link.addEventListener("click", () => pick(id));
+    for (const name of ["wheel", "touchmove", "keydown"]) addEventListener(name, () => (picked = null), { passive: true });
+    // Below html's scroll-padding-top, so that the section before the one at the top is out of sight.
     const watch = new IntersectionObserver(
       (entries) => {
         for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
-        const first = SECTIONS.find(([id]) => seen.get(id));
-        for (const [id, link] of links) {
-          if (first && id === first[0]) link.setAttribute("aria-current", "true");
-          else link.removeAttribute("aria-current");
-        }
+        tell();
       },
-      { rootMargin: "-110px 0px -60% 0px" },
+      { rootMargin: "-118px 0px -60% 0px" },
     );
     for (const part of parts.values()) watch.observe(part);
   },
@@ -246,6 +268,7 @@ const page = {
     page.update(bundle);
     addEventListener("hashchange", () => page.follow());
     addEventListener("popstate", () => page.follow());
+    addEventListener("keydown", (event) => event.key === "Escape" && closeMeanings());
     page.ready = true;
     window.dapoPage = page;
     await page.follow();

@@ -64,12 +64,13 @@ function alarm(run) {
     : null;
 }
 
-/** "step 40 of 60 · 23 s · ended 2026-01-01 12:00" */
+/** "step 40 of 60 · steps took 23 s · ended 2026-01-01 12:00". A resumed run rests between its sessions. */
 function facts(run) {
   const { step, steps, started, updated, state } = run.status;
   const parts = [steps ? `step ${number(step)} of ${number(steps)}` : `step ${number(step)}`];
-  if (started !== null && updated !== null && updated >= started)
-    parts.push(`${state === "running" ? "for" : "took"} ${seconds(updated - started)}`);
+  const took = run.tiles.find((one) => one.key === "time/step" && /^time in steps/i.test(one.label));
+  if (took) parts.push(`steps took ${oneLine(took.value, 40)}`);
+  if (started !== null) parts.push(`first started ${moment(started)}`);
   if (updated !== null) parts.push(`${state === "running" ? "last heard of" : "ended"} ${moment(updated)}`);
   if (run.seed !== null) parts.push(`seed ${run.seed}`);
   return parts.join(" · ");
@@ -109,12 +110,22 @@ function banner(run, several) {
     lines.trim()
       ? el(
           "details",
-          { open: log.length <= 40 && !several, "data-key": `log-${run.label}` },
+          {
+            open: (state === "failed" || state === "killed") && !several,
+            "data-key": `log-${run.label}`,
+            on: { toggle: (event) => toItsEnd(event.currentTarget) },
+          },
           el("summary", {}, `The end of its log (${plural(log.length, "line")})`),
           textBlock(lines, "The end of the run's log", "log"),
         )
       : null,
   );
+}
+
+/** The last lines of a log say what ended the run. */
+function toItsEnd(details) {
+  const block = details.querySelector("pre");
+  if (details.open && block) block.scrollTop = block.scrollHeight;
 }
 
 /** A number and its unit stay on one line. */
@@ -154,48 +165,6 @@ function tile(page, one) {
   );
 }
 
-function urgentOf(run) {
-  return run.advice.map((one, index) => [one, index]).filter(([one]) => one.severity === "bad");
-}
-
-function urgent(page, run) {
-  const bad = urgentOf(run);
-  if (!bad.length) return null;
-  return el(
-    "div",
-    { class: "urgent" },
-    el("h3", {}, bad.length === 1 ? "One thing is badly wrong" : `${bad.length} things are badly wrong`),
-    el(
-      "ul",
-      {},
-      bad.map(([one, index], i) =>
-        el(
-          "li",
-          {},
-          el("b", {}, worded(one.title)),
-          ". ",
-          i === 0 ? [worded(one.said), " "] : null,
-          el("a", { href: `#${page.adviceId(run, index)}` }, "What to do"),
-        ),
-      ),
-    ),
-  );
-}
-
-function urgentInShort(page, run) {
-  const bad = urgentOf(run);
-  if (!bad.length) return null;
-  return el(
-    "p",
-    { class: "urgent" },
-    el("b", {}, "Badly wrong: "),
-    bad.map(([one, index], i) => [
-      i ? "; " : "",
-      el("a", { href: `#${page.adviceId(run, index)}` }, worded(one.title)),
-    ]),
-  );
-}
-
 /** Whether a sentence says again what was just said. */
 function repeats(sentence, said) {
   const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) || [];
@@ -225,8 +194,8 @@ function tells(run, sentence) {
 
 function outcomeOfOne(page, run) {
   const above = banner(run);
-  const [lead, ...rest] =
-    above && run.sentences.length && tells(run, run.sentences[0]) ? ["", ...run.sentences.slice(1)] : run.sentences;
+  // What the banner has told is left out, and the first thing after it is whether the run learned.
+  const [lead, ...rest] = run.sentences.filter((one, i) => i > 0 || !above || !tells(run, one));
   return [
     above,
     lead ? el("p", { class: "lead" }, worded(lead)) : null,

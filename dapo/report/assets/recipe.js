@@ -1,5 +1,17 @@
 // The recipe and its difference from the preset, how runs differ from one another, and every number with its meaning.
 
+const NOT_THERE = "none"; // How the reader writes what one side of a difference has not.
+const VALUE_SHOWN = 60;
+
+/** A setting's value, shortened to where it differs from `others`; pointing at it shows the whole. */
+function settingCell(value, others, className) {
+  let at = 0;
+  while (at < value.length && others.every((other) => other[at] === value[at])) at += 1;
+  const from = value.length > VALUE_SHOWN && at > VALUE_SHOWN / 2 ? at - 20 : 0;
+  const text = oneLine(from ? `… ${value.slice(from)}` : value, VALUE_SHOWN);
+  return el("td", {}, el("code", { class: className, title: value.length > VALUE_SHOWN ? value : null }, text));
+}
+
 class RecipeSection {
   constructor(root, page) {
     Object.assign(this, { root, page });
@@ -66,8 +78,8 @@ class RecipeSection {
                     "tr",
                     {},
                     el("th", { scope: "row" }, el("code", {}, visible(path))),
-                    el("td", {}, el("code", { class: "was" }, visible(from))),
-                    el("td", {}, el("code", { class: "is" }, visible(to))),
+                    settingCell(from, [from, to], "was"),
+                    settingCell(to, [from, to], "is"),
                   ),
                 ),
               ),
@@ -92,8 +104,16 @@ class RecipeSection {
         paths.get(path).values.set(i, value);
       }
     });
-    const at = ({ preset, values }, i) => (values.has(i) ? values.get(i) : preset);
-    const differing = [...paths].filter(([, one]) => new Set(runs.map((_, i) => at(one, i))).size > 1);
+    // A leaf of a list's item that a run does not name: its default, where the run has that item.
+    const has = (item, i) => [...paths].some(([path, one]) => path.startsWith(item) && one.values.has(i));
+    const at = ([path, { preset, values }], i) => {
+      if (values.has(i)) return values.get(i);
+      const item = /^.*\.\d+\./.exec(path);
+      return preset === NOT_THERE && item && has(item[0], i) ? "(default)" : preset;
+    };
+    const differing = [...paths]
+      .map(([path, one]) => [path, runs.map((_, i) => at([path, one], i))])
+      .filter(([, values]) => new Set(values).size > 1);
     if (!differing.length)
       return el(
         "p",
@@ -120,12 +140,12 @@ class RecipeSection {
         el(
           "tbody",
           {},
-          differing.map(([path, one]) =>
+          differing.map(([path, values]) =>
             el(
               "tr",
               {},
               el("th", { scope: "row" }, el("code", {}, visible(path))),
-              runs.map((_, i) => el("td", {}, el("code", {}, visible(at(one, i))))),
+              values.map((value) => settingCell(value, values)),
             ),
           ),
         ),

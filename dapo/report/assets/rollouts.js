@@ -10,9 +10,9 @@ class GroupBrowser {
     this.filter = { step: "", verdict: "", disposition: "", source: "", text: "", tokens: false };
     const set = (name) => (value) => {
       this.filter[name] = value;
-      this.load();
+      this.narrow();
     };
-    const slowly = debounced(() => this.load(), 180);
+    const slowly = debounced(() => this.narrow(), 180);
     this.newest = !!page.live; // A server's run grows: its newest step is shown until the reader chooses one.
     this.step = el("input", {
       type: "number",
@@ -49,7 +49,7 @@ class GroupBrowser {
       on: {
         change: () => {
           this.filter.tokens = this.tokens.checked;
-          this.load();
+          this.narrow();
         },
       },
     });
@@ -141,9 +141,17 @@ class GroupBrowser {
     Object.assign(this.filter, { step: "", verdict: "", disposition: "", source: "", text: "", tokens: false });
     for (const control of [this.step, this.verdict, this.disposition, this.source, this.search]) control.value = "";
     this.tokens.checked = false;
-    this.load();
+    this.narrow();
   }
 
+  /** Load by other filters. Where the open group is no longer in the list, the first that is opens instead. */
+  async narrow() {
+    if (!(await this.load())) return;
+    const [first] = this.list.order();
+    if (first && !this.rows.some((row) => row.key === this.openKey)) await this.open(first.step, first.group, true);
+  }
+
+  /** Fill the list; false where a later question overtook this one, or nobody answered. */
   async load(further) {
     const asked = (this.asked += 1);
     const offset = further ? this.rows.length : 0;
@@ -157,7 +165,7 @@ class GroupBrowser {
         limit,
       }),
     );
-    if (asked !== this.asked || !answer) return;
+    if (asked !== this.asked || !answer) return false;
     const rows = answer.groups.map((one) => ({
       ...one,
       key: `${one.step}/${one.group}`,
@@ -174,17 +182,43 @@ class GroupBrowser {
     );
     const { thinned } = this.page.runView().rollouts;
     await this.list.fill(this.rows);
-    put(
-      this.count,
+    this.told = [
       `${number(this.rows.length)} of ${plural(this.total, "group")}. `,
-      thinned.kept < thinned.of ? visible(thinned.how) : null,
-    );
+      thinned.kept < thinned.of ? thinned.how : "",
+    ].join("");
+    this.tell();
     this.more.hidden = this.rows.length >= this.total;
+    return true;
+  }
+
+  /** The count, whether the open group is among these, and what is before and after it. */
+  tell() {
+    const inList = this.rows.some((row) => row.key === this.openKey);
+    const further = this.rows.length < this.total && !Object.values(this.filter).some(Boolean);
+    const where = further ? "The open group is further down." : "The open group is not in this list.";
+    put(this.count, visible(this.told), this.openKey && !inList ? where : null);
+    this.panel.neighbours({ before: this.neighbour(-1), after: this.neighbour(1) });
+  }
+
+  /** Opens the row before or after the open one, as the list is sorted; null where there is none. */
+  neighbour(by) {
+    const find = () => {
+      const rows = this.list.order();
+      const at = rows.findIndex((row) => row.key === this.openKey);
+      return at >= 0 ? rows[at + by] : by > 0 ? rows[0] : undefined;
+    };
+    const go = () => {
+      const to = find();
+      if (to) this.open(to.step, to.group);
+    };
+    return find() ? go : null;
   }
 
   async open(step, group, quiet) {
     const run = this.page.run;
+    const opening = (this.opening = (this.opening || 0) + 1);
     const found = await this.page.ask((source) => source.group(run, step, group));
+    if (opening !== this.opening) return; // Another was chosen meanwhile.
     if (!found) {
       put(
         this.panel.root,
@@ -197,12 +231,11 @@ class GroupBrowser {
       );
       return;
     }
-    const key = `${step}/${group}`;
-    const at = this.rows.findIndex((row) => row.key === key);
-    const to = (i) => (at >= 0 && this.rows[i] ? () => this.open(this.rows[i].step, this.rows[i].group) : null);
-    this.panel.show(found, { before: to(at - 1), after: to(at + 1), prompt: () => this.openPrompt(found.prompt_id) });
+    this.openKey = `${step}/${group}`;
     await this.list.ready;
-    this.list.mark(key);
+    this.panel.show(found, { before: null, after: null, prompt: () => this.openPrompt(found.prompt_id) });
+    if (this.told) this.tell();
+    this.list.mark(this.openKey);
     this.opened = { run, step, group };
     if (!quiet) this.page.remember({ run, step: String(step), group: String(group) });
   }
@@ -213,8 +246,14 @@ class GroupBrowser {
     if (this.newest && steps.length) this.step.value = this.filter.step = String(steps[steps.length - 1]);
     await this.load("again");
     if (this.opened && this.opened.run === this.page.run) return;
-    const telling = (one) => Number(one.has_tokens) + Number(one.verdict === "kept") - Math.abs(one.share - 0.5);
-    const first = this.rows.slice(0, 60).sort((a, b) => telling(b) - telling(a))[0];
+    // The newest step that was recorded token by token, and there a group that can teach.
+    const newest = (one) => (one.has_tokens ? one.step : -1);
+    const telling = (one) =>
+      Number(one.verdict === "kept") - Math.abs((one.scored ? one.correct / one.scored : -1) - 0.5);
+    const { groups } = this.page.runView().rollouts;
+    const first = [...(groups.length ? groups : this.rows)].sort(
+      (a, b) => newest(b) - newest(a) || telling(b) - telling(a),
+    )[0];
     if (first && !location.hash.includes("group=")) await this.open(first.step, first.group, true);
     else if (!first) this.panel.clear();
   }

@@ -2,6 +2,7 @@
 
 const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [1, 4], [12, 4], [6, 2, 2, 2, 2, 2]];
+const JOINED = 3; // Missing numbers in a row that a line goes over.
 const MARKERS = ["circle", "square", "triangle", "diamond", "cross"];
 
 /** What is drawn as one: a run, or the seeds of one recipe as a band. */
@@ -69,6 +70,28 @@ function aligned(x, steps, values) {
   return out;
 }
 
+/** Whether numbers come at even distances, such as every tenth step. */
+function regular(values) {
+  const at = [];
+  values.forEach((v, i) => v !== null && at.push(i));
+  const gaps = at.slice(1).map((i, n) => i - at[n]);
+  const usual = [...gaps].sort((a, b) => a - b)[Math.floor(gaps.length / 2)];
+  return gaps.length > 1 && gaps.filter((gap) => gap === usual).length >= gaps.length * 0.8 && usual > JOINED;
+}
+
+/** A line goes on over a few missing numbers (they become undefined) and ends before more (they stay null). */
+function joined(values, spans) {
+  if (spans) return values;
+  const out = [...values];
+  let last = -1;
+  values.forEach((v, i) => {
+    if (v === null || v === undefined) return;
+    if (last >= 0 && i - last <= JOINED + 1) for (let k = last + 1; k < i; k += 1) out[k] = undefined;
+    last = i;
+  });
+  return out;
+}
+
 /** The rows of a chart, or [] where the runs have none of its numbers. */
 function rowsOf(spec, entities, x) {
   const rows = [];
@@ -83,6 +106,7 @@ function rowsOf(spec, entities, x) {
       const low = interval[0] ? interval[0].values : curve.low;
       const high = interval[1] ? interval[1].values : curve.high;
       const measured = curve.values.filter((v) => v !== null).length;
+      const spans = series.key.startsWith("validation/") || regular(curve.values);
       rows.push({
         key: series.key,
         entity: several && spec.series.length > 1 ? entity.label : null,
@@ -92,9 +116,10 @@ function rowsOf(spec, entities, x) {
         dash: DASHES[(several && spec.series.length === 1 ? entity.index : number) % DASHES.length],
         marker: several ? MARKERS[entity.index % MARKERS.length] : MARKERS[number % MARKERS.length],
         sparse: measured * 2 < curve.values.length || series.key.startsWith("validation/"),
-        values: aligned(x, curve.steps, curve.values),
-        low: low && high ? aligned(x, curve.steps, low) : null,
-        high: low && high ? aligned(x, curve.steps, high) : null,
+        spans,
+        values: joined(aligned(x, curve.steps, curve.values), spans),
+        low: low && high ? joined(aligned(x, curve.steps, low), spans) : null,
+        high: low && high ? joined(aligned(x, curve.steps, high), spans) : null,
         interval: interval[0] ? "interval" : curve.low ? (entity.run === null ? "seeds" : "thinned") : "",
       });
     }
@@ -106,7 +131,12 @@ function rowsOf(spec, entities, x) {
 function chartsOf(spec, entities, x) {
   if (spec.kind !== "stack" || entities.length === 1) return [{ spec, rows: rowsOf(spec, entities, x) }];
   return entities.map((entity) => ({
-    spec: { ...spec, id: `${spec.id}@${entity.index}`, title: `${spec.title} · ${entity.label}` },
+    spec: {
+      ...spec,
+      id: `${spec.id}@${entity.index}`,
+      title: `${spec.title} · ${entity.label}`,
+      of: entity.members || [entity.run],
+    },
     rows: rowsOf(spec, [entity], x),
   }));
 }

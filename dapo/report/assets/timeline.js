@@ -10,6 +10,14 @@ function niceGap(span, most) {
   return [1, 2, 5, 10].map((m) => m * power).find((gap) => gap >= raw) || raw;
 }
 
+/** A line of the table: name, sum, median and greatest of the steps that have the phase, count of its stretches. */
+function phaseRow(name, bySteps, count) {
+  const sorted = [...bySteps].sort((a, b) => a - b);
+  const half = sorted.length / 2;
+  const median = (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2;
+  return [name, sorted.reduce((a, b) => a + b, 0), median, sorted[sorted.length - 1], count];
+}
+
 class TimelineSection {
   constructor(root, page) {
     Object.assign(this, { root, page, view: null, label: "" });
@@ -104,26 +112,16 @@ class TimelineSection {
     const rows = [];
     if (this.timeline.spans.length) {
       for (const { name, own: spans } of this.phases) {
-        const busy = spans.map((span) => span[4]).sort((a, b) => a - b);
-        rows.push([
-          name,
-          busy.reduce((a, b) => a + b, 0),
-          busy[Math.floor(busy.length / 2)],
-          busy[busy.length - 1],
-          spans.reduce((a, span) => a + span[5], 0),
-        ]);
+        const bySteps = new Map();
+        for (const span of spans) bySteps.set(span[1], (bySteps.get(span[1]) || 0) + span[4]);
+        const count = spans.reduce((a, span) => a + span[5], 0);
+        rows.push(phaseRow(name, [...bySteps.values()], count));
       }
     } else {
       for (const [key, values] of Object.entries(run.curves.values)) {
-        const there = values.filter((v) => v !== null).sort((a, b) => a - b);
+        const there = values.filter((v) => v !== null);
         if (key.startsWith("time/") && !/step|per_second/.test(key) && there.length)
-          rows.push([
-            key.slice(5),
-            there.reduce((a, b) => a + b, 0),
-            there[Math.floor(there.length / 2)],
-            there[there.length - 1],
-            there.length,
-          ]);
+          rows.push(phaseRow(key.slice(5), there, there.length));
       }
     }
     rows.sort((a, b) => b[1] - a[1]);
@@ -150,7 +148,7 @@ class TimelineSection {
                 el(
                   "tr",
                   {},
-                  ["Phase", "Seconds", "Share", "Median of a step", "Longest", "Stretches"].map((name) =>
+                  ["Phase", "Seconds", "Share", "Median of a step", "Longest step", "Stretches"].map((name) =>
                     el("th", { scope: "col" }, name),
                   ),
                 ),

@@ -68,6 +68,8 @@ def thrown_away(facts: Facts) -> Found | None:
     if not generated or lost / generated < WASTED:
         return None
     where = facts.where("cost/discarded_tokens", bool)
+    paths = ("algorithm.dynamic_sampling.surplus", "algorithm.dynamic_sampling.unfinished")
+    unset = [path for path in paths if facts.setting(path) != "carry"]
     return Found(
         "note",
         "Good work is thrown away",
@@ -75,6 +77,7 @@ def thrown_away(facts: Facts) -> Found | None:
         where[0],
         where[-1],
         ["cost/discarded_tokens", "cost/discarded_seconds"],
+        f"Set {' and '.join(unset)} to carry." if unset else "",
     )
 
 

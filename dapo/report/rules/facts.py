@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from dapo.report.page_data import Advice
 from dapo.report.reader import Run
+from dapo.report.status import checkpoint_steps
 
 Severity = Literal["bad", "warn", "note"]
 RANK: dict[Severity, int] = {"bad": 0, "warn": 1, "note": 2}
@@ -73,6 +74,11 @@ class Facts:
                 interval = None if low is None or high is None else (float(low), float(high))
                 found.append(Evaluation(int(row["step"]), float(accuracy), interval))
         return found
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """Steps of the checkpoints that are kept, in order."""
+        return checkpoint_steps(self.run)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values where they were measured."""

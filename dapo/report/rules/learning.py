@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dapo.observe.text import clean, number, percent, shorten
 from dapo.report.rules.facts import Evaluation, Facts, Found, Rule, half_of_difference
+from dapo.report.status import export_command
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""
+MANY, LUCK = 8, 1.5
+"""Evaluations from which the best one is the luckiest of many, and by how much wider the interval is then taken."""
 MOVED = 0.05
 """Change of training accuracy that counts."""
 REWARD_UP = 0.1
@@ -16,13 +19,15 @@ DIVERSITY = 0.03
 
 
 def validation_fell(facts: Facts) -> Found | None:
-    """From the best evaluation to the last, by more than both intervals explain."""
+    """From the best evaluation to the last, by more than the interval of their difference."""
     found = facts.evaluations
     if len(found) < 2:
         return None
     best, last = max(found, key=lambda e: e.accuracy), found[-1]
     fall = best.accuracy - last.accuracy
-    if last is best or fall <= half_of_difference(best, last) or fall <= 0:
+    # The best of many is partly luck, the more so the more there are.
+    chance = half_of_difference(best, last) * (LUCK if len(found) >= MANY else 1.0)
+    if last is best or fall <= chance or fall <= 0:
         return None
     before, after = _around(facts, "reward/accuracy", best.step), facts.late("reward/accuracy")
     said = (
@@ -30,24 +35,54 @@ def validation_fell(facts: Facts) -> Found | None:
         f"{last.step}"
     )
     if before is None or after is None:
-        return _fell(facts, f"{said}.", last)
+        return _fell(facts, f"{said}.", best, _calmer(facts, best))
     moved = f"training accuracy went from {percent(before)} to {percent(after)}"
     if after >= before + MOVED / 2:
         said += f", while {moved}: the model learns its training problems by heart, or what the verifier lets pass."
         move = (
             "Read answers of the last steps that count as right: is the verifier gamed? If not, the data is too "
-            "small or "
-            f"repeats: take more problems, or fewer steps. The checkpoint nearest to step {best.step} is the best one."
+            f"small or repeats: take more problems, or fewer steps. {_best_kept(facts, best)}"
         )
-        return _fell(facts, said, last, move)
-    return _fell(facts, f"{said}; {moved}: the updates undo what was learned.", last)
+        return _fell(facts, said, best, move)
+    why = "make the model worse than it began" if best is found[0] else "undo what was learned"
+    return _fell(facts, f"{said}; {moved}: the updates {why}.", best, _calmer(facts, best))
 
 
-def _fell(facts: Facts, said: str, last: Evaluation, move: str = "") -> Found:
-    first, best = facts.evaluations[0], max(facts.evaluations, key=lambda e: e.accuracy)
+def _fell(facts: Facts, said: str, best: Evaluation, move: str) -> Found:
+    first, last = facts.evaluations[0], facts.evaluations[-1]
     gained = last.accuracy - first.accuracy > half_of_difference(first, last)
     keys = ["validation/accuracy", "validation/greedy_accuracy", "reward/accuracy"]
     return Found("warn" if gained else "bad", "Held-out accuracy falls", said, best.step, last.step, keys, move)
+
+
+def _calmer(facts: Facts, best: Evaluation) -> str:
+    """What to do about updates that destroy."""
+    kept = _checkpoint(facts, best)
+    if kept is not None:
+        export = export_command(facts.run, kept)
+        return f"Stop here, and export the checkpoint of step {kept} (`{export}`). Then {_SMALLER}."
+    return f"{_best_kept(facts, best)} Start again, and {_SMALLER}."
+
+
+def _best_kept(facts: Facts, best: Evaluation) -> str:
+    """Where the best model is, if anywhere."""
+    kept = _checkpoint(facts, best)
+    if kept is not None:
+        return f"The checkpoint of step {kept} is the best one (`{export_command(facts.run, kept)}`)."
+    if best.step == 0:
+        return "No step was better than the model before training."
+    return "No checkpoint from before the fall is kept (a larger checkpoint.keep keeps more)."
+
+
+def _checkpoint(facts: Facts, best: Evaluation) -> int | None:
+    """The checkpoint nearest to the best evaluation, of those whose own nearest evaluation is as good but for chance;
+    of two that are as near the later one counts, so that none from within the fall is named."""
+    good = []
+    for step in facts.checkpoints:
+        near = min(reversed(facts.evaluations), key=lambda e: abs(e.step - step))
+        if step and best.step and best.accuracy - near.accuracy <= half_of_difference(best, near):
+            good.append(step)
+    return min(good, key=lambda step: abs(step - best.step), default=None)
 
 
 def no_learning(facts: Facts) -> Found | None:
@@ -151,6 +186,8 @@ def _rise(facts: Facts, key: str) -> float:
     return change[1] - change[0]
 
 
+_SMALLER = "lower learner.learning_rate or use fewer optimiser steps a batch (a larger learner.minibatch_prompts)"
+
 RULES = (
     Rule(
         "reward_without_accuracy",
@@ -162,16 +199,17 @@ RULES = (
     ),
     Rule(
         "validation_fell",
-        "the last held-out accuracy below the best one by more than both intervals (bad where it is not above the "
-        "first)",
+        "the last held-out accuracy below the best one by more than the interval of their difference, "
+        f"{LUCK:g} times that from {MANY} evaluations on (bad where it is not above the first)",
         "More training made the model worse on problems it does not train on.",
-        "Stop here, and export the checkpoint nearest to the best evaluation. Then lower learner.learning_rate or use "
-        "fewer optimiser steps a batch (a larger learner.minibatch_prompts).",
+        "Stop here, and export the checkpoint nearest to the best evaluation, where one from before the fall is kept "
+        f"(checkpoint.keep); else start again. In either case {_SMALLER}.",
         validation_fell,
     ),
     Rule(
         "no_learning",
-        f"{FLAT_EVALUATIONS} evaluations over {FLAT_STEPS} steps, none above the first by more than both intervals",
+        f"{FLAT_EVALUATIONS} evaluations over {FLAT_STEPS} steps, none above the first by more than the interval of "
+        "the difference",
         "The run costs and teaches nothing, or the validation is too small to see it.",
         "See whether training accuracy rises. If not: raise learner.learning_rate, take problems that are solved now "
         "and then (`dapo check` shows them), and see that the verifier reads right answers as right. If it does: "

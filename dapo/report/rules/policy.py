@@ -7,6 +7,7 @@ import statistics
 from dapo.observe.text import number, percent
 from dapo.observe.view import CLIPPED, COLLAPSED
 from dapo.report.rules.facts import Facts, Found, Rule
+from dapo.report.status import export_command
 
 SOLVED = 0.95
 """Training accuracy from which a low entropy is only certainty. (The quickstart goes from 42 to 90 % at a third of its
@@ -44,8 +45,19 @@ def entropy_collapse(facts: Facts) -> Found | None:
     first, last = facts.span("train/entropy", lambda value: value < COLLAPSED * early)
     return Found(
         "note" if solved else "bad", title, said, first, last, ["train/entropy", "reward/accuracy"],
-        "Nothing, or take harder problems." if solved else "",
+        "Nothing, or take harder problems." if solved else _explore(facts, first),
     )  # fmt: skip
+
+
+def _explore(facts: Facts, fallen: int) -> str:
+    """The way back from a collapse that ``fallen`` shows first: a checkpoint that exists, or a new start."""
+    kept = [step for step in facts.checkpoints if 0 < step < fallen]
+    if kept:
+        said = f"Go back to the checkpoint of step {kept[-1]} (`{export_command(facts.run, kept[-1])}`)"
+    else:
+        said = "No checkpoint from before the fall is kept (checkpoint.keep): start again"
+    warm = "" if facts.setting("rollout.temperature") == 1 else "; see that rollout.temperature is 1"
+    return f"{said} with a lower learner.learning_rate; raise algorithm.clip.high{warm}. {_ALWAYS_SAME}"
 
 
 def entropy_explosion(facts: Facts) -> Found | None:
@@ -70,8 +82,9 @@ def entropy_explosion(facts: Facts) -> Found | None:
 
 
 def clip_share(facts: Facts) -> Found | None:
-    """A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by design."""
-    if facts.setting("algorithm.loss.ratio") == "sequence":
+    """A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by design; CISPO's cap takes no
+    token's gradient."""
+    if facts.setting("algorithm.loss.ratio") == "sequence" or facts.setting("algorithm.loss.kind") == "cispo":
         return None
     parts, worst = [], None
     bounds = {
@@ -201,14 +214,15 @@ def skipped_steps(facts: Facts) -> Found | None:
 
 
 def policy_jumps(facts: Facts) -> Found | None:
-    """How far a batch of updates moves the policy from the one that sampled."""
+    """How far a batch of updates moves the policy from the old one (the sampler's, or the learner's before them)."""
     keys = ["train/approx_kl", "train/ratio_max", "train/ratio_min"]
     far = facts.highest("train/approx_kl", KL)
     if far is not None:
         return Found(
             "bad" if far.mean >= KL_LARGE else "warn",
             "Each step moves the policy far",
-            f"Over three steps the policy was up to {number(far.mean)} nats a token from the one that sampled.",
+            f"Over three steps the policy was up to {number(far.mean)} nats a token from the old one, that of "
+            "the ratio.",
             far.first,
             far.last,
             keys,
@@ -229,14 +243,16 @@ def policy_jumps(facts: Facts) -> Found | None:
     )
 
 
+_ALWAYS_SAME = "Read some answers: one that is always the same may be what a reward pays for."
+
 RULES = (
     Rule(
         "entropy_collapse",
         f"entropy at the end below {percent(COLLAPSED, 0)} of its beginning (a note where training accuracy is "
         f"{percent(SOLVED, 0)} and more)",
         "A policy that always gives the same answer finds nothing better, and groups of equal answers teach nothing.",
-        "Go back to a checkpoint before the fall and lower learner.learning_rate; raise algorithm.clip.high; see that "
-        "rollout.temperature is 1. Read some answers: one that is always the same may be what a reward pays for.",
+        "Go back to a checkpoint before the fall, where one is kept (checkpoint.keep), and lower "
+        "learner.learning_rate; raise algorithm.clip.high; see that rollout.temperature is 1. " + _ALWAYS_SAME,
         entropy_collapse,
     ),
     Rule(

@@ -124,6 +124,7 @@ def truncated(facts: Facts) -> Found | None:
         first,
         last,
         ["response/truncated_share", "response/length_p90", "response/voters", "validation/truncated_share"],
+        f"{_LONGER}." if facts.setting("algorithm.truncated_vote") else "",
     )
 
 
@@ -153,6 +154,11 @@ _RAMBLING = (
 _TERSE = (
     "Read some answers: a length penalty or a second reward may pay for brevity. Lower "
     "algorithm.overlong_punishment.factor or cache_length, or the weight of that reward."
+)
+
+_LONGER = (
+    "Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If they ramble without an end: "
+    "raise algorithm.overlong_punishment.factor"
 )
 
 RULES = (
@@ -186,8 +192,7 @@ RULES = (
         f"{percent(CUT_OFF, 0)} of the responses cut off in the last steps (bad from {percent(CUT_MUCH, 0)}), or "
         f"{percent(CUT_FLOOR, 0)} and {CUT_GROWTH:g} times the beginning",
         "A response that is cut off seldom has an answer; with overlong filtering it does not train either.",
-        "Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If they ramble without an "
-        "end: raise algorithm.overlong_punishment.factor, and let them vote with algorithm.truncated_vote=true.",
+        f"{_LONGER}, and let them vote with algorithm.truncated_vote=true.",
         truncated,
     ),
     Rule(

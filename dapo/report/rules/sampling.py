@@ -11,8 +11,8 @@ from dapo.report.status import status_of, unfilled_said
 
 SCARCE = 0.1
 """Share of groups kept below which a step costs ten batches and more."""
-EASY, EASY_MUCH, HARD = 0.5, 0.7, 0.5
-"""Shares of judged groups, where enough others are kept."""
+EASY, EASY_MUCH, HARD = 0.5, 0.6, 0.5
+"""Shares of judged groups, where enough others are kept: a bound above 1 - ``HEALTHY`` would never be met."""
 REFILLS = 2.0
 """Refills for each group of a batch."""
 OLD, OLD_LEAST = 0.75, 2.0
@@ -45,9 +45,11 @@ def batch_hard_to_fill(facts: Facts) -> Found | None:
     """By the last steps, in the words of the console: what is kept now matters, not what was."""
     mode = facts.setting("algorithm.dynamic_sampling.mode", "filter")
     kept = facts.late("sampling/acceptance_rate")
-    caps = facts.where("sampling/cap_reached", bool)
-    if kept is None or mode in ("off", "mask") or status_of(facts.run)["state"] == "unfilled":
+    caps, status = facts.where("sampling/cap_reached", bool), status_of(facts.run)
+    if kept is None or mode in ("off", "mask") or status["state"] == "unfilled":
         return None
+    if status["state"] == "finished" and status["step"] < status["steps"]:  # the data ended, and with it the last batch
+        caps = [step for step in caps if step != facts.last_step]
     if kept >= HEALTHY and not caps:
         return None
     shares = late_shares(facts)
@@ -58,11 +60,12 @@ def batch_hard_to_fill(facts: Facts) -> Found | None:
     steps = [*poor, *caps]
     return Found(
         "bad" if kept < SCARCE else "warn",
-        "The batch is hard to fill",
+        "The batch is hard to fill" if kept < HEALTHY else "Some steps met their cap",
         said + (f"Likely cause: {why(shares)}" if kept < HEALTHY else ""),
         min(steps),
         max(steps),
         ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share", "sampling/cap_reached"],
+        _FILL if facts.setting("algorithm.dynamic_sampling.on_cap", "stop") == "stop" else f"{_NEARER} {_BOUND}",
     )
 
 
@@ -101,6 +104,7 @@ def data_too_easy(facts: Facts) -> Found | None:
         first,
         last,
         ["groups/all_correct_share", "sampling/trained_share"],
+        "" if facts.setting("algorithm.dynamic_sampling.retire_at") is None else _HARDER_ALONE,
     )
 
 
@@ -118,6 +122,7 @@ def data_too_hard(facts: Facts) -> Found | None:
         first,
         last,
         ["groups/all_wrong_share", "sampling/trained_share"],
+        f"{_EASIER}. {_READ}" if facts.setting("algorithm.dynamic_sampling.greso") else "",
     )
 
 
@@ -168,7 +173,7 @@ def old_groups(facts: Facts) -> Found | None:
 
 
 def kept_misleads(facts: Facts) -> Found | None:
-    """The accuracy of kept groups is near one half by design; who watches it sees no learning."""
+    """The accuracy of kept groups is pulled towards one half; who watches it sees little of what is learned."""
     raw, kept = facts.late("reward/accuracy"), facts.late("reward/accuracy_kept")
     if raw is None or kept is None or abs(raw - kept) < APART:
         return None
@@ -218,12 +223,15 @@ def _steps(count: int) -> str:
 _HARDER = (
     "Take harder problems, pass over solved ones with algorithm.dynamic_sampling.retire_at=1, or end the run here."
 )
-_FILL = (
+_EASIER = "Take easier problems or a larger rollout.group_size"
+_READ = "Read some answers: a verifier that cannot read them looks the same."
+_HARDER_ALONE = "Take harder problems, or end the run here."
+_NEARER = (
     "See the groups that were dropped in the rollouts. Take problems nearer to what the model can do, or groups of "
-    "more "
-    "responses (rollout.group_size). Until then algorithm.dynamic_sampling.on_cap=train_partial trains on what there "
-    "is, and algorithm.dynamic_sampling.max_groups bounds what a step may cost."
+    "more responses (rollout.group_size)."
 )
+_BOUND = "algorithm.dynamic_sampling.max_groups bounds what a step may cost."
+_FILL = f"{_NEARER} Until then algorithm.dynamic_sampling.on_cap=train_partial trains on what there is, and {_BOUND}"
 
 FIRST = (
     Rule(
@@ -265,9 +273,7 @@ RULES = (
         "data_too_hard",
         f"{percent(HARD, 0)} of the judged groups all wrong in the last steps, while batches fill",
         "Hopeless problems are generated again and again.",
-        "Take easier problems or a larger rollout.group_size; algorithm.dynamic_sampling.greso=true passes over "
-        "prompts "
-        "that never vary. Read some answers: a verifier that cannot read them looks the same.",
+        f"{_EASIER}; algorithm.dynamic_sampling.greso=true passes over prompts that never vary. {_READ}",
         data_too_hard,
     ),
     Rule(
@@ -288,7 +294,7 @@ RULES = (
     Rule(
         "kept_misleads",
         f"accuracy of all and of kept groups {100 * APART:.0f} points apart in the last steps",
-        "The accuracy of kept groups is near one half by design, whatever the model learns.",
+        "Only mixed groups are kept, so their accuracy is pulled towards 50%, whatever the model learns.",
         "Judge the policy by reward/accuracy and by held-out accuracy.",
         kept_misleads,
     ),

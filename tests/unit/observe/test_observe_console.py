@@ -421,6 +421,13 @@ def test_a_healthy_run_has_no_hints():
     assert hint_lines(state) == []
 
 
+def test_clipping_is_a_hint_only_where_it_is_token_by_token():
+    state = RunState("a", 60, 30, 0.0, history={"train/clip_high": [0.001] * 5 + [0.3] * 5})
+    assert hint_lines(state) == ["30% of the tokens are clipped: the steps may be too large"]
+    state.clips_tokens = False  # whole responses with a sequence ratio: large by design
+    assert hint_lines(state) == []
+
+
 @pytest.mark.parametrize(
     ("last", "said"), [(0.765, []), (0.764, ["held-out accuracy was 80.0% before, and fell"])]
 )  # intervals of 0.05: the difference is known to 0.0354

@@ -1,5 +1,8 @@
 import json
 import math
+import resource
+import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -96,6 +99,30 @@ def test_series_leaves_out_what_was_not_measured(path):
 def test_without_clock_drops_times_and_memory_only():
     row = {"step": 1, "train/loss": 1.0, "time/step": 2.0, "memory/peak_rss_mib": 3.0, "time/tokens_per_second": 4.0}
     assert without_clock(row) == {"step": 1, "train/loss": 1.0}
+
+
+@contextmanager
+def files_up_to(size):
+    """A disk that takes a part of a write, and then none: what a limit on the size of files does, too."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_line_that_does_not_fit_is_an_error_and_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with JsonlWriter(path) as file:
+        file.append({"step": 1})
+        with files_up_to(100), pytest.raises(OSError):
+            file.append({"step": 2, "text": "x" * 200})  # the first 87 of its bytes fit
+        assert path.read_text() == '{"step": 1}\n'
+        file.append({"step": 3})
+    assert [record["step"] for record in read_jsonl(path)] == [1, 3]
 
 
 def test_jsonl_keeps_hostile_text_on_one_line(tmp_path):

@@ -1,10 +1,11 @@
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from dapo.errors import RecipeError
+from dapo.errors import DataError, RecipeError
 from dapo.observe.metrics import MetricWriter, read_metrics
 from dapo.observe.run_folder import RunFolder
 
@@ -96,6 +97,19 @@ def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path):
         RunFolder(tmp_path / "r").lock()
     finally:
         os.kill(worker, 9)
+
+
+def test_a_damaged_span_does_not_keep_a_run_from_going_on_and_a_damaged_metric_does(tmp_path, caplog):
+    run = RunFolder.create(tmp_path, "r")
+    run.spans.write_text('{"step": 1}\n{"step": 1, "na\n{"name": "no step"}\n[]\n{"step": 2}\n{"step": 3}\n')
+    run.metrics.write_text('{"step": 1}\n')
+    with caplog.at_level("WARNING"):
+        run.cut_back(2)
+    assert [json.loads(line)["step"] for line in run.spans.read_text().splitlines()] == [1, 2]
+    assert "3 damaged lines are taken out" in caplog.text
+    run.metrics.write_text('{"step": 1}\n{"st\n{"step": 2}\n')
+    with pytest.raises(DataError, match="line 2 is not JSON"):
+        run.cut_back(2)
 
 
 def test_cut_back_removes_everything_later(tmp_path):

@@ -87,6 +87,18 @@ def test_without_an_error_the_caller_says_it(path):
     assert read_status(path).state == "running"
 
 
+def test_on_a_full_disk_the_end_is_written_over_the_old_status(path, monkeypatch):
+    status = StatusWriter(path, steps=9, clock=Clock())
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dapo.observe.status.write_atomically", full)
+    status.end("failed", "x" * 3000)
+    found = read_status(path)
+    assert (found.state, len(found.said) < 300) == ("failed", True)
+
+
 def test_a_status_that_cannot_be_written_hides_no_error(tmp_path):
     status = StatusWriter(tmp_path / "gone" / "status.json", steps=9)
     with pytest.raises(EngineError), ending(status):

@@ -27,6 +27,24 @@ def falling(to: float) -> dict[str, Any]:
     }
 
 
+def many(to: float, evaluations: int) -> dict[str, Any]:
+    """Held-out accuracy 0.9, then ``to`` at the last of so many evaluations (0, 10, ...); 0.04 to either side."""
+
+    def accuracy(step: int) -> float | None:
+        if step >= 10 * evaluations:
+            return None
+        return 0.42 if step == 0 else to if step == 10 * evaluations - 10 else 0.9
+
+    def beside(by: float) -> Callable[[int], float | None]:
+        return lambda step: None if accuracy(step) is None else accuracy(step) + by  # type: ignore[operator]
+
+    return {
+        "validation__accuracy": accuracy,
+        "validation__accuracy_low": beside(-0.04),
+        "validation__accuracy_high": beside(0.04),
+    }
+
+
 def flat(gain: float) -> dict[str, Any]:
     return {
         "validation__accuracy": lambda step: 0.42 + gain * (step > 0),
@@ -128,7 +146,13 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
         ("algorithm.dynamic_sampling.mode=off",),
     ),
     ("data_too_easy", {"groups__all_correct_share": 0.51}, "note", {"groups__all_correct_share": 0.49}, ()),
-    ("data_too_easy", {"groups__all_correct_share": 0.71}, "warn", {"groups__all_correct_share": 0.49}, ()),
+    (
+        "data_too_easy",
+        {"groups__all_correct_share": 0.61, "sampling__acceptance_rate": 0.35},
+        "warn",
+        {"groups__all_correct_share": 0.61, "sampling__acceptance_rate": 0.29},
+        (),
+    ),
     ("data_too_hard", {"groups__all_wrong_share": 0.51}, "note", {"groups__all_wrong_share": 0.49}, ()),
     ("many_refills", {"sampling__refills": 65}, "note", {"sampling__refills": 63}, ()),
     ("old_groups", {"groups__age_mean": 3.1}, "warn", {"groups__age_mean": 2.9}, ()),

@@ -50,7 +50,7 @@ def test_a_live_page_may_ask_its_own_server_and_no_other() -> None:
     assert policy(text)["connect-src"] == ["'self'"]
     block = re.search(r'id="live">([^<]*)<', text)
     assert block
-    assert unpacked(block[1]) == {"run": "runs/<a>", "api": "/api/"}
+    assert unpacked(block[1]) == {"run": "runs/<a>", "api": "/api/", "alone": False}
     assert "<title>runs/&lt;a&gt; · dapo</title>" in text
     assert 'id="bundle"' not in text
     assert "function liveSource" in text

@@ -12,6 +12,7 @@ from made_rows import rows, run_of
 from dapo.observe.run_folder import RunFolder
 from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.reader import read_run
+from dapo.report.status import unfilled_said
 from dapo.report.words import big, seconds_said, sentence
 
 UNFILLED = (
@@ -19,7 +20,8 @@ UNFILLED = (
     "Judged in this step: 154 groups.\n"
     "Likely cause: 80% of the groups are all correct: many problems are solved. Add harder problems.\n"
     "For example: '6 +7 -9 =', expected '4', got 'hostile \x1b[2J' (accuracy 1).\n"
-    "The state and the kept groups are saved. `dapo train --resume R KEY=VALUE` goes on: a higher cap."
+    "The state and the kept groups are saved. `dapo train --resume /first/my home KEY=VALUE` goes on: a higher cap; "
+    "`algorithm.dynamic_sampling.on_cap=train_partial` trains on the groups that there are."
 )
 
 
@@ -66,11 +68,32 @@ def test_a_run_that_could_not_fill_its_batch_says_what_was_met_and_why():
     status = status_of(run_of(rows(54), state="unfilled", said=UNFILLED, log_tail=["x"]))
     assert status["title"] == "could not fill its batch"
     assert status["said"] == (
-        "The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept. 80% of the groups are all correct: "
-        "many problems are solved. `dapo train --resume runs/it KEY=VALUE` goes on with changed settings."
+        "The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept; 154 were judged, since some had been "
+        "sent out in earlier steps. 80% of the groups are all correct: many problems are solved. `dapo train --resume "
+        "runs/it algorithm.dynamic_sampling.on_cap=train_partial` trains on the groups that there are. Other problems "
+        "or another rollout.group_size need a new run."
     )
+    none_kept = status_of(run_of(rows(54), state="unfilled", said=UNFILLED.replace("with 31 of", "with 0 of")))
+    assert "`dapo train --resume runs/it KEY=VALUE` goes on with changed settings." in none_kept["said"]
     other = status_of(run_of(rows(54), state="unfilled", said="words of another version"))
     assert other["said"].startswith("Words of another version. What was judged stands in rollouts/")
+
+
+def test_a_run_that_was_copied_is_told_where_it_lies(tmp_path):
+    said = UNFILLED.replace("Add harder", "Look at /first/my home/rollouts/stopped_*.parquet, not at /first/my homes.")
+    folder = RunFolder(tmp_path / "new home")
+    run = run_of(rows(54), state="unfilled", said=said, folder=folder, log_tail=["x", *said.splitlines()])
+    _, cause, further = unfilled_said(run)
+    assert f"Look at its rollouts ({tmp_path}/new home/rollouts/stopped_*.parquet), not at /first/my homes." in cause
+    assert further.startswith(f"`dapo train --resume '{tmp_path}/new home' KEY=VALUE` goes on")
+    assert "/first/my home/" not in "".join(status_of(run)["log"])
+    assert f"--resume '{tmp_path}/new home' KEY=VALUE" in status_of(run)["log"][-1]
+
+
+def test_the_seconds_of_a_run_are_those_of_its_steps():
+    assert status_of(run_of(rows(60)))["seconds"] == pytest.approx(60 * 0.26)
+    assert status_of(run_of(rows(60, time__step=None)))["seconds"] is None
+    assert status_of(run_of(rows(60, time__step=1e308)))["seconds"] is None  # JSON has no infinity
 
 
 def test_a_failed_run_names_its_error_on_one_line():
@@ -131,7 +154,7 @@ def test_a_good_run_in_words():
         "(5.7 points).",
         "It rose little after step 40 (90.0%); greedy accuracy went from 47.0% to 95.0%, pass@4 from 50.0% to 98.0%, "
         "so variety did not shrink.",
-        "1.60 tokens were generated for each that trained (480,000 for 300,000); 60 steps took 16 s, 44% learning and "
+        "1.60 tokens were generated for each with loss (480,000 for 300,000); 60 steps took 16 s, 44% learning and "
         "37% generating.",
         "No warning sign was found.",
     ]
@@ -184,7 +207,7 @@ def test_variety_that_shrinks_is_said():
 def test_without_validation_training_accuracy_is_told():
     none = rows(60, **{f"validation__{key}": None for key in ("accuracy", "accuracy_low", "accuracy_high")})
     assert sentences_of(run_of(none))[0] == (
-        "It has no held-out accuracy; accuracy on training prompts went from 45.8% to 85.0%."
+        "It has no held-out accuracy; accuracy on training prompts went from 40.4% to 85.0%."
     )
 
 
@@ -209,15 +232,14 @@ def test_a_crash_at_step_3_is_said_first():
 def test_a_batch_that_could_not_be_filled_is_said_first():
     assert sentences_of(run_of(rows(54), state="unfilled", said=UNFILLED))[0] == (
         "The run stopped because step 55 of 60 could not fill its batch. The cap of 4 x 32 dispatched groups was met "
-        "with 31 of 32 groups kept. 80% of the groups are all correct: many problems are solved."
+        "with 31 of 32 groups kept; 154 were judged, since some had been sent out in earlier steps. 80% of the groups "
+        "are all correct: many problems are solved."
     )
 
 
 def test_the_worst_warning_is_told_and_the_others_counted():
     made = rows(60, train__entropy=lambda step: 0.01 if step > 40 else 0.2, response__truncated_share=0.3)
-    assert sentences_of(run_of(made))[-1].startswith(
-        "What stands out: the entropy collapsed (1 further warning below). The entropy fell from 0.200 to 0.0100 nats"
-    )
+    assert sentences_of(run_of(made))[-1] == "What stands out: the entropy collapsed (1 further warning below)."
 
 
 def test_notes_are_no_warning():
@@ -236,7 +258,7 @@ def test_tiles_of_a_good_run():
         "training accuracy",
         "groups kept",
         "entropy, nats",
-        "generated per trained token",
+        "generated per token with loss",
         "time in steps",
         "response length",
     ]
@@ -247,10 +269,25 @@ def test_tiles_of_a_good_run():
         "key": "validation/accuracy",
         "tone": "good",
     }
-    assert tiles["training accuracy"]["value"] == "45.8% → 85.0%"
-    assert tiles["training accuracy"]["detail"] == "means of the first and last 12 steps"
-    assert tiles["generated per trained token"]["value"] == "1.60"
+    assert tiles["training accuracy"]["value"] == "40.4% → 85.0%"
+    assert tiles["training accuracy"]["detail"] == "means of the first and last 5 steps"
+    assert tiles["generated per token with loss"]["value"] == "1.60"
     assert tiles["time in steps"]["value"] == "16 s"
+
+
+def test_runs_of_one_recipe_and_different_length_begin_alike():
+    def begins(steps):
+        made = rows(steps, reward__accuracy=lambda step: step / 1000)
+        return next(t for t in tiles_of(run_of(made)) if t["label"] == "training accuracy")["value"].split(" → ")[0]
+
+    assert begins(20) == begins(60) == begins(300) == "0.3%"
+
+
+def test_phases_that_read_as_nothing_are_left_out():
+    made = rows(0, time__evaluate=1.0)
+    made[0] |= {"time/evaluate": 0.99, "time/other": 0.001, "time/publish": 0.001}
+    (tile,) = [t for t in tiles_of(run_of(made)) if t["label"] == "time in steps"]
+    assert tile["detail"] == "evaluating 100%"
 
 
 def test_a_fall_is_bad_and_a_change_within_chance_has_no_tone():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dapo.config.files import parse_yaml
 from dapo.errors import RecipeError
 from dapo.observe.run_folder import RunFolder
 from dapo.report.reader import LOG_LINES, read_run
@@ -111,12 +112,55 @@ def test_what_is_no_metric_is_left_out_and_said(tmp_path, make_run):
     ]
 
 
+def test_the_difference_is_whole_and_by_leaf(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", steps=2)
+    path = folder / "recipe.resolved.yaml"
+    given, _ = parse_yaml(path.read_text(), path.name)
+    pattern = "a" * 80
+    given["rewards"] = [
+        {"name": "accuracy", "kind": "exact", "pattern": pattern},
+        {"name": "format", "kind": "regex", "pattern": "b", "weight": 4.0},
+    ]
+    path.write_text(json.dumps(given))
+    found = [line for line in read_run(folder).difference if line[0].startswith("rewards")]
+    assert found == [
+        ("rewards.0.kind", '"math"', '"exact"'),
+        ("rewards.0.pattern", "null", f'"{pattern}"'),
+        ("rewards.1.name", "none", '"format"'),
+        ("rewards.1.kind", "none", '"regex"'),
+        ("rewards.1.pattern", "none", '"b"'),
+        ("rewards.1.weight", "none", "4.0"),
+    ]
+
+
 def test_a_step_that_was_done_again_counts_once(tmp_path, make_run):
     folder = make_run(tmp_path / "run", steps=3)
     append(folder / "metrics.jsonl", '{"step": 2, "train/loss": 8}\n')
     run = read_run(folder)
     assert [row["step"] for row in run.rows] == [0, 1, 2, 3]
     assert run.rows[2] == {"step": 2, "train/loss": 8}
+
+
+def test_an_evaluation_after_the_last_step_joins_its_row(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", steps=3)
+    before = read_run(folder).rows
+    late = {"step": 3, "validation/accuracy": 0.75, "time/evaluate": 2.5, "time/step": 2.5}
+    append(folder / "metrics.jsonl", json.dumps(late) + "\n")
+    rows = read_run(folder).rows
+    assert rows[:3] == before[:3]
+    assert rows[3] == before[3] | late | {key: before[3].get(key, 0) + 2.5 for key in ("time/evaluate", "time/step")}
+
+
+def test_lines_left_out_stay_said_while_a_run_is_followed(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", steps=2)
+    append(folder / "metrics.jsonl", "no JSON\n")
+    first = read_run(folder)
+    again = read_run(folder, earlier=first)
+    append(folder / "metrics.jsonl", "none either\n")
+    third = read_run(folder, earlier=again)
+    assert first.notes == again.notes != []
+    assert third.notes == read_run(folder).notes
+    assert "2 lines" in third.notes[0]
 
 
 def test_samples_and_spans_of_another_version(tmp_path, make_run):

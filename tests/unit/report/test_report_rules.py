@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import ROOT, rows, run_of
-from rule_cases import CASES, at, falling, late
+from rule_cases import CASES, at, falling, late, many
 
 from dapo.config.schema import Recipe
 from dapo.contracts.glossary import lookup
+from dapo.observe.run_folder import RunFolder
 from dapo.report.rules import RULES, Facts, advice_of
 from dapo.report.rules.facts import RANK
 from dapo.report.rules.table import table, with_table
@@ -22,7 +24,7 @@ UNFILLED = (
     "Judged in this step: 154 groups, 20.1% kept; 13191 tokens were generated.\n"
     "Likely cause: 80% of the groups are all correct: many problems are solved. Add harder problems.\n"
     "For example: '6 +7 -9 =', expected '4', got 'x' (accuracy 1).\n"
-    "The state and the kept groups are saved. `dapo train --resume R KEY=VALUE` goes on: a higher cap."
+    "The state and the kept groups are saved. `dapo train --resume /first/home KEY=VALUE` goes on: a higher cap."
 )
 
 
@@ -49,9 +51,12 @@ def test_a_batch_that_could_not_be_filled_is_told_in_the_words_of_the_run():
     run = run_of(rows(54), state="unfilled", said=UNFILLED)
     (advice,) = [a for a in advice_of(run) if a["rule"] == "batch_unfilled"]
     assert (advice["severity"], advice["first_step"]) == ("bad", 55)
-    assert advice["said"].startswith("The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept. 80% of")
+    assert advice["said"].startswith(
+        "The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept; 154 were judged, since some had been "
+        "sent out in earlier steps. 80% of"
+    )
     assert "For example" not in advice["said"]  # it quotes a response
-    assert advice["move"].startswith("`dapo train --resume R KEY=VALUE`")
+    assert advice["move"].startswith("`dapo train --resume runs/it KEY=VALUE`")  # where it lies now
     assert "batch_unfilled" not in found(rows(54), state="interrupted", said=UNFILLED)
 
 
@@ -93,6 +98,71 @@ def test_a_fall_tells_learning_by_heart_from_undoing():
     assert said[0]["first_step"] == 10  # the first of the best evaluations
 
 
+def test_the_best_of_many_evaluations_is_partly_luck():
+    assert found(rows(100, **many(0.83, 7))) == {"validation_fell": "warn"}  # 7 points, of 5.7
+    assert found(rows(100, **many(0.83, 8))) == {}  # and of 8.5
+    assert found(rows(100, **many(0.81, 8))) == {"validation_fell": "warn"}
+
+
+def kept_checkpoints(folder: Path, *steps: int) -> RunFolder:
+    for step in steps:
+        (folder / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    return RunFolder(folder)
+
+
+def move_of(rule: str, made: list[dict[str, Any]], *overrides: str, **more: Any) -> str:
+    (advice,) = [a for a in advice_of(run_of(made, *overrides, **more)) if a["rule"] == rule]
+    return advice["move"]
+
+
+def test_a_checkpoint_is_advised_only_where_it_exists(tmp_path):
+    fallen = rows(**falling(0.6), reward__accuracy=late(0.3, 0.5), reward__raw=late(0.3, 0.5))  # best at 10 to 30
+    both = kept_checkpoints(tmp_path / "both", 0, 20, 25, 60)
+    assert f"`dapo export {tmp_path}/both MODEL_FOLDER --step 20`" in move_of("validation_fell", fallen, folder=both)
+    late_alone = kept_checkpoints(tmp_path / "late", 0, 35, 60)  # 35: as near to 40, which is bad, as to 30
+    said = move_of("validation_fell", fallen, folder=late_alone)
+    assert said.startswith(
+        "No checkpoint from before the fall is kept (a larger checkpoint.keep keeps more). Start again"
+    )
+    assert "export" not in said
+
+
+def test_where_the_first_evaluation_was_the_best_there_is_nothing_to_go_back_to(tmp_path):
+    worse = rows(
+        validation__accuracy=lambda step: 0.5 if step == 0 else 0.2,
+        reward__accuracy=late(0.3, 0.5),
+        reward__raw=late(0.3, 0.5),
+    )
+    run = run_of(worse, folder=kept_checkpoints(tmp_path, 0, 40, 60))
+    (advice,) = [a for a in advice_of(run) if a["rule"] == "validation_fell"]
+    assert advice["said"].endswith("the updates make the model worse than it began.")
+    assert advice["move"].startswith("No step was better than the model before training. Start again, and lower")
+
+
+def test_the_way_back_from_a_collapse_is_a_checkpoint_that_exists(tmp_path):
+    made = rows(train__entropy=late(0.02, 0.2))  # since step 41
+    assert "step 40 (`dapo export" in move_of("entropy_collapse", made, folder=kept_checkpoints(tmp_path, 20, 40, 60))
+    assert "No checkpoint from before the fall is kept" in move_of("entropy_collapse", made)
+    assert "rollout.temperature" not in move_of("entropy_collapse", made)
+    assert "rollout.temperature" in move_of("entropy_collapse", made, "rollout.temperature=0.9")
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "setting"),
+    [
+        ("batch_hard_to_fill", {"sampling__acceptance_rate": 0.2}, "algorithm.dynamic_sampling.on_cap=train_partial"),
+        ("data_too_easy", {"groups__all_correct_share": 0.55}, "algorithm.dynamic_sampling.retire_at=1"),
+        ("data_too_hard", {"groups__all_wrong_share": 0.55}, "algorithm.dynamic_sampling.greso=true"),
+        ("truncated", {"response__truncated_share": 0.3}, "algorithm.truncated_vote=true"),
+    ],
+)
+def test_what_is_set_already_is_not_advised(rule, changes, setting):
+    assert setting in move_of(rule, rows(**changes))
+    there = move_of(rule, rows(**changes), setting)
+    assert there
+    assert setting not in there
+
+
 def test_the_reward_that_pays_is_named():
     made = rows(
         reward__raw=late(4, 1),
@@ -114,6 +184,17 @@ def test_unscored_responses_are_told_by_reason():
 def test_clipping_of_whole_responses_is_no_sign():
     gspo = ("algorithm.loss.ratio=sequence", "algorithm.clip.low=3e-4", "algorithm.clip.high=4e-4")
     assert "clip_share" not in found(rows(train__clip_high=0.2), *gspo)
+
+
+def test_the_cap_of_cispo_takes_no_gradient():
+    assert "clip_share" in found(rows(train__clip_high=0.2))
+    assert "clip_share" not in found(rows(train__clip_high=0.2), "algorithm.loss.kind=cispo")
+
+
+def test_the_end_of_the_data_is_no_hard_batch():
+    ended = rows(50, sampling__cap_reached=at({50}, 1, 0))  # of 60 steps
+    assert "batch_hard_to_fill" not in found(ended, state="finished")
+    assert "batch_hard_to_fill" in found(rows(50, sampling__cap_reached=at({49}, 1, 0)), state="finished")
 
 
 def test_the_worst_comes_first():

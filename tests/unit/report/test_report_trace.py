@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.observe.run_folder import RunFolder
-from dapo.report.reader import Run, SpanLine, read_run
+from dapo.observe.spans import Span
+from dapo.report.reader import Run, read_run
 from dapo.report.trace import merge_to, timeline_of, trace_of
 
 SPANS = st.lists(
     st.builds(
-        SpanLine,
+        Span,
         st.integers(0, 9),
         st.sampled_from(["generate", "score", "a phase"]),
         st.floats(1.8e9, 1.8e9 + 100),
@@ -52,8 +53,8 @@ def test_the_trace_of_a_run(tmp_path, make_run):
 
 
 def test_every_run_is_a_process_that_starts_at_zero(tmp_path):
-    one = run_of(tmp_path, [SpanLine(1, "learn", 100.0, 1.0, 1.0, 1)])
-    two = run_of(tmp_path, [SpanLine(1, "learn", 900.0, 2.0, 2.0, 1)])
+    one = run_of(tmp_path, [Span(1, "learn", 100.0, 1.0, 1.0, 1)])
+    two = run_of(tmp_path, [Span(1, "learn", 900.0, 2.0, 2.0, 1)])
     assert [(e["pid"], e["ts"], e["dur"]) for e in slices(trace_of([("a", one), ("b", two)]))] == [
         (1, 0, 1_000_000),
         (2, 0, 2_000_000),

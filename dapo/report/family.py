@@ -1,0 +1,43 @@
+"""Which runs belong together: those whose recipes differ in seed and name alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+_FREE = {"name", "dir", "seed", "if_exists"}
+"""Settings of ``run`` in which the runs of one family may differ."""
+LARGEST = 1e100
+"""A number beyond it was not measured, and sums of such overflow."""
+
+
+def family_of(given: dict[str, Any]) -> str:
+    """A name that recipes of one family share.
+
+    Args:
+        given: as YAML has it, so a key may be any value.
+
+    Raises:
+        ValueError: a number that no recipe has; RecursionError: a value too deep.
+    """
+    plain = _plain(given)
+    if isinstance(plain.get("run"), dict):
+        plain["run"] = {key: value for key, value in plain["run"].items() if key not in _FREE}
+    else:
+        plain["run"] = {}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    """With keys that can be sorted."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError("it has a number of more than 64 bits")
+    if isinstance(value, float) and math.isfinite(value) and abs(value) > LARGEST:
+        raise ValueError(f"it has a number beyond {LARGEST:g}")
+    return value

@@ -1,0 +1,267 @@
+"""Runs that no writer of ours left: out of an archive, edited, or made to break a reader. The others stay visible."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from serving import serving
+
+from dapo.cli.main import main
+from dapo.errors import DataError
+from dapo.observe.run_folder import is_held
+from dapo.observe.status import read_status
+from dapo.report import browse, pictures, runs_list, write
+from dapo.report.bundle import bundle_of
+from dapo.report.reader import read_run
+from dapo.report.runs_list import RunsFolder, fingerprint
+from dapo.report.shelf import Shelf
+from dapo.report.trace import trace_of
+
+ODD_KEYS = "run: {seed: 1, 1: 2, a: 3}\n"
+
+
+def with_metrics(folder, *rows):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return folder
+
+
+def with_recipe(folder, text):
+    (folder / "recipe.resolved.yaml").write_text(text)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------- the list
+
+
+@pytest.mark.parametrize("recipe", [ODD_KEYS, "run: {seed: 1}\n? [1, 2]\n: x\n", f"run: {{seed: 0x{'f' * 9000}}}\n"])
+def test_a_recipe_with_odd_keys_and_numbers_is_read(tmp_path, make_run, recipe):
+    run = read_run(with_recipe(make_run(tmp_path / "run", steps=3), recipe))
+    assert run.recipe is None
+    assert run.notes[0].startswith("recipe.resolved.yaml ")
+    json.dumps(bundle_of([run], live=False), allow_nan=False)
+
+
+def test_a_run_that_no_line_can_be_made_of_leaves_the_others_in_the_list(tmp_path, make_run, monkeypatch):
+    for name in ("good", "odd"):
+        make_run(tmp_path / name, steps=3)
+    real, asked = Shelf._make_line, []
+
+    def broken(shelf, name, slot):
+        asked.append(name)
+        return real(shelf, name, slot) if name == "good" else 1 // 0
+
+    monkeypatch.setattr(Shelf, "_make_line", broken)
+    shelf = Shelf(RunsFolder.at(tmp_path))
+    for _ in range(2):
+        lines, waiting = shelf.lines()
+        assert {line["name"]: line["title"] for line in lines} == {"good": "finished", "odd": "cannot be read"}
+        assert waiting == 0
+    assert asked.count("odd") == 1  # not tried again while it stays as it is
+
+
+def test_odd_runs_do_not_take_the_list_down(tmp_path, make_run):
+    make_run(tmp_path / "good", steps=3)
+    with_recipe(make_run(tmp_path / "keys", steps=3), ODD_KEYS)
+    huge = {"reward/accuracy": 1e308, "time/step": 1e308, "sampling/generated_tokens": 1e308, "train/entropy": -1e308}
+    with_metrics(make_run(tmp_path / "huge", steps=3), *({"step": step, **huge} for step in range(4, 30)))
+    with serving(tmp_path) as served:
+        reply = served.ask("/api/runs")
+        assert reply.status == 200
+        assert {run["name"] for run in reply.json["runs"]} == {"good", "keys", "huge"}
+
+
+# ---------------------------------------------------------------------------------------------------- pipes
+
+PIPES = ["metrics.jsonl", "status.json", "samples.jsonl", "spans.jsonl", "recipe.resolved.yaml", "difference.txt"]
+PIPES += ["log.txt", "lock", "prompts.parquet", "rollouts/step_000002.parquet", "tokens/step_000002.parquet"]
+ASK = """
+import sys
+from pathlib import Path
+from dapo.cli.main import main
+from dapo.report import browse
+from dapo.report.reader import read_run
+from dapo.report.runs_list import RunsFolder
+from dapo.report.shelf import Shelf
+folder = Path(sys.argv[1])
+run = read_run(folder)
+for step in browse.steps_of(run):
+    found, _ = browse.groups(run, step)
+    browse.group(run, step, found[0]["group"])
+browse.prompts(run, text="1 + 1")
+lines, _ = Shelf(RunsFolder.at(folder.parent)).lines()
+if sys.argv[2] == "report":
+    assert main(["report", str(folder)]) == 0
+print("lines", len(lines))
+"""
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_nobody_waits_at_a_named_pipe(tmp_path, make_run, name):
+    folder = make_run(tmp_path / "run", steps=3)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if name == "difference.txt":
+        with_recipe(folder, ODD_KEYS)  # else it is not read
+    what = "report" if name in ("metrics.jsonl", "rollouts/step_000002.parquet") else "look"
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, str(folder), what], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"lines {int(name != 'recipe.resolved.yaml')}" in done.stdout  # without a recipe it is no run
+
+
+def test_a_pipe_is_told(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", steps=3)
+    (folder / "log.txt").unlink()
+    os.mkfifo(folder / "log.txt")
+    assert read_run(folder).notes == ["log.txt cannot be read: it is no regular file."]
+    (folder / "lock").mkdir()
+    assert not is_held(folder)
+
+
+def test_a_status_and_a_recipe_have_a_largest_size(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", steps=3)
+    assert read_status(folder / "status.json")
+    (folder / "status.json").write_text((folder / "status.json").read_text() + " " * 70_000)
+    with_recipe(folder, (folder / "recipe.resolved.yaml").read_text() + "#" * 1_000_001)
+    run = read_run(folder)
+    assert (run.status_record, run.recipe) == (None, None)
+    assert run.notes[0] == "recipe.resolved.yaml cannot be read: it has more than 1,000,000 bytes."
+    assert fingerprint(folder)
+
+
+def test_a_status_of_impossible_counts_is_none(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", steps=3, how="running")
+    record = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps(record | {"steps": 10**400}))
+    run = read_run(folder)
+    assert run.status_record is None
+    json.dumps(bundle_of([run], live=False), allow_nan=False)
+
+
+# ---------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("metrics", [{"time/generate": 1e308}, {"time/step": 1e308}, {"time/step": 1e100}])
+@pytest.mark.parametrize("parts", ["status", "status spans"])
+def test_great_numbers_are_none_and_the_report_is_made(tmp_path, make_run, metrics, parts):
+    folder = make_run(tmp_path / "run", steps=6, metrics=lambda _: metrics, parts=parts)
+    assert main(["report", str(folder)]) == 0
+    key, value = next(iter(metrics.items()))
+    assert read_run(folder).rows[1][key] == (value if value == 1e100 else None)
+
+
+@pytest.mark.parametrize("odd", [{"seconds": 1e306}, {"start": -1e308}, {"start": 1e308}, {"start": 1e11}])
+def test_a_span_of_no_time_is_left_out(tmp_path, make_run, odd):
+    folder = make_run(tmp_path / "run", steps=3)
+    span = {"step": 2, "name": "learn", "start": 1.8e9, "seconds": 1.0, "busy": 1.0, "count": 1} | odd
+    with (folder / "spans.jsonl").open("a") as file:
+        file.write(json.dumps(span) + "\n")
+    run = read_run(folder)
+    assert len(run.spans) == 12
+    assert run.notes == ["spans.jsonl: 1 line was not as expected, and left out. Was the file edited, the disk full?"]
+    json.dumps([trace_of([("run", run)]), bundle_of([run], live=False)], allow_nan=False)
+
+
+def test_a_picture_that_cannot_be_drawn_is_left_out_and_said(tmp_path, make_run, monkeypatch, capsys):
+    real = pictures._picture
+
+    def picture(title, panels, drawn):
+        if title == "Health":
+            raise OverflowError("too great")
+        return real(title, panels, drawn)
+
+    monkeypatch.setattr(pictures, "_picture", picture)
+    folder = make_run(tmp_path / "run", steps=6)
+    assert main(["report", str(folder)]) == 0
+    assert {path.name for path in (folder / "report" / "pictures").iterdir()} == {"learning.png", "cost.png"}
+    assert "health.png was left out" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("budget", ["nan", "inf", "-inf"])
+def test_a_budget_is_a_number(tmp_path, make_run, capsys, budget):
+    assert main(["report", str(make_run(tmp_path / "run", steps=3)), f"--budget-mb={budget}"]) == 2
+    assert "--budget-mb" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl", "samples.jsonl", "recipe.resolved.yaml", "status.json"])
+def test_a_link_out_of_the_run_is_left_out_and_said(tmp_path, make_run, name):
+    secret = tmp_path / "elsewhere"
+    folder = make_run(tmp_path / "run", steps=3, how="crashed")
+    (folder / name).rename(secret)
+    (folder / name).symlink_to(secret)
+    run = read_run(folder)
+    left = {
+        "log.txt": run.log_tail,
+        "metrics.jsonl": run.rows,
+        "samples.jsonl": run.samples,
+        "recipe.resolved.yaml": run.resolved,
+        "status.json": run.status_record,
+    }
+    assert not left[name]
+    assert any(note.startswith(f"{name} cannot be read") for note in run.notes)
+    assert read_run(folder, root=tmp_path).notes == []  # the server's: below its folder a link is fine
+
+
+def test_rollouts_tokens_and_prompts_of_elsewhere_are_not_shown(tmp_path, make_run):
+    folder = make_run(tmp_path / "run", steps=3)
+    for name in ("rollouts", "tokens", "prompts.parquet"):
+        (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(tmp_path / name)
+    run = read_run(folder)
+    assert browse.index_of(run).groups == 0
+    with pytest.raises(DataError, match="leads out"):
+        browse.group(run, 1, 1000)
+    folder = make_run(tmp_path / "other", steps=3)
+    (folder / "prompts.parquet").unlink()
+    shutil.rmtree(folder / "tokens")
+    for name in ("tokens", "prompts.parquet"):
+        (folder / name).symlink_to(tmp_path / name)
+    run = read_run(folder)
+    found, _ = browse.groups(run, 1)
+    assert found
+    assert not any(group["has_tokens"] for group in found)
+    assert not any(r["tokens"] for r in browse.group(run, 1, found[0]["group"])["responses"])
+    assert browse.prompts(run)[0][0]["source"] == "sums"  # of the rollouts
+
+
+@pytest.mark.parametrize("linked", ["report", "report/pictures"])
+def test_nothing_is_written_through_a_link_in_the_run(tmp_path, make_run, capsys, linked):
+    folder = make_run(tmp_path / "run", steps=3)
+    target = tmp_path / "target"
+    target.mkdir()
+    (folder / linked).parent.mkdir(exist_ok=True)
+    (folder / linked).symlink_to(target)
+    assert main(["report", str(folder)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert list(target.iterdir()) == []
+    assert main(["report", str(folder), "--out", str(folder / "report")]) == 0  # said by a person
+
+
+# ---------------------------------------------------------------------------------------------------- leftovers
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path):
+    (tmp_path / "report.html").mkdir()  # cannot be replaced
+    with pytest.raises(OSError):
+        write._replace(tmp_path / "report.html", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_what_a_server_remembers_has_a_bound(tmp_path, make_run, monkeypatch):
+    monkeypatch.setattr(browse, "_MOST_RUNS", 2)
+    monkeypatch.setattr(runs_list, "MOST_FOLDERS", 1)
+    runs = RunsFolder.at(tmp_path)
+    for n in range(5):
+        folder = make_run(tmp_path / f"run {n}", steps=1, parts="rollouts")
+        assert browse.prompts(read_run(folder))[0][0]["prompt"]
+        runs.path_of(folder.name)
+    assert len(browse._found_texts) == 2
+    assert len(runs._links) <= 2
