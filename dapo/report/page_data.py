@@ -246,5 +246,6 @@ class RunLine(TypedDict):
     preset: str
     model: str
     advice: int  # warnings of severity "bad" and "warn"
+    bad: int  # of them "bad"
     accuracy_steps: list[int]  # of the points of ``accuracy``
     reward_steps: list[int]  # of the points of ``reward``

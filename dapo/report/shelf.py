@@ -181,9 +181,11 @@ class Shelf:
         status = status_of(run)
         now = time.monotonic()
         if status["state"] == "running" and slot.value is not None and now - slot.made < ADVICE_SECONDS:
-            warnings = slot.value["advice"]
+            warnings, bad = slot.value["advice"], slot.value["bad"]
         else:
-            warnings = sum(advice["severity"] in ("bad", "warn") for advice in advice_of(run))
+            severities = [advice["severity"] for advice in advice_of(run)]
+            bad = severities.count("bad")
+            warnings = bad + severities.count("warn")
             slot.made = now
         if status["state"] != "running":
             with self._lock:
@@ -205,6 +207,7 @@ class Shelf:
             "preset": run.recipe.preset if run.recipe else "",
             "model": run.recipe.model.path if run.recipe else "",
             "advice": warnings,
+            "bad": bad,
         }
 
     # ---------------------------------------------------------------------------------------------------- answers
@@ -270,6 +273,7 @@ def _unreadable(name: str) -> RunLine:
         "preset": "",
         "model": "",
         "advice": 0,
+        "bad": 0,
     }
 
 

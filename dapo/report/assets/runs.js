@@ -8,7 +8,7 @@ const SORTS = {
   accuracy: { label: "Held-out accuracy", value: (run) => -(lastOf(run.accuracy) ?? -1) },
   progress: { label: "Progress", value: (run) => -(run.steps ? run.step / run.steps : 0) },
   state: { label: "State", value: (run) => own(ORDER, run.state) },
-  warnings: { label: "Warnings", value: (run) => -run.advice },
+  warnings: { label: "Warnings", value: (run) => -(1000 * run.bad + run.advice) },
 };
 const STATES = {
   running: ["running", "▶", "live"], finished: ["finished", "✓", "good"], interrupted: ["interrupted", "‖", "warn"], unfilled: ["batch not filled", "◔", "bad"],
@@ -137,8 +137,11 @@ function makeRow(name) {
     fill("progress", [run.step, run.steps, run.state], () => progress(run));
     fill("curve", [run.accuracy, run.accuracy_steps, run.reward, run.reward_steps], () => curve(run));
     fill("accuracy", run.accuracy, () => accuracy(run));
-    fill("warnings", run.advice, () =>
-      run.advice ? el("span", { class: "warned" }, plural(run.advice, "warning")) : el("span", { class: "faint" }, "none"));
+    fill("warnings", `${run.bad} ${run.advice}`, () => {
+      if (!run.advice) return el("span", { class: "faint" }, "none");
+      if (!run.bad) return el("span", { class: "warned" }, plural(run.advice, "warning"));
+      return el("span", { class: "warned bad" }, `${plural(run.advice, "warning")}, ${run.bad} bad`);
+    });
     const shown = `${ago(run.updated || run.started)} ${moment(run.updated || run.started)}`;
     fill("updated", shown, () => el("span", { title: moment(run.updated || run.started) }, ago(run.updated || run.started)));
   };

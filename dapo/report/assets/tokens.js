@@ -47,7 +47,7 @@ const TOKEN_MODES = {
     ],
   },
   gap: {
-    label: "gap (learner − sampler)",
+    label: "gap (learner − sampler; the policy may have moved between)",
     has: (t) => !!t.learner,
     paint: (t, i) => APART(t.learner[i] === null || t.sampler[i] === null ? null : t.learner[i] - t.sampler[i]),
     legend: [

@@ -55,7 +55,8 @@ def test_the_list_has_a_line_for_each_run_with_its_curves(server: Served) -> Non
         "unfilled": "unfilled",
         "crashed": "failed",
     }
-    assert lines["unfilled"]["advice"] >= 1
+    assert lines["unfilled"]["advice"] >= lines["unfilled"]["bad"] >= 1
+    assert good["bad"] == 0
 
 
 def test_the_newest_run_comes_first(tmp_path: Path) -> None:
