@@ -47,7 +47,7 @@ const TOKEN_MODES = {
     ],
   },
   gap: {
-    label: "gap (learner − sampler; the policy may have moved between)",
+    label: "gap (learner − sampler)",
     has: (t) => !!t.learner,
     paint: (t, i) => APART(t.learner[i] === null || t.sampler[i] === null ? null : t.learner[i] - t.sampler[i]),
     legend: [
@@ -55,7 +55,7 @@ const TOKEN_MODES = {
       ["t-n1", "−0.1 to −0.01"],
       ["", "alike"],
       ["t-p1", "0.01 to 0.1"],
-      ["t-p2", "≥ 0.1"],
+      ["t-p2", "≥ 0.1 (the policy may have moved since)"],
     ],
   },
   ratio: {
