@@ -36,7 +36,7 @@ function validationCharts(keys) {
         title: `Held-out accuracy${of}`,
         unit: "share",
         says:
-          "Problems that training never sees. The band is the 95 % interval; " +
+          "Problems that training never sees. The band is the 95% interval (over seeds: least and greatest); " +
           "greedy is one answer a problem without chance.",
         series: [
           s(`${prefix}accuracy`, "sampled (avg@k)", { low: `${prefix}accuracy_low`, high: `${prefix}accuracy_high` }),

@@ -70,7 +70,7 @@ function facts(run) {
   const parts = [steps ? `step ${number(step)} of ${number(steps)}` : `step ${number(step)}`];
   const took = run.tiles.find((one) => one.key === "time/step" && /^time in steps/i.test(one.label));
   if (took) parts.push(`steps took ${oneLine(took.value, 40)}`);
-  if (started !== null) parts.push(`first started ${moment(started)}`);
+  if (started !== null) parts.push(`started ${moment(started)}`);
   if (updated !== null) parts.push(`${state === "running" ? "last heard of" : "ended"} ${moment(updated)}`);
   if (run.seed !== null) parts.push(`seed ${run.seed}`);
   return parts.join(" · ");
