@@ -286,7 +286,7 @@ def _validation() -> Iterator[Metric]:
         yield Metric(f"{prefix}problems", COUNT, f"Problems evaluated{of}.")
 
 
-_PHASES = {
+PHASES = {
     "generate": "in the engine",
     "score": "handing responses to verifiers and waiting for their scores",
     "judge": "judging groups and keeping account of them",
@@ -298,10 +298,11 @@ _PHASES = {
     "report": "writing metrics, rollouts and the console",
     "other": "outside every named phase",
 }
+"""The phases of a step, in the order in which they are shown, and what their seconds are spent in."""
 
 
 def _clock() -> Iterator[Metric]:
-    for phase, meaning in _PHASES.items():
+    for phase, meaning in PHASES.items():
         yield Metric(f"time/{phase}", SECONDS, f"Seconds of this step {meaning}.", "lower", clock=True)
     yield Metric(
         "time/step", SECONDS, "Wall-clock seconds of this step, evaluation and saving included.", "lower", clock=True

@@ -19,6 +19,7 @@ from dapo.loop.evaluation import FIRST_EVALUATION_GROUP
 from dapo.loop.seeds import SYNC_CHECK, derive_seed
 
 RESPONSES, TOKENS = 4, 16
+FIRST_GROUP = FIRST_EVALUATION_GROUP // 2  # ids that neither training nor evaluation uses
 
 
 def sync_check(
@@ -47,32 +48,12 @@ def sync_check(
     """
     if engine.shares_weights or not prompts:
         return {}
-    short = replace(sampling, max_tokens=min(TOKENS, sampling.max_tokens), top_p=1.0, top_k=0)
     chosen = list(prompts)[:RESPONSES]
-    first = FIRST_EVALUATION_GROUP // 2  # ids that neither training nor evaluation uses
-    engine.submit(
-        [
-            SampleRequest((first + i, 0), p.token_ids, short, derive_seed(seed, SYNC_CHECK, step, i))
-            for i, p in enumerate(chosen)
-        ]
-    )
-    events: list[SampleEvent] = []
-    while len(events) < len(chosen):
-        came = engine.poll()
-        if not came:
-            raise EngineError(f"the engine lost {len(chosen) - len(events)} of the sync check's {len(chosen)} requests")
-        events += came
-    failed = [event for event in events if event.finish is FinishReason.FAILED]
-    if failed:
-        raise EngineError(
-            f"the sync check after step {step} failed: {len(failed)} of {len(events)} short responses did "
-            f"({failed[0].reason}). Are the learner's weights finite? If they are, the engine does not run them: look "
-            "at its version and options (docs/engines.md), or set another `rollout.engine`"
-        )
+    events = _sampled(engine, chosen, sampling, step, seed)
     rows = [
         TrainRow(
             group=event.key[0],
-            prompt_ids=chosen[event.key[0] - first].token_ids,
+            prompt_ids=chosen[event.key[0] - FIRST_GROUP].token_ids,
             token_ids=event.token_ids,
             weights=np.zeros(len(event.token_ids), np.float32),
             advantages=np.zeros(len(event.token_ids), np.float32),
@@ -91,3 +72,34 @@ def sync_check(
             "or set another `rollout.engine`; if the precision explains it, raise `trainer.sync_check_tolerance`."
         )
     return {"train/sync_gap": float(gap.mean())}
+
+
+def _sampled(
+    engine: Engine, chosen: Sequence[Prompt], sampling: SamplingParams, step: int, seed: int
+) -> list[SampleEvent]:
+    """A short response to each of the prompts.
+
+    Raises:
+        EngineError: one was lost, or could not be made.
+    """
+    short = replace(sampling, max_tokens=min(TOKENS, sampling.max_tokens), top_p=1.0, top_k=0)
+    engine.submit(
+        [
+            SampleRequest((FIRST_GROUP + i, 0), p.token_ids, short, derive_seed(seed, SYNC_CHECK, step, i))
+            for i, p in enumerate(chosen)
+        ]
+    )
+    events: list[SampleEvent] = []
+    while len(events) < len(chosen):
+        came = engine.poll()
+        if not came:
+            raise EngineError(f"the engine lost {len(chosen) - len(events)} of the sync check's {len(chosen)} requests")
+        events += came
+    failed = [event for event in events if event.finish is FinishReason.FAILED]
+    if failed:
+        raise EngineError(
+            f"the sync check after step {step} failed: {len(failed)} of {len(events)} short responses did "
+            f"({failed[0].reason}). Are the learner's weights finite? If they are, the engine does not run them: look "
+            "at its version and options (docs/engines.md), or set another `rollout.engine`"
+        )
+    return events

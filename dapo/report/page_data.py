@@ -180,8 +180,7 @@ class Timeline(TypedDict):
     """Spans of phases. A span is (phase, step, start, seconds, busy seconds, count of stretches merged into it)."""
 
     phases: list[str]
-    spans: list[tuple[int, int, float, float, float, int]]  # start: seconds since ``origin``
-    origin: float
+    spans: list[tuple[int, int, float, float, float, int]]  # start: seconds since the first
     thinned: Thinned
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dapo.contracts.glossary import PHASES
 from dapo.observe.files import replacing
 from dapo.observe.text import clean, shorten
 from dapo.report.page_data import Band, RunView
@@ -33,7 +34,6 @@ GRID, GREY = "#E5E7EB", "#6B7280"
 LONGEST_NAME, MOST_NAMES = 70, 12
 CROWD = 2
 """More runs than this leave room for few metrics a panel."""
-PHASES = ("generate", "score", "judge", "shape", "learn", "publish", "evaluate", "save", "report", "other")
 LOG_FROM = 30.0
 """Greatest over least value from which an axis that may be logarithmic is."""
 EVERY_MARK = 60

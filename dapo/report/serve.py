@@ -47,8 +47,6 @@ from dapo.report.trace import trace_of
 
 MOST_RUNS = 20
 """Runs in one comparison."""
-MOST_ITEMS = 200
-"""Groups or prompts in one answer."""
 LONGEST_TEXT = 500
 """Characters of a filter."""
 LARGEST = 2**31 - 1
@@ -261,7 +259,7 @@ def _number(ask: QueryParams, name: str, least: int = 0, most: int = LARGEST) ->
 
 
 def _page_of(ask: QueryParams) -> dict[str, int]:
-    return {"limit": _number(ask, "limit", 1, MOST_ITEMS) or 50, "offset": _number(ask, "offset") or 0}
+    return {"limit": _number(ask, "limit", 1, browse.MOST) or 50, "offset": _number(ask, "offset") or 0}
 
 
 def _needed(request: Request, name: str, most: int = LARGEST) -> int:

@@ -6,17 +6,16 @@ The trace event format counts in microseconds: https://perfetto.dev/docs/getting
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dapo.observe.metrics import Row, series
+from dapo.observe.metrics import series
 from dapo.observe.spans import Span
 from dapo.report.page_data import Timeline
+from dapo.report.phases import in_order, phases_of_row
 from dapo.report.reader import Run
 from dapo.report.thin import SPANS
 
-PHASES = ("generate", "score", "judge", "shape", "learn", "publish", "evaluate", "save", "report", "other")
-"""The order of the lanes. Others follow in order of appearance."""
 COUNTERS = {
     "tokens per second": "time/tokens_per_second",
     "acceptance": "sampling/acceptance_rate",
@@ -39,26 +38,13 @@ def spans_of(run: Run) -> tuple[list[Span], str]:
     clock = 0.0
     for row in run.rows:
         start = clock
-        for name in _phases_of_row(row):
+        for name in phases_of_row(row):
             seconds = max(0.0, float(row[f"time/{name}"] or 0.0))
             if seconds:
                 spans.append(Span(row["step"], name, clock, seconds, seconds, 1))
             clock += seconds
         clock = max(clock, start + float(row.get("time/step") or 0.0))
     return spans, "This run recorded no spans: each step's phases are laid one behind the other." if spans else ""
-
-
-def _phases_of_row(row: Row) -> list[str]:
-    names = [
-        key.removeprefix("time/") for key in row if key.startswith("time/") and not key.endswith(("step", "_second"))
-    ]
-    return [name for name in in_order(names) if row[f"time/{name}"] is not None]
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Phases in the order of ``PHASES``, each once."""
-    found = list(dict.fromkeys(names))
-    return [name for name in PHASES if name in found] + [name for name in found if name not in PHASES]
 
 
 def timeline_of(run: Run, limit: int = SPANS) -> Timeline:
@@ -82,7 +68,6 @@ def timeline_of(run: Run, limit: int = SPANS) -> Timeline:
             )
             for span in merged
         ],
-        "origin": origin,
         "thinned": {"kept": len(merged), "of": len(spans), "how": f"{note} {how}".strip()},
     }
 

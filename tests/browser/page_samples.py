@@ -168,7 +168,6 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
         "timeline": {
             "phases": ["generate", "learn"],
             "spans": spans,
-            "origin": 1.8e9,
             "thinned": {"kept": len(spans), "of": len(spans), "how": ""},
         },
         "rollouts": {

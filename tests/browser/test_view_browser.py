@@ -27,7 +27,7 @@ HOSTILE = "<img src=x onerror='window.broken=1'>&\"'\u202e"
 
 
 def _make_run() -> Callable[..., Path]:
-    where = Path(__file__).parents[1] / "unit" / "report" / "conftest.py"
+    where = Path(__file__).parents[1] / "unit" / "report" / "made_folders.py"
     spec = importlib.util.spec_from_file_location("made_runs", where)
     assert spec is not None
     assert spec.loader is not None

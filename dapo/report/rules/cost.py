@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dapo.observe.text import number, percent
+from dapo.report.phases import phases_of_row
 from dapo.report.rules.facts import Facts, Found, Rule
 
 IDLE, GENERATING = 0.4, 0.4
@@ -19,9 +20,8 @@ def phase_seconds(facts: Facts) -> dict[str, float]:
     """Seconds of each phase over the run, the evaluation before its first step included; most first."""
     sums: dict[str, float] = {}
     for row in facts.run.rows:
-        for key, value in row.items():
-            if key.startswith("time/") and key not in _NO_PHASE and isinstance(value, int | float):
-                sums[key.removeprefix("time/")] = sums.get(key.removeprefix("time/"), 0.0) + value
+        for name in phases_of_row(row):
+            sums[name] = sums.get(name, 0.0) + row[f"time/{name}"]
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
@@ -102,7 +102,6 @@ def memory_growth(facts: Facts) -> Found | None:
     )
 
 
-_NO_PHASE = ("time/step", "time/tokens_per_second", "time/trained_tokens_per_second")
 _SCORING = "Raise run.reward_workers, make the reward function faster, or bound it with rewards.0.timeout."
 
 RULES = (

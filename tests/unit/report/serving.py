@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import socket
 import threading
@@ -15,10 +14,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from made_folders import make_run as made
+
 from dapo.report import serve
 from dapo.report.runs_list import RunsFolder
-
-MakeRun = Callable[..., Path]
 
 
 @dataclass
@@ -82,20 +81,6 @@ def until(ask: Callable[[], Reply], status: int) -> Reply:
             return reply
         time.sleep(0.05)
     raise AssertionError(f"no {status} in ten seconds")
-
-
-def load_make_run() -> MakeRun:
-    """`make_run` of the conftest beside this file, whose fixture lasts one test: most tests here share a server."""
-    spec = importlib.util.spec_from_file_location("made_runs", Path(__file__).with_name("conftest.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made: MakeRun = module.make_run
-    return made
-
-
-made = load_make_run()
 
 
 def make_runs(folder: Path) -> Path:

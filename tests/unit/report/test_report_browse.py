@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import HOSTILE, make_group, make_prompt
+from made_folders import HOSTILE, make_group, make_prompt
 
 from dapo.contracts.enums import Disposition, Verdict
 from dapo.contracts.types import content_id

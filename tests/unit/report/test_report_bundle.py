@@ -7,9 +7,9 @@ import re
 from collections import Counter
 
 import pytest
-from conftest import HOSTILE, make_group, make_prompt
 from hypothesis import given
 from hypothesis import strategies as st
+from made_folders import HOSTILE, make_group, make_prompt
 
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.samples import Sample

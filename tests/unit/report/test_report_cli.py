@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import HOSTILE
+from made_folders import HOSTILE
 
 from dapo.cli.main import main
 

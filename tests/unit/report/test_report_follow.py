@@ -8,27 +8,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Reply, Served, made, make_runs, serving, until
+from serving import Reply, Served, made, serving, until
 
 from dapo.report import runs_list, serve, shelf
 from dapo.report.runs_list import RunsFolder, fingerprint
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_runs(tmp_path_factory.mktemp("served") / "runs")
-
-
-@pytest.fixture(scope="module")
-def server(runs: Path) -> Iterator[Served]:
-    served = Served(runs)
-    yield served
-    served.stop()
 
 
 def test_an_unchanged_run_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

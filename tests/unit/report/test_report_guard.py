@@ -6,30 +6,17 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import Served, made, make_runs, named, serving
+from serving import Served, made, named, serving
 
 from dapo.report import serve
 from dapo.report.guard import Guard
 from dapo.report.runs_list import BadName, NoSuchRun, RunsFolder
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_runs(tmp_path_factory.mktemp("served") / "runs")
-
-
-@pytest.fixture(scope="module")
-def server(runs: Path) -> Iterator[Served]:
-    served = Served(runs)
-    yield served
-    served.stop()
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"])

@@ -16,24 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Served, made, make_runs, named, serving
+from serving import Served, made, named, serving
 
 from dapo.cli import view
 from dapo.errors import RecipeError
 from dapo.report import shelf
 from dapo.report.runs_list import RunsFolder
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_runs(tmp_path_factory.mktemp("served") / "runs")
-
-
-@pytest.fixture(scope="module")
-def server(runs: Path) -> Iterator[Served]:
-    served = Served(runs)
-    yield served
-    served.stop()
 
 
 def test_the_list_has_a_line_for_each_run_with_its_curves(server: Served) -> None:
@@ -42,7 +30,7 @@ def test_the_list_has_a_line_for_each_run_with_its_curves(server: Served) -> Non
     assert reply["folder"] == "runs"
     assert set(lines) == {"good", "sweep/seed 2 #%", "unfilled", "crashed"}  # not the hidden one, nor plain folders
     good = lines["good"]
-    # conftest: accuracy is 0.2 + 0.6 x step / 12 in step 0, 4, 8, 12, and the training accuracy lies 0.02 below
+    # made_folders: accuracy is 0.2 + 0.6 x step / 12 in step 0, 4, 8, 12, and the training accuracy lies 0.02 below
     assert good["accuracy"] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert good["accuracy_steps"] == [0, 4, 8, 12]
     assert good["reward"] == pytest.approx([0.18 + 0.05 * step for step in range(1, 13)])

@@ -89,7 +89,6 @@ def test_a_short_timeline_is_whole(tmp_path, make_run):
     timeline = timeline_of(read_run(make_run(tmp_path / "run", steps=2)))
     assert timeline["phases"] == ["generate", "score", "learn", "publish"]
     assert timeline["spans"][1] == (1, 1, 0.2, 0.25, 0.1, 5)
-    assert timeline["origin"] == 1_800_000_000.0
     assert timeline["thinned"] == {"kept": 8, "of": 8, "how": "Every span is shown."}
 
 

@@ -355,7 +355,7 @@ def test_something_else_at_the_address_is_refused_at_once(tmp_path):
 def test_the_key_is_sent(make, help):
     _, engine = make(key="secret", api_key="secret")
     engine.submit(requests(help, 1, 1))
-    drain(engine, 1)
+    assert drain(engine, 1).keys() == {(0, 0)}
 
 
 def test_a_server_left_paused_is_resumed(tmp_path, help):

@@ -1,0 +1,22 @@
+"""Which phases a step's row and a run's spans tell of, in one order everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dapo.contracts.glossary import PHASES
+from dapo.observe.metrics import Row
+
+_NO_PHASE = ("time/step", "time/tokens_per_second", "time/trained_tokens_per_second")
+
+
+def phases_of_row(row: Row) -> list[str]:
+    """Phases whose seconds a row holds; one that this version does not know counts, too."""
+    names = [key.removeprefix("time/") for key in row if key.startswith("time/") and key not in _NO_PHASE]
+    return [name for name in in_order(names) if row[f"time/{name}"] is not None]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Phases in the order of the glossary, each once; unknown ones behind."""
+    found = list(dict.fromkeys(names))
+    return [name for name in PHASES if name in found] + [name for name in found if name not in PHASES]
