@@ -26,7 +26,7 @@ export OMP_NUM_THREADS ?= 1
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart test test-slow test-browser test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report oracles mutation
+.PHONY: setup setup-vllm quickstart test test-slow test-browser test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -74,6 +74,11 @@ bench-recording: setup
 
 bench-report: setup
 	$(BIN)/python benchmarks/report.py
+
+# make golden BASE=v0.1: what of the quickstart's numbers changed since then, to the digit.
+BASE ?= HEAD
+golden: setup
+	$(BIN)/python benchmarks/golden.py --base $(BASE)
 
 check: setup
 	$(BIN)/ruff format --check .
