@@ -159,6 +159,12 @@ class SimulatedEngine:
             raise ValueError("abort before publishing: a response in a slot has one version here")
         self._versions = np.full(LONGEST, version, np.int32)
 
+    def checksums(self) -> None:
+        """There are no weights."""
+
+    def sleep(self) -> None:
+        """Holds nothing."""
+
     def stats(self) -> Metrics:
         """In units and slot-seconds: ``decode_steps`` is the clock, the slots' use is in seconds."""
         for machine in self._machines:

@@ -25,7 +25,7 @@ def evaluate(loaded: LoadedRecipe, run: Path | None = None, step: int | None = N
                 learner.load(saved / "learner")
                 console.say(f"weights of {saved}")
             session.engine.publish(0, learner.publish())
-            session.check_sync(learner, 0)
+            session.sync_check(learner)(0)
             evaluator = session.evaluator()
             if evaluator is None:
                 raise DataError("there is nothing to evaluate on: give --data FILE")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from dapo.build.engines import check_engine, make_engine
@@ -24,13 +23,13 @@ from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.protocols import Engine, Learner, Scorer
-from dapo.contracts.types import IntArray, Metrics, Prompt
+from dapo.contracts.types import IntArray, Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream
 from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
-from dapo.loop.sync_check import sync_check
+from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import LoopSettings, Recorder, Trainer
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
@@ -114,15 +113,14 @@ class Session:
             zero_advantage_is_free=recipe.algorithm.loss.kind in ("clip", "cispo"),
         )
 
-    def check_sync(self, learner: Learner, step: int) -> Metrics:
+    def sync_check(self, learner: Learner) -> SyncCheck:
         """After a publish: has the engine the learner's weights? See ``dapo.loop.sync_check``."""
         validation = [prompt for prompts in self.data.validation.values() for prompt in prompts]
-        return sync_check(
+        return SyncCheck(
             self.engine,
             learner,
             self.data.train or validation,
             make_sampling(self.recipe, self.loaded),
-            step=step,
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
         )
@@ -168,7 +166,7 @@ class Session:
             ),
             fingerprint=self.loaded.fingerprint,
             phases=phases,
-            check_sync=partial(self.check_sync, learner),
+            check_sync=self.sync_check(learner),
         )
 
     def close(self) -> None:

@@ -250,6 +250,13 @@ def _learner() -> Iterator[Metric]:
     yield Metric(
         "train/sync_gap", NATS, "Mean |learner - sampler| log-probability of the check after a publish.", "lower"
     )
+    yield Metric(
+        "train/sync_gap_max", NATS, "Largest |learner - sampler| log-probability of the check after a publish.", "lower"
+    )
+    yield Metric(
+        "train/sync_accepted", NATS, "Mean gap that this check let pass: a smaller error it cannot resolve.", "lower"
+    )
+    yield Metric("train/sync_tensors", COUNT, "Tensors of the engine whose checksums equal the learner's.", "higher")
 
 
 def _validation() -> Iterator[Metric]:

@@ -6,7 +6,7 @@ and a lost engine are one thing: submit again with a prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,6 +20,7 @@ from dapo.contracts.types import (
     SampleRequest,
     Score,
     StepBatch,
+    TensorSum,
     TokenTrace,
     TrainRow,
 )
@@ -66,6 +67,18 @@ class Engine(Protocol):
     def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """New weights: every token from now on carries ``version``."""
 
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """Of the weights that this engine computes with, by their names in the checkpoint; asked after each publish.
+
+        Read from the tensors that the next token is computed from, not from what came in. A tensor that is part of a
+        larger one (fused query, key and value) is summed as that part, in the checkpoint's shape. What cannot be read
+        is left out; None: nothing can be read here (a server), or everything is the learner's own memory.
+
+        Raises:
+            EngineError: something that the engine derived from its weights (a fused or packed matrix) is not what
+                they give.
+        """
+
     def sleep(self) -> None:
         """Nothing will be asked before the next ``publish``, and nothing is unfinished.
 
@@ -101,6 +114,13 @@ class Learner(Protocol):
         """
 
     def publish(self) -> WeightSource: ...
+
+    def checksums(self, dtypes: Mapping[str, str]) -> Mapping[str, int]:
+        """What an engine's checksums must be: of the weights ``dtypes`` names, rounded to the engine's types.
+
+        Read from the parameters themselves, not through ``publish``. Names that the model does not have are left out;
+        a tied tensor answers to each of its names.
+        """
 
     def save(self, folder: Path) -> None: ...
 

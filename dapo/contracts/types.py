@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,13 @@ class SampleEvent:
     finish: FinishReason
     tick: int = 0  # the engine's logical clock (decode steps) when it ended
     reason: str | None = None  # with FAILED: what happened
+
+
+class TensorSum(NamedTuple):
+    """One tensor that an engine computes with, as a number that can be compared and sent."""
+
+    dtype: str  # that it has in the engine: "float32", "bfloat16"
+    value: int  # ``dapo.models.checksum.checksum`` of its values
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from dapo.errors import LearnerError
 from dapo.learner import storage
 from dapo.learner.metrics import TokenRecord, loss_mask
 from dapo.learner.optimizer import Optimizer
+from dapo.models.checksum import checksum
 from dapo.models.forward import token_logprobs
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad, split
@@ -134,6 +135,11 @@ class LocalLearner:
     def publish(self) -> SharedWeights:
         self._weights_moved = False
         return SharedWeights(self.loaded)
+
+    def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
+        """Of the named weights, rounded to the types that an engine holds them in; see the protocol."""
+        present = self.loaded.model.state_dict()
+        return {name: checksum(present[name], getattr(torch, to)) for name, to in dtypes.items() if name in present}
 
     def save(self, folder: Path) -> None:
         """Weights, optimiser state and the count of skipped steps; ``load`` restores them to the bit."""

@@ -33,6 +33,9 @@ class Decoder(Protocol):
     def refresh(self) -> None:
         """The model's weights have changed."""
 
+    def stale(self) -> list[str]:
+        """What is derived from the weights, by name, and is not what the present ones give."""
+
     def prefill(self, tokens: Tensor, lengths: list[int]) -> Prefilled:
         """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
 

@@ -10,7 +10,7 @@ produced; :class:`SlotCache` owns keys and values; a decoder owns what is derive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest
+from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
 from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.roster import Gate, Queue, Roster, empty_event, ended_before, sequence_of
 from dapo.rollout.sampling import draw_mixed
-from dapo.rollout.weights import copy_weights
+from dapo.rollout.weights import copy_weights, tensor_sums
 
 PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
 _TYPICAL_TOKENS = 128  # length assumed when slots are chosen
@@ -141,6 +141,22 @@ class EmbeddedEngine:
         self._prefilled.clear()
         self.version = version
         self._roster.new_version(version)
+
+    @torch.inference_mode()
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """Of the model's own tensors; None where they are the learner's.
+
+        Raises:
+            EngineError: a fused matrix is not the one that the weights give.
+        """
+        stale = self._decoder.stale()
+        if stale:
+            raise EngineError(
+                f"{len(stale)} tensors that the {self._decoder.name} decoder derives from the weights are old "
+                f"({', '.join(stale[:3])}): it did not make them again after the last publish. This is a defect of the "
+                "decoder; set rollout.engine: generate, which derives nothing"
+            )
+        return None if self.shares_weights else tensor_sums(self._loaded.model)
 
     def sleep(self) -> None:
         """The cache is small beside what it would cost to make again: it stays."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dapo.models.checksum import same_bits
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled
 
@@ -99,6 +100,15 @@ class _Layer:
         self.o_t, self.down_t = self._o.weight.t(), self._down.weight.t()
         self.o_bias, self.down_bias = self._o.bias, self._down.bias
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that this layer computes with, by attribute: what is derived and what is read in place."""
+        found: dict[str, Tensor] = {}
+        for name, value in vars(self).items():
+            for number, part in enumerate(value if isinstance(value, list) else [value]):
+                if isinstance(part, Tensor):
+                    found[name if part is value else f"{name}.{number}"] = part
+        return found
+
     def _norm(self, stream: Tensor, x: Tensor, which: int) -> Tensor:
         if self._folded:
             length: Tensor = torch.linalg.vector_norm(stream, dim=-1, keepdim=True)
@@ -157,10 +167,10 @@ class FusedDecoder:
         first = self._model.layers[0].self_attn
         heads, d = first.q_proj.out_features // first.head_dim, int(first.head_dim)
         self._scaling: float = first.scaling
-        order = _pairs(heads, d, loaded.device)
+        self._order = _pairs(heads, d, loaded.device)
         self._eps: float = self._model.norm.variance_epsilon
         self._folded = loaded.dtype == torch.float32
-        self._layers = [_Layer(layer, order, self._folded) for layer in self._model.layers]
+        self._layers = [_Layer(layer, self._order, self._folded) for layer in self._model.layers]
         kv_heads = self._layers[0].kv_heads
         self.shape = CacheShape(len(self._layers), kv_heads, d, loaded.dtype, loaded.device)
         self._rope = self._rope_table(256)
@@ -169,6 +179,18 @@ class FusedDecoder:
         """The model's weights have changed: make the fused matrices again."""
         for layer in self._layers:
             layer.refresh()
+
+    def stale(self) -> list[str]:
+        """Tensors of the layers that differ from those of a layer made now; one layer in memory at a time.
+
+        Every tensor attribute is looked at, so that one which a later change adds and ``refresh`` forgets is met too.
+        """
+        found = []
+        for index, (layer, source) in enumerate(zip(self._layers, self._model.layers, strict=True)):
+            now = _Layer(source, self._order, self._folded).tensors()
+            have = layer.tensors()
+            found += [f"layers.{index}.{name}" for name in now if not same_bits(have[name], now[name])]
+        return found
 
     def _rope_table(self, positions: int) -> tuple[Tensor, Tensor]:
         """Rotation of queries (scaled by 1/sqrt(d)) and keys at each position: complex [positions, 1, d/2]."""

@@ -8,7 +8,7 @@ with the request's own uniform numbers, as the embedded engine does, and leaves 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
 from dapo.errors import EngineError
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
 from dapo.rollout.roster import Gate, Queue, Roster, empty_event, ended_before, sequence_of
 from dapo.rollout.sampling import draw_mixed
-from dapo.rollout.weights import copy_weights
+from dapo.rollout.weights import copy_weights, tensor_sums
 
 _DEFAULT_SLOTS = 64
 
@@ -134,6 +134,10 @@ class GenerateEngine:
         if not (weights.shares_memory and self.shares_weights):
             copy_weights(self._loaded.model, weights.named_tensors())
         self.version = version
+
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """Of the model's own tensors; None where they are the learner's. Nothing here is derived from them."""
+        return None if self.shares_weights else tensor_sums(self._loaded.model)
 
     def sleep(self) -> None:
         """Holds nothing between calls."""

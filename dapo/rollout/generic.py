@@ -110,6 +110,10 @@ class GenericDecoder:
     def refresh(self) -> None:
         """Nothing here is derived from weights."""
 
+    def stale(self) -> list[str]:
+        """Nothing can be."""
+        return []
+
     def _logits(self, context: attention.AttentionContext, tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
         """[rows, vocabulary] at index ``last`` [rows] of ``tokens`` [rows, length]."""
         with sampling_mode(self._model, attention.NAME):

@@ -13,7 +13,7 @@ import os
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import Tensor
 from dapo.config.schema_rollout import Vllm
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.roster import Gate, ended_before, sequence_of
@@ -245,6 +245,10 @@ class VllmEngine:
                 f"{len(missing)} of the model's weights were not published ({', '.join(missing[:3])}...); they would "
                 "stay old: a weight source must name every parameter"
             )
+
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """None: not read yet."""
+        return None
 
     def sleep(self) -> None:
         """Hand weights' and cache's memory to the learner until the next publish, on a GPU."""

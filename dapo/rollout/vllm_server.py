@@ -11,13 +11,13 @@ import asyncio
 import secrets
 import shutil
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
 from dapo.errors import EngineError
 from dapo.rollout.roster import Gate, ended_before
 from dapo.rollout.vllm_dispatch import TRAINER, Dispatcher
@@ -191,6 +191,10 @@ class ServerEngine:
         self.version = version
         if old is not None:
             shutil.rmtree(old.folder, ignore_errors=True)
+
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """None: a server does not show its tensors; only what it samples tells."""
+        return None
 
     def sleep(self) -> None:
         """Nothing to hand back: the server's memory is the server's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dapo.contracts.types import TensorSum
 from dapo.errors import EngineError
+from dapo.models.checksum import checksum, dtype_name
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -42,6 +44,11 @@ def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
             f"{len(missing)} of the engine's weights were not published ({', '.join(missing[:3])}...); they would stay "
             "old: a weight source must name every parameter"
         )
+
+
+def tensor_sums(model: Any) -> Mapping[str, TensorSum]:
+    """Checksums of all parameters and persistent buffers, under every name that they have."""
+    return {name: TensorSum(dtype_name(x.dtype), checksum(x)) for name, x in model.state_dict().items()}
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:

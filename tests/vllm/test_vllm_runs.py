@@ -120,6 +120,6 @@ def test_weights_go_through_a_folder_where_there_are_several_workers(tmp_path):
         session.engine._many_workers = True
         learner = session.learner()
         session.engine.publish(0, learner.publish())
-        assert session.check_sync(learner, 0)["train/sync_gap"] < 1e-4
+        assert session.sync_check(learner)(0)["train/sync_gap"] < 1e-4
     finally:
         session.close()

@@ -294,7 +294,7 @@ RULES = (
     ),
     Rule(
         "sync_gap",
-        f"{percent(SYNC_WARN, 0)} of trainer.sync_check_tolerance (bad from all of it)",
+        f"{percent(SYNC_WARN, 0)} of trainer.sync_check_tolerance, 0.05 nats where it is not set (bad from all of it)",
         "The engine does not run the weights it was given: everything that it samples is off-policy.",
         "Find the tensor that does not arrive (docs/engines.md). Raise trainer.sync_check_tolerance only where the "
         "engine computes in a coarser type.",

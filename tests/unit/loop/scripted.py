@@ -56,6 +56,9 @@ class ScriptedEngine:
             reason="scripted" if finish is FinishReason.FAILED else None,
         )
 
+    def checksums(self):
+        return None
+
     def sleep(self):
         assert not self.active
         assert not self.queue

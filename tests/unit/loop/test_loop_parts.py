@@ -7,15 +7,16 @@ import pytest
 from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Group, Prompt, SamplingParams, Score
+from dapo.contracts.types import Completion, Group, Prompt, SamplingParams, Score, TensorSum
 from dapo.errors import EngineError
+from dapo.loop import sync_check
 from dapo.loop.account import wasted_seconds
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates
 from dapo.loop.schedule import Schedule
 from dapo.loop.seeds import EVALUATION, TRAINING, derive_seed
-from dapo.loop.sync_check import sync_check
+from dapo.loop.sync_check import SyncCheck
 
 
 def make_group(gid, lengths, accuracies, truncated=()):
@@ -102,33 +103,102 @@ def test_means_over_tokens_are_weighted_by_tokens_and_nan_is_left_out():
 
 
 class FixedLearner:
-    def __init__(self, value):
-        self.value = value
+    """Its log-probabilities are ``value``, or what ``value`` gives of each call's number."""
+
+    def __init__(self, value, sums=None):
+        self.value, self.sums, self.calls = value, sums or {}, 0
 
     def logprobs(self, rows):
-        return [np.full(len(row.token_ids), self.value, np.float32) for row in rows]
+        self.calls += 1
+        value = self.value(self.calls) if callable(self.value) else self.value
+        return [np.full(len(row.token_ids), value, np.float32) for row in rows]
+
+    def checksums(self, dtypes):
+        return {name: self.sums[name, dtype] for name, dtype in dtypes.items() if (name, dtype) in self.sums}
+
+
+def make_check(learner, prompts=3, sums=None, fail=lambda g, i: False, **options):
+    engine = ScriptedEngine(lambda g, i: 5, fail=fail)  # its log-probabilities are all -1
+    engine.shares_weights = False
+    engine.checksums = lambda: sums
+    asked = [Prompt("p", "p", np.array([1]), "p", "", "s")] * prompts
+    return SyncCheck(engine, learner, asked, SamplingParams(10), seed=1, **options)
 
 
 def test_sync_check_names_engine_gap_and_remedy():
-    engine = ScriptedEngine(lambda g, i: 5)  # its log-probabilities are all -1
-    engine.shares_weights = False
-    prompts = [Prompt("p", "p", np.array([1]), "p", "", "s")] * 3
-    arguments = {"step": 7, "seed": 1, "tolerance": 0.05}
-    good = sync_check(engine, FixedLearner(-1.01), prompts, SamplingParams(10), **arguments)
+    good = make_check(FixedLearner(-1.01))(7)
     assert good["train/sync_gap"] == pytest.approx(0.01, abs=1e-6)
+    assert good["train/sync_gap_max"] == pytest.approx(0.01, abs=1e-6)
+    assert good["train/sync_accepted"] == 0.05
     with pytest.raises(EngineError, match=r"step 7.*15 tokens.*ScriptedEngine.*differ.* 1\b.*rollout.engine"):
-        sync_check(engine, FixedLearner(0.0), prompts, SamplingParams(10), **arguments)
+        make_check(FixedLearner(0.0))(7)
     with pytest.raises(EngineError):
-        sync_check(engine, FixedLearner(math.nan), prompts, SamplingParams(10), **arguments)
+        make_check(FixedLearner(math.nan))(7)
+
+
+def test_sync_check_accepts_what_is_healthy_for_this_engine_and_no_more():
+    """A float32 engine is 1e-6 off: then 2e-5 is too much. A coarse one is 0.01 off, and 0.02 is fine."""
+    check = make_check(FixedLearner(lambda call: -1 - (1e-6 if call < 4 else 3e-5)))
+    assert [check(step)["train/sync_accepted"] for step in range(3)] == [0.05, sync_check.LEAST, sync_check.LEAST]
+    with pytest.raises(EngineError, match=r"step 3 .*accepted 1e-05; before, a healthy check differed by 9.5e-07"):
+        check(3)
+    coarse = make_check(FixedLearner(lambda call: -1 - 0.01 * (2 if call == 3 else 1 if call < 4 else 5)))
+    assert coarse(0)["train/sync_gap"] == pytest.approx(0.01, rel=1e-4)
+    assert coarse(1)["train/sync_accepted"] == pytest.approx(0.03, rel=1e-4)
+    assert coarse(2)["train/sync_gap"] == pytest.approx(0.02, rel=1e-4)
+    assert coarse.accepted == pytest.approx(0.04, rel=1e-4)  # three times the mean of 0.01, 0.01 and 0.02
+    with pytest.raises(EngineError):
+        coarse(3)
+    drifting = make_check(FixedLearner(lambda call: -1 - 0.001 * 1.05**call))
+    for step in range(60):  # to 0.019 in steps of a twentieth: no alarm
+        drifting(step)
+    fixed = make_check(FixedLearner(lambda call: -1 - 1e-6 * 9**call), tolerance=0.5)
+    for step in range(5):
+        assert fixed(step)["train/sync_accepted"] == 0.5
+
+
+def test_sync_check_looks_at_single_tokens():
+    """One token of 15 is far off; the mean alone would pass."""
+
+    class OneWrong(FixedLearner):
+        def logprobs(self, rows):
+            found = super().logprobs(rows)
+            found[0][2] -= 0.7
+            return found
+
+    with pytest.raises(EngineError, match=r"0.7 at most \(accepted 0.6\)"):
+        make_check(OneWrong(-1.0), tolerance=0.03)(1)  # 0.7 / 15 = 0.047
+    with pytest.raises(EngineError, match=r"0.04667 nats in the mean \(accepted 0.04\)"):
+        make_check(OneWrong(-1.0), tolerance=0.04)(1)
+    assert make_check(OneWrong(-1.0), tolerance=0.05)(1)["train/sync_gap_max"] == pytest.approx(0.7, rel=1e-5)
+
+
+def test_sync_check_compares_tensors_before_it_samples():
+    expected = {("a", "float32"): 1, ("b", "bfloat16"): 2}
+    learner = FixedLearner(-1.0, expected)
+    found = {"a": TensorSum("float32", 1), "b": TensorSum("bfloat16", 2)}
+    assert make_check(learner, sums=found)(3)["train/sync_tensors"] == 2
+    with pytest.raises(EngineError, match=r"after step 3 failed: 1 of 2 tensors of ScriptedEngine .*\(b\)"):
+        make_check(learner, sums=found | {"b": TensorSum("bfloat16", 3)})(3)
+    with pytest.raises(EngineError, match=r"1 tensors, which the model lacks.*\(layer.9\)"):
+        make_check(learner, sums=found | {"layer.9": TensorSum("float32", 1)})(3)
+    assert make_check(learner)(3)["train/sync_tensors"] == 0  # a server
+
+
+def test_sync_check_asks_an_engine_that_shares_the_weights_for_its_tensors_only():
+    check = make_check(FixedLearner(0.0))
+    check._engine.shares_weights = True
+    assert check(1) == {}
+    check = make_check(FixedLearner(0.0), sums={"a": TensorSum("float32", 1)})
+    check._engine.shares_weights = True
+    with pytest.raises(EngineError, match="lacks"):
+        check(1)
 
 
 def test_sync_check_speaks_of_responses_that_failed():
     """Weights that are not finite give no tokens to compare: another case than old weights."""
-    engine = ScriptedEngine(lambda g, i: 5, fail=lambda g, i: g % 2 == 0)
-    engine.shares_weights = False
-    prompts = [Prompt("p", "p", np.array([1]), "p", "", "s")] * 4
     with pytest.raises(EngineError, match=r"step 7 failed: 2 of 4 .*scripted.*weights finite\?"):
-        sync_check(engine, FixedLearner(-1.0), prompts, SamplingParams(10), step=7, seed=1, tolerance=0.05)
+        make_check(FixedLearner(-1.0), prompts=4, fail=lambda g, i: g % 2 == 0)(7)
 
 
 def test_evaluation_statistics_by_hand():

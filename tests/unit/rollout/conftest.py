@@ -17,7 +17,7 @@ from dapo.models.loaded import LoadedModel
 VOCABULARY = 40
 
 
-def build(architecture: str = "llama", **config: Any) -> LoadedModel:
+def build(architecture: str = "llama", *, dtype: torch.dtype = torch.float32, **config: Any) -> LoadedModel:
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -39,7 +39,8 @@ def build(architecture: str = "llama", **config: Any) -> LoadedModel:
         for name, parameter in model.named_parameters():  # norms and biases start at one and zero: make them matter
             if parameter.dim() == 1:
                 torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
-    return LoadedModel(model.eval(), None, (1,), 0, torch.device("cpu"), torch.float32, packed=False, name=architecture)
+    model = model.to(dtype).eval()
+    return LoadedModel(model, None, (1,), 0, torch.device("cpu"), dtype, packed=False, name=architecture)
 
 
 _SHARED: dict[str, LoadedModel] = {}

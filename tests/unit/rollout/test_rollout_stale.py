@@ -1,0 +1,132 @@
+"""A tensor that stays old after a publish, of every kind, planted in engines whose tensors can be read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dapo.config import schema
+from dapo.contracts.types import Prompt, SamplingParams
+from dapo.errors import EngineError
+from dapo.learner.local import LocalLearner
+from dapo.loop.sync_check import SyncCheck
+from dapo.rollout import embedded, fused, generate
+from dapo.rollout.embedded import EmbeddedEngine
+from dapo.rollout.generate import GenerateEngine
+
+KINDS = [
+    "embed_tokens", "layers.1.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.1.self_attn.v_proj",
+    "layers.0.self_attn.o_proj", "layers.1.mlp.down_proj", "layers.0.mlp.gate_proj", "layers.1.mlp.up_proj",
+    "layers.0.input_layernorm", "layers.1.post_attention_layernorm", "layers.1.self_attn.k_norm", "model.norm",
+    "lm_head",
+]  # fmt: skip
+PROMPTS = [Prompt(str(n), "p", np.array([2 + n, 3, 4]), "p", "", "s") for n in range(4)]
+
+
+def learner_of(loaded) -> LocalLearner:
+    return LocalLearner(loaded, lambda inputs: (inputs.logprobs, {}), schema.Learner(), 1.0)
+
+
+def move(model, size=1e-3) -> None:
+    """As an optimiser step would."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+
+def check_of(engine, learner) -> SyncCheck:
+    return SyncCheck(engine, learner, PROMPTS, SamplingParams(8), seed=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", [EmbeddedEngine, GenerateEngine])
+def test_one_old_tensor_is_named_at_its_first_publish(make, kind, fresh, monkeypatch):
+    """By checksum: an update of one part in a thousand moves log-probabilities less than the eye sees."""
+    learner = learner_of(fresh("qwen3", tie_word_embeddings=False))
+    engine = make(fresh("qwen3", tie_word_embeddings=False), shares_weights=False)
+    check = check_of(engine, learner)
+    engine.publish(0, SimpleNamespace(shares_memory=False, named_tensors=learner.publish().named_tensors))
+    assert check(0)["train/sync_tensors"] == len(learner.loaded.model.state_dict())
+    old = {name: x.clone() for name, x in engine._loaded.model.state_dict().items() if kind in name}
+    assert len(old) == 1
+    copy = embedded.copy_weights
+
+    def forgetful(model, tensors):
+        copy(model, tensors)
+        model.load_state_dict(old, strict=False)
+
+    for module in (embedded, generate):
+        monkeypatch.setattr(module, "copy_weights", forgetful)
+    move(learner.loaded.model)
+    engine.publish(1, SimpleNamespace(shares_memory=False, named_tensors=learner.publish().named_tensors))
+    with pytest.raises(EngineError, match=f"after step 1 failed: 1 of .* tensors .*{kind}"):
+        check(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_coarser_engine_holds_the_learners_weights_rounded(dtype, fresh):
+    learner = learner_of(fresh("llama"))
+    engine = EmbeddedEngine(fresh("llama", dtype=dtype), shares_weights=False)
+    move(learner.loaded.model)
+    engine.publish(1, SimpleNamespace(shares_memory=False, named_tensors=learner.publish().named_tensors))
+    found = check_of(engine, learner)(1)
+    assert found["train/sync_tensors"] > 10
+    assert 0.0 < found["train/sync_gap"] < (1e-5 if dtype is torch.float32 else 0.05)
+    with torch.no_grad():
+        engine._loaded.model.model.norm.weight.mul_(1.02)
+    with pytest.raises(EngineError, match=r"1 of .*model\.norm"):
+        check_of(engine, learner)(1)
+
+
+def copies(value):
+    """As ``refresh`` would leave it if it did not touch it."""
+    if isinstance(value, list):
+        return [copies(part) for part in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+DERIVED = ["qkv", "gates", "qkv_bias", "gates_bias", "head_norms"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("forgotten", [*DERIVED, "everything"])
+def test_a_derived_matrix_that_is_not_made_again_is_named(forgotten, architecture, dtype, fresh, monkeypatch):
+    options = {"attention_bias": True, "mlp_bias": True} if architecture == "llama" else {}
+    loaded = fresh(architecture, dtype=dtype, **options)
+    learner, engine = learner_of(loaded), EmbeddedEngine(loaded)
+    assert engine.decoder_name == "fused"
+    check = check_of(engine, learner)
+    refresh, layer = fused._Layer.refresh, engine._decoder._layers[1]
+    if forgotten != "everything" and not any(name.startswith(forgotten) for name in layer.tensors()):
+        pytest.skip("this architecture has none")
+
+    def forgetful(self):
+        if self is not layer:
+            refresh(self)
+        elif forgotten != "everything":
+            old = {name: copies(value) for name, value in vars(self).items() if name.startswith(forgotten)}
+            refresh(self)
+            for name, value in old.items():
+                setattr(self, name, value)
+
+    engine.publish(1, learner.publish())
+    assert check(1) == {}
+    monkeypatch.setattr(fused._Layer, "refresh", forgetful)
+    move(loaded.model, 0.02)
+    engine.publish(2, learner.publish())
+    with pytest.raises(EngineError, match=rf"layers\.1\.{'qkv' if forgotten == 'everything' else forgotten}"):
+        check(2)
+
+
+def test_weights_that_are_not_finite_are_not_called_old(fresh):
+    loaded = fresh("llama")
+    learner, engine = learner_of(loaded), EmbeddedEngine(loaded)
+    with torch.no_grad():
+        loaded.model.model.layers[0].self_attn.q_proj.weight.fill_(float("nan"))
+    engine.publish(1, learner.publish())
+    assert check_of(engine, learner)(1) == {}
