@@ -39,6 +39,22 @@ def scale_rewards(
     return target_min + share * (target_max - target_min)
 
 
+def clamped(rewards: ArrayLike, *, source_min: float, source_max: float) -> NDArray[np.bool_]:
+    """Which rewards ``scale_rewards`` cuts down to its source interval: differences among them are lost.
+
+    Args:
+        rewards: any shape; nan (an unscored response) is not clamped.
+        source_min: lower end of the raw reward.
+        source_max: upper end of the raw reward.
+
+    Returns:
+        bool, the shape of ``rewards``. What rounding puts beside a bound (0.1 + 0.2 + 0.7) is not counted.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    slack = 1e-9 * max(1.0, abs(source_min), abs(source_max))
+    return (values < source_min - slack) | (values > source_max + slack)
+
+
 def soft_overlong_punishment(
     lengths: ArrayLike, *, max_length: int, cache_length: int, factor: float = 1.0
 ) -> NDArray[np.float64]:

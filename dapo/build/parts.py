@@ -82,6 +82,7 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
         overlong_filtering=a.overlong_filtering,
         correction=make_correction(recipe),
+        source_range=None if a.shaping or not a.reward_scaling.enabled else _source_range(recipe),
     )
 
 
@@ -91,12 +92,17 @@ def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tup
     max_length, cache_length = penalty_interval(recipe)
     return partial(
         shape_rewards,
-        source=(scaling.source_min, scaling.source_max) if scaling.enabled else None,
+        source=_source_range(recipe) if scaling.enabled else None,
         target=(scaling.target_min, scaling.target_max),
         max_length=max_length if punishment.enabled else None,
         cache_length=cache_length,
         factor=punishment.factor,
     )
+
+
+def _source_range(recipe: Recipe) -> tuple[float, float]:
+    scaling = recipe.algorithm.reward_scaling
+    return scaling.source_min, scaling.source_max
 
 
 def make_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[FloatArray]]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.problems import Problem
+from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 
 
@@ -210,6 +211,15 @@ def _scaling(r: Recipe) -> Iterator[Problem]:
             f"{where}.target_max",
             f"is below target_min = {s.target_min:g}: right answers would be punished",
             s.target_max,
+        )
+    found = overflow(r, functions=False)
+    if found is not None and s.source_min < s.source_max:
+        fits = fitting(r, overflow(r, functions=True) or found)
+        yield Problem(
+            where,
+            f"clamps the weighted sum of the rewards to {s.source_min:g} .. {s.source_max:g}, and the weights "
+            f"({weights_said(r.rewards)}) let that of {found.source} run from {found.low:g} to {found.high:g}: what is "
+            f"clamped away teaches nothing. Set {fits}, smaller weights, or {where}.enabled=false",
         )
 
 

@@ -102,7 +102,7 @@ class Reward(Section):
     pattern: str | None = None
     """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1)."""
     weight: float = 1.0
-    """Share in the reward. 0: recorded only."""
+    """Factor in the weighted sum that is the reward (``algorithm.reward_scaling`` must hold it). 0: recorded only."""
     sources: list[str] | None = None
     """Data sources it applies to; None: all."""
     timeout: Annotated[float, Field(gt=0)] = 10.0
@@ -217,11 +217,11 @@ class OverlongPunishment(Section):
 
 class RewardScaling(Section):
     enabled: bool = True
-    """Clamp to source, then map linearly to target."""
+    """Clamp the weighted sum of the rewards to source, then map it linearly to target."""
     source_min: float = 0.0
-    """Lower end of the raw reward."""
+    """Smallest weighted sum; what lies below is clamped to it (``reward/clamped``)."""
     source_max: float = 1.0
-    """Upper end of the raw reward."""
+    """Largest weighted sum, such as 1.2 for weights 1 and 0.2; what lies above is clamped to it."""
     target_min: float = -1.0
     """Lower end of the scaled reward."""
     target_max: float = 1.0

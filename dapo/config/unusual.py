@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
+from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 
 
@@ -15,7 +16,7 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         recipe: the recipe.
         changed: paths of the settings that differ from the preset; those that nothing reads are named.
     """
-    return [*_sampling(recipe), *_sizes(recipe), *_run(recipe), *_unread(recipe, changed)]
+    return [*_sampling(recipe), *_rewards(recipe), *_sizes(recipe), *_run(recipe), *_unread(recipe, changed)]
 
 
 def _sampling(r: Recipe) -> Iterator[str]:
@@ -44,6 +45,18 @@ def _sampling(r: Recipe) -> Iterator[str]:
         yield (
             "algorithm.truncated_vote with overlong_filtering: truncated responses move the baseline of their group "
             "and carry no loss themselves"
+        )
+
+
+def _rewards(r: Recipe) -> Iterator[str]:
+    scaling, found = r.algorithm.reward_scaling, overflow(r, functions=True)
+    if found is not None:
+        names = " and ".join(f"`{name}`" for name in found.functions)
+        yield (
+            f"algorithm.reward_scaling clamps the weighted sum of the rewards to {scaling.source_min:g} .. "
+            f"{scaling.source_max:g}; with the weights {weights_said(r.rewards)}, that of {found.source} can run from "
+            f"{found.low:g} to {found.high:g} where {names} gives values from 0 to 1. What is clamped away teaches "
+            f"nothing: set {fitting(r, found)}, or the range that your function needs"
         )
 
 

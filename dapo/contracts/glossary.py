@@ -143,6 +143,19 @@ def _rewards() -> Iterator[Metric]:
     yield Metric(
         "reward/raw_kept", "reward", f"Mean reward before scaling and length penalty, {kept}: biased by the keep rule."
     )
+    yield Metric(
+        "reward/raw_min", "reward", "Smallest reward before scaling and length penalty of trained groups' responses."
+    )
+    yield Metric(
+        "reward/raw_max", "reward", "Largest reward before scaling and length penalty of trained groups' responses."
+    )
+    yield Metric(
+        "reward/clamped",
+        SHARE,
+        "Share of the scored responses of trained groups whose reward (the weighted sum) lay outside "
+        "[source_min, source_max] and was clamped by reward scaling.",
+        "lower",
+    )
     yield Metric("reward/accuracy", SHARE, f"Mean accuracy {finished}: the policy on its training prompts.", "higher")
     yield Metric("reward/accuracy_kept", SHARE, f"Mean accuracy {kept}: mixed groups alone, so pulled towards 0.5.")
     yield Metric("reward/<name>", "reward", f"Mean of the reward of that name, {finished}.", "higher")

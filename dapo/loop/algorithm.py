@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo.algorithms.shaping import clamped
 from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import BoolArray, FloatArray, Group, IntArray
+from dapo.contracts.types import BoolArray, FloatArray, Group, IntArray, Metrics
 
 Float64 = NDArray[np.float64]
 
@@ -26,6 +28,7 @@ class Algorithm:
     truncated_vote: bool = False
     overlong_filtering: bool = True
     correction: Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | None = None
+    source_range: tuple[float, float] | None = None  # what reward scaling clamps to; None: nothing is clamped
 
     def voters(self, group: Group) -> BoolArray:
         """Scored members, without the truncated ones unless they vote (algorithm.md section 2)."""
@@ -42,6 +45,20 @@ class Algorithm:
         raw = np.array([s.reward for s in group.scores_G], dtype=np.float64)
         group.voters_G = self.voters(group)
         group.rewards_G, group.penalties_G = self.shape(raw, group.lengths(), group.truncated())
+
+    def sum_metrics(self, groups_P: Sequence[Group]) -> Metrics:
+        """The raw rewards of the scored responses of trained groups: their range, and the share that scaling clamps."""
+        sums = np.array([s.reward for g in groups_P for s in g.scores_G if s.scored], dtype=np.float64)
+        if not len(sums):
+            return {"reward/clamped": math.nan, "reward/raw_min": math.nan, "reward/raw_max": math.nan}
+        cut = np.zeros(len(sums), dtype=np.bool_)
+        if self.source_range is not None:
+            cut = clamped(sums, source_min=self.source_range[0], source_max=self.source_range[1])
+        return {
+            "reward/clamped": float(cut.mean()),
+            "reward/raw_min": float(sums.min()),
+            "reward/raw_max": float(sums.max()),
+        }
 
     def assign_advantages(self, groups_P: Sequence[Group]) -> None:
         """Advantages of every response; groups without two voters get zeros and no loss.

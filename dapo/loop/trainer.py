@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates, trained_metrics
 from dapo.loop.schedule import Schedule
 from dapo.observe.spans import Phases, Span, peak_rss_mib
+from dapo.observe.text import percent
 from dapo.observe.why import Filling
 
 
@@ -100,6 +102,7 @@ class Trainer:
         self.counters = Counters()
         self.ended_early = ""  # why there was no further batch before ``settings.steps``
         self._poor_batches = 0  # in a row
+        self._told_of_clamping = False
         self._saved_at: int | None = None
         self._evaluated_at: int | None = None
 
@@ -150,7 +153,8 @@ class Trainer:
                 self.algorithm.shape_group(group)
             self.algorithm.assign_advantages(batch.groups_P)
         self.engine.sleep()
-        metrics = batch.metrics | self._learn(batch)
+        metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | self._learn(batch)
+        self._warn_of_clamping(batch.step, metrics)
         metrics |= {
             "counters/training_steps": self.counters.training_steps,
             "counters/rollout_steps": self.counters.rollout_steps,
@@ -177,6 +181,19 @@ class Trainer:
         if self._poor_batches and self._poor_batches.bit_count() == 1:  # 1, 2, 4, 8...
             row = f", {self._poor_batches} steps in a row" if self._poor_batches > 1 else ""
             self.recorder.warn(f"step {batch.step}: the batch has {useful} groups to learn from{row}. {batch.why}")
+
+    def _warn_of_clamping(self, step: int, metrics: Metrics) -> None:
+        """Once: a reward that scaling clamps away teaches nothing, whatever its weight."""
+        if self._told_of_clamping or not metrics["reward/clamped"] > 0:  # nan: nothing was scored
+            return
+        self._told_of_clamping = True
+        low, high = self.algorithm.source_range or (-math.inf, math.inf)
+        self.recorder.warn(
+            f"step {step}: {percent(metrics['reward/clamped'])} of the rewards lie outside {low:g} .. {high:g} and are "
+            f"clamped to it, so what differs beyond teaches nothing. They run from {metrics['reward/raw_min']:g} to "
+            f"{metrics['reward/raw_max']:g}: algorithm.reward_scaling.source_min and source_max must hold them "
+            "(reward/clamped in metrics.jsonl has the share of each step)"
+        )
 
     def _learn(self, batch: StepBatch) -> Metrics:
         """One optimiser step per minibatch of whole groups."""

@@ -22,7 +22,7 @@ data:
 rewards:
   - {{name: accuracy, kind: regex, pattern: '=1( |$)'}}
   - {{name: short, kind: regex, pattern: '^.{{0,40}}$', weight: 0.1}}
-algorithm: {{overlong_filtering: false}}
+algorithm: {{overlong_filtering: false, reward_scaling: {{source_max: 1.1}}}}
 rollout: {{prompts_per_step: 4, group_size: 4, max_response_tokens: 24}}
 learner: {{learning_rate: 1.0e-2, minibatch_prompts: 2, warmup: 2}}
 validation: {{every: 3, samples: 2}}

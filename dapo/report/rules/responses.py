@@ -17,6 +17,8 @@ CUT_MUCH, CUT_GROWTH, CUT_FLOOR = 0.5, 2.0, 0.05
 PUNISHED, FULL = 0.5, -0.5
 """Share of responses; mean penalty (the whole one is -1 times its factor)."""
 UNSCORED_NOTE, UNSCORED, UNSCORED_MUCH = 0.001, 0.01, 0.1
+CLAMPED, CLAMPED_MUCH = 0.01, 0.1
+"""Shares of the trained responses. A reward clamped now and then is an outlier; many are a reward that is lost."""
 
 
 def verifier_failures(facts: Facts) -> Found | None:
@@ -147,6 +149,28 @@ def penalties(facts: Facts) -> Found | None:
     )
 
 
+def rewards_clamped(facts: Facts) -> Found | None:
+    """A second reward on top of a full first one is clamped away, and its mean rises all the same."""
+    stretch = facts.highest("reward/clamped", CLAMPED)
+    if stretch is None:
+        return None
+    scaling = "algorithm.reward_scaling"
+    low, high = facts.setting(f"{scaling}.source_min", 0.0), facts.setting(f"{scaling}.source_max", 1.0)
+    least, most = min(facts.values("reward/raw_min"), default=low), max(facts.values("reward/raw_max"), default=high)
+    bounds = [("source_min", least, least < low), ("source_max", most, most > high)]
+    wider = " and ".join(f"{scaling}.{name}={value:g}" for name, value, outside in bounds if outside)
+    return Found(
+        "bad" if stretch.mean >= CLAMPED_MUCH else "warn",
+        "Rewards are clamped",
+        f"At the worst {percent(stretch.mean)} of the trained responses had a reward outside {low:g} to {high:g}, "
+        f"which reward scaling clamps; the rewards ran from {least:g} to {most:g}.",
+        stretch.first,
+        stretch.last,
+        ["reward/clamped", "reward/raw_min", "reward/raw_max", "reward/raw"],
+        f"Set {wider}, or smaller weights (rewards.N.weight)." if wider else "",
+    )
+
+
 _RAMBLING = (
     "Read the longest answers in the rollouts. If they ramble: raise algorithm.overlong_punishment.factor or "
     "cache_length, and see that algorithm.loss.reduction is token_mean."
@@ -170,6 +194,15 @@ RULES = (
         "The column `unscored` of rollouts/ has the reasons in full. Mend the reward function, or raise its timeout "
         "(rewards.0.timeout) or run.reward_workers.",
         verifier_failures,
+    ),
+    Rule(
+        "rewards_clamped",
+        f"{percent(CLAMPED, 0)} of the trained responses with a clamped reward over 3 steps (bad from "
+        f"{percent(CLAMPED_MUCH, 0)})",
+        "What is clamped away teaches nothing: a bonus on right answers has no effect, while its mean rises.",
+        "Widen algorithm.reward_scaling.source_min and source_max to the range of the weighted sum, or lower the "
+        "weights (rewards.N.weight).",
+        rewards_clamped,
     ),
     Rule(
         "engine_failures",

@@ -74,7 +74,8 @@ def test_overrides_reach_list_items() -> None:
     loaded = recipe_from_dict(
         SMALL,
         [
-            "rewards.0.weight=2",
+            "rewards.0.weight=0.5",
+            "rewards.1.weight=0.25",
             "rewards.1.name=short",
             "rewards.1.kind=regex",
             "rewards.1.pattern=^.{0,80}$",
@@ -83,7 +84,7 @@ def test_overrides_reach_list_items() -> None:
             "data.validation.0.seed=9",
         ],
     )
-    assert [(r.name, r.weight) for r in loaded.recipe.rewards] == [("accuracy", 2.0), ("short", 1.0)]
+    assert [(r.name, r.weight) for r in loaded.recipe.rewards] == [("accuracy", 0.5), ("short", 0.25)]
     assert loaded.recipe.rewards[1].pattern == "^.{0,80}$"
     assert loaded.recipe.data.train[0].size == 5
     assert loaded.recipe.data.validation[0].seed == 9

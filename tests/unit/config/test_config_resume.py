@@ -49,15 +49,15 @@ def test_free_settings_change_at_will(run: Path) -> None:
 
 
 def test_ask_settings_must_be_named(run: Path) -> None:
-    overrides = ["learner.learning_rate=1e-5", "rewards.0.weight=2"]
+    overrides = ["learner.learning_rate=1e-5", "rewards.0.weight=0.5"]
     _, changes = load_for_resume(run, overrides)
     assert [c.sentence() for c in changes] == [
-        "rewards.0.weight: 1.0 -> 2.0 (ask)",
+        "rewards.0.weight: 1.0 -> 0.5 (ask)",
         "learner.learning_rate: 1e-06 -> 1e-05 (ask)",
     ]
     new = recipe_from_dict(SMALL, overrides).recipe
     with pytest.raises(RecipeError, match=r"allowed when asked for: add learner\.learning_rate=1e-05"):
-        check_resume(OLD.recipe, new, ["rewards.0.weight=2"])
+        check_resume(OLD.recipe, new, ["rewards.0.weight=0.5"])
 
 
 def test_naming_a_section_asks_for_all_of_it(run: Path) -> None:
@@ -80,7 +80,7 @@ def test_fixed_settings_are_refused_even_when_named(run: Path, override: str) ->
 def test_a_further_source_is_fixed_and_a_further_reward_is_asked_for(run: Path) -> None:
     with pytest.raises(RecipeError, match=r"data\.train: .*\(fixed\)"):
         load_for_resume(run, ["data.train.1.task=reasoning_gym/chain_sum"])
-    _, changes = load_for_resume(run, ["rewards.1={name: short, kind: regex, pattern: x}"])
+    _, changes = load_for_resume(run, ["rewards.1={name: short, kind: regex, pattern: x, weight: 0}"])
     assert [(c.path, c.rule) for c in changes] == [("rewards", "ask")]
 
 

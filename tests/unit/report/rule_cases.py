@@ -218,6 +218,14 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
         {"reward__raw": late(1.09, 1.0), "reward__accuracy": late(0.4, 0.5)},
         (),
     ),
+    (
+        "rewards_clamped",
+        {"reward__clamped": at({7, 8, 9}, 0.02, 0.0), "reward__raw_max": 1.5},
+        "warn",
+        {"reward__clamped": at({7, 8}, 0.01, 0.0), "reward__raw_max": 1.5},
+        (),
+    ),
+    ("rewards_clamped", {"reward__clamped": late(0.11, 0.0)}, "bad", {"reward__clamped": late(0.009, 0.0)}, ()),
     ("diversity", pass_at_4(0.88), "warn", pass_at_4(0.90), ()),
     (
         "idle_slots",
