@@ -18,7 +18,7 @@ def export(run: Path, out: Path, step: int | None = None) -> int:
     """Write checkpoint ``step`` (default: the newest) of a run to ``out``. Returns the exit code."""
     with Console("plain") as console:
         folder = RunFolder.open(run)
-        recipe = load_recipe(folder.resolved_recipe).recipe
+        recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
         saved = CheckpointStore(folder.checkpoints).path(step)
         loaded = make_model(recipe, console)
         check_fingerprint(load_tree(saved, "state")["fingerprint"], loaded.fingerprint, saved)

@@ -22,6 +22,7 @@ from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change, load_for_resume
 from dapo.config.schema import Recipe
+from dapo.config.secrets import redact
 from dapo.errors import DapoError, DiskError, EngineError, SamplingStopped
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
@@ -179,7 +180,7 @@ def _recorder(
         tensorboard=folder.tensorboard if recipe.logging.tensorboard else None,
         wandb_project=recipe.logging.wandb,
         run_name=recipe.run.name,
-        config=recipe.model_dump(mode="json"),
+        config=redact(recipe.model_dump(mode="json")),
         folder=folder.path,
         warn=console.warn,
         first_step=first_step,

@@ -39,7 +39,7 @@ def evaluation_recipe(
     settings = {path: value for path, value in options.items() if value is not None}
     folder = Path(model_or_run)
     if (folder / RESOLVED).is_file():
-        given = load_recipe(folder / RESOLVED).recipe.model_dump(mode="json")
+        given = load_recipe(folder / RESOLVED, of_a_run=True).recipe.model_dump(mode="json")
         if sources:
             given["data"]["validation"] = sources
         if not given["data"]["validation"]:

@@ -66,7 +66,7 @@ def _pattern(key: str, kind: str, pattern: str) -> Iterator[Problem]:
         return
     try:
         groups = re.compile(pattern).groups
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         yield Problem(key, f"is not a regular expression: {error}", pattern)
         return
     if kind == "exact" and groups < 1:

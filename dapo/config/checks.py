@@ -316,12 +316,46 @@ def _learner(r: Recipe) -> Iterator[Problem]:
 
 
 def _names(r: Recipe) -> Iterator[Problem]:
-    if not r.run.name.strip() or "/" in r.run.name or r.run.name in (".", ".."):
-        yield Problem("run.name", "names one folder inside run.dir; put the path into run.dir", r.run.name)
+    name = r.run.name
+    if not name.strip() or "/" in name or name in (".", ".."):
+        yield Problem("run.name", "names one folder inside run.dir; put the path into run.dir", name)
+    elif not name.isprintable():
+        yield Problem("run.name", "holds a character that cannot be seen; use letters, digits, `-` and `_`", name)
+    elif name[0] in ".-":
+        yield Problem("run.name", "begins with a dot (a hidden folder) or a dash (an option); use another", name)
+    elif len(name.encode()) > _LONGEST_NAME:
+        yield Problem("run.name", f"is {len(name.encode())} bytes long; a folder takes {_LONGEST_NAME}", name)
+
+
+_LONGEST_NAME = 200
+"""Bytes: file systems take 255, and a run moved aside gets a number."""
+_MOST_RESPONSES = 4_194_304
+"""Of a step, all in memory."""
+
+
+def _counts(r: Recipe) -> Iterator[Problem]:
+    rollout = r.rollout
+    if rollout.prompts_per_step * rollout.group_size > _MOST_RESPONSES:
+        count = f"{rollout.prompts_per_step:,} x {rollout.group_size:,}"
+        yield Problem(
+            "rollout.group_size",
+            f"makes {count} responses a step, more than the {_MOST_RESPONSES:,} that a step may have",
+            rollout.group_size,
+        )
+    for n, token in enumerate(rollout.stop_token_ids or []):
+        if token < 0:
+            yield Problem("rollout.stop_token_ids", f"number {n} is {token}; token ids begin at 0", token)
+    if rollout.stop_token_ids == []:
+        yield Problem(
+            "rollout.stop_token_ids",
+            "is empty, so every response would run to the limit; name the tokens, or null for the model's own",
+            [],
+        )
 
 
 _CHECKS = (
     _names,
+    _counts,
     _batch,
     _micro_batches,
     _loss_only,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import math
-from collections.abc import Iterator
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,15 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from dapo.config.problems import Problem
-from dapo.errors import RecipeError
+from dapo.errors import DapoError, RecipeError
 
 MOST_BYTES = 1_000_000
 """Of a recipe's text. The longest have ten thousand."""
 _MOST_NODES = 100_000  # with each alias counted as what it stands for
+_DEEPEST = 32  # sections within each other; the schema's own go three deep
+_DEEPEST_BRACKETS = 200
+_LARGEST = 2**63 - 1  # of a whole number: larger ones fit into no file and no library
+_PATH_MAX = 4096
 
 
 def read_recipe_file(path: Path) -> str:
@@ -27,7 +35,7 @@ def read_recipe_file(path: Path) -> str:
         RecipeError: it is not there or not text; the message names recipes that are.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return _read(path).decode("utf-8")
     except FileNotFoundError:
         there = sorted({p for d in (path.parent, Path("recipes")) if d.is_dir() for p in d.glob("*.y*ml")})
         near = difflib.get_close_matches(path.stem, [p.stem for p in there], 1, 0.6)
@@ -40,6 +48,20 @@ def read_recipe_file(path: Path) -> str:
         raise RecipeError(f"recipe file {path} cannot be read: {error}") from None
 
 
+def _read(path: Path) -> bytes:
+    """A file, or the pipe of ``<(command)``; never a device or a named pipe, which may not end or never begin."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISFIFO(mode) and str(path).startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
+            os.set_blocking(file.fileno(), True)
+        elif not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"a recipe has at most {MOST_BYTES:,} bytes", str(path))
+    return data
+
+
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
     """A recipe's settings and the line of each key. YAML 1.2: ``1e-6`` is a number, ``off`` is text.
 
@@ -48,26 +70,7 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
     """
     if len(text) > MOST_BYTES:
         raise RecipeError(f"{name}: a recipe has at most {MOST_BYTES:,} characters, this one {len(text):,}")
-    yaml = YAML(typ="safe", pure=True)
-    try:
-        root = yaml.compose(text)
-        if _expanded(root, {}) > _MOST_NODES:
-            raise RecipeError(f"{name}: its aliases (*name) stand for more than {_MOST_NODES:,} values; write them out")
-        lines: dict[str, int] = {}
-        for path, line in _keys(root, ""):
-            if path in lines:
-                raise RecipeError(
-                    f"{name}: `{path}` stands twice, on lines {lines[path]} and {line}; keep the one you mean"
-                )
-            lines[path] = line
-        value = YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:
-        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise RecipeError(f"{name}{place}: not valid YAML: {error.problem or error.context}") from None
-    except YAMLError as error:
-        raise RecipeError(f"{name}: not valid YAML: {error}") from None
-    except RecursionError:
-        raise RecipeError(f"{name}: its values stand too deep within each other") from None
+    value, lines = _load_yaml(text, name)
     if value is None:
         value = {}
     if not isinstance(value, dict):
@@ -76,12 +79,102 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def parse_value(text: str, what: str) -> Any:
-    """The value of an override, read as YAML."""
+    """The value of the override ``what``, read as YAML.
+
+    Raises:
+        RecipeError: not YAML, or far too much of it.
+    """
+    if len(text) > MOST_BYTES:
+        raise RecipeError(f"{what}: a value has at most {MOST_BYTES:,} characters, this one {len(text):,}")
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        return _load_yaml(text, what)[0]
+    except RecipeError as error:
+        raise RecipeError(f"{error}; to mean text, put it in quotes") from None
+
+
+def _load_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
+    """Value of a text that is neither endless nor deep, and the line of each key. Every failure is a RecipeError."""
+    if _depth(text) > _DEEPEST_BRACKETS:
+        raise RecipeError(f"{name}: its values stand too deep within each other")
+    try:
+        root = YAML(typ="safe", pure=True).compose(text)
+        if _expanded(root, {}) > _MOST_NODES:
+            raise RecipeError(f"{name}: its aliases (*name) stand for more than {_MOST_NODES:,} values; write them out")
+        lines: dict[str, int] = {}
+        for path, line in _keys(root, ""):
+            if path in lines:
+                twice = f"`{path}` stands twice, on lines {lines[path]} and {line}"
+                raise RecipeError(f"{name}: {twice}; keep the one you mean")
+            lines[path] = line
+        return YAML(typ="safe", pure=True).load(text), lines
+    except DapoError:
+        raise
+    except MarkedYAMLError as error:
+        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise RecipeError(f"{name}{place}: not valid YAML: {error.problem or error.context}") from None
     except YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise RecipeError(f"override `{what}`: the value is not valid YAML: {problem}; put it in quotes") from None
+        raise RecipeError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise RecipeError(f"{name}: its values stand too deep within each other") from None
+    except Exception as error:  # what a reader of numbers and dates raises: 5,000 digits, the 30th of February
+        said = str(error).partition("; use sys.")[0]
+        raise RecipeError(f"{name}: not valid YAML: a value cannot be read: {said}") from None
+
+
+def _depth(text: str) -> int:
+    """Brackets that are open at once, at most. Those in quotes count: the reader takes seconds for thousands."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def check_plain(value: Any, path: str = "", depth: int = 0) -> Iterator[Problem]:
+    """Problems of values that no setting can hold, whichever it is: they could not be written down again."""
+    if depth > _DEEPEST:
+        yield Problem(path, f"stands more than {_DEEPEST} sections deep")
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            if not isinstance(key, str):
+                yield Problem(path, f"expected names as keys, found {type(key).__name__}; put it in quotes", str(key))
+            else:
+                yield from _check_text(key, path, "the name of a key")
+                yield from check_plain(below, f"{path}.{key}" if path else key, depth + 1)
+    elif isinstance(value, list | tuple):
+        for n, below in enumerate(value):
+            yield from check_plain(below, f"{path}.{n}" if path else str(n), depth + 1)
+    elif isinstance(value, str):
+        yield from _check_text(value, path, "the text")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield Problem(path, "must be finite", str(value))
+    elif isinstance(value, int):
+        if abs(value) > _LARGEST:
+            yield Problem(path, f"a whole number here lies between -{_LARGEST:,} and {_LARGEST:,}", _digits(value))
+    elif value is not None:
+        kind = {"date": "a date", "datetime": "a time", "set": "a set", "bytes": "binary data"}
+        what = kind.get(type(value).__name__, type(value).__name__)
+        yield Problem(path, f"expected text, a number, true, false, a list or a mapping, found {what}", str(value))
+
+
+def _check_text(text: str, path: str, what: str) -> Iterator[Problem]:
+    if "\0" in text:
+        yield Problem(path, f"{what} holds a NUL character, which no name, path or prompt takes; take it out", text)
+    elif not _encodable(text):
+        yield Problem(path, f"{what} is not valid Unicode (it holds a lone surrogate); write it in UTF-8", text)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _digits(value: int) -> str:
+    return f"a number of about {int(value.bit_length() * math.log10(2)) + 1:,} digits"
 
 
 def _expanded(node: Node | None, known: dict[int, float]) -> float:
@@ -141,27 +234,46 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
 
 
 def _find(path: str, folder: Path) -> str | None:
-    relative = Path(path).expanduser()
     for place in (Path.cwd(), folder):
-        if path and (place / relative).exists():
-            return str((place / relative).absolute())
+        try:
+            if path and (place / _expanded_user(path)).exists():
+                return str((place / _expanded_user(path)).absolute())
+        except (OSError, ValueError):  # a name that is too long, a folder that may not be looked into
+            continue
     return None
+
+
+def _expanded_user(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # `~name` of nobody
+        return Path(path)
 
 
 def _not_found(what: str, path: str, folder: Path) -> str:
     """What was looked for and where, and the name of the nearest thing that does exist."""
+    if len(path.encode(errors="replace")) > _PATH_MAX:
+        return f"expected a path of at most {_PATH_MAX:,} bytes"
     places = list(dict.fromkeys([Path.cwd(), folder.absolute()]))
-    searched = "" if Path(path).expanduser().is_absolute() else f" in {' or '.join(map(str, places))}"
+    own = _expanded_user(path)
+    searched = "" if own.is_absolute() else f" in {' or '.join(map(str, places))}"
+    try:
+        return f"no such {what}{searched}{_nearest_place(places, own, path)}"
+    except (OSError, ValueError) as error:
+        return f"no such {what}{searched} ({getattr(error, 'strerror', None) or error})"
+
+
+def _nearest_place(places: list[Path], own: Path, path: str) -> str:
     for place in places:
-        target = place / Path(path).expanduser()
+        target = place / own
         there = sorted(p.name for p in target.parent.iterdir()) if target.parent.is_dir() else []
         near = difflib.get_close_matches(target.stem, [Path(p).stem for p in there], 1, 0.5)
         if near:
             name = next(p for p in there if Path(p).stem == near[0])
-            return f"no such {what}{searched}; did you mean `{Path(path).parent / name}`?"
+            return f"; did you mean `{Path(path).parent / name}`?"
     for place in places:
-        parent = (place / Path(path).expanduser()).parent
+        parent = (place / own).parent
         if not parent.is_dir():
             missing = next(p for p in [*reversed(parent.parents), parent] if not p.is_dir())
-            return f"no such {what}{searched}; the folder {missing} does not exist"
-    return f"no such {what}{searched}"
+            return f"; the folder {missing} does not exist"
+    return ""

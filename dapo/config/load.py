@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML
 
 from dapo.config.checks import check
-from dapo.config.files import parse_value, parse_yaml, read_recipe_file, resolve_paths
+from dapo.config.files import check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.config.presets import preset_settings
-from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key
+from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key, visible
 from dapo.config.schema import Recipe
+from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
 from dapo.config.settings import lookup, settings
 from dapo.config.unusual import warnings_of
+from dapo.config.write import to_yaml, without_secrets
 from dapo.errors import RecipeError
 
 Difference = dict[str, tuple[Any, Any]]
@@ -27,24 +28,29 @@ Difference = dict[str, tuple[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
-    """A recipe that passed every check, with where it came from."""
+    """A recipe that passed every check, with where it came from. Only ``recipe`` and ``given`` hold its secrets."""
 
     recipe: Recipe
-    given: dict[str, Any]  # the file's settings as they stood there, without preset and overrides
-    text: str  # the file as it was, comments included
-    difference: Difference
-    overrides: tuple[str, ...] = ()  # as written on the command line
+    given: dict[str, Any] = field(repr=False)  # the file's settings as they stood there, no preset and overrides
+    text: str  # the file as it was, comments included, secrets hidden
+    difference: Difference  # secrets hidden
+    overrides: tuple[str, ...] = ()  # as written on the command line, secrets hidden
     warnings: tuple[str, ...] = ()  # unusual, yet allowed
     path: Path | None = None
-    resolved: str = field(default="", repr=False)  # YAML that loads back to ``recipe``
+    resolved: str = field(default="", repr=False)  # YAML that loads back to ``recipe``, but for its secrets
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bool = False) -> LoadedRecipe:
     """Read a YAML recipe and check it. Imports no torch and takes well under a second.
 
     Settings come from the preset, then the file, then the overrides ``a.b=value`` (values are YAML; list items by
     number: ``rewards.0.weight=2``). Relative paths are looked up in the working directory, then in the recipe's
     folder.
+
+    Args:
+        path: the file.
+        overrides: ``key=value`` each.
+        of_a_run: the recipe of a run that is only read: secrets that were hidden there need not be given again.
 
     Raises:
         RecipeError: one error that lists everything that is wrong, each with its line, the value given, what was
@@ -53,7 +59,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LoadedRecipe
     path = Path(path)
     text = read_recipe_file(path)
     given, lines = parse_yaml(text, str(path))
-    return _load(given, text, overrides, Origin(str(path), lines), path)
+    return _load(given, text, overrides, Origin(str(path), lines), path, hidden_is_fine=of_a_run)
 
 
 def recipe_from_dict(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedRecipe:
@@ -62,16 +68,26 @@ def recipe_from_dict(given: Mapping[str, Any], overrides: Sequence[str] = ()) ->
     Raises:
         RecipeError: one error that lists everything that is wrong.
     """
+    if problems := list(check_plain(given)):
+        raise refuse(problems, Origin())
     plain = deepcopy(dict(given))
-    return _load(plain, _to_yaml(plain), overrides, Origin(), None)
+    return _load(plain, to_yaml(plain), overrides, Origin(), None)
 
 
 def _load(
-    given: dict[str, Any], text: str, overrides: Sequence[str], origin: Origin, path: Path | None
+    given: dict[str, Any],
+    text: str,
+    overrides: Sequence[str],
+    origin: Origin,
+    path: Path | None,
+    hidden_is_fine: bool = False,
 ) -> LoadedRecipe:
     changed = _split_overrides(overrides)
     origin = Origin(origin.name, origin.lines, frozenset(key for key, _ in changed))
     own, problems = _apply_overrides(given, changed)
+    if unreadable := list(check_plain(own)):
+        raise refuse([*problems, *unreadable], origin)
+    problems += [] if hidden_is_fine else _hidden(own)
     merged = merge(preset_settings(str(own.get("preset", "dapo"))), own)
     merged, missing = resolve_paths(merged, path.parent if path else Path.cwd())
     problems += missing
@@ -88,13 +104,19 @@ def _load(
     return LoadedRecipe(
         recipe=recipe,
         given=given,
-        text=text,
-        difference=difference,
-        overrides=tuple(overrides),
+        text=without_secrets(text, given),
+        difference={p: (redact(before, p), redact(after, p)) for p, (before, after) in difference.items()},
+        overrides=tuple(redact_override(override) for override in overrides),
         warnings=tuple(warnings_of(recipe, difference)),
         path=path,
         resolved=dump_resolved(recipe),
     )
+
+
+def _hidden(given: Mapping[str, Any]) -> Iterator[Problem]:
+    for path in hidden_in(given):
+        move = f"was a secret, which no file of a run holds: give it again with {path}=VALUE"
+        yield Problem(path, f"{move} (or take it out, and set the environment variable that its library reads)", HIDDEN)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +134,8 @@ def _split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key.strip():
-            raise RecipeError(f"override `{override}`: expected key=value, for example trainer.steps=20")
+            shown = visible(redact_override(override), 120)
+            raise RecipeError(f"override `{shown}`: expected key=value, for example trainer.steps=20")
         pairs.append((key.strip().lstrip("+").removeprefix("--"), value))
     return pairs
 
@@ -131,7 +154,7 @@ def _override_value(key: str, text: str) -> Any:
     """Text stays as it is typed where a setting takes text (``run.name=7``); everything else is YAML."""
     setting = lookup(key)
     plain = setting is not None and setting.text and text[:1] not in ("'", '"') and text not in ("", "null", "~")
-    return text if plain else parse_value(text, f"{key}={text}")
+    return text if plain else parse_value(text, f"override `{visible(redact_override(f'{key}={text}'), 120)}`")
 
 
 def _set(own: dict[str, Any], key: str, value: Any) -> Problem | None:
@@ -142,7 +165,7 @@ def _set(own: dict[str, Any], key: str, value: Any) -> Problem | None:
         above = ".".join(key.split(".")[:depth])
         final = depth == len(sections)
         if isinstance(here, list):
-            if not part.isdigit() or int(part) > len(here):
+            if not re.fullmatch(r"[0-9]{1,6}", part) or int(part) > len(here):
                 items = f"{len(here)} item{'s' * (len(here) != 1)}"
                 return Problem(key, f"`{above}` is a list of {items}: expected a number from 0 to {len(here)}", value)
             if int(part) == len(here):
@@ -152,7 +175,8 @@ def _set(own: dict[str, Any], key: str, value: Any) -> Problem | None:
             here = here[int(part)]
         elif isinstance(here, dict):
             if final:
-                here[part] = merge(here.get(part) or {}, value) if isinstance(value, dict) else value
+                old = here.get(part)
+                here[part] = merge(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
             elif here.get(part) is None:
                 here[part] = _empty(f"{above}.{part}" if above else part)
             here = here[part]
@@ -192,16 +216,5 @@ def _flat(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def dump_resolved(recipe: Recipe) -> str:
-    """Every setting of the recipe as YAML, which loads back to an equal recipe."""
-    return _to_yaml(recipe.model_dump(mode="json"))
-
-
-def _to_yaml(value: Any) -> str:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.allow_unicode = True
-    yaml.width = 4096
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    stream = io.StringIO()
-    yaml.dump(value, stream)
-    return stream.getvalue()
+    """Every setting of the recipe as YAML, which loads back to an equal recipe once its secrets are given again."""
+    return to_yaml(redact(recipe.model_dump(mode="json")))

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dapo.config.peers import peer_hint
+from dapo.config.secrets import redact
 from dapo.config.settings import REQUIRED, generic, lookup, settings
 from dapo.errors import RecipeError
 
@@ -47,11 +48,11 @@ class Origin:
 def refuse(problems: Sequence[Problem], origin: Origin) -> RecipeError:
     """One error that lists every problem."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    lines = [f"{origin.name} was refused: {count}"]
+    lines = [f"{visible(origin.name)} was refused: {count}"]
     for problem in problems:
-        head = problem.path
+        head = visible(problem.path, 120)
         if problem.path and problem.value is not REQUIRED:
-            head += f": {brief(problem.value)}"
+            head += f": {brief(redact(problem.value, problem.path))}"
         place = origin.place(problem.path) if problem.path else ""
         head += f"   ({place})" if place and head else ""
         lines += ["", f"  {head}", f"    {problem.message}"] if head else ["", f"  {problem.message}"]
@@ -59,11 +60,18 @@ def refuse(problems: Sequence[Problem], origin: Origin) -> RecipeError:
 
 
 def brief(value: Any) -> str:
-    """A value as it could be written in a recipe, shortened."""
+    """A value as it could be written in a recipe, shortened; what could steer a terminal is escaped."""
     if isinstance(value, (list, tuple)):
         value = list(value)
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = visible(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def visible(text: str, most: int | None = None) -> str:
+    """A text of somebody's in a message: unprintable characters escaped, at most ``most`` characters of it."""
+    if most is not None and len(text) > most:
+        text = text[: most - 3] + "..."
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Problem]:

@@ -27,6 +27,11 @@ the line, the value, what was expected, and the nearest right name, also for the
 The column *resume* says what may change with `dapo train --resume RUN key=value`: `free` settings at will, `ask`
 settings when the command names them, `fixed` ones never.
 
+Tokens and passwords (texts under a key such as `hf_token`, `api_key` or `password` in `engine_args` or `options`,
+credentials in an address, anything in the form of a known token) go to what needs them and nowhere else: in the run's
+files, on the console, in pages and at trackers stands `<hidden-secret>`. A resume asks for them again:
+`dapo train --resume RUN rollout.vllm.engine_args.hf_token=VALUE`. An environment variable is better.
+
 A function of yours is named `package.module:function`, with the signature of the built-in one
 (see [algorithm.md](algorithm.md)); modules in the working directory are found.
 """

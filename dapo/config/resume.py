@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from dapo.config.load import LoadedRecipe, load_recipe
 from dapo.config.problems import brief
 from dapo.config.schema import Recipe
+from dapo.config.secrets import redact
 from dapo.config.settings import generic, settings
 from dapo.errors import CheckpointError, RecipeError
 
@@ -124,7 +125,10 @@ def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> lis
     asked = [o.partition("=")[0].strip() for o in overrides]
     changes: list[Change] = []
     refused: list[str] = []
-    for path, before, after in _differences(old, new):
+    for path, *values in _differences(old, new):
+        before, after = (redact(value, path) for value in values)
+        if before == after:
+            continue  # a secret that was given again
         change = Change(path, before, after, rule_of(path))
         named = any(path == key or path.startswith(f"{key}.") or key.startswith(f"{path}.") for key in asked)
         if change.rule == "fixed":
@@ -154,7 +158,7 @@ def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tu
         runs = sorted(p.parent for p in Path("runs").glob(f"*/{RESOLVED}"))
         there = f"; there are {', '.join(map(str, runs[:8]))}" if runs else ""
         raise CheckpointError(f"{run_folder} is not a run folder: it holds no {RESOLVED}{there}")
-    old = load_recipe(file)
+    old = load_recipe(file, of_a_run=True)
     new = load_recipe(file, overrides)
     return new, check_resume(old.recipe, new.recipe, overrides)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dapo.config.schema_rollout import Rollout
-from dapo.config.section import Hook, Pair, Positive, Section
+from dapo.config.section import Hook, Many, Pair, Parallel, Positive, Seconds, Section, Tokens
 
 
 class Run(Section):
@@ -17,9 +17,9 @@ class Run(Section):
     """The run's folder is ``dir/name``."""
     seed: int = 1
     """Every random number of the run derives from it."""
-    threads: Positive = 1
+    threads: Parallel = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
-    reward_workers: Positive | None = None
+    reward_workers: Parallel | None = None
     """Processes for rewards of kind math, task and function; None: one less than there are cores, at most 8."""
     if_exists: Literal["refuse", "backup"] = "refuse"
     """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""
@@ -63,7 +63,7 @@ class DataSource(Section):
     """Arguments of a procedural task."""
     seed: int = 0
     """Seed of a procedural task (evaluation and training sets need different ones)."""
-    size: Positive | None = None
+    size: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
     """Problems to take; for a procedural task how many to make."""
 
 
@@ -81,7 +81,7 @@ class Data(Section):
     """System message for ``chat``."""
     instruction: str | None = None
     """Appended to the problem, e.g. "Answer with \\\\boxed{}."."""
-    max_prompt_tokens: Positive = 1024
+    max_prompt_tokens: Tokens = 1024
     """Limit of a prompt."""
     overlong_prompts: Literal["drop", "refuse"] = "drop"
     """Prompts over the limit are dropped (counted and said) or refused. Never cut."""
@@ -101,11 +101,11 @@ class Reward(Section):
     """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers)."""
     pattern: str | None = None
     """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1)."""
-    weight: float = 1.0
+    weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum that is the reward (``algorithm.reward_scaling`` must hold it). 0: recorded only."""
     sources: list[str] | None = None
     """Data sources it applies to; None: all."""
-    timeout: Annotated[float, Field(gt=0)] = 10.0
+    timeout: Seconds = 10.0
     """Seconds for one response, after which it is unscored."""
 
 
@@ -169,12 +169,12 @@ class DynamicSampling(Section):
     """For metrics other than accuracy."""
     band: Pair | None = None
     """Keep only groups whose mean metric lies in [low, high]."""
-    oversample: Annotated[float, Field(ge=1)] | None = None
+    oversample: Annotated[float, Field(ge=1, le=1000)] | None = None
     """Groups dispatched per missing group; None: 1 / measured acceptance rate."""
-    lookahead: Annotated[float, Field(ge=0)] = 0.5
+    lookahead: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Work for the next step that is started early, in multiples of what a step needs, so that slots do not idle while
     the last responses end. Only with ``surplus`` and ``unfinished`` at ``carry``. Fewer decode steps, older tokens."""
-    max_groups: Annotated[float, Field(ge=1)] | None = 20.0
+    max_groups: Annotated[float, Field(ge=1, le=1e6)] | None = 20.0
     """Cap per step: groups dispatched, in multiples of P. None: no cap (a warning says so)."""
     max_tokens: Positive | None = None
     """Cap per step: from so many generated tokens on nothing more is dispatched; what is under way is finished."""
@@ -218,13 +218,13 @@ class OverlongPunishment(Section):
 class RewardScaling(Section):
     enabled: bool = True
     """Clamp the weighted sum of the rewards to source, then map it linearly to target."""
-    source_min: float = 0.0
+    source_min: Annotated[float, Field(ge=-1e6, le=1e6)] = 0.0
     """Smallest weighted sum; what lies below is clamped to it (``reward/clamped``)."""
-    source_max: float = 1.0
+    source_max: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Largest weighted sum, such as 1.2 for weights 1 and 0.2; what lies above is clamped to it."""
-    target_min: float = -1.0
+    target_min: Annotated[float, Field(ge=-1e6, le=1e6)] = -1.0
     """Lower end of the scaled reward."""
-    target_max: float = 1.0
+    target_max: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Upper end of the scaled reward."""
 
 
@@ -294,15 +294,15 @@ class Learner(Section):
 class Validation(Section):
     every: Annotated[int, Field(ge=0)] = 10
     """Training steps between evaluations; 0: never. The first and last steps are evaluated too."""
-    samples: Positive = 4
+    samples: Many = 4
     """k: sampled responses per problem."""
     greedy: bool = True
     """Also one greedy response per problem."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0.001, le=100)] = 1.0
     """Of sampled evaluation."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of sampled evaluation (the paper's run: 0.7)."""
-    max_response_tokens: Positive | None = None
+    max_response_tokens: Tokens | None = None
     """None: as in training."""
     limit: Positive | None = None
     """Problems per data set; None: all."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Positive, Section
+from dapo.config.section import Many, Parallel, Positive, Section, Tokens
 
 
 class Vllm(Section):
@@ -17,7 +17,7 @@ class Vllm(Section):
     kv_cache_mib: Positive | None = None
     """Memory for keys and values in MiB; None: on a CPU enough for all slots, at most a quarter of what is free; on a
     GPU what ``gpu_memory_utilization`` leaves."""
-    tensor_parallel_size: Positive = 1
+    tensor_parallel_size: Parallel = 1
     """Devices that share the engine's model."""
     enforce_eager: bool | None = None
     """No CUDA graphs and no compilation; None: true on a CPU (starts in seconds), false on a GPU."""
@@ -32,7 +32,7 @@ class Server(Section):
     """Address of a running vLLM server, such as ``http://localhost:8000``; how to start one: docs/engines.md."""
     weights_dir: str | None = None
     """Folder that trainer and server both see, through which weights travel; None: ``weights`` in the run's folder."""
-    patience: Annotated[float, Field(gt=0)] = 600.0
+    patience: Annotated[float, Field(gt=0, le=2_592_000)] = 600.0
     """Seconds to wait for a server that is away before the run is saved and stopped. A slow one is waited for."""
     api_key_variable: str | None = None
     """Name of the environment variable that holds the server's key; None: it wants none."""
@@ -42,13 +42,13 @@ class Rollout(Section):
     engine: Literal["embedded", "generate", "vllm", "vllm_server"] = "embedded"
     """``embedded``: our engine in the process. ``vllm``: vLLM in the process (extra ``vllm``). ``vllm_server``: a vLLM
     server that you run, ``rollout.server.url``. ``generate``: transformers' own generate (slow, any model)."""
-    prompts_per_step: Positive = 32
+    prompts_per_step: Many = 32
     """P: groups trained on in a step."""
-    group_size: Positive = 16
+    group_size: Many = 16
     """G: responses per prompt."""
-    max_response_tokens: Positive = 1024
+    max_response_tokens: Tokens = 1024
     """Lmax: a response that reaches it without a stop token is truncated."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0.001, le=100)] = 1.0
     """Of sampling; log-probabilities in engine and learner are those of logits / temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling. Not 1 only with ``old_logprobs: learner``."""
@@ -56,7 +56,7 @@ class Rollout(Section):
     """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
     stop_token_ids: list[int] | None = None
     """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""
-    slots: Positive | None = None
+    slots: Many | None = None
     """Responses that decode at once; None: chosen from the model's size (embedded), else 64 (generate) or 256."""
     vllm: Vllm = Vllm()
     """For ``engine: vllm``."""

@@ -7,6 +7,14 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(gt=0)]
+Parallel = Annotated[int, Field(gt=0, le=1024)]
+"""Threads, processes or devices: more than any machine has."""
+Tokens = Annotated[int, Field(gt=0, le=10_000_000)]
+"""Of one sequence: longer than any model reads."""
+Many = Annotated[int, Field(gt=0, le=65_536)]
+"""Prompts, responses or slots of one step: memory is taken for each."""
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+"""At most a day: what waits longer, waits for ever."""
 Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function`` of the user's, with the signature of the built-in one."""
 Pair = Annotated[tuple[float, float], Field(strict=False)]

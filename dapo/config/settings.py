@@ -130,5 +130,9 @@ def _describe_one(member: Any, metadata: list[Any]) -> str:
 def _bounds(metadata: list[Any]) -> str:
     signs = {annotated_types.Gt: (">", "gt"), annotated_types.Ge: (">=", "ge")}
     signs |= {annotated_types.Lt: ("<", "lt"), annotated_types.Le: ("<=", "le")}
-    found = [f"{signs[type(m)][0]} {getattr(m, signs[type(m)][1]):g}" for m in metadata if type(m) in signs]
+    found = [f"{signs[type(m)][0]} {_bound(getattr(m, signs[type(m)][1]))}" for m in metadata if type(m) in signs]
     return " " + " and ".join(found) if found else ""
+
+
+def _bound(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"

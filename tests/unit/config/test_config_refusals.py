@@ -73,7 +73,7 @@ def test_the_base_of_these_tests_is_good() -> None:
         # ratio and sampling
         ("rollout.top_p=0.9", ["rollout.top_p: 0.9", "biased", "old_logprobs=learner"]),
         ("rollout.top_k=5", ["rollout.top_k: 5", "rollout.top_k=0"]),
-        ("rollout.temperature=0", ["rollout.temperature: 0", "> 0"]),
+        ("rollout.temperature=0", ["rollout.temperature: 0", ">= 0.001"]),
         ("algorithm.correction.kind=truncate", ["old_logprobs=learner"]),
         ("algorithm.correction.floor=3", ["below cap"]),
         ("algorithm.loss.ratio=sequence", ["never bind", "3e-4 / 4e-4"]),

@@ -1,0 +1,151 @@
+"""Tokens and passwords of a recipe reach the run and nothing that is written or shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dapo.config import load_recipe
+from dapo.config.resume import RESOLVED, load_for_resume
+from dapo.config.secrets import HIDDEN, redact, redact_override
+from dapo.config.settings import settings
+from dapo.errors import RecipeError
+
+TOKEN, PASSWORD = "s3cr3t-of-mine", "pa55word-x"
+TEXT = f"""
+model: {{path: builtin/signed-sum}}
+data:
+  train: [{{task: signed_sum, options: {{}}}}]
+rollout:
+  engine: vllm
+  vllm:
+    engine_args: {{max_num_batched_tokens: 8192, hf_token: "{TOKEN}", tokenizer: some/name}}  # {TOKEN}
+run: {{dir: "http://user:{PASSWORD}@host:8000/x"}}
+"""
+
+
+def everything_shown(loaded: Any) -> str:
+    shown = [loaded.text, loaded.resolved, repr(loaded.difference), " ".join(loaded.overrides), repr(loaded.warnings)]
+    return "\n".join(shown)
+
+
+def test_a_run_gets_the_secret_and_no_file_does(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(TEXT)
+    loaded = load_recipe(file, [f"rollout.vllm.engine_args.download_config.password={PASSWORD}"])
+    arguments = loaded.recipe.rollout.vllm.engine_args
+    assert arguments["hf_token"] == TOKEN
+    assert arguments["download_config"] == {"password": PASSWORD}
+    assert PASSWORD in loaded.recipe.run.dir
+    shown = everything_shown(loaded)
+    assert TOKEN not in shown
+    assert PASSWORD not in shown
+    assert "8192" in loaded.text
+    assert "some/name" in loaded.resolved
+    assert "# " in loaded.text
+    assert loaded.text.count(HIDDEN) == 3
+    assert f"http://{HIDDEN}@host:8000/x" in loaded.resolved
+
+
+def test_a_refusal_does_not_quote_it(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(TEXT)
+    for override in (
+        f"rollout.server.url=http://me:{PASSWORD}@host:1/v1/x",
+        f"rollout.vllm.engine_args.api_key=[{PASSWORD}",
+        f"rollout.vllm.engine_args={{token: {PASSWORD}, a: [}}",
+        f"rollout.vllm.nowhere={{hf_token: {PASSWORD}}}",
+        f"run.seed=hf_{PASSWORD.replace('-', '')}aaaaaaaaaaaaaaaa",
+    ):
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(file, [override])
+        assert PASSWORD not in str(caught.value)
+        assert "pa55wordx" not in str(caught.value)
+
+
+def test_a_resume_says_what_has_to_be_given_again(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(TEXT.replace(f"http://user:{PASSWORD}@host:8000/x", "runs"))
+    (tmp_path / RESOLVED).write_text(load_recipe(file).resolved)
+    key = "rollout.vllm.engine_args.hf_token"
+    with pytest.raises(RecipeError, match=f"{key}=VALUE"):
+        load_for_resume(tmp_path)
+    loaded, changes = load_for_resume(tmp_path, [f"{key}={TOKEN}"])
+    assert loaded.recipe.rollout.vllm.engine_args["hf_token"] == TOKEN
+    assert not changes
+    assert TOKEN not in everything_shown(loaded)
+    assert load_recipe(tmp_path / RESOLVED, of_a_run=True).recipe.run.dir == "runs"  # readers need no secret
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "token",
+        "hf_token",
+        "hf-token",
+        "api_key",
+        "apiKey",
+        "API_KEY",
+        "password",
+        "db.passwd",
+        "client_secret",
+        "aws_secret_access_key",
+        "credentials",
+        "Authorization",
+        "bearer_token",
+        "private_key",
+    ],
+)
+def test_names_of_secrets(key: str) -> None:
+    assert redact({"engine_args": {"a": [{key: TOKEN}]}}) == {"engine_args": {"a": [{key: HIDDEN}]}}
+    assert TOKEN not in redact_override(f"rollout.vllm.engine_args.{key}={TOKEN}")
+    assert TOKEN not in redact_override(f"rollout.vllm.engine_args={{x: 1, {key}: {TOKEN}}}")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "max_num_batched_tokens",
+        "tokenizer",
+        "tokenizer_mode",
+        "stop_token_ids",
+        "monkey",
+        "keyboard",
+        "tokens",
+        "secretary",
+        "seed",
+    ],
+)
+def test_names_that_are_none(key: str) -> None:
+    assert redact({"engine_args": {key: "value"}}) == {"engine_args": {key: "value"}}
+
+
+def test_settings_of_ours_are_never_hidden_by_their_name() -> None:
+    kept = {"rollout": {"server": {"api_key_variable": "MY_TOKEN"}}, "data": {"fields": {"token": "question"}}}
+    assert redact(kept) == kept
+    assert not [path for path in settings() if redact("text", path) != "text"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://user:s3cr3t-x@host:80",
+        "https://s3cr3t-x@host/path",
+        "see redis://:s3cr3t-x@h:1 there",
+        "hf_s3cr3txxxxxxxxxxxxxxxxxxxxxx",
+        "Bearer s3cr3t-xxxxxxxx",
+        "https://a:s3cr3t-x@b@host",
+    ],
+)
+def test_texts_that_hold_one(text: str) -> None:
+    assert "s3cr3t" not in redact(text)
+    assert HIDDEN in redact(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["http://host:8000", "me@host.org", "https://host/a@b", "hub:a/b", "hf_model", "1 @ 2"]
+)
+def test_texts_that_hold_none(text: str) -> None:
+    assert redact(text) == text
