@@ -10,13 +10,14 @@ from pathlib import PurePath
 from dapo.config.problems import Problem
 from dapo.config.schema import DataSource, Recipe
 
-_GENERIC_STEMS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
+_SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"}
 
 
 def source_name(source: DataSource) -> str:
     """The name of a source in metrics and in ``rewards.N.sources``.
 
-    As given, else the task's, else the file's (its folder's for names such as ``train``).
+    As given, else the task's, else the file's without its suffix; a folder's; of a pattern what stands before its first
+    wildcard (``train`` for ``data/train-*.parquet``), or the folder's before that (``data`` for ``data/*.jsonl``).
     """
     if source.name:
         return source.name
@@ -25,7 +26,14 @@ def source_name(source: DataSource) -> str:
     if source.path and source.path.startswith("hub:"):
         return source.path.rpartition("/")[2].partition(":")[0]
     file = PurePath(source.path or "")
-    return file.parent.name if file.stem.lower() in _GENERIC_STEMS and file.parent.name else file.stem
+    for part in [file, *file.parents]:
+        fixed = re.split(r"[*?\[]", part.name)[0]
+        name = PurePath(fixed).stem if PurePath(fixed).suffix.lower() in _SUFFIXES else fixed
+        if fixed != part.name:
+            name = name.rstrip("-_. ")
+        if name:
+            return name
+    return "data"
 
 
 def check_rewards(r: Recipe) -> Iterator[Problem]:
@@ -80,7 +88,11 @@ def check_data(r: Recipe) -> Iterator[Problem]:
             yield from _source(f"data.{part}.{n}", source)
         names = Counter(map(source_name, getattr(r.data, part)))
         for name in (n for n, count in names.items() if count > 1):
-            yield Problem(f"data.{part}", f"{names[name]} sources are called `{name}`; give each a `name`")
+            number = next(i for i, s in enumerate(getattr(r.data, part)) if source_name(s) == name)
+            yield Problem(
+                f"data.{part}",
+                f"{names[name]} sources are called `{name}`; give each a `name` (data.{part}.{number}.name=...)",
+            )
     if r.data.prompt_template is not None and "{problem}" not in r.data.prompt_template:
         yield Problem(
             "data.prompt_template", "has no {problem}: the problem would not be in the prompt", r.data.prompt_template

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import glob
 import math
 import os
 import re
@@ -217,7 +218,7 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
             path = source.get("path") if isinstance(source, dict) else None
             if not isinstance(path, str) or path.startswith("hub:"):
                 continue
-            found = _find(path, folder)
+            found = _find(path, folder) or _find_pattern(path, folder)
             if found:
                 source["path"] = found
             else:
@@ -248,6 +249,15 @@ def _expanded_user(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # `~name` of nobody
         return Path(path)
+
+
+def _find_pattern(path: str, folder: Path) -> str | None:
+    """A pattern such as ``data/*.jsonl``, made absolute, where at least one file fits it."""
+    for place in (Path.cwd(), folder.absolute()):
+        pattern = str(Path(glob.escape(str(place))) / _expanded_user(path))
+        if glob.has_magic(path) and next(glob.iglob(pattern, recursive=True), None) is not None:
+            return pattern
+    return None
 
 
 def _not_found(what: str, path: str, folder: Path) -> str:

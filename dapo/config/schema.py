@@ -48,15 +48,16 @@ class Model(Section):
 
 class DataSource(Section):
     name: str | None = None
-    """Name in metrics; default: the file's or task's name."""
+    """Name in metrics; default: the file's (without its suffix), folder's or task's name."""
     path: str | None = None
-    """JSONL, JSON or Parquet file, or ``hub:owner/name[:subset]`` (needs the extra ``data``)."""
+    """JSONL, JSON, CSV, Parquet or Arrow file; a pattern such as ``data/*.jsonl``; a folder that ``save_to_disk`` wrote
+    or that was downloaded from the hub; or ``hub:owner/name[:subset]`` (needs the extra ``data``)."""
     split: str = "train"
-    """Split of a hub data set."""
+    """Split of a folder or hub data set."""
     format: Literal["auto", "plain", "gsm8k", "dapo_math", "aime", "amc", "math", "svamp", "multiarith"] = "auto"
     """Named record layout of the public sets; ``plain`` uses ``fields``."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Field mapping, e.g. ``{problem: question, answer: target}``."""
+    """Field mapping, e.g. ``{problem: question, answer: target}``. Columns not named keep their names."""
     task: str | None = None
     """A procedural source instead of a file: ``signed_sum`` or ``reasoning_gym/NAME`` (extra ``tasks``)."""
     options: dict[str, Any] = Field(default_factory=dict)

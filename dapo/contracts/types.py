@@ -10,9 +10,9 @@ Suffixes for ragged lists: _P prompts, _G responses of one group, _T tokens.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,18 @@ Key = tuple[int, int]
 """(group id, index of the response in its group): the identity of one response."""
 
 
+class Columns(dict[str, Any]):
+    """The columns of a record beside problem and answer. Asking for one that is not there names those that are."""
+
+    def __missing__(self, key: object) -> Any:
+        raise KeyError(f"{key!r} is no column of this prompt; prompt.extra holds {_listed(self)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [name if len(name) <= 30 else f"{name[:27]}..." for name in names]
+    return f"{', '.join(shown[:12])}{', ...' if len(shown) > 12 else ''}" if shown else "nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One problem, rendered and tokenised."""
@@ -38,7 +50,21 @@ class Prompt:
     problem: str  # the raw problem text
     answer: str  # the gold answer as text; "" where the verifier needs none
     source: str  # name of the data source it came from
-    extra: Mapping[str, Any] = field(default_factory=dict)  # JSON-able record for the verifier
+    extra: Mapping[str, Any] = field(default_factory=Columns)  # JSON-able record for the verifier
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.extra, Columns):
+            object.__setattr__(self, "extra", Columns(self.extra))
+
+    if not TYPE_CHECKING:  # for reward functions, which no type checker sees
+
+        def __getattr__(self, name: str) -> Any:
+            own = [known.name for known in fields(Prompt)]
+            if name in own or name.startswith("__"):  # asked for while a copy is being made
+                raise AttributeError(name)
+            raise AttributeError(
+                f"a prompt has no {name!r}; it has {', '.join(own)}, and prompt.extra holds {_listed(self.extra)}"
+            )
 
 
 def content_id(problem: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from dapo.data.messages import Message, dialogue, read_messages, without_system
 from dapo.data.readers import Located, Record
+from dapo.data.values import as_json, check_text, is_missing, plain_text
 from dapo.errors import DataError
 
 
@@ -17,10 +19,17 @@ from dapo.errors import DataError
 class Problem:
     """One problem before rendering."""
 
-    problem: str  # the raw text
+    problem: str  # the raw text; of a conversation its last message
     answer: str  # the gold answer as text; "" where the verifier needs none
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further fields, for the verifier
+    extra: Mapping[str, Any] = field(default_factory=dict)  # all other columns, for the verifier
     row: str = ""  # where it came from, for messages: "data.jsonl, line 7"
+    messages: tuple[Message, ...] = ()  # of a conversation; empty where the problem is all that is asked
+
+    @property
+    def words(self) -> str:
+        """What makes two problems one: the text, or all that was said in a conversation before the response."""
+        spoken = without_system(self.messages)
+        return dialogue(spoken) if len(spoken) > 1 else self.problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +41,7 @@ class Format:
 
     problem: tuple[str, ...]
     answer: tuple[str, ...]
-    extra: tuple[str, ...] = ()
-    read_problem: Callable[[Any], str] | None = None
     read_answer: Callable[[Any], str] | None = None
-
-
-def plain_text(value: Any) -> str:
-    """A field as text. Whole floats lose their ``.0``: sets that store 27.0 mean 27."""
-    if isinstance(value, bool) or value is None:
-        raise ValueError(f"expected text or a number, found {value!r}")
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, (str, int, float)):
-        return str(value).strip()
-    raise ValueError(f"expected text or a number, found {type(value).__name__}")
 
 
 def gsm8k_answer(value: Any) -> str:
@@ -62,27 +58,17 @@ def whole_number_answer(value: Any) -> str:
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
-def message_text(value: Any) -> str:
-    """The problem text of a field that is text, or a list of chat messages with a single user message."""
-    if isinstance(value, list):
-        if len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != "user":
-            roles = [m.get("role") if isinstance(m, dict) else type(m).__name__ for m in value]
-            raise ValueError(f"expected a single user message, found {roles}")
-        value = value[0].get("content")
-    return plain_text(value)
-
-
 FORMATS: dict[str, Format] = {
     "gsm8k": Format(("question",), ("answer",), read_answer=gsm8k_answer),
-    "dapo_math": Format(("problem", "prompt"), ("answer", "reward_model.ground_truth"), read_problem=message_text),
+    "dapo_math": Format(("problem", "prompt"), ("answer", "reward_model.ground_truth")),
     "aime": Format(("problem", "question"), ("answer", "ref_answer"), read_answer=whole_number_answer),
     "amc": Format(("problem", "question"), ("answer",), read_answer=whole_number_answer),
-    "math": Format(("problem",), ("answer",), extra=("level", "subject", "difficulty", "type")),
-    "svamp": Format(("Body",), ("Answer",), extra=("Type",), read_answer=whole_number_answer),
+    "math": Format(("problem",), ("answer",)),
+    "svamp": Format(("Body",), ("Answer",), read_answer=whole_number_answer),
     "multiarith": Format(("input",), ("target",), read_answer=whole_number_answer),
 }
 
-_PLAIN = Format(("problem", "question", "prompt"), ("answer", "target", "ground_truth"), read_problem=message_text)
+_PLAIN = Format(("problem", "question", "prompt", "messages"), ("answer", "target", "ground_truth"))
 
 
 def detect(record: Record) -> str:
@@ -119,13 +105,14 @@ def to_problems(
 ) -> Iterator[Problem]:
     """Turn located records into problems.
 
-    A record whose answer is null or empty is passed over: no verifier could judge it.
+    A record whose answer is null, NaN or empty is passed over: no verifier could judge it. Every column that neither
+    problem nor answer was read from goes to ``extra`` under its own name.
 
     Args:
         records: what a reader yields.
         format_name: a name in ``FORMATS``, ``plain``, or ``auto``: decided by the first record.
         fields: for ``plain``, our name to the record's: ``problem``, ``answer`` ("" for none) and any further names,
-            which go to ``extra``. Dots descend into objects. Without it, all other fields of a plain record go there.
+            under which those columns go to ``extra``. Dots descend into objects.
         unanswered: a list that receives where each record stands that was passed over.
 
     Raises:
@@ -150,7 +137,7 @@ def _choose(record: Record, name: str, fields: Mapping[str, str], where: str) ->
             )
         problem = (fields["problem"],) if "problem" in fields else _PLAIN.problem
         answer = _PLAIN.answer if "answer" not in fields else (fields["answer"],) if fields["answer"] else ()
-        return Format(problem, answer, read_problem=message_text), "plain"
+        return Format(problem, answer), "plain"
     if name == "auto":
         try:
             name = detect(record)
@@ -162,36 +149,54 @@ def _choose(record: Record, name: str, fields: Mapping[str, str], where: str) ->
 def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapping[str, str]) -> Problem | None:
     """The problem of a record; None when it should have an answer and that is null or empty."""
     problem_field, raw_problem = _lookup(record, layout.problem, where, name)
-    try:
-        problem = (layout.read_problem or plain_text)(raw_problem)
+    used = {problem_field}
+    with _named(where, problem_field):
+        messages = read_messages(raw_problem) or []
+        problem = plain_text(messages[-1]["content"] if messages else raw_problem)
         if name == "svamp":  # the one layout whose text is in two fields
             problem = f"{problem.rstrip('. ')}. {plain_text(record.get('Question'))}"
-    except ValueError as error:
-        raise DataError(f"{where}, field {problem_field!r}: {error}") from error
+            used.add("Question")
+        check_text(problem)
+        messages = as_json(messages)
     if not problem:
         raise DataError(f"{where}, field {problem_field!r}: the problem is empty")
     answer = ""
-    answer_field = ""
     if layout.answer:
         answer_field, raw_answer = _lookup(record, layout.answer, where, name)
-        if raw_answer is None or raw_answer == "" or raw_answer != raw_answer:  # the last: not a number, as in pandas
+        used.add(answer_field)
+        if is_missing(raw_answer):
             return None
-        try:
+        with _named(where, answer_field):
             answer = (layout.read_answer or plain_text)(raw_answer)
-        except ValueError as error:
-            raise DataError(f"{where}, field {answer_field!r}: {error}") from error
-    return Problem(problem, answer, _extra(record, layout, name, fields, {problem_field, answer_field}, where), where)
+            check_text(answer)
+        if not answer:
+            return None
+    extra = _extra(record, fields, used, where, name)
+    alone = len(messages) == 1 and set(messages[0]) == {"role", "content"}
+    return Problem(problem, answer, extra, where, () if alone else tuple(messages))
 
 
-def _extra(
-    record: Record, layout: Format, name: str, fields: Mapping[str, str], used: set[str], where: str
-) -> dict[str, Any]:
-    if name != "plain":
-        return {key: _jsonable(record[key]) for key in layout.extra if key in record}
-    if fields:
-        wanted = {ours: theirs for ours, theirs in fields.items() if ours not in ("problem", "answer")}
-        return {ours: _jsonable(_lookup(record, (theirs,), where, name)[1]) for ours, theirs in wanted.items()}
-    return {key: _jsonable(value) for key, value in record.items() if key not in used}
+@contextmanager
+def _named(where: str, field: str) -> Iterator[None]:
+    """What is wrong with a value, told with its place."""
+    try:
+        yield
+    except ValueError as error:
+        raise DataError(f"{where}, field {field!r}: {error}") from error
+
+
+def _extra(record: Record, fields: Mapping[str, str], used: set[str], where: str, name: str) -> dict[str, Any]:
+    """All columns that neither problem nor answer came from; mapped ones under our name, which goes first."""
+    mapped = {ours: theirs for ours, theirs in fields.items() if ours not in ("problem", "answer")}
+    found = {key: value for key, value in record.items() if key not in used and key not in mapped.values()}
+    for ours, theirs in mapped.items():
+        found[ours] = _lookup(record, (theirs,), where, name)[1]
+    extra = {}
+    for key, value in found.items():
+        with _named(where, key):
+            check_text(key)
+            extra[key] = as_json(value)
+    return extra
 
 
 def _lookup(record: Record, paths: tuple[str, ...], where: str, name: str) -> tuple[str, Any]:
@@ -210,13 +215,3 @@ def _lookup(record: Record, paths: tuple[str, ...], where: str, name: str) -> tu
     hint = f"; did you mean {near[0]!r}?" if near else ""
     expected = " or ".join(repr(path) for path in paths)
     raise DataError(f"{where}: format `{name}` expects a field {expected}, found {sorted(record)}{hint}")
-
-
-def _jsonable(value: Any) -> Any:
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
-    return value.isoformat() if isinstance(value, (datetime.date, datetime.time)) else str(value)

@@ -12,9 +12,11 @@ from dapo.config.check_data import source_name
 from dapo.config.schema import Data, DataSource
 from dapo.contracts.types import Prompt, content_id
 from dapo.data.formats import Problem, to_problems
+from dapo.data.messages import SYSTEM
 from dapo.data.readers import read_records
 from dapo.data.render import make_prompts
 from dapo.data.tasks import make_problems
+from dapo.data.values import reads_as_nothing
 from dapo.errors import DataError
 
 _LETTERS_FOR_NORMALISED = 20
@@ -39,6 +41,9 @@ class SourceReport:
     name: str
     read: int = 0  # problems in the source
     unanswered: int = 0  # records that should have an answer and have none; passed over
+    first_unanswered: str = ""  # where the first of them stands
+    odd_answers: int = 0  # gold answers such as "nan", which were most likely missing once
+    first_odd: str = ""  # the first of them, and where it stands
     repeats: int = 0  # same problem and answer as an earlier one; dropped from files, kept in procedural tasks
     repeats_dropped: bool = True
     in_validation: int = 0  # taken out of training because they stand in a validation set
@@ -50,7 +55,9 @@ class SourceReport:
         """One line for the console."""
         parts = [f"{self.name}: {self.prompts:,} prompts of {self.read:,} problems, longest {self.longest} tokens"]
         if self.unanswered:
-            parts.append(f"{self.unanswered:,} records without an answer passed over")
+            parts.append(f"{self.unanswered:,} records without an answer passed over (first: {self.first_unanswered})")
+        if self.odd_answers:
+            parts.append(f"{self.odd_answers:,} gold answers read like a missing value (first: {self.first_odd}); kept")
         if self.repeats:
             parts.append(f"{self.repeats:,} repeats {'dropped' if self.repeats_dropped else 'kept (procedural)'}")
         if self.in_validation:
@@ -61,12 +68,20 @@ class SourceReport:
 
 
 @dataclass(slots=True)
+class Overlap:
+    """What a validation set shared with the training data, which was taken out of the latter."""
+
+    problems: int = 0  # of the validation set
+    records: int = 0  # of the training data: another wording, or another answer, of one of these problems counts again
+
+
+@dataclass(slots=True)
 class DataReport:
     """What became of all data."""
 
     train: list[SourceReport] = field(default_factory=list)
     validation: list[SourceReport] = field(default_factory=list)
-    overlap: dict[str, int] = field(default_factory=dict)  # by validation set: its problems that training held too
+    overlap: dict[str, Overlap] = field(default_factory=dict)  # by validation set
     conflicts: list[Conflict] = field(default_factory=list)  # in the training data, all sources together
 
     def lines(self) -> list[str]:
@@ -74,9 +89,10 @@ class DataReport:
         lines = [f"training    {source.sentence()}" for source in self.train]
         lines += [f"validation  {source.sentence()}" for source in self.validation]
         lines += [
-            f"overlap     {count:,} problems of {name} stood in the training data and were taken out of it"
-            for name, count in self.overlap.items()
-            if count
+            f"overlap     {shared.problems:,} problems of {name} stood in the training data, in {shared.records:,} "
+            "of its records, which were taken out"
+            for name, shared in self.overlap.items()
+            if shared.problems
         ]
         if self.conflicts:
             lines.append(
@@ -140,7 +156,7 @@ def find_conflicts(problems: Iterable[Problem]) -> list[Conflict]:
     """Problems that stand in a set with more than one answer, in order of their first appearance."""
     answers: dict[str, dict[str, Problem]] = {}
     for problem in problems:
-        answers.setdefault(content_id(problem.problem), {}).setdefault(problem.answer, problem)
+        answers.setdefault(content_id(problem.words), {}).setdefault(problem.answer, problem)
     return [
         Conflict(next(iter(by.values())).problem, tuple(by), tuple(p.row for p in by.values()))
         for by in answers.values()
@@ -173,8 +189,8 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
         problems, entry = _clean(source)
         validation[name] = _finish(problems, entry, data, tokenizer)
         report.validation.append(entry)
-        report.overlap[name] = 0
-        held_out.update((overlap_key(problem.problem), name) for problem in problems)
+        report.overlap[name] = Overlap()
+        held_out.update((overlap_key(problem.words), name) for problem in problems)
 
     train: list[Prompt] = []
     seen: set[tuple[str, ...]] = set()  # a mixture of files may hold a problem twice
@@ -184,12 +200,14 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
         problems, entry = _clean(source, seen)
         kept = []
         for problem in problems:
-            key = overlap_key(problem.problem)
+            key = overlap_key(problem.words)
             if key not in held_out:
                 kept.append(problem)
-            elif key not in met:
-                met.add(key)
-                report.overlap[held_out[key]] += 1
+                continue
+            shared = report.overlap[held_out[key]]
+            shared.records += 1
+            shared.problems += key not in met
+            met.add(key)
         entry.in_validation = len(problems) - len(kept)
         train += _finish(kept, entry, data, tokenizer)
         report.train.append(entry)
@@ -203,7 +221,8 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
 
 def _identity(problem: Problem) -> tuple[str, ...]:
     """What makes a problem a repeat. Without an answer the task may be in ``extra``, so that counts too."""
-    key = (content_id(problem.problem), problem.answer)
+    system = [message["content"] for message in problem.messages if message["role"] in SYSTEM]
+    key = (content_id(problem.words), problem.answer, *system)
     return key if problem.answer else (*key, repr(sorted(problem.extra.items())))
 
 
@@ -211,8 +230,15 @@ def _clean(source: DataSource, seen: set[tuple[str, ...]] | None = None) -> tupl
     problems, unanswered = _load(source)
     procedural = source.task is not None
     entry = SourceReport(
-        source_name(source), read=len(problems), unanswered=len(unanswered), repeats_dropped=not procedural
+        source_name(source),
+        read=len(problems),
+        unanswered=len(unanswered),
+        first_unanswered=next(iter(unanswered), ""),
+        repeats_dropped=not procedural,
     )
+    odd = [] if procedural else [problem for problem in problems if reads_as_nothing(problem.answer)]
+    if odd:
+        entry.odd_answers, entry.first_odd = len(odd), f"{odd[0].answer!r}, {odd[0].row}"
     seen = set() if seen is None else seen
     kept = []
     for problem in problems:

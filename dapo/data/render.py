@@ -13,6 +13,7 @@ import numpy as np
 from dapo.config.schema import Data
 from dapo.contracts.types import Prompt, content_id
 from dapo.data.formats import Problem
+from dapo.data.messages import LAST, SYSTEM, Message
 from dapo.errors import DataError
 
 PLACEHOLDER = "{problem}"
@@ -44,27 +45,55 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
     return style
 
 
-def render(problem: str, data: Data, style: str, tokenizer: Any) -> str:
+def render(problem: Problem, data: Data, style: str, tokenizer: Any) -> str:
     """The text of one prompt.
 
     Raises:
-        DataError: the chat template refuses the messages (some accept no system message).
+        DataError: the chat template refuses the messages (some accept no system message), or the problem is a
+            conversation and prompts are not made by a chat template.
     """
-    if data.instruction:
-        problem = f"{problem}\n\n{data.instruction}"
+    text = f"{problem.problem}\n\n{data.instruction}" if data.instruction else problem.problem
+    if style != "chat" and problem.messages:
+        roles = [message["role"] for message in problem.messages]
+        raise DataError(
+            f"{problem.row}: messages of {roles} need `data.prompt: chat` (and a tokenizer with a chat template), and "
+            f"prompts are made by `{style}`; map `problem` to a field that holds text"
+        )
     if style == "raw":
-        return problem
+        return text
     if style == "template":
         # not str.format: problems and templates are full of LaTeX braces
-        return (data.prompt_template or PLACEHOLDER).replace(PLACEHOLDER, problem)
-    messages = [{"role": "user", "content": problem}]
-    if data.system_prompt is not None:
-        messages.insert(0, {"role": "system", "content": data.system_prompt})
+        return (data.prompt_template or PLACEHOLDER).replace(PLACEHOLDER, text)
+    messages = _messages(problem, text, data.system_prompt)
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # jinja's own errors, and whatever a template raises on purpose
         hint = "; remove `data.system_prompt` if the template accepts none" if data.system_prompt is not None else ""
-        raise DataError(f"the tokenizer's chat template failed: {type(error).__name__}: {error}{hint}") from error
+        roles = [message["role"] for message in messages]
+        raise DataError(
+            f"{problem.row}: the tokenizer's chat template failed on messages of {roles}: {type(error).__name__}: "
+            f"{error}{hint}"
+        ) from error
+
+
+def _messages(problem: Problem, text: str, system_prompt: str | None) -> list[Message]:
+    """The conversation, its last message with the instruction, its first one the recipe's system message.
+
+    Raises:
+        DataError: the recipe and the record both have a system message.
+    """
+    if not problem.messages:
+        messages: list[Message] = [{"role": LAST, "content": text}]
+    else:
+        messages = [*problem.messages[:-1], {**problem.messages[-1], "content": text}]
+    if system_prompt is None:
+        return messages
+    if any(message["role"] in SYSTEM for message in messages):
+        raise DataError(
+            f"{problem.row}: its messages hold a system message of their own, and `data.system_prompt` is set; remove "
+            "one of them"
+        )
+    return [{"role": "system", "content": system_prompt}, *messages]
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]]:
@@ -103,14 +132,14 @@ def make_prompts(problems: Sequence[Problem], source: str, data: Data, tokenizer
         DataError: contradictory settings (see ``resolve_style``), or a prompt without a single token.
     """
     style = resolve_style(data, tokenizer)
-    texts = [render(problem.problem, data, style, tokenizer) for problem in problems]
+    texts = [render(problem, data, style, tokenizer) for problem in problems]
     prompts = []
     for problem, text, ids in zip(problems, texts, tokenize(texts, tokenizer, style), strict=True):
         if not ids:
             raise DataError(f"{problem.row}: the prompt has no tokens; its text is {text[:80]!r}")
         prompts.append(
             Prompt(
-                id=content_id(problem.problem),
+                id=content_id(problem.words),
                 text=text,
                 token_ids=np.asarray(ids, dtype=np.int64),
                 problem=problem.problem,

@@ -104,7 +104,7 @@ def test_every_setting_of_the_peers_pages_gets_a_hint() -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ({"path": "a/gsm8k/train.jsonl"}, "gsm8k"),
+        ({"path": "a/gsm8k/train.jsonl"}, "train"),
         ({"path": "a/mine.parquet"}, "mine"),
         ({"path": "hub:owner/set"}, "set"),
         ({"task": "reasoning_gym/chain_sum"}, "chain_sum"),

@@ -1,0 +1,86 @@
+"""Problems that come as a conversation: a list of messages, each with a role and a content."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Message = dict[str, Any]
+
+SYSTEM = ("system", "developer")
+LAST = "user"  # who speaks last in a prompt: the response is the assistant's
+
+
+def read_messages(value: Any) -> list[Message] | None:
+    """The messages of a field; None where it holds something else (such as the problem's text).
+
+    A text that is a JSON list of messages counts as that list: CSV files and some Parquet columns hold it so.
+
+    Raises:
+        ValueError: a list that is no conversation a response could follow.
+    """
+    if isinstance(value, str):
+        value = _from_text(value)
+    if not isinstance(value, list):
+        return None
+    messages = [_message(number, item) for number, item in enumerate(value, start=1)]
+    roles = [message["role"] for message in messages]
+    if not messages or roles[-1] != LAST:
+        raise ValueError(
+            f"expected messages whose last one is the user's (the response follows it), found {roles}; take the answer "
+            "out of the messages"
+        )
+    return messages
+
+
+def _from_text(text: str) -> Any:
+    start = text.lstrip()[:200]
+    if not start.startswith("[") or "role" not in start:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if start.lstrip("[ \n").startswith("{'"):
+            raise ValueError(
+                "a list of messages as Python prints it, which cannot be read back safely; write it as JSON "
+                "(json.dumps), or save the set as JSONL or Parquet"
+            ) from None
+        return None
+    is_messages = isinstance(value, list) and all(isinstance(item, dict) and "role" in item for item in value)
+    return value if is_messages and value else None
+
+
+def _message(number: int, item: Any) -> Message:
+    if not isinstance(item, Mapping) or not isinstance(item.get("role"), str) or "content" not in item:
+        found = sorted(map(str, item)) if isinstance(item, Mapping) else type(item).__name__
+        raise ValueError(f"message {number}: expected an object with `role` and `content`, found {found}")
+    # Parquet gives every message the columns of all of them: null is "not there".
+    message = {str(key): part for key, part in item.items() if part is not None or key == "content"}
+    message["content"] = _content(number, message)
+    return message
+
+
+def _content(number: int, message: Mapping[str, Any]) -> str:
+    """Text, from text or from a list of text parts."""
+    content = message["content"]
+    if content is None and message.get("tool_calls"):
+        return ""
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content]
+        if any(kind != "text" for kind in kinds):
+            raise ValueError(f"message {number}: expected text, found parts of the kinds {kinds}")
+        content = "".join(str(part.get("text") or "") for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"message {number}: expected text as `content`, found {type(content).__name__}")
+    return content
+
+
+def without_system(messages: Iterable[Message]) -> list[Message]:
+    """What was said: the messages without instructions to the model."""
+    return [message for message in messages if message["role"] not in SYSTEM]
+
+
+def dialogue(messages: Iterable[Message]) -> str:
+    """A conversation as one text."""
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
