@@ -29,11 +29,15 @@ import numpy as np
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import WeightSource
 from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest
+from dapo.rollout.inbox import check_idle, check_requests
+from dapo.rollout.roster import Gate, ended_before
 
 UNIT = 64
 """Tokens that one entry of an array stands for."""
 LONGEST = 4096
 """Units: no response may be longer."""
+
+_ANYTHING = Gate(2**62, None)  # no vocabulary, no positions: an empty prompt alone is refused
 
 Lengths = Callable[[int], IntArray]
 """Group -> length of each response in units, int64 [responses of the group], each at least 1."""
@@ -99,6 +103,8 @@ class SimulatedEngine:
         self._changed: set[int] = set()  # engines whose entry in _next is out of date
         self._places = [(0, i) for i in range(engines)]  # heap: responses, index; true only if that many are there
         self._rest: dict[Key, float] = {}  # part of a unit that an aborted response had made beyond its last whole one
+        self._present: set[Key] = set()  # submitted, and not come back
+        self._ended: list[SampleEvent] = []  # of these, what had nothing left to make
         self._live = 0
         self._busy = self._made = 0.0
         self._prefilled = 0
@@ -109,13 +115,21 @@ class SimulatedEngine:
     # ------------------------------------------------------------------ the protocol
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
+        check_requests(requests, _ANYTHING, self._present)
         for request in requests:
+            self._present.add(request.key)
+            done = ended_before(request, self.clock)
+            if done is not None:
+                self._ended.append(done)
+                continue
             heapq.heappush(self._queue, (request.priority, self._arrivals, request))
             self._arrivals += 1
         self._seat(self.time)
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Work until the end of the first tick in which a response ends; empty when nothing is left."""
+        if self._ended:
+            return self._hand_out(self._take_ended(None))
         first = self._next_end()
         if first is None:
             return []
@@ -127,11 +141,11 @@ class SimulatedEngine:
             events.append(self._end_one(clock))
         self._go_to(clock)
         events.sort(key=lambda event: event.key)
-        return events
+        return self._hand_out(events)
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
         wanted = None if keys is None else set(keys)
-        events = []
+        events = self._take_ended(wanted)
         for machine in self._machines:
             gone = [key for key in machine.rows if wanted is None or key in wanted]
             if not gone:
@@ -149,14 +163,23 @@ class SimulatedEngine:
         self._queue = stay
         heapq.heapify(self._queue)
         self._seat(self.time)
-        return sorted(events, key=lambda event: event.key)
+        return self._hand_out(sorted(events, key=lambda event: event.key))
+
+    def _take_ended(self, wanted: set[Key] | None) -> list[SampleEvent]:
+        """What ended because its prefix was whole, of the wanted keys (None: all)."""
+        events = [event for event in self._ended if wanted is None or event.key in wanted]
+        self._ended = [event for event in self._ended if wanted is not None and event.key not in wanted]
+        return events
+
+    def _hand_out(self, events: list[SampleEvent]) -> list[SampleEvent]:
+        self._present.difference_update(event.key for event in events)
+        return events
 
     def publish(
         self, version: int, weights: WeightSource | None, in_flight: Literal["abort", "keep"] = "abort"
     ) -> None:
-        """New weights, at no cost. Raises ValueError while responses decode: take them back first."""
-        if self._live or self._queue:
-            raise ValueError("abort before publishing: a response in a slot has one version here")
+        """New weights, at no cost. Raises EngineError while responses decode: one in a slot has one version."""
+        check_idle(self._live + len(self._queue), "abort")
         self._versions = np.full(LONGEST, version, np.int32)
 
     def checksums(self) -> None:

@@ -24,7 +24,8 @@ from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
 from dapo.rollout.decoders import choose_decoder
-from dapo.rollout.roster import Gate, Queue, Roster, empty_event, ended_before, sequence_of
+from dapo.rollout.inbox import Inbox, check_idle
+from dapo.rollout.roster import Gate, Roster, sequence_of
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.weights import copy_weights, tensor_sums
 
@@ -65,9 +66,7 @@ class EmbeddedEngine:
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model)
-        self._queue = Queue()
-        self._pending: list[SampleEvent] = []  # ended before they could decode
-        self._known: set[Key] = set()  # queued or live
+        self._inbox = Inbox(self._gate)
         self._waiting: Counter[bytes] = Counter()  # queued requests by what stands before their next token
         self._prefilled: dict[bytes, tuple[Prefilled, int]] = {}  # of sequences that queued requests still need
         self._stats = Counter[str]()
@@ -88,40 +87,27 @@ class EmbeddedEngine:
         """Queue requests, in order of (priority, arrival).
 
         Raises:
-            EngineError: A key that is unfinished here already, or a request that does not fit the model.
+            EngineError: A key that has not come back yet, or a request that does not fit the model; none is taken.
         """
-        for request in requests:
-            self._gate.check(request)
-            if request.key in self._known:
-                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
-            done = ended_before(request, self.clock)
-            if done is not None:
-                self._pending.append(done)
-                continue
-            self._known.add(request.key)
+        for request in self._inbox.accept(requests, self.clock):
             self._waiting[sequence_of(request).tobytes()] += 1
-            self._queue.push(request)
 
     @torch.inference_mode()
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Decode until at least one response has ended, or nothing is left. ``timeout`` is for remote engines."""
-        events, self._pending = self._pending, []
-        while not events and (len(self._queue) or len(self._roster)):
+        events = self._inbox.take_ended()
+        while not events and (len(self._inbox.queue) or len(self._roster)):
             events = self._step()
-        self._known.difference_update(event.key for event in events)
-        return sorted(events, key=lambda event: (event.tick, event.key))
+        return self._inbox.hand_out(events)
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
-        """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
-        named = {*self._known, *(event.key for event in self._pending)} if keys is None else set(keys)
-        events = [event for event in self._pending if event.key in named]  # ended, and not polled yet
-        self._pending = [event for event in self._pending if event.key not in named]
-        for request in self._queue.take_out(named):
+        """Take back responses with the tokens made so far. Keys unknown here are ignored."""
+        named = self._inbox.names(keys)
+        events, waited = self._inbox.take_back(named, self.clock)
+        for request in waited:
             self._no_longer_waiting(sequence_of(request).tobytes())
-            events.append(empty_event(request.key, FinishReason.ABORTED, self.clock))
         events += self._release(self._roster.seats_of(named), FinishReason.ABORTED)
-        self._known.difference_update(event.key for event in events)
-        return sorted(events, key=lambda event: event.key)
+        return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
     @torch.inference_mode()
     def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
@@ -130,11 +116,7 @@ class EmbeddedEngine:
         Raises:
             EngineError: ``abort`` while responses are unfinished, or tensors that do not fit the model.
         """
-        if in_flight == "abort" and self._known:
-            raise EngineError(
-                f"new weights arrived while {len(self._known)} responses are unfinished; call abort() first and submit "
-                "them again with their prefix, or publish with in_flight='keep'"
-            )
+        check_idle(self._inbox.unfinished, in_flight)
         if not (weights.shares_memory and self.shares_weights):
             copy_weights(self._loaded.model, weights.named_tensors())
         self._decoder.refresh()
@@ -213,13 +195,18 @@ class EmbeddedEngine:
 
     def _admit(self) -> list[SampleEvent]:
         """Seat waiting requests and make their first token; returns those that ended with it."""
-        free, waiting = self._roster.free, len(self._queue)
+        free, waiting = self._roster.free, len(self._inbox.queue)
         # A prefill pass costs about as much as a decode step, so a few slots wait for company.
         if not waiting or free < min(waiting, max(1, self.capacity // 16)):
             return []
-        requests = [self._queue.pop() for _ in range(min(free, waiting))]
+        requests = [self._inbox.queue.pop() for _ in range(min(free, waiting))]
         names = [sequence_of(request).tobytes() for request in requests]
-        self._prefill([name for name in dict.fromkeys(names) if name not in self._prefilled])
+        try:
+            self._prefill([name for name in dict.fromkeys(names) if name not in self._prefilled])
+        except BaseException:  # out of memory, Ctrl-C: ``abort`` still gives everything back
+            for request in requests:
+                self._inbox.queue.push(request)
+            raise
         events: list[SampleEvent] = []
         source: dict[int, Prefilled] = {id(p): p for p, _ in (self._prefilled[name] for name in names)}
         for prefilled in source.values():

@@ -19,11 +19,11 @@ from torch import Tensor
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import WeightSource
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
-from dapo.errors import EngineError
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
-from dapo.rollout.roster import Gate, Queue, Roster, empty_event, ended_before, sequence_of
+from dapo.rollout.inbox import Inbox, check_idle
+from dapo.rollout.roster import Gate, Roster, sequence_of
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.weights import copy_weights, tensor_sums
 
@@ -85,40 +85,34 @@ class GenerateEngine:
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model)
-        self._queue = Queue()
-        self._pending: list[SampleEvent] = []
+        self._inbox = Inbox(self._gate)
         self._stats = Counter[str]()
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests, in order of (priority, arrival).
 
         Raises:
-            EngineError: A key that waits here already, or a request that does not fit the model.
+            EngineError: A key that has not come back yet, or a request that does not fit the model; none is taken.
         """
-        waiting = set(self._queue.keys())
-        for request in requests:
-            self._gate.check(request)
-            if request.key in waiting:
-                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
-            done = ended_before(request, self.clock)
-            if done is not None:
-                self._pending.append(done)
-                continue
-            waiting.add(request.key)
-            self._queue.push(request)
+        self._inbox.accept(requests, self.clock)
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Run one batch to its end. ``timeout`` is for remote engines."""
-        events, self._pending = self._pending, []
-        if not events and len(self._queue):
-            events = self._run([self._queue.pop() for _ in range(min(self.capacity, len(self._queue)))])
-        return sorted(events, key=lambda event: (event.tick, event.key))
+        events, queue = self._inbox.take_ended(), self._inbox.queue
+        if not events and len(queue):
+            requests = [queue.pop() for _ in range(min(self.capacity, len(queue)))]
+            try:
+                events = self._run(requests)
+            except BaseException:  # out of memory, Ctrl-C: ``abort`` still gives everything back
+                for request in requests:
+                    queue.push(request)
+                raise
+        return self._inbox.hand_out(events)
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
         """Take back waiting requests. Keys unknown here are ignored."""
-        named = set(self._queue.keys()) if keys is None else set(keys)
-        taken = sorted(self._queue.take_out(named), key=lambda request: request.key)
-        return [empty_event(request.key, FinishReason.ABORTED, self.clock) for request in taken]
+        events, _ = self._inbox.take_back(self._inbox.names(keys), self.clock)
+        return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
     def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Take new weights. Nothing is in flight here; with ``abort``, nothing may be waiting either.
@@ -126,11 +120,7 @@ class GenerateEngine:
         Raises:
             EngineError: ``abort`` while requests wait, or tensors that do not fit the model.
         """
-        if in_flight == "abort" and len(self._queue):
-            raise EngineError(
-                f"new weights arrived while {len(self._queue)} requests are waiting; call abort() first and submit "
-                "them again, or publish with in_flight='keep'"
-            )
+        check_idle(self._inbox.unfinished, in_flight)
         if not (weights.shares_memory and self.shares_weights):
             copy_weights(self._loaded.model, weights.named_tensors())
         self.version = version

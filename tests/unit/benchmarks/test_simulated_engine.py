@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_contract import CHECKS, Subject
 
 from dapo.contracts.enums import FinishReason, Verdict
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
+from dapo.errors import EngineError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
@@ -19,6 +21,19 @@ import sampling_simulation as sampling
 import simulated_engine as sim
 import simulated_world as world
 from simulation_report import plot, report
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_contract(check):
+    """A response of the benchmark is units of 64 tokens that nobody drew; it has one version, and no stop tokens."""
+    lengths = np.full(64, 1000)
+    subject = Subject(
+        lambda slots: sim.SimulatedEngine(lambda group: lengths, engines=1, slots=slots), lambda number: None
+    )
+    subject.bad = {"empty prompt": subject.request(5, prompt_ids=())}
+    subject.stops = subject.keeps = subject.counts = False
+    check(subject)
+
 
 FINE = 1e-6  # seconds per tick: fine enough to read ends in seconds off the clock
 SPEED = sim.Speed(step_seconds=0.01, row_seconds=0.003, prefill_seconds=0.0005)
@@ -228,7 +243,7 @@ def test_slots_are_never_exceeded_never_idle_under_a_queue_and_full_speed_is_nev
 def test_tokens_carry_the_version_that_was_published_and_publishing_needs_an_empty_engine():
     engine = make_engine({(0, 0): 40}, 1, 1, tick=1.0)
     engine.submit([request((0, 0))])
-    with pytest.raises(ValueError, match="abort"):
+    with pytest.raises(EngineError, match="abort"):
         engine.publish(1, None)
     (part,) = engine.abort()
     engine.publish(3, None)

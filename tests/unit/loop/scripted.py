@@ -15,6 +15,8 @@ from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, con
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.seeds import derive_seed
+from dapo.rollout.inbox import check_idle, check_requests
+from dapo.rollout.roster import Gate, ended_before, sequence_of
 
 
 class ScriptedEngine:
@@ -31,17 +33,25 @@ class ScriptedEngine:
         self.clock = 0
         self.queue, self.active = [], {}
         self.submitted, self.requests = [], []
-        self.generated = self.slot_steps = self.busy = 0
+        self.generated = self.prefilled = self.slot_steps = self.busy = 0
+        self.gate, self.present, self.ended = Gate(10**9, None), set(), []
 
     def submit(self, requests):
+        check_requests(requests, self.gate, self.present)
+        self.present |= {r.key for r in requests}
         self.submitted += [r.key for r in requests]
         self.requests += requests
-        self.queue += [[r, []] for r in requests]
+        for r in requests:
+            done = ended_before(r, self.clock)
+            self.ended += [done] if done else []
+            self.queue += [] if done else [[r, []]]
+        self.queue.sort(key=lambda entry: entry[0].priority)
 
     def _fill(self):
         while self.queue and len(self.active) < self.capacity:
             request, tokens = self.queue.pop(0)
             self.active[request.key] = (request, tokens)
+            self.prefilled += len(sequence_of(request))
             self.waits[request.key] = self.delay(*request.key)
 
     def _event(self, request, tokens, finish):
@@ -64,7 +74,7 @@ class ScriptedEngine:
         assert not self.queue
 
     def poll(self, timeout=None):
-        events = []
+        events, self.ended = self.ended, []
         while not events:
             self._fill()
             if not self.active:
@@ -88,23 +98,29 @@ class ScriptedEngine:
                         finish = FinishReason.FAILED
                     events.append(self._event(request, tokens, finish))
                     del self.active[key]
-        return events
+        self.present -= {event.key for event in events}
+        return sorted(events, key=lambda e: (e.tick, e.key))
 
     def abort(self, keys=None):
         everything = [*self.active.values(), *self.queue]
-        named = {r.key for r, _ in everything} if keys is None else set(keys)
-        events = [self._event(r, tokens, FinishReason.ABORTED) for r, tokens in everything if r.key in named]
+        named = set(self.present) if keys is None else set(keys)
+        events = [event for event in self.ended if event.key in named]
+        self.ended = [event for event in self.ended if event.key not in named]
+        events += [self._event(r, tokens, FinishReason.ABORTED) for r, tokens in everything if r.key in named]
         self.active = {key: value for key, value in self.active.items() if key not in named}
         self.queue = [entry for entry in self.queue if entry[0].key not in named]
+        self.present -= {event.key for event in events}
         return sorted(events, key=lambda e: e.key)
 
     def publish(self, version, weights, in_flight="abort"):
+        check_idle(len(self.active) + len(self.queue), in_flight)
         self.version = version
 
     def stats(self):
         return {
             "decode_steps": float(self.clock),
             "generated_tokens": float(self.generated),
+            "prefill_tokens": float(self.prefilled),
             "slot_steps": float(self.slot_steps),
             "busy_slot_steps": float(self.busy),
         }

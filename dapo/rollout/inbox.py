@@ -1,0 +1,100 @@
+"""What every engine promises of keys: none twice, a list as a whole or not at all, and all come back.
+
+Engines in this process keep their waiting requests here as well (:class:`Inbox`); others use the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Key, SampleEvent, SampleRequest
+from dapo.errors import EngineError
+from dapo.rollout.roster import Gate, Queue, empty_event, ended_before
+
+
+def check_requests(requests: Sequence[SampleRequest], gate: Gate, present: Collection[Key]) -> None:
+    """Look at all ``requests`` before any is taken: ``submit`` takes a list whole or leaves nothing of it behind.
+
+    Args:
+        requests: As they came.
+        gate: Of the model.
+        present: Keys that were submitted and have not come back yet, ended ones included.
+
+    Raises:
+        EngineError: A key that is here already or stands twice in the list, or a request that does not fit the model.
+    """
+    seen: set[Key] = set()
+    for request in requests:
+        gate.check(request)
+        if request.key in present or request.key in seen:
+            raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
+        seen.add(request.key)
+
+
+def check_idle(unfinished: int, in_flight: str) -> None:
+    """Before new weights.
+
+    Raises:
+        EngineError: ``in_flight`` is ``abort`` and responses are unfinished.
+    """
+    if in_flight == "abort" and unfinished:
+        raise EngineError(
+            f"new weights arrived while {unfinished} responses are unfinished; call abort() first and submit them "
+            "again with their prefix, or publish with in_flight='keep'"
+        )
+
+
+class Inbox:
+    """Waiting requests, and responses that ended before they were asked for, of an engine in this process."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.queue = Queue()
+        self._gate = gate
+        self._present: set[Key] = set()  # submitted, and not handed out yet
+        self._ended: list[SampleEvent] = []  # of these, what the engine has no more to do with
+
+    @property
+    def unfinished(self) -> int:
+        """Responses that wait or are being made."""
+        return len(self._present) - len(self._ended)
+
+    def accept(self, requests: Sequence[SampleRequest], tick: int) -> list[SampleRequest]:
+        """Queue ``requests``; returns those that wait now (the others' prefix is whole).
+
+        Raises:
+            EngineError: See :func:`check_requests`; nothing is queued then.
+        """
+        check_requests(requests, self._gate, self._present)
+        waiting = []
+        for request in requests:
+            self._present.add(request.key)
+            done = ended_before(request, tick)
+            if done is not None:
+                self._ended.append(done)
+                continue
+            self.queue.push(request)
+            waiting.append(request)
+        return waiting
+
+    def take_ended(self) -> list[SampleEvent]:
+        """What ended without being decoded, once."""
+        events, self._ended = self._ended, []
+        return events
+
+    def hand_out(self, events: list[SampleEvent]) -> list[SampleEvent]:
+        """``events`` as ``poll`` returns them, ordered by (tick, key); their keys are free again."""
+        self._present.difference_update(event.key for event in events)
+        return sorted(events, key=lambda event: (event.tick, event.key))
+
+    def names(self, keys: Iterable[Key] | None) -> set[Key]:
+        """The keys that an ``abort`` means: None is everything that has not come back."""
+        return set(self._present) if keys is None else set(keys)
+
+    def take_back(self, named: set[Key], tick: int) -> tuple[list[SampleEvent], list[SampleRequest]]:
+        """What ``abort`` gives back of ``named`` without the engine, and the requests that waited."""
+        events = [event for event in self._ended if event.key in named]
+        self._ended = [event for event in self._ended if event.key not in named]
+        waited = self.queue.take_out(named)
+        events += [empty_event(request.key, FinishReason.ABORTED, tick) for request in waited]
+        return events, waited

@@ -1,0 +1,351 @@
+"""What every engine promises (``dapo.contracts.protocols.Engine``), as one list of checks over a factory.
+
+A test file of an engine makes a ``Subject`` and runs ``CHECKS``:
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    def test_contract(check, subject):
+        check(subject)
+
+What an engine cannot do is said by the subject's flags, so that a check is left out by name and not by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Partial, SampleRequest, SamplingParams, TensorSum
+from dapo.errors import EngineError
+
+COUNTERS = {"decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps"}
+
+
+@dataclass
+class Subject:
+    """One engine under test."""
+
+    make: Callable[..., Any]  # make(slots=...) -> a new engine to which version 0 was published
+    weights: Callable[[int], Any]  # number -> a WeightSource; other numbers, other weights
+    prompt: Sequence[int] = (5, 6, 7)
+    bad: dict[str, SampleRequest] = field(default_factory=dict)  # requests to refuse, by a word of the message
+    repeats: bool = True  # a token is a function of (seed, t): also behind a prefix, and whatever decodes beside it
+    stops: bool = True  # knows stop tokens
+    keeps: bool = True  # publishes with in_flight="keep"
+    stepwise: bool = True  # a poll returns in the middle of longer responses
+    counts: bool = True  # counters are in tokens and decode steps
+
+    def request(self, group: int, index: int = 0, **options: Any) -> SampleRequest:
+        prefix, priority = options.pop("prefix", None), options.pop("priority", 0)
+        prompt = np.array(options.pop("prompt_ids", self.prompt), dtype=np.int64)
+        sampling = SamplingParams(**({"max_tokens": 6, "stop_token_ids": ()} | options))
+        return SampleRequest((group, index), prompt, sampling, 1000 * group + index, prefix, priority)
+
+
+def drain(engine: Any) -> dict[Any, Any]:
+    """Everything to the end; no key comes twice, every poll is in the order of (tick, key)."""
+    found: dict[Any, Any] = {}
+    while events := engine.poll():
+        assert [(e.tick, e.key) for e in events] == sorted((e.tick, e.key) for e in events)
+        for event in events:
+            assert event.key not in found
+            assert event.tick <= engine.clock
+            found[event.key] = event
+    assert engine.poll() == []
+    return found
+
+
+def tokens_of(events: dict[Any, Any]) -> dict[Any, list[int]]:
+    return {key: event.token_ids.tolist() for key, event in events.items()}
+
+
+def partial_of(event: Any, cut: int | None = None) -> Partial:
+    return Partial(event.token_ids[:cut], event.logprobs[:cut], event.versions[:cut])
+
+
+def every_request_comes_back_once(s: Subject) -> None:
+    engine = s.make(slots=3)
+    engine.submit([])
+    assert engine.poll() == [] == engine.abort()
+    limits = {(g, i): 1 + (3 * g + i) % 5 for g in range(4) for i in range(2)}
+    engine.submit([s.request(*key, max_tokens=n) for key, n in limits.items()])
+    events = drain(engine)
+    assert {key: len(event.token_ids) for key, event in events.items()} == limits
+    for event in events.values():
+        assert event.finish is FinishReason.LENGTH
+        assert event.reason is None
+        assert (event.token_ids.dtype, event.logprobs.dtype, event.versions.dtype) == (np.int64, np.float32, np.int32)
+        assert len(event.logprobs) == len(event.versions) == len(event.token_ids)
+        assert (event.logprobs <= 0).all()
+
+
+def the_clock_grows_while_responses_end(s: Subject) -> None:
+    engine, before = s.make(slots=1), -1
+    engine.submit([s.request(g, max_tokens=2 + g) for g in range(3)])
+    ticks = []
+    while events := engine.poll():
+        assert engine.clock > before
+        before = engine.clock
+        ticks += [event.tick for event in events]
+    assert len(ticks) == 3
+    assert ticks == sorted(ticks)
+
+
+def a_key_that_has_not_come_back_is_refused(s: Subject) -> None:
+    engine = s.make(slots=2)
+    engine.submit([s.request(g) for g in range(4)])
+    for group in range(4):
+        with pytest.raises(EngineError, match=rf"\({group}, 0\).*twice"):
+            engine.submit([s.request(group)])
+    assert set(drain(engine)) == {(g, 0) for g in range(4)}
+    engine.submit([s.request(0)])  # came back: free again
+    engine.abort()
+    engine.submit([s.request(0)])
+    assert set(drain(engine)) == {(0, 0)}
+
+
+def a_key_whose_prefix_is_whole_is_refused_twice_too(s: Subject) -> None:
+    engine = s.make(slots=2)
+    engine.submit([s.request(0)])
+    whole = s.request(0, prefix=partial_of(drain(engine)[0, 0]))
+    engine.submit([whole])
+    for again in (whole, s.request(0)):
+        with pytest.raises(EngineError, match="twice"):
+            engine.submit([again])
+    with pytest.raises(EngineError, match="twice"):
+        engine.submit([replace(whole, key=(7, 7)), replace(whole, key=(7, 7))])
+    events = drain(engine)
+    assert set(events) == {(0, 0)}
+    assert (len(events[0, 0].token_ids), events[0, 0].finish) == (0, FinishReason.LENGTH)
+
+
+def a_list_is_taken_whole_or_not_at_all(s: Subject) -> None:
+    engine = s.make(slots=2)
+    good = [s.request(0), s.request(1)]
+    with pytest.raises(EngineError, match="twice"):
+        engine.submit([*good, s.request(0)])
+    assert engine.poll() == [] == engine.abort()
+    for word, bad in s.bad.items():
+        with pytest.raises(EngineError, match=word):
+            engine.submit([*good, bad])
+        assert engine.poll() == [] == engine.abort()
+    engine.publish(1, s.weights(1))  # nothing is unfinished
+    engine.submit(good)
+    assert len(drain(engine)) == 2
+
+
+def abort_gives_back_everything_once(s: Subject) -> None:
+    engine = s.make(slots=2)
+    engine.submit([s.request(g, i, max_tokens=20) for g in range(3) for i in (1, 0)])
+    events = engine.abort()
+    assert [event.key for event in events] == [(g, i) for g in range(3) for i in (0, 1)]  # by key
+    assert all(e.finish is FinishReason.ABORTED or len(e.token_ids) == 20 for e in events)
+    assert engine.abort() == [] == engine.poll()
+
+
+def abort_takes_the_named_ones_only(s: Subject) -> None:
+    engine = s.make(slots=2)
+    engine.submit([s.request(g, max_tokens=20) for g in range(5)])
+    assert engine.abort([]) == []
+    assert engine.abort(iter([(9, 9)])) == []  # any iterable; unknown keys are none of its business
+    events = engine.abort(key for key in [(4, 0), (1, 0), (9, 9)])
+    assert [event.key for event in events] == [(1, 0), (4, 0)]
+    rest = drain(engine)
+    assert set(rest) == {(0, 0), (2, 0), (3, 0)}
+    assert {len(event.token_ids) for event in rest.values()} == {20}
+
+
+def abort_gives_back_what_ended_and_was_not_polled(s: Subject) -> None:
+    engine = s.make(slots=2)
+    engine.submit([s.request(g) for g in range(2)])
+    events = drain(engine)
+    whole = [s.request(g, prefix=partial_of(events[g, 0])) for g in range(2)]
+    engine.submit([*whole, s.request(2, max_tokens=20)])
+    (one,) = engine.abort([(1, 0)])
+    assert (one.key, one.finish, len(one.token_ids)) == ((1, 0), FinishReason.LENGTH, 0)
+    rest = engine.abort()
+    assert [event.key for event in rest] == [(0, 0), (2, 0)]
+    assert rest[0].finish is FinishReason.LENGTH
+    assert engine.poll() == []
+
+
+def what_was_aborted_continues_behind_its_prefix(s: Subject) -> None:
+    engine = s.make(slots=2)
+    requests = [s.request(g, max_tokens=3 + 9 * (g > 0)) for g in range(3)]
+    engine.submit(requests)
+    whole = tokens_of(drain(engine))
+    engine.submit(requests)
+    ended = {event.key: event for event in engine.poll()}
+    taken = {event.key: event for event in engine.abort()}
+    assert set(ended) | set(taken) == set(whole)
+    if s.stepwise:
+        assert any(0 < len(event.token_ids) < 12 for event in taken.values())
+    engine.submit([replace(r, prefix=partial_of(taken[r.key])) for r in requests if r.key in taken])
+    rest = drain(engine)
+    assert set(rest) == set(taken)
+    for key in taken:
+        tokens = taken[key].token_ids.tolist() + rest[key].token_ids.tolist()
+        assert len(tokens) == len(whole[key])
+        if s.repeats:
+            assert tokens == whole[key]
+
+
+def neither_slots_nor_order_change_a_response(s: Subject) -> None:
+    if not s.repeats:
+        return
+    found = []
+    for slots, order in ((1, 1), (3, -1), (8, 1)):
+        engine = s.make(slots=slots)
+        engine.submit([s.request(g, i, max_tokens=2 + 3 * g) for g in range(3) for i in range(2)][::order])
+        found.append(tokens_of(drain(engine)))
+    assert found[0] == found[1] == found[2]
+
+
+def a_stop_token_ends_a_response(s: Subject) -> None:
+    if not s.stops:
+        return
+    engine = s.make(slots=2)
+    engine.submit([s.request(0, max_tokens=8)])
+    free = tokens_of(drain(engine))[0, 0]
+    stop = next(token for token in free[1:] if token != free[0])
+    end = free.index(stop) + 1
+    engine.submit([s.request(0, max_tokens=8, stop_token_ids=(stop,)), s.request(1, max_tokens=8)])
+    events = drain(engine)
+    assert events[0, 0].token_ids.tolist() == free[:end]  # the stop token is part of it
+    assert (events[0, 0].finish, events[1, 0].finish) == (FinishReason.STOP, FinishReason.LENGTH)
+    done = s.request(0, max_tokens=8, stop_token_ids=(stop,), prefix=partial_of(events[0, 0]))
+    engine.submit([done])
+    assert [(e.finish, len(e.token_ids)) for e in engine.poll()] == [(FinishReason.STOP, 0)]
+
+
+def smaller_priority_goes_first(s: Subject) -> None:
+    engine = s.make(slots=1)
+    engine.submit([s.request(g, priority=p) for g, p in enumerate((1, 1, 0))])
+    order = []
+    while events := engine.poll():
+        order += [event.key[0] for event in events]
+    assert order == [2, 0, 1]
+
+
+def publish_waits_for_nobody(s: Subject) -> None:
+    """With ``abort`` it refuses while responses are unfinished, and changes nothing."""
+    engine = s.make(slots=1)
+    engine.submit([s.request(g, max_tokens=5) for g in range(2)])
+    with pytest.raises(EngineError, match="abort"):
+        engine.publish(1, s.weights(1))
+    events = drain(engine)
+    assert {version for event in events.values() for version in event.versions.tolist()} == {0}
+    engine.submit([s.request(0, prefix=Partial(*(x[:0] for x in vars_of(events[0, 0]))))])
+    engine.abort()
+    engine.submit([s.request(0, max_tokens=5, prefix=partial_of(events[0, 0]))])
+    engine.publish(1, s.weights(1))  # ended, though not polled: not unfinished
+    assert set(drain(engine)) == {(0, 0)}
+
+
+def vars_of(event: Any) -> tuple[Any, Any, Any]:
+    return event.token_ids, event.logprobs, event.versions
+
+
+def tokens_carry_the_version_that_made_them(s: Subject) -> None:
+    engine = s.make(slots=2)
+    for version in (3, 7):
+        engine.publish(version, s.weights(version))
+        engine.sleep()
+        engine.publish(version, s.weights(version))  # what comes after sleep
+        engine.submit([s.request(g) for g in range(3)])
+        for event in drain(engine).values():
+            assert set(event.versions.tolist()) == {version}
+
+
+def kept_responses_change_version_in_the_middle(s: Subject) -> None:
+    if not s.keeps:
+        return
+    engine = s.make(slots=2)
+    engine.submit([s.request(g, max_tokens=3 + 12 * g) for g in range(3)])
+    events = {event.key: event for event in engine.poll()}
+    engine.publish(1, s.weights(1), in_flight="keep")
+    rest = drain(engine)
+    assert set(rest) | set(events) == {(0, 0), (1, 0), (2, 0)}
+    for event in rest.values():
+        versions = event.versions.tolist()
+        assert versions == sorted(versions)
+        assert set(versions) <= {0, 1}
+    if s.stepwise:
+        assert set(rest[1, 0].versions.tolist()) == {0, 1}
+        assert set(rest[2, 0].versions.tolist()) == {1}
+
+
+def events_belong_to_the_receiver(s: Subject) -> None:
+    engine = s.make(slots=2)
+    engine.submit([s.request(g, max_tokens=2 + g) for g in range(3)])
+    first = engine.poll()
+    kept = [tuple(x.copy() for x in vars_of(event)) for event in first]
+    drain(engine)
+    engine.publish(1, s.weights(1))
+    engine.submit([s.request(g, max_tokens=8) for g in range(3)])
+    drain(engine)
+    for event, copies in zip(first, kept, strict=True):
+        for now, then in zip(vars_of(event), copies, strict=True):
+            np.testing.assert_array_equal(now, then)
+
+
+def counters_count(s: Subject) -> None:
+    engine = s.make(slots=2)
+    before = engine.stats()
+    assert set(before) == COUNTERS
+    engine.submit([s.request(g, max_tokens=2 + g) for g in range(4)])
+    events = drain(engine)
+    after = engine.stats()
+    assert all(after[name] >= before[name] for name in COUNTERS)
+    assert after["busy_slot_steps"] <= after["slot_steps"]
+    if s.counts:
+        made = sum(len(event.token_ids) for event in events.values())
+        assert after["generated_tokens"] - before["generated_tokens"] == made
+        steps = after["decode_steps"] - before["decode_steps"]
+        assert engine.capacity * steps >= made - len(events)  # a prefill may make the first token of each
+
+
+def checksums_are_numbers_or_none(s: Subject) -> None:
+    engine = s.make(slots=2)
+    found = engine.checksums()
+    if found is not None:
+        assert found
+        assert all(isinstance(one, TensorSum) and isinstance(one.value, int) for one in found.values())
+        engine.publish(1, s.weights(1))
+        assert engine.checksums() != found
+    assert isinstance(engine.shares_weights, bool)
+    assert engine.capacity >= 1
+
+
+def close_drops_what_is_unfinished_and_may_come_twice(s: Subject) -> None:
+    engine = s.make(slots=1)
+    engine.submit([s.request(g, max_tokens=20) for g in range(3)])
+    engine.close()
+    engine.close()
+
+
+CHECKS: list[Callable[[Subject], None]] = [
+    every_request_comes_back_once,
+    the_clock_grows_while_responses_end,
+    a_key_that_has_not_come_back_is_refused,
+    a_key_whose_prefix_is_whole_is_refused_twice_too,
+    a_list_is_taken_whole_or_not_at_all,
+    abort_gives_back_everything_once,
+    abort_takes_the_named_ones_only,
+    abort_gives_back_what_ended_and_was_not_polled,
+    what_was_aborted_continues_behind_its_prefix,
+    neither_slots_nor_order_change_a_response,
+    a_stop_token_ends_a_response,
+    smaller_priority_goes_first,
+    publish_waits_for_nobody,
+    tokens_carry_the_version_that_made_them,
+    kept_responses_change_version_in_the_middle,
+    events_belong_to_the_receiver,
+    counters_count,
+    checksums_are_numbers_or_none,
+    close_drops_what_is_unfinished_and_may_come_twice,
+]

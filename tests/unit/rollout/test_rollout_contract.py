@@ -1,0 +1,102 @@
+"""The engine contract, kept by the engines of this process and by the client of a server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engine_contract import CHECKS, Subject, drain
+from server_parts import building, weights
+
+from dapo.errors import EngineError
+from dapo.rollout import fused
+from dapo.rollout.embedded import EmbeddedEngine
+from dapo.rollout.generate import GenerateEngine
+
+KINDS = ["fused", "generic", "generate"]
+
+
+def bad_requests(subject: Subject, vocabulary: int, longest: int) -> dict:
+    return {
+        "empty prompt": subject.request(5, prompt_ids=()),
+        f"token {vocabulary}": subject.request(5, prompt_ids=(3, vocabulary)),
+        "token -1": subject.request(5, prompt_ids=(-1, 3)),
+        "lower rollout.max_response_tokens|shorter": subject.request(5, max_tokens=longest),
+    }
+
+
+def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
+    if kind == "generic":
+        monkeypatch.setattr(fused, "why_not", lambda model: "switched off by the test")
+    loaded = fresh("qwen3")  # the learner's
+    start = {name: x.clone() for name, x in loaded.model.state_dict().items()}
+
+    def source(number):
+        generator = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for name, x in loaded.model.state_dict().items():
+                x.copy_(start[name] + 0.01 * number * torch.randn(x.shape, generator=generator))
+        return SimpleNamespace(shares_memory=shares, named_tensors=lambda: loaded.model.named_parameters())
+
+    def make(slots):
+        weights = source(0)
+        own = loaded if shares else fresh("qwen3")
+        engine = {"generate": GenerateEngine}.get(kind, EmbeddedEngine)(own, slots=slots, shares_weights=shares)
+        assert kind == "generate" or engine.decoder_name == kind
+        engine.publish(0, weights)
+        return engine
+
+    subject = Subject(make, source, stepwise=kind != "generate")
+    subject.bad = bad_requests(subject, loaded.model.config.vocab_size, loaded.model.config.max_position_embeddings)
+    return subject
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("shares", [True, False], ids=["shared", "own"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_of_this_process(kind, shares, check, fresh, monkeypatch):
+    check(subject_of(kind, shares, fresh, monkeypatch))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_client_of_a_server(check, tmp_path):
+    with building(tmp_path) as build:
+        subject = Subject(
+            lambda slots: build(published=0, slots=slots)[1], weights, repeats=False, stepwise=False, counts=False
+        )
+        subject.bad = bad_requests(subject, 40, 64)
+        check(subject)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_raises_loses_no_request(kind, fresh, monkeypatch, help):
+    """Out of memory in a forward pass: what was being made comes back from ``abort``."""
+    subject = subject_of(kind, True, fresh, monkeypatch)
+    engine = subject.make(slots=2)
+    engine.submit([subject.request(g, max_tokens=4 + g) for g in range(4)])
+    whole = drain(engine)
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("no memory left")
+
+    for calls in (0, 1, 3):  # in the prefill, or while decoding
+        engine.submit([subject.request(g, max_tokens=4 + g) for g in range(4)])
+        left = iter(range(calls))
+        head = type(engine._loaded).head
+
+        def now_and_then(self, hidden, left=left, head=head):
+            return head(self, hidden) if next(left, None) is not None else fails()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(engine._loaded), "head", now_and_then)
+            patch.setattr(type(engine._loaded.model), "generate", fails)
+            with pytest.raises((torch.OutOfMemoryError, EngineError)):
+                drain(engine)
+        assert {event.key for event in engine.abort()} == set(whole)
+        assert engine.poll() == []
+        engine.submit([subject.request(g, max_tokens=4 + g) for g in range(4)])
+        again = drain(engine)
+        assert {key: e.token_ids.tolist() for key, e in again.items()} == {
+            key: e.token_ids.tolist() for key, e in whole.items()
+        }
