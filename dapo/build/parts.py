@@ -19,14 +19,15 @@ from dapo.algorithms.losses import cispo_loss, clipped_loss
 from dapo.algorithms.shaping import shape_rewards
 from dapo.algorithms.weights import token_weights
 from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
-from dapo.config.schema import Recipe
+from dapo.config.schema import Model, Recipe
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
 from dapo.loop.algorithm import Algorithm, Float64
 from dapo.loop.schedule import Schedule
-from dapo.models.builtin import ensure_builtin_model, find_builtin_model, is_builtin
-from dapo.models.load import load_model
+from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
+from dapo.models.load import check_files, find_device, load_model, load_tokenizer
 from dapo.models.loaded import LoadedModel
+from dapo.models.tiny import make_word_tokenizer
 from dapo.observe.console import Console
 
 WARMUP_PERCENT = 100
@@ -183,6 +184,30 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
     for note in loaded.notes:
         console.say(note)
     return loaded
+
+
+def check_model(model: Model) -> None:
+    """Refuse a device, a built-in name or a model folder before anything is made, read or warmed up.
+
+    Raises:
+        ModelError: as loading would.
+    """
+    find_device(model.device)
+    if is_builtin(model.path):
+        check_builtin_name(model.path)
+    else:
+        check_files(model.path)
+
+
+def make_tokenizer(model: Model) -> Any:
+    """The tokenizer alone: problems become prompts, and every refusal of data comes, before weights are read or made.
+
+    Raises:
+        ModelError: no tokenizer can be loaded.
+    """
+    if is_builtin(model.path):
+        return make_word_tokenizer()  # as it is saved beside the model once that is made
+    return load_tokenizer(model.path, model.trust_remote_code, notes=[])
 
 
 def model_path(name: str, recipe: Recipe, console: Console) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dapo.build.engines import check_engine, make_engine
 from dapo.build.parts import (
+    check_model,
     make_algorithm,
     make_correction,
     make_decode,
@@ -16,6 +17,7 @@ from dapo.build.parts import (
     make_model,
     make_sampling,
     make_schedule,
+    make_tokenizer,
     make_validation_sampling,
 )
 from dapo.checkpoint.store import CheckpointStore
@@ -59,8 +61,11 @@ class Session:
 
         Raises:
             RecipeError: a package that the recipe needs is missing.
+            ModelError: a device, name or folder that cannot be; before the data is read. Weights come last.
+            DataError: the data cannot be read, or a task refuses its options.
         """
         check_engine(recipe)
+        check_model(recipe.model)
         sources = [*recipe.data.train, *recipe.data.validation]
         scorer = build_scorer(
             recipe.rewards,
@@ -70,10 +75,10 @@ class Session:
             workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, len(os.sched_getaffinity(0)) - 1)),
         )
         try:
-            loaded = make_model(recipe, console)
-            data = prepare(recipe.data, loaded.tokenizer)
+            data = prepare(recipe.data, make_tokenizer(recipe.model))  # what is wrong with it is told before weights
             for line in data.report.lines():
                 console.say(line)
+            loaded = make_model(recipe, console)
             engine = make_engine(recipe, loaded, longest=_longest(recipe, data), folder=folder)
         except BaseException:
             scorer.close()

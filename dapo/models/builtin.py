@@ -45,11 +45,16 @@ def find_builtin_model(name: str, cache_dir: Path, *, seed: int = 1) -> Path | N
     return folder if folder.is_dir() else None
 
 
-def _folder(name: str, cache_dir: Path, seed: int) -> Path:
+def check_builtin_name(name: str) -> None:
+    """Raise ModelError unless there is a built-in model of that name; the message has the nearest one."""
     if name not in SPECS:
         near = get_close_matches(name, SPECS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ModelError(f"unknown built-in model {name!r}, expected one of {', '.join(SPECS)}{hint}")
+
+
+def _folder(name: str, cache_dir: Path, seed: int) -> Path:
+    check_builtin_name(name)
     return cache_dir / f"{name.removeprefix(PREFIX)}-seed{seed}-{_fingerprint(SPECS[name])}"
 
 

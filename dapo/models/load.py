@@ -50,8 +50,8 @@ def load_model(
     name = str(path)
     if isinstance(dtype, str):
         dtype = _dtype(dtype)
-    target = _device(device)
-    _check_files(name)
+    target = find_device(device)
+    check_files(name)
     notes: list[str] = []
     tokenizer = load_tokenizer(name, trust_remote_code, notes)
     model = _load_weights(name, dtype, trust_remote_code).to(target)
@@ -86,17 +86,31 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _device(device: torch.device | str) -> torch.device:
+def find_device(device: torch.device | str) -> torch.device:
+    """Where the model goes; ``auto`` is CUDA where there is any.
+
+    Raises:
+        ModelError: no such device here.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = torch.device(device)
+    try:
+        target = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"model.device is {device!r}, which torch does not know; use auto, cpu or cuda") from error
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("model.device is 'cuda', but torch sees no CUDA device here; set model.device=cpu or auto")
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"model.device is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices here")
     return target
 
 
-def _check_files(name: str) -> None:
-    """Refuse a local folder that cannot be loaded, before any heavy work. Hub names are checked by loading."""
+def check_files(name: str) -> None:
+    """Refuse a local folder that cannot be loaded, before any heavy work. Hub names are checked by loading.
+
+    Raises:
+        ModelError: what is missing or of the wrong kind, and what to do.
+    """
     folder = Path(name).expanduser()
     if not folder.exists():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -106,6 +120,12 @@ def _check_files(name: str) -> None:
         return
     if not folder.is_dir():
         raise ModelError(f"model.path {name!r} is a file; give the folder that holds config.json and *.safetensors")
+    unreadable = sorted(file.name for file in folder.iterdir() if not (file.is_file() or file.is_dir()))
+    if unreadable:
+        raise ModelError(
+            f"model.path {name!r}: {unreadable[0]} is no regular file but a pipe, device, socket or broken link; "
+            "fetch the model again"
+        )
     files = {file.name for file in folder.iterdir()}
     if "config.json" not in files:
         raise ModelError(
