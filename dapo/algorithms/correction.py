@@ -6,14 +6,17 @@ ratio no longer runs against the distribution that was sampled from; the correct
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dapo.algorithms.ratio import log_ratio
+from dapo.algorithms.ratio import LOG_RATIO_LIMIT, log_ratio
 
-CorrectionKind = Literal["none", "report", "truncate", "mask_token", "mask_sequence"]
+CorrectionKind = Literal[
+    "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"
+]
 
 
 def importance_correction(
@@ -21,21 +24,26 @@ def importance_correction(
     sampler_logprobs: ArrayLike,
     *,
     kind: CorrectionKind,
-    cap: float,
-    floor: float,
+    cap: float = 2.0,
+    floor: float = 0.5,
+    token_cap: float | None = 2.0,
+    sequence_cap: float = 5.0,
     loss_mask: ArrayLike,
 ) -> NDArray[np.float32] | None:
     """The factor w on each token's loss, for one response. A constant: no gradient flows through it.
 
-    With r_t = exp(learner_t - sampler_t), its log clamped to [-20, 20], and s = exp(mean of log r over loss tokens):
+    With r_t = exp(learner_t - sampler_t), its log clamped to [-20, 20], and over the loss tokens the geometric mean
+    g = exp(mean of log r) and the product s = exp(sum of log r), the sum clamped to [-20, 20]:
 
-    ===============  ================================================================================================
-    none, report     None, that is w = 1 (``report`` means that the gap is logged, which the caller does)
-    truncate         w_t = min(r_t, cap): truncated importance sampling, TIS
-    mask_token       w_t = r_t where floor <= r_t <= cap, else 0: IcePop
-    mask_sequence    w_t = min(r_t, cap) in a response with floor <= s <= cap, else 0: sequence-level rejection by the
-                     geometric mean, which unlike the product does not drift with the length
-    ===============  ================================================================================================
+    =================  ==============================================================================================
+    none, report       None, that is w = 1 (``report`` means that the gap is logged, which the caller does)
+    untruncated        w_t = r_t: unbiased, with the variance that a few large ratios bring
+    truncate           w_t = min(r_t, cap): truncated importance sampling, TIS
+    truncate_sequence  w_t = min(s, sequence_cap), one value for the response: TIS of the whole response
+    mask_token         w_t = r_t where floor <= r_t <= cap, else 0: IcePop
+    mask_sequence      w_t = min(r_t, token_cap) in a response with floor <= g <= cap, else 0: sequence-level rejection
+                       by the geometric mean, which unlike the product does not drift with the length
+    =================  ==============================================================================================
 
     w multiplies L after clip and dual clip, and leaves the number of loss tokens N unchanged, masking included.
 
@@ -43,15 +51,18 @@ def importance_correction(
         learner_logprobs: [tokens], the learner's, before the first update of the step.
         sampler_logprobs: [tokens], recorded when the tokens were sampled.
         kind: a name from the table.
-        cap: upper bound of the ratio.
-        floor: lower bound of the ratio; masks only.
+        cap: upper bound of r_t (``truncate``, ``mask_token``) or of g (``mask_sequence``).
+        floor: lower bound of r_t or g; masks only.
+        token_cap: upper bound of r_t within a response that ``mask_sequence`` lets pass; None: none. A band of its own,
+            since a narrow one for g (0.99 to 1.01 is published) would cut nearly every r_t down to 1.
+        sequence_cap: upper bound of s.
         loss_mask: bool [tokens]; w is 1 where it is False, whatever stands there.
 
     Returns:
         float32 [tokens], or None where nothing is to be multiplied.
 
     Raises:
-        ValueError: unknown kind, bounds in the wrong order, or shapes that differ.
+        ValueError: unknown kind, bounds in the wrong order or not positive, or shapes that differ.
     """
     if kind not in get_args(CorrectionKind):
         raise ValueError(f"unknown correction {kind!r}; expected one of {', '.join(get_args(CorrectionKind))}")
@@ -59,6 +70,8 @@ def importance_correction(
         return None
     if not 0 <= floor < cap:
         raise ValueError(f"bounds of the importance ratio must satisfy 0 <= floor < cap, got {floor} and {cap}")
+    if sequence_cap <= 0 or (token_cap is not None and token_cap <= 0):
+        raise ValueError(f"caps must be above 0, got token_cap {token_cap} and sequence_cap {sequence_cap}")
     mask = np.asarray(loss_mask, dtype=np.bool_)
     if not mask.shape == np.shape(learner_logprobs) == np.shape(sampler_logprobs):
         raise ValueError(
@@ -68,22 +81,34 @@ def importance_correction(
     log_ratios = log_ratio(np.asarray(learner_logprobs)[mask], np.asarray(sampler_logprobs)[mask])
     ratios = np.exp(log_ratios)
     match kind:
+        case "untruncated":
+            corrected = ratios
         case "truncate":
             corrected = np.minimum(ratios, cap)
+        case "truncate_sequence":
+            corrected = np.full(ratios.shape, min(_product(log_ratios), sequence_cap))
         case "mask_token":
             corrected = np.where((ratios >= floor) & (ratios <= cap), ratios, 0.0)
         case "mask_sequence":
             inside = log_ratios.size > 0 and floor <= np.exp(log_ratios.mean()) <= cap
-            corrected = np.where(inside, np.minimum(ratios, cap), 0.0)
+            bounded = ratios if token_cap is None else np.minimum(ratios, token_cap)
+            corrected = np.where(inside, bounded, 0.0)
     weights = np.ones(mask.shape, dtype=np.float32)
     weights[mask] = corrected
     return weights
 
 
+def _product(log_ratios: NDArray[np.float64]) -> float:
+    """The ratio of a whole response, the sum of its log-ratios clamped as a single one is."""
+    return math.exp(min(LOG_RATIO_LIMIT, max(-LOG_RATIO_LIMIT, float(log_ratios.sum()))))
+
+
 def tokens_corrected(
     correction: ArrayLike | None, learner_logprobs: ArrayLike, sampler_logprobs: ArrayLike, loss_mask: ArrayLike
 ) -> int:
-    """How many loss tokens of one response a bound acted on: cut down by the cap, or masked.
+    """How many loss tokens of one response a bound acted on: cut down by a cap, or masked.
+
+    Those are the tokens whose w is neither their own ratio nor that of the whole response.
 
     Args:
         correction: what ``importance_correction`` returned; None counts as no token.
@@ -94,5 +119,7 @@ def tokens_corrected(
     if correction is None:
         return 0
     mask = np.asarray(loss_mask, dtype=np.bool_)
-    plain = np.exp(log_ratio(np.asarray(learner_logprobs)[mask], np.asarray(sampler_logprobs)[mask])).astype(np.float32)
-    return int(np.count_nonzero(np.asarray(correction, dtype=np.float32)[mask] != plain))
+    log_ratios = log_ratio(np.asarray(learner_logprobs)[mask], np.asarray(sampler_logprobs)[mask])
+    w = np.asarray(correction, dtype=np.float32)[mask]
+    bounded = (w != np.exp(log_ratios).astype(np.float32)) & (w != np.float32(_product(log_ratios)))
+    return int(np.count_nonzero(bounded))

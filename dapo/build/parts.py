@@ -136,7 +136,14 @@ def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArr
 
     def correction(learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
         return importance_correction(
-            learner, sampler, kind=kind, cap=settings.cap, floor=settings.floor, loss_mask=mask
+            learner,
+            sampler,
+            kind=kind,
+            cap=settings.cap,
+            floor=settings.floor,
+            token_cap=settings.token_cap,
+            sequence_cap=settings.sequence_cap,
+            loss_mask=mask,
         )
 
     return correction

@@ -34,6 +34,12 @@ _LEN = "algorithm.overlong_punishment"
 _SCALE = "algorithm.reward_scaling"
 _VLLM = "rollout.vllm"
 _SERVER = "rollout.server"
+_GSPO = f"GSPO is `preset: gspo` (`{_LOSS}.ratio: sequence`, reduction `sequence_mean`, clip 3e-4 / 4e-4)"
+_FIX = "algorithm.correction"
+_MODES = (
+    "token_truncate is `truncate`, token_mask `mask_token`, sequence_truncate `truncate_sequence`; "
+    "sequence_mask goes by the product there, `mask_sequence` by the geometric mean"
+)
 _KL = "DAPO has no KL term; one is planned"
 _CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
 _RESUME = "dapo train --resume RUN"
@@ -81,11 +87,16 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("filter_groups filter_groups.enable", VERL, f"{_DS}.mode", "true is `filter`, false is `off`")
     + _peer("filter_groups.metric", VERL, f"{_DS}.metric", "`acc` is `accuracy`")
     + _peer("filter_groups.max_num_gen_batches max_num_gen_batches", VERL, f"{_DS}.max_groups", _CAP)
-    + _peer("gen_batch_size", VERL, f"{_DS}.oversample", "as a factor: gen_batch_size / train_batch_size")
+    + _peer(
+        "gen_batch_size",
+        VERL,
+        f"{_DS}.oversample",
+        "gen_batch_size / train_batch_size, times what is still missing in each round",
+    )
     # loss
     + _peer("token_level_loss", NEMO, f"{_LOSS}.reduction", "true is `token_mean`, false is `sequence_mean`")
     + _peer("loss_reduction", SKYRL, f"{_LOSS}.reduction", "`token_mean_legacy` is `micro_batch_mean`")
-    + _peer("policy_loss_type", SKYRL, f"{_LOSS}.kind", f"gspo is `{_LOSS}.ratio: sequence`")
+    + _peer("policy_loss_type", SKYRL, f"{_LOSS}.kind", _GSPO)
     + _peer(
         "loss_type",
         (SWIFT, TRL),
@@ -101,8 +112,8 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "seq-mean-token-sum-norm `constant`",
     )
     + _peer("loss_scale_factor max_seq_len", (VERL, SKYRL), f"{_LOSS}.constant_length")
-    + _peer("sequence_level_importance_ratios", NEMO, f"{_LOSS}.ratio", "true is `sequence`")
-    + _peer("importance_sampling_level", (SWIFT, TRL), f"{_LOSS}.ratio")
+    + _peer("sequence_level_importance_ratios", NEMO, f"{_LOSS}.ratio", f"true is `sequence`; {_GSPO}")
+    + _peer("importance_sampling_level", (SWIFT, TRL), f"{_LOSS}.ratio", _GSPO)
     + _peer("use_cispo", NEMO, f"{_LOSS}.kind", "true is `cispo`")
     # length
     + _peer("overlong_buffer_length", NEMO, f"{_LEN}.cache_length")
@@ -142,10 +153,31 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("reward_funcs", (SWIFT, TRL), "rewards", "soft_overlong is `algorithm.overlong_punishment.enabled`")
     + _peer("reward_weights", (SWIFT, TRL), "rewards.N.weight")
     # old log-probabilities and KL
-    + _peer("use_importance_sampling_correction", NEMO, "algorithm.correction.kind")
-    + _peer("use_tis tis_ratio_type", SKYRL, "algorithm.correction.kind", "token-level TIS is `truncate`")
-    + _peer("tis_imp_ratio_cap", (SKYRL, VERL), "algorithm.correction.cap")
-    + _peer("rollout_importance_sampling_mode", SWIFT, "algorithm.correction.kind")
+    + _peer("use_importance_sampling_correction", NEMO, f"{_FIX}.kind", "alone it is `untruncated`")
+    + _peer(
+        "truncated_importance_sampling_type",
+        NEMO,
+        f"{_FIX}.kind",
+        "tis is `truncate`, icepop `mask_token`, seq-mask-tis `mask_sequence` with `token_cap: null`",
+    )
+    + _peer("truncated_importance_sampling_ratio", NEMO, f"{_FIX}.cap")
+    + _peer("truncated_importance_sampling_ratio_min", NEMO, f"{_FIX}.floor")
+    + _peer("use_tis", SKYRL, f"{_FIX}.kind", "true is `truncate`")
+    + _peer("tis_ratio_type", SKYRL, f"{_FIX}.kind", "token is `truncate`, sequence `truncate_sequence`")
+    + _peer("tis_imp_ratio_cap", (SKYRL, VERL), f"{_FIX}.cap")
+    + _peer("token_tis_ratio_clip_high", SKYRL, f"{_FIX}.cap {_FIX}.token_cap", "the second beside a sequence mask")
+    + _peer("sequence_tis_ratio_clip_high", SKYRL, f"{_FIX}.sequence_cap")
+    + _peer(
+        "sequence_mask_metric", SKYRL, f"{_FIX}.kind", "geometric is `mask_sequence`; one by the product is not here"
+    )
+    + _peer("geo_mask_high", SKYRL, f"{_FIX}.cap")
+    + _peer("geo_mask_low", SKYRL, f"{_FIX}.floor")
+    + _peer("rollout_is", VERL, f"{_FIX}.kind", "token is `truncate`, sequence `truncate_sequence`")
+    + _peer("rollout_is_threshold", VERL, f"{_FIX}.cap {_FIX}.sequence_cap", "of tokens, and of sequences")
+    + _peer("rollout_importance_sampling_mode", SWIFT, f"{_FIX}.kind", _MODES)
+    + _peer("vllm_importance_sampling_correction", TRL, f"{_FIX}.kind", "true is `truncate_sequence` or a mask there")
+    + _peer("vllm_importance_sampling_mode", TRL, f"{_FIX}.kind", _MODES)
+    + _peer("vllm_importance_sampling_cap", TRL, f"{_FIX}.cap {_FIX}.sequence_cap", "of tokens, and of sequences")
     + _peer("beta", (SWIFT, TRL), "algorithm.kl_coefficient", _KL)
     + _peer("kl_ctl", AREAL, "algorithm.kl_coefficient", _KL)
     + _peer("use_kl_loss kl_loss_coef", (SKYRL, VERL), "algorithm.kl_coefficient", _KL)

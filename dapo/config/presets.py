@@ -1,4 +1,4 @@
-"""The six presets of docs/algorithm.md, as sparse settings on top of the schema's defaults (which are ``dapo``)."""
+"""The seven presets of docs/algorithm.md, as sparse settings on top of the schema's defaults (which are ``dapo``)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PRESETS: dict[str, Sparse] = {
             "dynamic_sampling": {
                 "mode": "filter",
                 "oversample": 3.0,
-                "max_groups": 10.0,
+                "max_groups": 30.0,  # 10 rounds of 3 x P
                 "on_cap": "stop",
                 "surplus": "discard",
                 "unfinished": "drain",
@@ -64,6 +64,14 @@ PRESETS: dict[str, Sparse] = {
     },
     "dr-grpo": {
         "algorithm": {**_GRPO_ALGORITHM, "loss": {"reduction": "constant"}, "advantage": {"scale": "none"}},
+    },
+    "gspo": {  # arXiv 2507.18071
+        "algorithm": {
+            **_GRPO_ALGORITHM,
+            "clip": {"low": 3e-4, "high": 4e-4},
+            "loss": {"ratio": "sequence", "reduction": "sequence_mean"},
+            "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-4},
+        }
     },
     "scalerl-loss": {
         "model": {"fp32_head": True},

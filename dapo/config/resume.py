@@ -64,7 +64,7 @@ _RULES: dict[str, dict[Rule, str]] = {
     },
     "algorithm.overlong_punishment": {"ask": "enabled max_length cache_length factor"},
     "algorithm.reward_scaling": {"ask": "enabled source_min source_max target_min target_max"},
-    "algorithm.correction": {"ask": "kind cap floor"},
+    "algorithm.correction": {"ask": "kind cap floor token_cap sequence_cap"},
     "learner": {
         "free": "microbatch_tokens max_skipped_steps",
         "ask": "learning_rate betas eps weight_decay schedule schedule_unit warmup final_ratio minibatch_prompts "

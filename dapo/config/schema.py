@@ -123,7 +123,7 @@ class Loss(Section):
     kind: Literal["clip", "cispo"] | Hook = "clip"
     """``clip`` (DAPO, GRPO, GSPO), ``cispo``, or ``package.module:function``."""
     ratio: Literal["token", "sequence"] = "token"
-    """``sequence``: GSPO's ratio; use clip bounds near 3e-4 / 4e-4 with it."""
+    """``sequence``: GSPO's ratio, with clip bounds near 3e-4 / 4e-4 and reduction sequence_mean (preset ``gspo``)."""
     reduction: Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant", "micro_batch_mean"] = (
         "token_mean"
     )
@@ -171,7 +171,8 @@ class DynamicSampling(Section):
     band: Pair | None = None
     """Keep only groups whose mean metric lies in [low, high]."""
     oversample: Annotated[float, Field(ge=1, le=1000)] | None = None
-    """Groups dispatched per missing group; None: 1 / measured acceptance rate."""
+    """Groups dispatched per missing group, in rounds: at the start of a step, and then only when nothing is under way.
+    None: 1 / measured acceptance rate, and each rejected group is replaced at once."""
     lookahead: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Work for the next step that is started early, in multiples of what a step needs, so that slots do not idle while
     the last responses end. Only with ``surplus`` and ``unfinished`` at ``carry``. Fewer decode steps, older tokens."""
@@ -230,12 +231,19 @@ class RewardScaling(Section):
 
 
 class Correction(Section):
-    kind: Literal["auto", "none", "truncate", "mask_token", "mask_sequence", "report"] = "auto"
-    """For ``old_logprobs: learner``: ``truncate`` is TIS. ``auto``: none for ``sampler``, truncate for ``learner``."""
+    kind: Literal[
+        "auto", "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"
+    ] = "auto"
+    """For ``old_logprobs: learner``; docs/algorithm.md has the formulas. ``truncate`` is TIS, ``mask_token`` IcePop.
+    ``auto``: none where the ratio runs against the sampler's numbers, truncate where it runs against the learner's."""
     cap: Annotated[float, Field(gt=0)] = 2.0
-    """C of TIS, and upper bound of the masks."""
+    """C of TIS, and upper bound of both masks: of a token's ratio, or of a sequence's geometric mean."""
     floor: Annotated[float, Field(ge=0)] = 0.5
-    """Lower bound of the masks."""
+    """Lower bound of both masks."""
+    token_cap: Annotated[float, Field(gt=0)] | None = 2.0
+    """For ``mask_sequence``: upper bound of a token's ratio in a sequence that passes; None: untruncated."""
+    sequence_cap: Annotated[float, Field(gt=0)] = 5.0
+    """For ``truncate_sequence``: upper bound of the product of a sequence's ratios."""
 
 
 class Algorithm(Section):
@@ -258,7 +266,8 @@ class Algorithm(Section):
     shaping: Hook | None = None
     """Your own reward shaping instead of scaling and length penalty, ``package.module:function``."""
     old_logprobs: Literal["auto", "sampler", "learner"] = "auto"
-    """What the ratio runs against. ``auto``: sampler for the embedded engine, learner for any other."""
+    """What the ratio runs against. ``auto``: sampler for the embedded engine in float32, learner for any other engine
+    and in bfloat16, where engine and learner round differently."""
     correction: Correction = Correction()
     """Sampler-learner importance correction."""
     kl_coefficient: Literal[0] = 0
@@ -345,7 +354,7 @@ class Logging(Section):
 
 
 class Recipe(Section):
-    preset: Literal["dapo", "dapo-paper", "dapo-verl", "grpo", "dr-grpo", "scalerl-loss"] = "dapo"
+    preset: Literal["dapo", "dapo-paper", "dapo-verl", "grpo", "dr-grpo", "gspo", "scalerl-loss"] = "dapo"
     """Named starting point; what the file sets lies on top."""
     run: Run = Run()
     """Where the run lives."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from dapo.config.checks import penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 
@@ -16,7 +16,14 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         recipe: the recipe.
         changed: paths of the settings that differ from the preset; those that nothing reads are named.
     """
-    return [*_sampling(recipe), *_rewards(recipe), *_sizes(recipe), *_run(recipe), *_unread(recipe, changed)]
+    return [
+        *_sampling(recipe),
+        *_loss(recipe),
+        *_rewards(recipe),
+        *_sizes(recipe),
+        *_run(recipe),
+        *_unread(recipe, changed),
+    ]
 
 
 def _sampling(r: Recipe) -> Iterator[str]:
@@ -45,6 +52,23 @@ def _sampling(r: Recipe) -> Iterator[str]:
         yield (
             "algorithm.truncated_vote with overlong_filtering: truncated responses move the baseline of their group "
             "and carry no loss themselves"
+        )
+
+
+def _loss(r: Recipe) -> Iterator[str]:
+    loss = r.algorithm.loss
+    if loss.kind == "clip" and loss.ratio == "sequence" and loss.reduction != "sequence_mean":
+        yield (
+            f"algorithm.loss.ratio: sequence with reduction: {loss.reduction}: GSPO is a mean over responses "
+            "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
+            "by other weights"
+        )
+    rounded = [d for d in (r.model.dtype, r.rollout.vllm.dtype) if d not in (None, "float32")]
+    if r.algorithm.old_logprobs == "sampler" and rounded:
+        yield (
+            f"algorithm.old_logprobs: sampler in {rounded[0]}: engine and learner round differently, by about 0.01 "
+            "nats a token, and the ratio takes that for a change of the policy; nothing corrects it. "
+            "algorithm.old_logprobs=auto runs the ratio against the learner's own numbers"
         )
 
 
@@ -123,7 +147,24 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     yield f"{loss}.reduction is {a.loss.reduction}", a.loss.reduction != "micro_batch_mean", weighted
     advantage = "algorithm.advantage"
     yield f"{advantage}.scale is none", a.advantage.scale == "none", below(advantage, "ddof eps")
-    correction = below("algorithm.correction", "cap floor")
-    yield "the ratio runs against the sampler's log-probabilities", uses_sampler_logprobs(r), correction
+    yield from _correction(r)
     yield "learner.schedule is constant", r.learner.schedule == "constant", ["learner.final_ratio"]
     yield f"logging.rollouts is {r.logging.rollouts}", r.logging.rollouts != "sample", ["logging.rollouts_sample"]
+
+
+_BOUNDS = {
+    "truncate": {"cap"},
+    "truncate_sequence": {"sequence_cap"},
+    "mask_token": {"cap", "floor"},
+    "mask_sequence": {"cap", "floor", "token_cap"},
+}
+"""Bounds of the importance correction that each kind reads."""
+
+
+def _correction(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
+    section = "algorithm.correction"
+    sampler, kind = uses_sampler_logprobs(r), correction_kind(r)
+    reason = "the ratio runs against the sampler's log-probabilities" if sampler else f"{section}.kind is {kind}"
+    read = set() if sampler else _BOUNDS.get(kind, set())
+    for name in ("cap", "floor", "token_cap", "sequence_cap"):
+        yield reason, name not in read, [f"{section}.{name}"]

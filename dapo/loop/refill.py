@@ -20,9 +20,11 @@ class Refill:
     def __init__(self, settings: DynamicSampling, prompts_per_step: int) -> None:
         self.settings, self.prompts_per_step = settings, prompts_per_step
         self._accepted, self._judged = 0.0, 0.0
+        self._begins = True
 
     def begin(self) -> None:
         """A step begins: what was seen before counts less."""
+        self._begins = True
         self._accepted *= ACCEPTANCE_MEMORY
         self._judged *= ACCEPTANCE_MEMORY
 
@@ -38,6 +40,8 @@ class Refill:
     def wanted(self, kept: int, under_way: int, free: int, dispatched: int, carried: int) -> int:
         """Groups to dispatch now.
 
+        With a fixed ``oversample`` there are rounds: at the first call of a step, and then when nothing is under way.
+
         Args:
             kept: groups kept and not yet trained.
             under_way: groups dispatched and not yet judged.
@@ -46,6 +50,9 @@ class Refill:
             carried: groups that were held when the step began.
         """
         settings, prompts = self.settings, self.prompts_per_step
+        begins, self._begins = self._begins, False
+        if settings.oversample is not None and under_way and not begins:
+            return 0  # whole rounds, as the published scripts have them: the next when nothing is under way
         if settings.mode == "filter":
             wanted = self._by_deficit(kept, under_way, free)
         elif settings.mode == "replace" and dispatched + carried >= prompts:

@@ -108,18 +108,33 @@ def corrections(name: str, batch: dict) -> list[dict]:
 
     t = tensors(batch)
     gap = t["logprobs"] - t["sampler_logprobs"]
-    truncated, _ = compute_rollout_correction_weights(gap, t["mask"], "token", 1.5)
-    icepop, _ = compute_rollout_correction_weights(gap, t["mask"], "token", "0.6_1.5")
+
+    def weights(level: str, threshold: float | str) -> torch.Tensor:
+        return compute_rollout_correction_weights(gap, t["mask"], level, threshold)[0]
+
+    def asked_of(level: str, threshold: float | str) -> str:
+        return f"compute_rollout_correction_weights({level!r}, {threshold!r})"
+
     # its k1 is log(p_sampler / p_learner), so that its bounds are the inverses of ours
     kept, _ = compute_rollout_rejection_mask(gap, t["mask"], "seq_mean_k1", f"{1 / 1.2}_{1 / 0.8}")
+    band, rejects = (
+        {"kind": "mask_sequence", "cap": 1.2, "floor": 0.8},
+        "x compute_rollout_rejection_mask('seq_mean_k1')",
+    )
+    none = 1e9  # verl has no switch for an untruncated ratio: a bound that nothing reaches
     asked = [
-        ({"kind": "truncate", "cap": 1.5, "floor": 0.6}, "compute_rollout_correction_weights(1.5)", truncated),
-        ({"kind": "mask_token", "cap": 1.5, "floor": 0.6}, "compute_rollout_correction_weights('0.6_1.5')", icepop),
+        ({"kind": "truncate", "cap": 1.5}, asked_of("token", 1.5), weights("token", 1.5)),
+        ({"kind": "untruncated"}, asked_of("token", none), weights("token", none)),
+        ({"kind": "truncate_sequence", "sequence_cap": 5.0}, asked_of("sequence", 5.0), weights("sequence", 5.0)),
+        ({"kind": "truncate_sequence", "sequence_cap": 0.9}, asked_of("sequence", 0.9), weights("sequence", 0.9)),
         (
-            {"kind": "mask_sequence", "cap": 1.2, "floor": 0.8},
-            "compute_rollout_correction_weights(1.2) x compute_rollout_rejection_mask('seq_mean_k1', inverse bounds)",
-            compute_rollout_correction_weights(gap, t["mask"], "token", 1.2)[0] * kept,
+            {"kind": "mask_token", "cap": 1.5, "floor": 0.6},
+            asked_of("token", "0.6_1.5"),
+            weights("token", "0.6_1.5"),
         ),
+        (band | {"token_cap": 1.2}, f"{asked_of('token', 1.2)} {rejects}", weights("token", 1.2) * kept),
+        (band | {"token_cap": 1.5}, f"{asked_of('token', 1.5)} {rejects}", weights("token", 1.5) * kept),
+        (band | {"token_cap": None}, f"{asked_of('token', none)} {rejects}", weights("token", none) * kept),
     ]
     return [
         {"question": "correction", "batch": name, "settings": settings, "peer": peer, "answer": answer.tolist()}

@@ -143,10 +143,11 @@ def test_keep_rule_equals_its_sentence(group):
 
 @given(
     st.lists(st.tuples(finite, finite, st.booleans()), min_size=1, max_size=8),
-    st.sampled_from(["truncate", "mask_token", "mask_sequence"]),
+    st.sampled_from(["untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"]),
+    st.sampled_from([None, 1.1, 3.0]),
 )
-def test_correction_equals_slow_formula(tokens, kind):
-    cap, floor = 2.0, 0.5
+def test_correction_equals_slow_formula(tokens, kind, token_cap):
+    cap, floor, sequence_cap = 2.0, 0.5, 5.0
     ratios = [math.exp(max(-20.0, min(20.0, new - old))) for new, old, _ in tokens]
     logs = [max(-20.0, min(20.0, new - old)) for new, old, carries in tokens if carries]
     geometric = math.exp(sum(logs) / len(logs)) if logs else math.nan
@@ -156,12 +157,20 @@ def test_correction_equals_slow_formula(tokens, kind):
             slow.append(1.0)
         elif kind == "mask_token":
             slow.append(ratio if floor <= ratio <= cap else 0.0)
-        elif kind == "truncate" or floor <= geometric <= cap:
+        elif kind == "untruncated":
+            slow.append(ratio)
+        elif kind == "truncate":
             slow.append(min(ratio, cap))
+        elif kind == "truncate_sequence":
+            product = math.exp(max(-20.0, min(20.0, math.fsum(logs))))
+            slow.append(min(product, sequence_cap))
+        elif floor <= geometric <= cap:
+            slow.append(ratio if token_cap is None else min(ratio, token_cap))
         else:
             slow.append(0.0)
     new, old, mask = (list(column) for column in zip(*tokens, strict=True))
-    ours = importance_correction(new, old, kind=kind, cap=cap, floor=floor, loss_mask=mask)
+    bounds = {"cap": cap, "floor": floor, "token_cap": token_cap, "sequence_cap": sequence_cap}
+    ours = importance_correction(new, old, kind=kind, loss_mask=mask, **bounds)
     np.testing.assert_allclose(ours, slow, rtol=1e-6)
 
 

@@ -186,6 +186,12 @@ class TestCorrection:
         np.testing.assert_allclose(self.correct("mask_token"), [0, 1, 1.5, 0], rtol=1e-6)
         np.testing.assert_allclose(self.correct("mask_sequence"), [0.4, 1, 1.5, 2], rtol=1e-6)  # 1.8 ** 1/4 = 1.16
         np.testing.assert_allclose(self.correct("mask_sequence", sampler=np.full(4, -1.0)), 0)  # 1.16 e
+        np.testing.assert_allclose(self.correct("untruncated"), [0.4, 1, 1.5, 3], rtol=1e-6)
+        np.testing.assert_allclose(self.correct("truncate_sequence"), 1.8, rtol=1e-6)  # 0.4 x 1 x 1.5 x 3
+        np.testing.assert_allclose(
+            self.correct("truncate_sequence", mask=[False, True, True, True]), [1, 4.5, 4.5, 4.5]
+        )
+        np.testing.assert_allclose(self.correct("truncate_sequence", sampler=np.full(4, -1.0)), 5)  # 1.8 e^4
         assert self.correct("none") is None
         assert self.correct("report") is None
         assert self.correct("truncate").dtype == np.float32
@@ -196,6 +202,30 @@ class TestCorrection:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             np.testing.assert_allclose(self.correct("mask_sequence", mask=[False] * 4), 1)
+
+    def test_the_band_of_a_sequence_does_not_cut_its_tokens(self):
+        """Ratios 1.5 and 1 / 1.5: their geometric mean is 1, inside the published band 0.99 to 1.01."""
+        logs = np.log([1.5, 1 / 1.5])
+
+        def correct(**bounds):
+            return importance_correction(
+                logs, [0, 0], kind="mask_sequence", cap=1.01, floor=0.99, loss_mask=[True, True], **bounds
+            )
+
+        np.testing.assert_allclose(correct(), [1.5, 1 / 1.5], rtol=1e-6)
+        np.testing.assert_allclose(correct(token_cap=None), [1.5, 1 / 1.5], rtol=1e-6)
+        np.testing.assert_allclose(correct(token_cap=1.2), [1.2, 1 / 1.5], rtol=1e-6)
+        assert tokens_corrected(correct(), logs, [0, 0], [True, True]) == 0
+        assert tokens_corrected(correct(token_cap=1.2), logs, [0, 0], [True, True]) == 1
+
+    def test_the_product_of_a_long_response_stays_finite(self):
+        for sign, expected in ((1.0, math.exp(20)), (-1.0, math.exp(-20))):
+            logs, mask = np.full(1000, sign), np.full(1000, True)
+            corrected = importance_correction(
+                logs, np.zeros(1000), kind="truncate_sequence", sequence_cap=1e12, loss_mask=mask
+            )
+            np.testing.assert_allclose(corrected, expected, rtol=1e-6)
+            assert tokens_corrected(corrected, logs, np.zeros(1000), mask) == 0
 
     def test_bounds_are_inclusive(self):
         for kind in ("mask_token", "mask_sequence"):
@@ -213,6 +243,10 @@ class TestCorrection:
     def test_tokens_corrected(self):
         for kind, count in [("truncate", 1), ("mask_token", 2), ("mask_sequence", 1)]:
             assert tokens_corrected(self.correct(kind), self.LOGS, np.zeros(4), FOUR) == count
+        assert tokens_corrected(self.correct("untruncated"), self.LOGS, np.zeros(4), FOUR) == 0
+        assert tokens_corrected(self.correct("truncate_sequence"), self.LOGS, np.zeros(4), FOUR) == 0  # 1.8 < 5
+        capped = self.correct("truncate_sequence", sampler=np.full(4, -1.0))
+        assert tokens_corrected(capped, self.LOGS, np.full(4, -1.0), FOUR) == 4
         mask = [True, True, True, False]
         assert tokens_corrected(self.correct("truncate", mask=mask), self.LOGS, np.zeros(4), mask) == 0
         assert tokens_corrected(None, self.LOGS, np.zeros(4), FOUR) == 0

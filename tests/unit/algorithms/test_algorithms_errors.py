@@ -30,8 +30,8 @@ def overlong(max_length, cache_length):
     return lambda: soft_overlong_punishment([1], max_length=max_length, cache_length=cache_length)
 
 
-def correct(kind="truncate", cap=2, floor=0, learner=(0,), sampler=(0,), mask=(True,)):
-    return lambda: importance_correction(learner, sampler, kind=kind, cap=cap, floor=floor, loss_mask=mask)
+def correct(kind="truncate", cap=2, floor=0, learner=(0,), sampler=(0,), mask=(True,), **caps):
+    return lambda: importance_correction(learner, sampler, kind=kind, cap=cap, floor=floor, loss_mask=mask, **caps)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,14 @@ def correct(kind="truncate", cap=2, floor=0, learner=(0,), sampler=(0,), mask=(T
         ("cache_length 11 must lie in .* max_length is 10", overlong(10, 11)),
         ("max_length 10 needs a cache_length", lambda: shape_rewards([1], [1], [False], max_length=10)),
         (
-            "unknown correction 'tis'; expected one of none, report, truncate, mask_token, mask_sequence$",
+            "unknown correction 'tis'; expected one of none, report, untruncated, truncate, truncate_sequence, "
+            "mask_token, mask_sequence$",
             correct("tis"),
         ),
         ("0 <= floor < cap, got 2 and 2", correct(floor=2)),
         ("got -1 and 2", correct(floor=-1)),
+        ("caps must be above 0, got token_cap 0 and sequence_cap 5.0", correct(token_cap=0)),
+        ("got token_cap 2.0 and sequence_cap -1", correct(sequence_cap=-1)),
         (r"learner \(1,\), sampler \(2,\)", correct(sampler=(0, 0))),
         (r"learner \(2,\), sampler \(1,\)", correct(learner=(0, 0))),
         (r"and mask \(2,\) must have one entry per token each$", correct(mask=(True, True))),

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from dapo.build.engines import describe_engine
 from dapo.config import recipe_from_dict
-from dapo.config.checks import penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
 from dapo.config.presets import PRESETS, preset_settings
 from dapo.config.schema import Recipe
 
 SMALL = {"model": {"path": "someone/model"}, "data": {"train": [{"task": "signed_sum"}]}}
+BOTH = {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 1}]}
 
 
 def preset(name: str) -> Recipe:
@@ -19,8 +21,15 @@ def preset(name: str) -> Recipe:
 
 
 TABLE: dict[str, dict[str, Any]] = {
-    "algorithm.clip.low": {"dapo": 0.2, "dapo-paper": 0.2, "dapo-verl": 0.2, "grpo": 0.2, "dr-grpo": 0.2},
-    "algorithm.clip.high": {"dapo": 0.28, "dapo-paper": 0.28, "dapo-verl": 0.28, "grpo": 0.2, "dr-grpo": 0.2},
+    "algorithm.clip.low": {"dapo": 0.2, "dapo-paper": 0.2, "dapo-verl": 0.2, "grpo": 0.2, "dr-grpo": 0.2, "gspo": 3e-4},
+    "algorithm.clip.high": {
+        "dapo": 0.28,
+        "dapo-paper": 0.28,
+        "dapo-verl": 0.28,
+        "grpo": 0.2,
+        "dr-grpo": 0.2,
+        "gspo": 4e-4,
+    },
     "algorithm.clip.dual": {"dapo": None, "dapo-paper": None, "dapo-verl": 10, "grpo": None, "dr-grpo": None},
     "algorithm.loss.kind": {
         "dapo": "clip",
@@ -30,12 +39,14 @@ TABLE: dict[str, dict[str, Any]] = {
         "dr-grpo": "clip",
         "scalerl-loss": "cispo",
     },
+    "algorithm.loss.ratio": {**dict.fromkeys(PRESETS, "token"), "gspo": "sequence"},
     "algorithm.loss.cispo_cap": {"scalerl-loss": 5},
     "algorithm.loss.reduction": {
         "dapo": "token_mean",
         "dapo-paper": "prompt_mean",
         "dapo-verl": "token_mean",
         "grpo": "sequence_mean",
+        "gspo": "sequence_mean",
         "dr-grpo": "constant",
         "scalerl-loss": "prompt_mean",
     },
@@ -54,6 +65,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "dapo-paper": 1e-6,
         "dapo-verl": 1e-6,
         "grpo": 1e-4,
+        "gspo": 1e-4,
         "scalerl-loss": 1e-6,
     },
     "algorithm.dynamic_sampling.mode": {
@@ -61,13 +73,14 @@ TABLE: dict[str, dict[str, Any]] = {
         "dapo-paper": "filter",
         "dapo-verl": "filter",
         "grpo": "off",
+        "gspo": "off",
         "dr-grpo": "off",
         "scalerl-loss": "mask",
     },
     "algorithm.dynamic_sampling.surplus": {"dapo": "carry", "dapo-paper": "discard", "dapo-verl": "discard"},
     "algorithm.dynamic_sampling.unfinished": {"dapo-paper": "drain", "dapo-verl": "drain"},
     "algorithm.dynamic_sampling.oversample": {"dapo": None, "dapo-paper": None, "dapo-verl": 3},
-    "algorithm.dynamic_sampling.max_groups": {"dapo-verl": 10},
+    "algorithm.dynamic_sampling.max_groups": {"dapo-paper": 20, "dapo-verl": 30},
     "algorithm.dynamic_sampling.on_cap": {"dapo": "stop", "dapo-paper": "stop", "dapo-verl": "stop"},
     "algorithm.overlong_punishment.enabled": {
         "dapo": True,
@@ -75,6 +88,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "dapo-verl": True,
         "grpo": False,
         "dr-grpo": False,
+        "gspo": False,
         "scalerl-loss": False,
     },
     "algorithm.overlong_punishment.factor": {"dapo": 1, "dapo-paper": 1, "dapo-verl": 1},
@@ -84,6 +98,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "dapo-verl": False,
         "grpo": False,
         "dr-grpo": False,
+        "gspo": False,
         "scalerl-loss": False,
     },
     "algorithm.reward_scaling.enabled": {
@@ -92,6 +107,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "dapo-verl": True,
         "grpo": False,
         "dr-grpo": False,
+        "gspo": False,
         "scalerl-loss": True,
     },
     "algorithm.reward_scaling.target_min": {"dapo": -1, "scalerl-loss": -1},
@@ -104,6 +120,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "dapo-paper": 20,
         "dapo-verl": 10,
         "grpo": 10,
+        "gspo": 10,
         "dr-grpo": 10,
         "scalerl-loss": 10,
     },
@@ -113,6 +130,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "dapo-verl": False,
         "grpo": False,
         "dr-grpo": False,
+        "gspo": False,
         "scalerl-loss": True,
     },
 }
@@ -145,9 +163,30 @@ def test_the_default_cache_is_a_fifth_of_the_response_limit() -> None:
     assert penalty_interval(recipe_from_dict(given).recipe) == (1000, 200)
 
 
-def test_old_logprobs_follow_the_engine() -> None:
-    assert uses_sampler_logprobs(preset("dapo"))
-    assert not uses_sampler_logprobs(recipe_from_dict({**SMALL, "rollout": {"engine": "generate"}}).recipe)
+@pytest.mark.parametrize(
+    ("engine", "dtype", "sampler"),
+    [
+        ("embedded", "float32", True),
+        ("embedded", "bfloat16", False),
+        *((engine, dtype, False) for engine in ("generate", "vllm") for dtype in ("float32", "bfloat16")),
+    ],
+)
+def test_old_logprobs_follow_the_engine_and_the_precision(engine: str, dtype: str, sampler: bool) -> None:
+    given = {**SMALL, "model": {"path": "m", "dtype": dtype}, "rollout": {"engine": engine}}
+    recipe = recipe_from_dict(given).recipe
+    assert uses_sampler_logprobs(recipe) is sampler
+    assert correction_kind(recipe) == ("none" if sampler else "truncate")
+    said = describe_engine(recipe)
+    assert ("the sampler's own" if sampler else "the learner's; correction of the gap: truncate") in said
+    assert uses_sampler_logprobs(recipe_from_dict(given, ["algorithm.old_logprobs=sampler"]).recipe)
+
+
+def test_the_preset_gspo_is_grpo_but_for_ratio_and_clip() -> None:
+    """And passes without a warning, in which it differs from ratio: sequence on another preset."""
+    loaded = recipe_from_dict({**SMALL, "preset": "gspo", "data": BOTH})
+    assert loaded.warnings == ()
+    mine, theirs = loaded.recipe.algorithm, preset("grpo").algorithm
+    assert {name for name, value in mine if value != getattr(theirs, name)} == {"clip", "loss"}
 
 
 def test_presets_cannot_be_spoilt_by_their_users() -> None:

@@ -16,6 +16,7 @@ SMALL = {
     "model": {"path": "someone/model"},
     "data": {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 1}]},
 }
+LEARNER = ["algorithm.old_logprobs=learner"]
 
 
 def refusal(*overrides: str, given: dict[str, Any] | None = None) -> str:
@@ -296,8 +297,31 @@ def test_our_own_keys_are_no_peers() -> None:
         (["rollout.server.patience=5"], "rollout.engine is embedded"),
         (["algorithm.truncated_vote=true"], "baseline"),
         (["learner.final_ratio=0.5"], "learner.schedule is constant"),
+        (["preset=gspo", "algorithm.loss.reduction=token_mean"], "algorithm.loss.reduction=sequence_mean"),
+        (["preset=gspo", "algorithm.loss.reduction=prompt_mean"], "mean over responses"),
+        (["model.dtype=bfloat16", "algorithm.old_logprobs=sampler"], "nothing corrects it"),
+        (["rollout.engine=vllm", "rollout.vllm.dtype=float16", "algorithm.old_logprobs=sampler"], "in float16"),
+        (["algorithm.correction.token_cap=3"], "sampler's log-probabilities"),
+        ([*LEARNER, "algorithm.correction.floor=0.9"], "algorithm.correction.kind is truncate"),
+        ([*LEARNER, "algorithm.correction.kind=untruncated", "algorithm.correction.cap=9"], "kind is untruncated"),
+        ([*LEARNER, "algorithm.correction.kind=mask_token", "algorithm.correction.token_cap=9"], "kind is mask_token"),
+        ([*LEARNER, "algorithm.correction.sequence_cap=9"], "nothing reads it"),
     ],
 )
 def test_unusual_settings_are_allowed_with_a_warning(overrides: list[str], part: str) -> None:
     (warning,) = recipe_from_dict(SMALL, overrides).warnings
     assert part in warning
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.correction.kind=mask_sequence", "algorithm.correction.floor=0.99", "algorithm.correction.cap=1.01"],
+        ["algorithm.correction.kind=mask_sequence", "algorithm.correction.token_cap=null"],
+        ["algorithm.correction.kind=truncate_sequence", "algorithm.correction.sequence_cap=3"],
+        ["algorithm.correction.kind=untruncated"],
+        ["model.dtype=bfloat16", "algorithm.correction.cap=3"],
+    ],
+)
+def test_a_correction_with_its_own_bounds_passes(overrides: list[str]) -> None:
+    assert recipe_from_dict(SMALL, [*LEARNER, *overrides]).warnings == ()

@@ -373,6 +373,38 @@ def test_on_max_age_drop_takes_what_it_likes_and_drops_what_grows_old():
     assert ids(third) == [5]
 
 
+def rounds(accuracy):
+    """The published script's settings; the sizes of the dispatches of one step of 8 groups, and its batch."""
+    collector = make_collector(
+        length=lambda g, i: 2 + 7 * g % 31,
+        accuracy=accuracy,
+        prompts=8,
+        capacity=999,
+        oversample=3.0,
+        surplus="discard",
+        unfinished="drain",
+        max_groups=30.0,
+    )
+    sizes, take = [], collector.selector.take
+    collector.selector.take = lambda n: sizes.append(n) or take(n)
+    return sizes, collector.collect(1)
+
+
+def test_a_fixed_oversampling_factor_does_not_replace_single_rejections():
+    """Every other group is rejected, 12 of 24 are kept: one round is enough, whatever was rejected early."""
+    sizes, batch = rounds(lambda g, i: float(i) if g % 2 else 0.0)
+    assert sizes == [24]
+    assert batch.metrics["groups/dispatched"] == 24
+    assert ids(batch) == [1, 3, 5, 7, 9, 11, 13, 15]
+
+
+def test_a_round_that_falls_short_is_followed_by_one_of_three_times_what_is_missing():
+    """Every fourth is kept, 6 of 24: two are missing, and of the next six only group 27 is kept, then one of three."""
+    sizes, batch = rounds(lambda g, i: float(i) if g % 4 == 3 else 0.0)
+    assert sizes == [24, 6, 3]
+    assert ids(batch) == [3, 7, 11, 15, 19, 23, 27, 31]
+
+
 def test_a_fixed_oversampling_factor_is_dispatched_at_once():
     collector = make_collector(
         length=lambda g, i: 3, accuracy=lambda g, i: float(i), prompts=2, oversample=3.0, surplus="discard"

@@ -48,6 +48,18 @@ def test_a_fixed_factor_is_dispatched_whatever_the_slots():
     assert refill(judged=19, accepted=9, oversample=3.0).wanted(4, 1, 0, 0, 0) == 17
 
 
+def test_a_fixed_factor_refills_in_rounds():
+    made = refill(judged=19, accepted=9, oversample=3.0, surplus="discard", unfinished="drain")
+    made.begin()
+    assert made.wanted(kept=0, under_way=2, free=0, dispatched=0, carried=2) == 28  # a step begins: 3 x 10 - 2
+    for under_way in (29, 7, 1):
+        assert made.wanted(kept=4, under_way=under_way, free=99, dispatched=30, carried=2) == 0
+    assert made.wanted(kept=8, under_way=0, free=99, dispatched=30, carried=2) == 6  # the next round: 3 x 2
+    assert made.wanted(kept=8, under_way=6, free=99, dispatched=36, carried=2) == 0
+    made.begin()
+    assert made.wanted(kept=8, under_way=5, free=99, dispatched=0, carried=13) == 1
+
+
 def test_no_more_is_held_than_can_train_in_time():
     made = refill(judged=1000, max_age=2)
     assert made.wanted(kept=4, under_way=20, free=99, dispatched=0, carried=0) == 6  # 10 x (2 + 1) - 24
