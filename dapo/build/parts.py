@@ -200,10 +200,15 @@ def check_model(model: Model) -> None:
         ModelError: as loading would.
     """
     find_device(model.device)
-    if is_builtin(model.path):
-        check_builtin_name(model.path)
+    check_model_path(model.path)
+
+
+def check_model_path(path: str) -> None:
+    """Raise ModelError for a built-in name that there is not, or a folder that cannot be loaded."""
+    if is_builtin(path):
+        check_builtin_name(path)
     else:
-        check_files(model.path)
+        check_files(path)
 
 
 def make_tokenizer(model: Model) -> Any:

@@ -24,7 +24,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
-from dapo.contracts.protocols import Engine, Learner, Scorer
+from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.types import IntArray, Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream
@@ -36,11 +36,23 @@ from dapo.loop.trainer import LoopSettings, Recorder, Trainer
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.observe.spans import Phases
-from dapo.rewards.compose import build_scorer
+from dapo.rewards.compose import CompositeScorer, build_scorer
 
 # Engine steps by which verdicts of worker processes lag; verifiers that run inline need none.
 WORKER_VERDICT_LAG = 16
 MOST_REWARD_WORKERS = 8  # unless the recipe says otherwise
+
+
+def make_scorer(recipe: Recipe, output: Path | None = None) -> CompositeScorer:
+    """The recipe's rewards; what reward functions print is appended to ``output`` (None: dropped)."""
+    sources = [*recipe.data.train, *recipe.data.validation]
+    return build_scorer(
+        recipe.rewards,
+        sources={source_name(source) for source in sources},
+        tasks={source.task for source in sources if source.task},
+        output=output,
+        workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, len(os.sched_getaffinity(0)) - 1)),
+    )
 
 
 @dataclass(slots=True)
@@ -48,7 +60,7 @@ class Session:
     """The objects of one run, made in the order in which a mistake is cheapest to find."""
 
     recipe: Recipe
-    scorer: Scorer
+    scorer: CompositeScorer
     loaded: LoadedModel
     data: PreparedData
     engine: Engine
@@ -66,14 +78,7 @@ class Session:
         """
         check_engine(recipe)
         check_model(recipe.model)
-        sources = [*recipe.data.train, *recipe.data.validation]
-        scorer = build_scorer(
-            recipe.rewards,
-            sources={source_name(source) for source in sources},
-            tasks={source.task for source in sources if source.task},
-            output=None if folder is None else folder / "rewards.txt",
-            workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, len(os.sched_getaffinity(0)) - 1)),
-        )
+        scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
             data = prepare(recipe.data, make_tokenizer(recipe.model))  # what is wrong with it is told before weights
             for line in data.report.lines():

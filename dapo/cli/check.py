@@ -3,81 +3,73 @@
 from __future__ import annotations
 
 import math
-import tempfile
+import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.cli.check_memory import Shape, load_tokenizer_and_shape, memory_lines, size_text
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.problems import brief
-from dapo.errors import ModelError
 from dapo.loop.refill import least_kept
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData
 
-_GIB = 1024**3
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
+    """Load tokenizer and data, try the rewards, and print the run's arithmetic, memory, files and everything odd.
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a model that its memory depends on."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    ffn: int
-    key_values: int  # numbers in the key-value cache per token and layer
-    vocabulary: int
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Estimated bytes on the training device. Activations are a rule of thumb, the rest is arithmetic."""
-
-    weights: int
-    gradients: int
-    optimiser: int
-    activations: int
-    engine: int  # weights of the engine's own, where it does not share the learner's
-    cache: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimiser + self.activations + self.engine + self.cache
-
-
-def check_run(loaded: LoadedRecipe) -> None:
-    """Load tokenizer and data and print the run's arithmetic, memory, files and everything odd.
+    Args:
+        loaded: the recipe.
+        tries: groups to generate and score with the model itself; 0: its weights are not loaded.
 
     Raises:
         RecipeError: a hook cannot be imported.
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the data cannot be read, or nothing is left to train on.
+        RewardError: the rewards fail on gold answers, or call them wrong.
     """
-    from dapo.build.engines import missing_package
+    from dapo.cli.check_rewards import try_rewards
+    from dapo.cli.check_try import try_groups
     from dapo.data import prepare
 
     recipe = loaded.recipe
     print(f"{loaded.path or 'recipe'}: preset {recipe.preset}")
     _section("different from the preset", _difference(loaded))
-    missing = missing_package(recipe)
-    _section("warnings", [*loaded.warnings, *([missing] if missing else [])])
+    _section("warnings", [*loaded.warnings, *_missing(recipe)])
     check_hooks(recipe)
     tokenizer, shape = load_tokenizer_and_shape(recipe)
     data = prepare(recipe.data, tokenizer)
     _section("data", data.report.lines())
     _section("first prompt", [repr(data.train[0].text[:400])])
+    trial = try_rewards(recipe, data, tokenizer)
+    _section("rewards, tried", trial.lines)
+    _section("look at this before you start", trial.doubts)
+    trial.refuse()
     _section("arithmetic", arithmetic(recipe, data))
-    _section("memory, estimated", _memory_lines(recipe, shape, _longest_prompt(data)))
+    _section("memory, estimated", memory_lines(recipe, shape, _longest_prompt(data)))
     _section("engine", _engine_lines(recipe))
     _section("files", files(recipe, shape))
-    print(
-        "\nThe recipe is good. Start it with: dapo train " + " ".join([str(loaded.path or "RECIPE"), *loaded.overrides])
-    )
+    if tries:
+        _section(f"{tries} groups, generated and scored", try_groups(recipe, tries))
+    verdict = "Apart from the doubts above the recipe is good" if trial.doubts else "The recipe is good"
+    print(f"\n{verdict}. Start it with: dapo train {shlex.join([str(loaded.path or 'RECIPE'), *loaded.overrides])}")
+
+
+def _missing(recipe: Recipe) -> Iterator[str]:
+    """What this machine lacks. Another one may have it, so it is no reason to end here."""
+    from dapo.build.engines import missing_package
+    from dapo.errors import ModelError
+    from dapo.models.load import find_device
+
+    if missing := missing_package(recipe):
+        yield missing
+    try:
+        find_device(recipe.model.device)
+    except ModelError as error:
+        yield f"{error}; training here would end with that"
 
 
 def _section(title: str, lines: Any) -> None:
@@ -123,62 +115,6 @@ def check_hooks(recipe: Recipe) -> None:
     for key, hook in named.items():
         if hook is not None and ":" in hook:  # a loss or advantage without a colon is a built-in one
             load_hook(hook, key)
-
-
-def load_tokenizer_and_shape(recipe: Recipe) -> tuple[Any, Shape]:
-    """The model's tokenizer and sizes, without its weights.
-
-    Raises:
-        ModelError: neither a folder nor a hub name that can be reached.
-    """
-    from dapo.models.builtin import SPECS, is_builtin
-
-    path = recipe.model.path
-    if is_builtin(path) and path not in SPECS:
-        raise ModelError(f"model.path: there is no built-in model {path}; there are {', '.join(SPECS)}")
-    if is_builtin(path):
-        from transformers.utils.logging import disable_progress_bar
-
-        from dapo.models.tiny import make_tiny_model
-
-        with tempfile.TemporaryDirectory() as folder:
-            disable_progress_bar()
-            make_tiny_model(folder, heads=2)
-            return _load(folder, recipe)
-    return _load(path, recipe)
-
-
-def _load(path: str, recipe: Recipe) -> tuple[Any, Shape]:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from dapo.models.load import load_tokenizer
-
-    remote = recipe.model.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=remote)
-        tokenizer = load_tokenizer(path, remote, notes=[])
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote)
-    except ModelError:
-        raise
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"model.path: {path} cannot be loaded: {reason}; give the folder of a Hugging Face causal language model, "
-            "or a hub name that can be reached from here"
-        ) from error
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return tokenizer, Shape(
-        parameters=sum(p.numel() for p in model.parameters()),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        ffn=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        key_values=2 * (getattr(text, "num_key_value_heads", None) or heads) * width,
-        vocabulary=text.vocab_size,
-    )
 
 
 def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
@@ -237,48 +173,6 @@ def _evaluations(recipe: Recipe, data: PreparedData) -> str:
     return f"evaluations: {times}, each of {problems} problems = {each:,} responses"
 
 
-def estimate_memory(recipe: Recipe, shape: Shape, longest_prompt: int) -> Memory:
-    """Bytes of weights, gradients, AdamW state, activations of one micro-batch, and the key-value cache.
-
-    Low-precision models keep float32 masters, gradients and both moments (12 bytes more per parameter each step).
-    """
-    size = _BYTES[recipe.model.dtype]
-    n, low = shape.parameters, recipe.model.dtype != "float32"
-    tokens = max(recipe.learner.microbatch_tokens, 1)
-    # Kept per token and layer: norms, attention inputs and output, feed-forward inputs; with checkpointing the
-    # layer's input, plus one layer in full. The chunked logits stay small beside them.
-    layer = 8 * shape.hidden + 3 * shape.ffn
-    per_token = shape.layers * shape.hidden + layer if recipe.model.gradient_checkpointing else shape.layers * layer
-    sequences = recipe.rollout.slots or recipe.rollout.prompts_per_step * recipe.rollout.group_size
-    length = longest_prompt + recipe.rollout.max_response_tokens
-    own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
-    engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
-    return Memory(
-        weights=n * size,
-        gradients=n * (size + 4 * low),
-        optimiser=n * (8 + 4 * low),
-        activations=tokens * per_token * size,
-        engine=n * engine_size if own else 0,
-        cache=0 if elsewhere else sequences * length * shape.layers * shape.key_values * engine_size,
-    )
-
-
-def _memory_lines(recipe: Recipe, shape: Shape, longest_prompt: int) -> Iterator[str]:
-    memory = estimate_memory(recipe, shape, longest_prompt)
-    yield f"{shape.parameters:,} parameters in {recipe.model.dtype}: {_size(memory.weights)}"
-    yield f"gradients {_size(memory.gradients)}, AdamW {_size(memory.optimiser)}"
-    yield f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {_size(memory.activations)}"
-    if recipe.rollout.engine == "vllm_server":
-        yield f"sampling weights and key-value cache: on the server {recipe.rollout.server.url}"
-        yield f"together about {_size(memory.total)}"
-        return
-    if memory.engine:
-        yield f"vLLM's own copy of the weights: {_size(memory.engine)}"
-    slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
-    yield f"key-value cache: at most {_size(memory.cache)}{slots}"
-    yield f"together about {_size(memory.total)}"
-
-
 def files(recipe: Recipe, shape: Shape) -> list[str]:
     """What the run folder will hold, and whether it exists already."""
     folder = Path(recipe.run.dir) / recipe.run.name
@@ -288,7 +182,7 @@ def files(recipe: Recipe, shape: Shape) -> list[str]:
     every = f"every {recipe.checkpoint.every} steps" if recipe.checkpoint.every else "at the end"
     lines = [
         f"{folder}/: recipe.yaml, recipe.resolved.yaml, metrics.jsonl, log.txt, curve.png",
-        f"{folder}/checkpoints/: {every}, the newest {kept} of about {_size(one)} each",
+        f"{folder}/checkpoints/: {every}, the newest {kept} of about {size_text(one)} each",
     ]
     if recipe.logging.rollouts != "none":
         lines.append(f"{folder}/rollouts/: one Parquet file a step, {recipe.logging.rollouts} groups")
@@ -300,10 +194,3 @@ def files(recipe: Recipe, shape: Shape) -> list[str]:
 
 def _longest_prompt(data: PreparedData) -> int:
     return max((len(p.token_ids) for p in data.train), default=0)
-
-
-def _size(count: int) -> str:
-    for unit, scale in (("GiB", _GIB), ("MiB", 1024**2), ("KiB", 1024)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} B"

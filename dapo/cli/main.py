@@ -118,15 +118,23 @@ def train(
 
 
 @app.command()
-def check(arguments: RecipeArguments = None) -> int:
-    """Everything about a run before it starts: its arithmetic, memory, files, and what is odd about the data."""
+def check(
+    arguments: RecipeArguments = None,
+    tries: Annotated[
+        int,
+        typer.Option(
+            "--try", metavar="N", min=0, help="Also load the model, generate and score N groups, and time a step."
+        ),
+    ] = 0,
+) -> int:
+    """Everything about a run before it starts: data, rewards on gold and wrong answers, arithmetic, memory, files."""
     recipe, overrides = _recipe_and_overrides(arguments)
     from dapo.config import load_recipe
 
     loaded = load_recipe(recipe, overrides)
     from dapo.cli.check import check_run
 
-    check_run(loaded)
+    check_run(loaded, tries)
     return 0
 
 

@@ -146,7 +146,7 @@ def check_files(name: str) -> None:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars for reading a few tensors."""
     from transformers.utils import logging as hf_logging
 
@@ -163,7 +163,7 @@ def _load_weights(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
     from transformers import AutoModelForCausalLM
 
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             model, info = AutoModelForCausalLM.from_pretrained(
                 name,
                 dtype=dtype,

@@ -212,8 +212,8 @@ RULES = (
         "the difference",
         "The run costs and teaches nothing, or the validation is too small to see it.",
         "See whether training accuracy rises. If not: raise learner.learning_rate, take problems that are solved now "
-        "and then (`dapo check` shows them), and see that the verifier reads right answers as right. If it does: "
-        "validate on more problems of the same kind (validation.limit, validation.samples).",
+        "and then (`dapo data RUN --show useful` lists them), and see that the verifier reads right answers as right. "
+        "If it does: validate on more problems of the same kind (validation.limit, validation.samples).",
         no_learning,
     ),
     Rule(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli.check import Shape, estimate_memory
+from dapo.cli.check_memory import Shape, estimate_memory
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
 
@@ -59,6 +59,10 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "1 over-long prompts dropped" in told
     assert "5 / 6 for" in told
     assert "overlap     1 problems of held" in told
+    # rewards: gold answers in a box are right, others are not
+    assert told.count("right ('\\boxed{GOLD}')         accuracy 1\n") == 2
+    assert told.count("wrong                          accuracy 0\n") == 2
+    assert told.count("empty                          accuracy 0\n") == 2
     # arithmetic
     assert "4 prompts x 2 responses = 8 responses, at most 400 response tokens" in told
     assert "2 per training step, each on 2 prompts = 4 responses; 24 in 12 training steps" in told

@@ -1,0 +1,206 @@
+"""The rewards, tried before a run: right, empty and wrong answers of each source, scored as training scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dapo.config import Recipe
+from dapo.config.schema import Reward
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Key, Prompt, Score
+from dapo.errors import RewardError
+
+if TYPE_CHECKING:
+    from dapo.data import PreparedData
+    from dapo.rewards.compose import CompositeScorer
+
+PROBLEMS = 8  # of each source
+GOLD = "GOLD"
+FORMS = (
+    GOLD,
+    f"\\boxed{{{GOLD}}}",
+    f"Answer: {GOLD}",
+    f"#### {GOLD}",
+    f"<answer>{GOLD}</answer>",
+    f"<think>\nSo it is.\n</think>\n<answer>{GOLD}</answer>",
+    f"The answer is {GOLD}.",
+    f"={GOLD}",
+)
+"""How a right answer is written, where the reward does not say it. The first that is right is used."""
+_SHOWN = 80  # characters of an answer
+
+
+@dataclass(slots=True)
+class Trial:
+    """What the rewards said, in lines for the console."""
+
+    lines: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
+    refusals: list[str] = field(default_factory=list)  # training would be for nothing
+
+    def refuse(self) -> None:
+        """Raise RewardError if there is a refusal."""
+        if self.refusals:
+            raise RewardError("; ".join(self.refusals))
+
+
+def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
+    """Score gold answers (which must be right), an empty and a wrong answer of up to ``PROBLEMS`` problems a source.
+
+    Raises:
+        RewardError: a reward function cannot be loaded.
+    """
+    from dapo.build.session import make_scorer
+
+    by_source: dict[str, list[Prompt]] = {}
+    for prompt in (p for prompts in [data.train, *data.validation.values()] for p in prompts):
+        by_source.setdefault(prompt.source, []).append(prompt)
+    trial = Trial()
+    scorer = make_scorer(recipe)
+    try:
+        for source, prompts in by_source.items():
+            reward = next(r for r in recipe.rewards if r.name == "accuracy" and (not r.sources or source in r.sources))
+            _Source(source, _spread(prompts), reward, scorer, tokenizer, trial).run()
+    finally:
+        scorer.close()
+    return trial
+
+
+def _spread(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """A few of them, from the first to the last."""
+    places = np.linspace(0, len(prompts) - 1, min(PROBLEMS, len(prompts)))
+    return [prompts[round(place)] for place in places]
+
+
+def wrong_answer(prompt: Prompt, others: Sequence[Prompt]) -> str:
+    """Another number where the answer is a whole one, else another problem's answer, else a word."""
+    digits = prompt.answer.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) < 1000:
+        return str(int(prompt.answer) + 1)
+    return next((p.answer for p in others if p.answer and p.answer != prompt.answer), "wrong")
+
+
+def forms_of(reward: Reward, prompt: Prompt) -> tuple[str, ...]:
+    """How a right answer may be written; one form alone where the reward says which."""
+    if reward.kind == "math":
+        return (FORMS[1],)
+    if reward.kind == "exact" and reward.pattern is None:
+        return (GOLD,)
+    if reward.kind == "task":
+        return (FORMS[-1],) if prompt.extra.get("task") == "signed_sum" else (FORMS[4], GOLD)
+    return FORMS
+
+
+@dataclass(slots=True)
+class _Source:
+    """One source and the reward that is its accuracy."""
+
+    name: str
+    prompts: list[Prompt]
+    reward: Reward
+    scorer: CompositeScorer
+    tokenizer: Any
+    trial: Trial
+
+    def run(self) -> None:
+        golden = [prompt for prompt in self.prompts if prompt.answer]
+        self.trial.lines.append(f"{self.name}: {len(self.prompts)} problems, {len(golden)} of them with a gold answer")
+        probe = self._score([(self.prompts[0], self.prompts[0].answer), (self.prompts[0], "")])
+        if not any(score.scored for score in probe):  # do not wait for the time limit again and again
+            self.trial.refusals.append(f"{self.name}: neither a gold nor an empty answer is scored: {probe[0].reason}")
+            return
+        form, right = self._right_form(golden)
+        self._show(f"right ({_quoted(form)})" if golden else "right (no gold answer)", right)
+        wrong = self._score([(p, form.replace(GOLD, wrong_answer(p, self.prompts))) for p in self.prompts])
+        empty = self._score([(p, "") for p in self.prompts])
+        self._show("wrong", wrong)
+        self._show("empty", empty)
+        self._judge(golden, form, right)
+        for what, scores in (("wrong", wrong), ("empty", empty)):
+            fooled = sum(_accuracy(score) >= 1.0 for score in scores)
+            if fooled:
+                self.trial.doubts.append(
+                    f"{self.name}: {what} answers are right in the eyes of accuracy ({self.reward.kind}): {fooled} of "
+                    f"{len(scores)}"
+                )
+        failed = [s.reason for scores in (right, wrong, empty) for s in scores if s.reason is not None]
+        tried = len(right) + len(wrong) + len(empty)
+        if right and not any(score.scored for score in right):
+            self.trial.refusals.append(f"{self.name}: no gold answer is scored: {right[0].reason}")
+        elif failed:
+            self.trial.doubts.append(f"{self.name}: {len(failed)} of {tried} answers are unscored: {failed[0]}")
+
+    def _right_form(self, golden: list[Prompt]) -> tuple[str, list[Score]]:
+        """The form in which the first gold answers are right (else the first form), and the scores of all in it."""
+        forms = forms_of(self.reward, self.prompts[0])
+        if not golden:
+            return forms[0], []
+        first = self._score([(golden[0], form.replace(GOLD, golden[0].answer)) for form in forms])
+        best = max(range(len(forms)), key=lambda index: (_accuracy(first[index]), -index))
+        form = forms[best]
+        return form, [first[best], *self._score([(p, form.replace(GOLD, p.answer)) for p in golden[1:]])]
+
+    def _judge(self, golden: list[Prompt], form: str, right: list[Score]) -> None:
+        missed = [p for p, score in zip(golden, right, strict=True) if score.scored and _accuracy(score) < 1.0]
+        if not missed:
+            return
+        shown = missed[0].answer[:_SHOWN]
+        if len(missed) == len(golden) and len(forms_of(self.reward, golden[0])) < len(FORMS):
+            self.trial.refusals.append(
+                f"{self.name}: accuracy ({self.reward.kind}) calls all {len(golden)} gold answers wrong that were "
+                f"tried as {_quoted(form)}, the first {shown!r}; is `answer` the right field, and this the right kind?"
+            )
+        elif len(missed) == len(golden):
+            self.trial.doubts.append(
+                f"{self.name}: accuracy ({self.reward.kind}) calls no gold answer right in any form that was tried "
+                f"({', '.join(map(_quoted, FORMS))}); see that it accepts what the model is asked to write"
+            )
+        else:
+            self.trial.doubts.append(
+                f"{self.name}: accuracy ({self.reward.kind}) calls {len(missed)} of {len(golden)} gold answers wrong "
+                f"as {_quoted(form)}, the first {shown!r} of the problem {missed[0].problem[:_SHOWN]!r}"
+            )
+
+    def _score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
+        found: dict[Key, Score] = {}
+        for index, (prompt, text) in enumerate(pairs):
+            self.scorer.submit((index, 0), prompt, self._completion(text))
+        while len(found) < len(pairs):
+            answers = self.scorer.poll(None)
+            if not answers:
+                raise RewardError(f"{self.name}: the scorer lost {len(pairs) - len(found)} answers")
+            found.update(answers)
+        return [found[(index, 0)] for index in range(len(pairs))]
+
+    def _completion(self, text: str) -> Completion:
+        """As if the model had written ``text``, surely, and ended."""
+        ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else [], dtype=np.int64)
+        count = len(ids)
+        return Completion(ids, np.zeros(count, np.float32), np.zeros(count, np.int32), FinishReason.STOP, text)
+
+    def _show(self, what: str, scores: Sequence[Score]) -> None:
+        if scores:
+            self.trial.lines.append(f"  {what:<30} {'; '.join(_told(scores))}")
+
+
+def _quoted(form: str) -> str:
+    return "'" + form.replace("\n", "\\n") + "'"
+
+
+def _accuracy(score: Score) -> float:
+    return score.values["accuracy"] if score.scored else -1.0
+
+
+def _told(scores: Sequence[Score]) -> Iterator[str]:
+    """Each value's mean, with its range where there is one."""
+    scored = [score for score in scores if score.scored]
+    for name in dict.fromkeys(name for score in scored for name in score.values):
+        values = [score.values[name] for score in scored if name in score.values]
+        spread = f" ({min(values):.4g} to {max(values):.4g})" if min(values) != max(values) else ""
+        yield f"{name} {np.mean(values):.4g}{spread}"
+    if len(scored) < len(scores):
+        yield f"{len(scores) - len(scored)} of {len(scores)} unscored"
