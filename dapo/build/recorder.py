@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.config.schema import Logging
 from dapo.contracts.types import Group, Metrics, TokenTrace
-from dapo.loop.evaluation import Evaluated, EvaluationResult
+from dapo.loop.evaluation_metrics import Evaluated, EvaluationResult
 from dapo.observe.console import Console
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.rollouts import select_groups, write_rollouts
@@ -76,7 +76,7 @@ class RunRecorder:
 
     def evaluation(self, step: int, result: EvaluationResult) -> None:
         write_samples(self.folder.samples, [_sample(step, r) for r in result.responses if r.problem < SAMPLED_PROBLEMS])
-        self.console.evaluation(step, result.metrics)
+        self.console.evaluation(step, result.metrics, result.reasons)
 
     def stopped(self, step: int, judged: Sequence[Group]) -> None:
         """``rollouts/stopped_NNNNNN.parquet``; a resume leaves it, and a further stop at the same step adds to it."""
@@ -127,8 +127,9 @@ def _sample(step: int, response: Evaluated) -> Sample:
         prompt=response.prompt.text,
         answer=response.prompt.answer,
         response=response.completion.text,
-        accuracy=response.score.values["accuracy"] if response.score.scored else None,
+        accuracy=response.score.accuracy,
         length=len(response.completion),
         truncated=response.completion.truncated,
         greedy=response.sample < 0,
+        unscored=response.score.reason,
     )

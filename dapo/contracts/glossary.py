@@ -273,15 +273,27 @@ def _learner() -> Iterator[Metric]:
 
 
 def _validation() -> Iterator[Metric]:
-    for prefix, of in (("validation/", ", mean over the validation sets"), ("validation/<set>/", ", on that set")):
+    for prefix, of, all_of in (
+        ("validation/", ", mean over the validation sets", ", of all validation sets"),
+        ("validation/<set>/", ", on that set", ", of that set"),
+    ):
         yield Metric(
             f"{prefix}accuracy", SHARE, f"avg@k: mean accuracy of k sampled responses per problem{of}.", "higher"
         )
         yield Metric(f"{prefix}accuracy_low", SHARE, f"Lower end of the 95 % interval of the accuracy{of}.", "higher")
         yield Metric(f"{prefix}accuracy_high", SHARE, f"Upper end of the 95 % interval of the accuracy{of}.", "higher")
+        yield Metric(
+            f"{prefix}accuracy_unscored_wrong",
+            SHARE,
+            f"The accuracy if every response without one is wrong: what it is at least{of}.",
+            "higher",
+        )
         yield Metric(f"{prefix}greedy_accuracy", SHARE, f"Accuracy of one greedy response per problem{of}.", "higher")
         yield Metric(
-            f"{prefix}pass@<k>", SHARE, f"Unbiased estimate that one of k sampled responses is correct{of}.", "higher"
+            f"{prefix}pass@<k>",
+            SHARE,
+            f"Unbiased estimate that one of k sampled responses is correct, of problems with k or more scored{of}.",
+            "higher",
         )
         yield Metric(
             f"{prefix}maj@<k>", SHARE, f"Accuracy of the most frequent answer of k sampled responses{of}.", "higher"
@@ -300,10 +312,23 @@ def _validation() -> Iterator[Metric]:
         yield Metric(
             f"{prefix}unscored",
             COUNT,
-            f"Validation responses that could not be scored; they are left out of the means{of}.",
+            f"Responses whose accuracy is unknown, sampled and greedy; they are left out of the means{all_of}.",
             "lower",
         )
-        yield Metric(f"{prefix}problems", COUNT, f"Problems evaluated{of}.")
+        yield Metric(
+            f"{prefix}unscored/<reason>",
+            COUNT,
+            f"Of these, by reason (its text before the first colon){all_of}.",
+            "lower",
+        )
+        yield Metric(
+            f"{prefix}failed_rewards",
+            COUNT,
+            f"Responses whose accuracy is known though another reward failed; they count like any other{all_of}.",
+            "lower",
+        )
+        yield Metric(f"{prefix}responses", COUNT, f"Responses, sampled and greedy{all_of}.")
+        yield Metric(f"{prefix}problems", COUNT, f"Problems evaluated{all_of}.")
 
 
 PHASES = {

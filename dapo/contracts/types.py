@@ -93,9 +93,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the verifiers said of one response. ``reason`` is set exactly when it is unscored."""
+    """What the verifiers said of one response. ``reason`` is set exactly when it is unscored: when any of them failed.
 
-    values: Mapping[str, float] = field(default_factory=dict)  # by reward name; holds "accuracy" in [0, 1]
+    Training takes nothing from an unscored response. ``values`` keeps what the verifiers that did not fail said, so
+    that an evaluation, which asks for the accuracy alone, does not depend on the others.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)  # by reward name; "accuracy", in [0, 1], where scored
     reward: float = float("nan")  # weighted sum of the values, before scaling and length penalty
     reason: str | None = None  # why it is unscored: "timeout", "exception: ...", "crash", "not a number: ..."
     answer: str | None = None  # the final answer that the verifier read, where it knows one (for maj@k)
@@ -103,6 +107,11 @@ class Score:
     @property
     def scored(self) -> bool:
         return self.reason is None
+
+    @property
+    def accuracy(self) -> float | None:
+        """What the reward called accuracy said, whatever became of the others; None where that one failed."""
+        return self.values.get("accuracy")
 
 
 @dataclass(slots=True)
@@ -239,6 +248,15 @@ class StepBatch:
     finished: list[Group]  # every group judged or discarded during this step, the trained ones included
     metrics: dict[str, float] = field(default_factory=dict)
     why: str = ""  # in plain words: what was judged on the way
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationProgress:
+    """How far an evaluation is, in responses."""
+
+    answered: int  # ended in the engine
+    scored: int  # judged by every verifier, or given up
+    total: int
 
 
 Metrics = dict[str, float]

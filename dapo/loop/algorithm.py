@@ -37,7 +37,9 @@ class Algorithm:
 
     def verdict(self, group: Group) -> Verdict:
         """Judge a finished group on the raw metric, before any scaling or length penalty."""
-        values = np.array([s.values.get(self.metric, np.nan) for s in group.scores_G], dtype=np.float64)
+        values = np.array(
+            [s.values.get(self.metric, np.nan) if s.scored else np.nan for s in group.scores_G], dtype=np.float64
+        )
         return self.judge(values, self.voters(group) & ~np.isnan(values))
 
     def shape_group(self, group: Group) -> None:

@@ -6,40 +6,31 @@ its training weights are the same bits. The same seeds every time make two evalu
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-
-from dapo.algorithms.statistics import majority_correct, mean_interval, pass_at_k
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import Engine, Scorer
-from dapo.contracts.types import Completion, IntArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, Score
-from dapo.errors import EngineError
+from dapo.contracts.types import (
+    Completion,
+    EvaluationProgress,
+    IntArray,
+    Key,
+    Prompt,
+    SampleRequest,
+    SamplingParams,
+    Score,
+)
+from dapo.errors import EngineError, RewardError
+from dapo.loop.evaluation_metrics import Evaluated, EvaluationResult, kind_of, reason_of, result_of
 from dapo.loop.outcomes import ENGINE
 from dapo.loop.seeds import EVALUATION, derive_seed
 
+log = logging.getLogger(__name__)
+
 # Group ids of evaluation start here, far above any that training can reach.
 FIRST_EVALUATION_GROUP = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """One response to one held-out problem."""
-
-    dataset: str
-    problem: int  # index in its data set
-    sample: int  # -1: greedy
-    prompt: Prompt
-    completion: Completion
-    score: Score
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    metrics: Metrics
-    responses: list[Evaluated]
 
 
 class Evaluator:
@@ -56,20 +47,29 @@ class Evaluator:
         greedy: bool,
         seed: int,
         decode: Callable[[Sequence[IntArray]], list[str]],
+        watch: Callable[[EvaluationProgress], None] | None = None,
     ) -> None:
+        """``watch`` is called whenever a response ended or was scored."""
         self.engine, self.scorer, self.prompts = engine, scorer, prompts
         self.sampling, self.samples, self.greedy, self.seed = sampling, samples, greedy, seed
-        self.decode = decode
+        self.decode, self.watch = decode, watch
+        self._told: set[tuple[str, bool]] = set()  # failures of verifiers that were told: kind, accuracy known
+        self._answered = self._scored = 0  # responses of the evaluation that goes on
 
     def evaluate(self) -> EvaluationResult:
-        """Sample (and decode greedily) every problem of every set. The engine must be idle."""
-        metrics: Metrics = {}
-        responses: list[Evaluated] = []
-        for number, (name, prompts) in enumerate(self.prompts.items()):
-            of_set = self._responses(number, name, prompts)
-            metrics |= {f"validation/{name}/{key}": value for key, value in self._summary(of_set).items()}
-            responses += of_set
-        return EvaluationResult(self._overall(metrics) | metrics, responses)
+        """Sample (and decode greedily) every problem of every set. The engine must be idle.
+
+        Raises:
+            EngineError: a request never came back.
+            RewardError: a score never came back.
+        """
+        self._answered = self._scored = 0
+        by_set = {
+            name: self._responses(number, name, prompts) for number, (name, prompts) in enumerate(self.prompts.items())
+        }
+        for responses in by_set.values():
+            self._warn(responses)
+        return result_of(by_set, self.samples, self.greedy)
 
     def _responses(self, number: int, name: str, prompts: Sequence[Prompt]) -> list[Evaluated]:
         first = FIRST_EVALUATION_GROUP * (1 + number)
@@ -86,8 +86,7 @@ class Evaluator:
                         priority=index,
                     )
                 )
-        completions = self._complete(requests)
-        scores = self._score({key: (prompts[key[0] - first], c) for key, c in completions.items()})
+        completions, scores = self._complete(requests, {r.key: prompts[r.key[0] - first] for r in requests})
         return [
             Evaluated(
                 name,
@@ -100,88 +99,68 @@ class Evaluator:
             for key in sorted(completions)
         ]
 
-    def _complete(self, requests: Sequence[SampleRequest]) -> dict[Key, Completion]:
+    def _complete(
+        self, requests: Sequence[SampleRequest], prompts: Mapping[Key, Prompt]
+    ) -> tuple[dict[Key, Completion], dict[Key, Score]]:
+        """Verifiers work on what has ended while the engine makes the rest."""
         self.engine.submit(requests)
-        out: dict[Key, Completion] = {}
-        while len(out) < len(requests):
+        completions: dict[Key, Completion] = {}
+        scores: dict[Key, Score] = {}
+        while len(completions) < len(requests):
             events = self.engine.poll()
             if not events:
                 raise EngineError(
-                    f"the engine lost {len(requests) - len(out)} of the evaluation's {len(requests)} requests"
+                    f"the engine lost {len(requests) - len(completions)} of the evaluation's {len(requests)} requests"
                 )
             stripped = [e.token_ids[:-1] if e.finish is FinishReason.STOP else e.token_ids for e in events]
             for event, text in zip(events, self.decode(stripped), strict=True):
-                out[event.key] = Completion(event.token_ids, event.logprobs, event.versions, event.finish, text)
-        return out
+                done = Completion(event.token_ids, event.logprobs, event.versions, event.finish, text)
+                completions[event.key] = done
+                if done.finish is FinishReason.FAILED:
+                    scores[event.key] = Score(reason=f"{ENGINE}{event.reason or 'failed'}")
+                else:
+                    self.scorer.submit(event.key, prompts[event.key], done)
+            scores.update(self.scorer.poll(0))
+            self._tell(len(completions), len(scores))
+        while len(scores) < len(requests):
+            arrived = self.scorer.poll(None)
+            if not arrived:
+                lost = [key for key in completions if key not in scores]
+                raise RewardError(
+                    f"the scores of {len(lost)} of the evaluation's {len(requests)} responses never came back; "
+                    f"the first is that of problem {prompts[lost[0]].problem[:80]!r}"
+                )
+            scores.update(arrived)
+            self._tell(len(completions), len(scores))
+        self._answered += len(requests)
+        self._scored += len(requests)
+        return completions, scores
 
-    def _score(self, pairs: Mapping[Key, tuple[Prompt, Completion]]) -> dict[Key, Score]:
-        scores = {
-            key: Score(reason=f"{ENGINE}failed") for key, (_, c) in pairs.items() if c.finish is FinishReason.FAILED
-        }
-        for key, (prompt, completion) in pairs.items():
-            if key not in scores:
-                self.scorer.submit(key, prompt, completion)
-        while len(scores) < len(pairs):
-            scores.update(self.scorer.poll(None))
-        return scores
+    def _tell(self, answered: int, scored: int) -> None:
+        """``answered`` and ``scored``: of the set at hand."""
+        if self.watch is not None:
+            total = sum(map(len, self.prompts.values())) * (self.samples + self.greedy)
+            self.watch(EvaluationProgress(self._answered + answered, self._scored + scored, total))
 
-    def _summary(self, responses: Sequence[Evaluated]) -> Metrics:
-        """Metrics of one data set. Unscored responses are left out of every mean and counted."""
-        sampled = [r for r in responses if r.sample >= 0]
-        greedy = [r for r in responses if r.sample < 0 and r.score.scored]
-        problems = sorted({r.problem for r in responses})
-        by_problem = [[r for r in sampled if r.problem == p and r.score.scored] for p in problems]
-        by_problem = [rows for rows in by_problem if rows]
-        means = np.array([np.mean([r.score.values["accuracy"] for r in rows]) for rows in by_problem])
-        interval = mean_interval(list(means), bounds=(0.0, 1.0)) if len(means) else None
-        out: Metrics = {
-            "accuracy": interval.mean if interval else math.nan,
-            "accuracy_low": interval.low if interval else math.nan,
-            "accuracy_high": interval.high if interval else math.nan,
-            "length_mean": _mean([len(r.completion) for r in sampled]),
-            "truncated_share": _mean([r.completion.truncated for r in sampled]),
-            "unscored": sum(not r.score.scored for r in responses),
-            "problems": len(problems),
-        }
-        correct = [sum(r.score.values["accuracy"] >= 1.0 for r in rows) for rows in by_problem]
-        k = 1
-        while k <= self.samples:
-            usable = [(len(rows), c) for rows, c in zip(by_problem, correct, strict=True) if len(rows) >= k]
-            out[f"pass@{k}"] = _mean([pass_at_k(n, c, k) for n, c in usable])
-            k = k * 2 if k * 2 <= self.samples or k == self.samples else self.samples
-        voting = [rows for rows in by_problem if any(r.score.answer is not None for r in rows)]
-        if voting and self.samples > 1:
-            out[f"maj@{self.samples}"] = sum(_majority(rows) for rows in voting) / len(by_problem)
-        if self.greedy:
-            out["greedy_accuracy"] = _mean([r.score.values["accuracy"] for r in greedy])
-            out["greedy_length_mean"] = _mean([len(r.completion) for r in greedy])
-            out["greedy_truncated_share"] = _mean([r.completion.truncated for r in greedy])
-        return out
-
-    def _overall(self, metrics: Metrics) -> Metrics:
-        """Means over the sets (each set counts once), under ``validation/<key>``."""
-        names = list(self.prompts)
-        out: Metrics = {}
-        for key in dict.fromkeys(key.removeprefix(f"validation/{name}/") for name in names for key in metrics):
-            values = [metrics[f"validation/{name}/{key}"] for name in names if f"validation/{name}/{key}" in metrics]
-            if values:
-                out[f"validation/{key}"] = _mean(values)
-        # The sets are independent: the variance of their mean is the sum of their variances over n squared.
-        half = [_of(metrics, n, "accuracy_high") - _of(metrics, n, "accuracy") for n in names]
-        spread = math.sqrt(sum(h * h for h in half)) / max(1, len(names))
-        if len(names) > 1:
-            out["validation/accuracy_low"] = out["validation/accuracy"] - spread
-            out["validation/accuracy_high"] = out["validation/accuracy"] + spread
-        return out
-
-
-def _of(metrics: Metrics, name: str, key: str) -> float:
-    return metrics[f"validation/{name}/{key}"]
-
-
-def _majority(rows: Sequence[Evaluated]) -> float:
-    return majority_correct([r.score.answer for r in rows], [r.score.values["accuracy"] >= 1.0 for r in rows])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(np.asarray(values, dtype=np.float64))) if len(values) else float("nan")
+    def _warn(self, responses: Sequence[Evaluated]) -> None:
+        """The first failure of each kind is told at once, and once in a run."""
+        for response in responses:
+            score, known = response.score, response.score.accuracy is not None
+            kind = (kind_of(score), known)
+            if score.scored or kind in self._told:
+                continue
+            self._told.add(kind)
+            what = (
+                "another reward than the accuracy failed; the held-out accuracy does not depend on it"
+                if known
+                else "its accuracy is unknown, and left out of the held-out accuracy"
+            )
+            log.warning(
+                "held-out set %s, problem %d: %s: %s. More failures of this kind are only counted "
+                "(validation/%s in metrics.jsonl, `unscored` in samples.jsonl).",
+                response.dataset,
+                response.problem,
+                reason_of(score),
+                what,
+                "failed_rewards" if known else "unscored",
+            )

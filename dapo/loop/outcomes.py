@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
-from dapo.errors import SamplingStopped
+from dapo.errors import RewardError, SamplingStopped
 from dapo.loop.account import Account
 from dapo.loop.refill import in_time
 from dapo.observe.text import clean, percent, shorten
@@ -177,6 +177,26 @@ def fails_on_everything(account: Account) -> None:
         f"the {what}: none of {failures.total()} responses could be scored.\n"
         f"Reasons: {reasons}.\n"
         f"{mend}; <RUN>/log.txt has the first failure of each kind. Then continue with `dapo train --resume <RUN>`."
+    )
+
+
+def nothing_scored(reasons: Mapping[str, str]) -> RewardError:
+    """The error of an evaluation in which the accuracy of no response of a set is known.
+
+    Args:
+        reasons: by set, the commonest reason.
+    """
+    named = "; ".join(f"{clean(name, newlines=False)}: {clean(why, newlines=False)}" for name, why in reasons.items())
+    engine = all(why.startswith(ENGINE) for why in reasons.values())
+    mend = (
+        "Look at the engine's settings under `rollout` and `validation`, and at the model"
+        if engine
+        else "Mend the reward called accuracy for these problems (rewards.txt has what it printed, samples.jsonl the "
+        "responses and the reasons), or raise its timeout"
+    )
+    return RewardError(
+        f"the held-out accuracy cannot be told: not one response could be scored ({named}). {mend}, or leave the set "
+        "out of data.validation."
     )
 
 

@@ -13,12 +13,14 @@ from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TokenTrace, TrainRow
-from dapo.errors import CheckpointError, EngineError, SamplingStopped
+from dapo.errors import CheckpointError, EngineError, RewardError, SamplingStopped
 from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
-from dapo.loop.evaluation import EvaluationResult, Evaluator
+from dapo.loop.evaluation import Evaluator
+from dapo.loop.evaluation_metrics import EvaluationResult
 from dapo.loop.interrupt import Interrupt
+from dapo.loop.outcomes import nothing_scored
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import reduce_updates, trained_metrics
 from dapo.loop.schedule import Schedule
@@ -105,6 +107,7 @@ class Trainer:
         self._told_of_clamping = False
         self._saved_at: int | None = None
         self._evaluated_at: int | None = None
+        self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
 
     def run(self) -> bool:
         """Train to ``settings.steps``. True when it got there, False when Ctrl-C ended it early (state saved).
@@ -164,7 +167,7 @@ class Trainer:
         try:
             metrics |= self._publish()
             metrics |= self._evaluate_if_due(step)
-        except EngineError:
+        except (EngineError, RewardError):
             self._record(step, metrics, batch.finished)  # the step itself is done
             self._save()
             raise
@@ -240,9 +243,16 @@ class Trainer:
     # ------------------------------------------------------------------ evaluate, record, save
 
     def _first_evaluation(self) -> None:
-        """Step 0: what the model could do before training."""
+        """Step 0: what the model could do before training.
+
+        Raises:
+            RewardError: of a whole set no response has an accuracy, so that the run could never be judged by it.
+        """
         if self.evaluator is not None and self.settings.evaluate_every:
-            self._record(0, self._evaluate(0), [])
+            metrics = self._evaluate(0)
+            self._record(0, metrics, [])
+            if self._silent_sets:
+                raise nothing_scored(self._silent_sets)
 
     def _evaluate_if_due(self, step: int) -> Metrics:
         every = self.settings.evaluate_every
@@ -255,6 +265,9 @@ class Trainer:
         with self.phases("evaluate"):
             result = self.evaluator.evaluate()
             self.recorder.evaluation(step, result)
+        self._silent_sets = {name: result.reasons[name] for name in result.silent}
+        if self._silent_sets and step:
+            self.recorder.warn(f"step {step}: {nothing_scored(self._silent_sets)}")
         self._evaluated_at = step
         return result.metrics
 

@@ -115,11 +115,17 @@ class Console:
         elif self.mode == "plain" and self._clock() - self._line_at >= HEARTBEAT:
             self._say_where(heartbeat(progress))
 
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation is done; ``metrics`` has the keys of ``validation/``."""
+    def evaluation(self, step: int, metrics: Mapping[str, float], reasons: Mapping[str, str] | None = None) -> None:
+        """An evaluation is done.
+
+        Args:
+            step: of training.
+            metrics: with the keys of ``validation/``.
+            reasons: by set, why most of its unscored responses are.
+        """
         self._started().add_validation(step, metrics)
         if self.mode != "quiet":
-            for line in validation_lines(step, metrics, self._width):
+            for line in validation_lines(step, metrics, self._width, reasons):
                 self._print(line)
 
     def sample(self, prompt: str, response: str, score: float | None) -> None:

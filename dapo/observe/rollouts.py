@@ -43,7 +43,10 @@ SCHEMA = pa.schema(
         ("length", pa.int32()),  # tokens
         ("finish", _NAMES),
         ("accuracy", pa.float64()),  # null where unscored
-        ("rewards", pa.map_(pa.string(), pa.float64())),  # by name; empty where unscored
+        (
+            "rewards",
+            pa.map_(pa.string(), pa.float64()),
+        ),  # by name; unscored: of those that did not fail
         ("reward", pa.float64()),  # weighted sum, before scaling and penalty; null where unscored
         ("penalty", pa.float64()),
         ("shaped_reward", pa.float64()),  # scaled + penalty; null where unscored
@@ -160,7 +163,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def _by_name(scores: Sequence[Score]) -> pa.MapArray:
-    """Rewards by name; empty where there is none."""
+    """Rewards by name; of an unscored response those of the verifiers that did not fail."""
     values_R = [score.values for score in scores]
     names = texts([name for values in values_R for name in values])
     values = pa.array([value for values in values_R for value in values.values()], type=pa.float64())

@@ -23,10 +23,11 @@ class Sample:
     prompt: str
     answer: str  # gold
     response: str
-    accuracy: float | None  # None: unscored
+    accuracy: float | None  # None: unknown, ``unscored`` says why
     length: int  # tokens
     truncated: bool
     greedy: bool
+    unscored: str | None = None  # why a verifier failed on it: that of the accuracy, or (accuracy known) another
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:

@@ -15,7 +15,7 @@ from dapo.observe.curve import terminal_curve, write_curve
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, read_samples
-from dapo.observe.text import clean, duration, number, percent, shorten
+from dapo.observe.text import clean, duration, interval, number, percent, shorten
 
 _QUIET = "bright_black"
 _HEIGHT = 16
@@ -67,7 +67,14 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
     """Numbers of the first and of the last evaluation side by side."""
     evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
     if not evaluated:
-        return Text("No evaluation was made: there is no held-out accuracy to report.", style="yellow")
+        tried = sum(bool(row.get("validation/unscored")) for row in rows)
+        said = (
+            f"{tried} evaluation{'s were' if tried > 1 else ' was'} made, and no response in it could be scored: there "
+            "is no held-out accuracy. samples.jsonl has the reasons."
+            if tried
+            else "No evaluation was made: there is no held-out accuracy to report."
+        )
+        return Text(said, style="yellow")
     first, last = evaluated[0], evaluated[-1]
     table = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET)
     table.add_column("held-out")
@@ -76,6 +83,11 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
     for title, key, form in (
         ("accuracy, sampled", "validation/accuracy", percent),
         ("95 % interval", "", percent),
+        *(
+            [("if unscored are wrong", "validation/accuracy_unscored_wrong", percent)]
+            if first.get("validation/unscored") or last.get("validation/unscored")
+            else []
+        ),
         ("accuracy, greedy", "validation/greedy_accuracy", percent),
         ("response length", "validation/length_mean", number),
         ("truncated", "validation/truncated_share", percent),
@@ -112,8 +124,7 @@ def paths(run: RunFolder) -> Text:
 
 
 def _interval(row: Row) -> str:
-    low, high = row.get("validation/accuracy_low"), row.get("validation/accuracy_high")
-    return "–" if low is None or high is None else f"{100 * low:.1f}–{100 * high:.1f}"
+    return interval(row.get("validation/accuracy_low"), row.get("validation/accuracy_high")) or "–"
 
 
 def _pair(index: int, before: Sample, after: Sample) -> RenderableType:

@@ -67,6 +67,13 @@ def _thin(values: list[float], width: int) -> list[float]:
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """Two shares as one text in percent, ``34.6–48.2``; "" where either is unknown."""
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return ""
+    return f"{100 * low:.1f}–{100 * high:.1f}"
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A share as a percentage; a dash where it was not measured."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dapo.observe.text import clean, duration, number, percent, shorten, sparkline
+from dapo.observe.text import clean, duration, interval, number, percent, shorten, sparkline
 from dapo.observe.why import Filling
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
@@ -178,23 +178,29 @@ def step_line(state: RunState, width: int | None = None) -> str:
     return "  ".join(parts)
 
 
-def validation_lines(step: int, metrics: Mapping[str, float], width: int | None = None) -> list[Text]:
+def validation_lines(
+    step: int, metrics: Mapping[str, float], width: int | None = None, reasons: Mapping[str, str] | None = None
+) -> list[Text]:
     """An evaluation as lines that stay: the mean, then each set when there are several, their numbers in columns.
 
     Args:
         step: of training.
         metrics: with the keys of ``validation/``.
         width: cells of a line, for which long names of sets are cut; None: as long as they are.
+        reasons: by set, why most of its unscored responses are.
     """
+    why = reasons or {}
     suffix = "/accuracy"
     sets = [key[len("validation/") : -len(suffix)] for key in metrics if key.endswith(suffix) and key.count("/") > 1]
     names = [_cut(name, width) for name in sets]
     longest = max((name.cell_len for name in names), default=0)
     head = Text().append(f"step {step}  ", style=QUIET).append("held-out ", style="bold")
-    lines = [_evaluation(head, metrics, width=width)]
+    lines = [_evaluation(head, metrics, width=width, why=next(iter(why.values()), "") if len(sets) <= 1 else "")]
     for name, shown in zip(sets, names, strict=True) if len(sets) > 1 else ():
         shown.pad_right(longest - shown.cell_len)
-        lines.append(_evaluation(Text("  ").append_text(shown).append("  "), metrics, f"{name}/", width))
+        lines.append(
+            _evaluation(Text("  ").append_text(shown).append("  "), metrics, f"{name}/", width, why.get(name, ""))
+        )
     return lines
 
 
@@ -205,8 +211,10 @@ def _cut(name: str, width: int | None) -> Text:
     return text
 
 
-def _evaluation(head: Text, metrics: Mapping[str, float], name: str = "", width: int | None = None) -> Text:
-    """The numbers of one set, in one line: of a narrow terminal the length is left out."""
+def _evaluation(
+    head: Text, metrics: Mapping[str, float], name: str = "", width: int | None = None, why: str = ""
+) -> Text:
+    """The numbers of one set, in one line: of a narrow terminal the length is left out, then the end is cut."""
     prefix = f"validation/{name}"
     line = Text(no_wrap=True, overflow="ellipsis").append_text(head).append_text(_interval(metrics, prefix))
     parts = [
@@ -218,11 +226,23 @@ def _evaluation(head: Text, metrics: Mapping[str, float], name: str = "", width:
         )
         if prefix + key in metrics
     ]
+    if metrics.get(f"{prefix}unscored"):
+        parts.insert(0, _unscored(metrics, prefix, why))
     if width is not None and line.cell_len + sum(part.cell_len for part in parts) > width:
         parts = [part for part in parts if not part.plain.startswith("  length")]
     for part in parts:
         line.append_text(part)
     return line
+
+
+def _unscored(metrics: Mapping[str, float], prefix: str, why: str) -> Text:
+    """What the accuracy leaves out, why, and what it would be if all of that were wrong."""
+    count, of = metrics[f"{prefix}unscored"], metrics.get(f"{prefix}responses")
+    text = Text(f"  {count:.0f}{'' if of is None else f' of {of:.0f}'} unscored", style="yellow")
+    if why:
+        text.append(f": {shorten(clean(why, newlines=False), 100)}")
+    least = metrics.get(f"{prefix}accuracy_unscored_wrong")
+    return text if least is None else text.append(f" ({percent(least)} if they are wrong)")
 
 
 def sample_lines(prompt: str, response: str, score: float | None, limit: int = 400, width: int | None = None) -> Text:
@@ -332,9 +352,9 @@ def _validation(state: RunState, inner: int) -> RenderableType:
 
 def _interval(metrics: Mapping[str, float], prefix: str, style: str = GOOD) -> Text:
     text = Text(percent(metrics.get(f"{prefix}accuracy")), style=f"bold {style}".strip())
-    low, high = metrics.get(f"{prefix}accuracy_low"), metrics.get(f"{prefix}accuracy_high")
-    if low is not None and high is not None:
-        text.append(f" ({100 * low:.1f}–{100 * high:.1f})", style=f"not bold {QUIET}")
+    ends = interval(metrics.get(f"{prefix}accuracy_low"), metrics.get(f"{prefix}accuracy_high"))
+    if ends:
+        text.append(f" ({ends})", style=f"not bold {QUIET}")
     return text
 
 

@@ -110,7 +110,9 @@ def _ended(run: Run, status: Status) -> str:
 def _learned(facts: Facts) -> str:
     found = facts.evaluations
     if not found:
-        return _learned_in_training(facts, "It has no held-out accuracy")
+        tried = sum(bool(row.get("validation/unscored")) for row in facts.run.rows)
+        silent = f"No response of its {tried} evaluation{'s' * (tried > 1)} could be scored"
+        return _learned_in_training(facts, silent if tried else "It has no held-out accuracy")
     first, last = found[0], found[-1]
     if len(found) == 1:
         when = "before training" if first.step == 0 else f"at step {first.step}"

@@ -55,6 +55,7 @@ _SAMPLE_TYPES: dict[str, tuple[type, ...]] = {
     "length": (int,),
     "truncated": (bool,),
     "greedy": (bool,),
+    "unscored": (str, type(None)),
 }
 
 
@@ -364,6 +365,7 @@ def _sample(record: Any) -> Sample | None:
     if _step(record) is None:
         return None
     names = [f.name for f in fields(Sample)]
+    record = {"unscored": None, **record}  # older runs did not tell
     if any(not isinstance(record.get(name, ...), _SAMPLE_TYPES[name]) for name in names):
         return None
     known: dict[str, Any] = {

@@ -163,22 +163,34 @@ class CompositeScorer:
         self._ready.append((pending.key, score))
 
     def _combine(self, pending: _Pending) -> Score:
-        """Weighted sum of all values; unscored when any verifier failed."""
+        """Weighted sum of all values; unscored when any verifier failed, with what the others said.
+
+        Where several failed, the reason is that of the accuracy, else the first in the recipe's order.
+        """
         values: dict[str, float] = {}
+        unknown: set[str] = set()  # names of which no value can be told: their reward failed, or two gave one
+        reasons: list[str] = []
         total = 0.0
         for index in sorted(pending.outcomes):
             reward, outcome = self._rewards[index], pending.outcomes[index]
             if isinstance(outcome, str):
-                return Score(reason=outcome if reward.name == ACCURACY else f"{outcome} (reward {reward.name!r})")
-            twice = values.keys() & outcome.keys()
+                own = reward.name == ACCURACY
+                unknown.add(reward.name)
+                reasons.insert(0 if own else len(reasons), outcome if own else f"{outcome} (reward {reward.name!r})")
+                continue
+            twice = sorted(values.keys() & outcome.keys())
             if twice:
-                return Score(reason=f"exception: two rewards are called {sorted(twice)[0]!r}")
+                reasons.append(f"exception: two rewards are called {twice[0]!r}")
+                unknown.update(twice)
             values.update(outcome)
             total += reward.weight * outcome[reward.name]
-        if ACCURACY not in values:
-            return Score(reason=f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
-        if not 0.0 <= values[ACCURACY] <= 1.0:
-            return Score(reason=f"accuracy: {values[ACCURACY]:g} is not in [0, 1]")
+        values = {name: value for name, value in values.items() if name not in unknown}
+        if ACCURACY not in values and not reasons:
+            reasons.append(f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
+        if not 0.0 <= values.get(ACCURACY, 0.0) <= 1.0:
+            reasons.insert(0, f"accuracy: {values.pop(ACCURACY):g} is not in [0, 1]")
+        if reasons:
+            return Score(values=values, reason=reasons[0], answer=pending.answer)
         return Score(values=values, reward=total, answer=pending.answer)
 
     def _read_answer(self, index: int, prompt: Prompt, completion: Completion) -> str | None:

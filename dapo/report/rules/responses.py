@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from dapo.observe.text import clean, number, percent, shorten
@@ -19,6 +20,8 @@ PUNISHED, FULL = 0.5, -0.5
 UNSCORED_NOTE, UNSCORED, UNSCORED_MUCH = 0.001, 0.01, 0.1
 CLAMPED, CLAMPED_MUCH = 0.01, 0.1
 """Shares of the trained responses. A reward clamped now and then is an outlier; many are a reward that is lost."""
+_UNSCORED = "validation/unscored"
+_REASON = f"{_UNSCORED}_"
 
 
 def verifier_failures(facts: Facts) -> Found | None:
@@ -42,6 +45,41 @@ def verifier_failures(facts: Facts) -> Found | None:
         where[0],
         where[-1],
         ["reward/unscored", *reasons],
+    )
+
+
+def held_out_unscored(facts: Facts) -> Found | None:
+    """Over all evaluations: a held-out accuracy of the responses that could be scored is not that of all."""
+    rows = [row for row in facts.run.rows if row.get("validation/responses")]
+    hit = [row for row in rows if row.get("validation/unscored")]
+    if not hit:
+        return None
+    unscored, responses = (
+        math.fsum(row.get(key) or 0.0 for row in rows) for key in ("validation/unscored", "validation/responses")
+    )
+    reasons: Counter[str] = Counter()
+    for row in hit:
+        reasons.update({key: int(value) for key, value in row.items() if key.startswith(_REASON) and value})
+    named = ", ".join(
+        f"{shorten(clean(key.removeprefix(_REASON), newlines=False), 60)} {count:,} times"
+        for key, count in reasons.most_common(3)
+    )
+    least, told = hit[-1].get("validation/accuracy_unscored_wrong"), hit[-1].get("validation/accuracy")
+    bound = (
+        f" Were they all wrong, the accuracy at step {hit[-1]['step']} would be {percent(least)}, not {percent(told)}."
+        if least is not None and told is not None
+        else ""
+    )
+    share = unscored / responses
+    return Found(
+        "bad" if share >= UNSCORED_MUCH or told is None else "warn" if share >= UNSCORED else "note",
+        "Held-out responses could not be scored",
+        f"{unscored:,.0f} of {responses:,.0f} held-out responses ({percent(share)}) have no accuracy"
+        + (f": {named}." if named else ".")
+        + bound,
+        int(hit[0]["step"]),
+        int(hit[-1]["step"]),
+        ["validation/unscored", "validation/accuracy", *reasons],
     )
 
 
@@ -203,6 +241,16 @@ RULES = (
         "Widen algorithm.reward_scaling.source_min and source_max to the range of the weighted sum, or lower the "
         "weights (rewards.N.weight).",
         rewards_clamped,
+    ),
+    Rule(
+        "held_out_unscored",
+        f"any held-out response without an accuracy (a warning from {percent(UNSCORED, 0)}, bad from "
+        f"{percent(UNSCORED_MUCH, 0)})",
+        "It is left out of the held-out accuracy. Where a verifier fails on one kind of answer, such as wrong ones, "
+        "the rest says something else than the whole.",
+        "`unscored` in samples.jsonl has the reasons. Mend the reward called accuracy, or raise its timeout; see that "
+        "what it reads from `prompt.extra` is there in the validation data too.",
+        held_out_unscored,
     ),
     Rule(
         "engine_failures",

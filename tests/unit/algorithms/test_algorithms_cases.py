@@ -18,7 +18,14 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
 from dapo.algorithms.ratio import log_ratio
 from dapo.algorithms.shaping import scale_rewards, shape_rewards, soft_overlong_punishment
-from dapo.algorithms.statistics import Estimate, majority_correct, mean_interval, pass_at_k
+from dapo.algorithms.statistics import (
+    Estimate,
+    majority_correct,
+    mean_interval,
+    mean_of_estimates,
+    paired_interval,
+    pass_at_k,
+)
 from dapo.algorithms.weights import token_weights
 from dapo.contracts.enums import Verdict
 
@@ -330,11 +337,73 @@ class TestStatistics:
         narrow = mean_interval([[0, 1], [1, 1], [0, 0], [1]], confidence=0.5)
         assert narrow.high == pytest.approx(0.625 + 0.67449 * error, rel=1e-5)
 
-    def test_bounds(self):
-        estimate = mean_interval([[1], [1], [0]], bounds=(0, 1))
-        assert estimate.high == 1
-        assert mean_interval([[0], [1], [0]], bounds=(0, 1)).low == 0
-        assert mean_interval([[1], [1], [0]]).high > 1
+    def test_bounded_interval_by_hand(self):
+        """Agresti and Coull over problems: z^2 / 2 = 1.92073 problems at either bound are added."""
+        z2 = 1.959963984540054**2
+        estimate = mean_interval([[1, 0], [1], [0], [0, 0, 0]], bounds=(0, 1))  # means 0.5, 1, 0, 0
+        n, total, squares = 4 + z2, 1.5 + z2 / 2, 1.25 + z2 / 2
+        centre = total / n
+        reach = math.sqrt(z2 * (squares / n - centre**2) / n)
+        assert estimate.mean == 0.375
+        assert (estimate.low, estimate.high) == pytest.approx((centre - reach, centre + reach))
+        scaled = mean_interval([[20, 10], [20], [10], [10, 10, 10]], bounds=(10, 20))
+        assert (scaled.low, scaled.high) == pytest.approx((10 + 10 * estimate.low, 10 + 10 * estimate.high))
+
+    @pytest.mark.parametrize(("n", "end"), [(8, 0.37217), (1, 0.83251), (128, 0.03502)])
+    def test_bounded_interval_does_not_collapse(self, n, end):
+        """0 of n and n of n; by hand for n = 8: n' = 11.8415, m' = 0.16220, s' = 0.36864, reach 0.20996."""
+        none = mean_interval([[0] * 4] * n, bounds=(0, 1))
+        assert (none.mean, none.low) == (0, 0)
+        assert none.high == pytest.approx(end, abs=1e-4)
+        all_of = mean_interval([[1] * 4] * n, bounds=(0, 1))
+        assert (all_of.mean, all_of.high) == (1, 1)
+        assert all_of.low == pytest.approx(1 - end, abs=1e-4)
+
+    @pytest.mark.parametrize("share", [0.003, 0.02, 0.1, 0.5, 0.9, 0.98])
+    @pytest.mark.parametrize("n", [5, 8, 30, 128])
+    def test_bounded_interval_covers_shares(self, n, share):
+        """One sample a problem, every outcome weighed by its binomial probability: no sampling noise."""
+        covered = sum(
+            math.comb(n, c) * share**c * (1 - share) ** (n - c)
+            for c in range(n + 1)
+            if (e := mean_interval([[1]] * c + [[0]] * (n - c), bounds=(0, 1))).low <= share <= e.high
+        )
+        assert covered >= 0.9  # the plain interval: 0.01 at 5 problems and a share of 0.003
+
+    def test_paired_interval_by_hand(self):
+        first, second = [[1, 1], [1, 0], [0], [1]], [[1], [0, 0], [0], [0]]  # differences 0, 0.5, 0, 1
+        estimate = paired_interval(first, second)
+        centre = 1.5 / 6
+        reach = 1.959963984540054 * math.sqrt(((1.25 + 1) / 6 - centre**2) / 6)
+        assert estimate.mean == 0.375
+        assert (estimate.low, estimate.high) == pytest.approx((centre - reach, centre + reach))
+        back = paired_interval(second, first)
+        assert (back.mean, back.low, back.high) == pytest.approx((-0.375, -estimate.high, -estimate.low))
+        same = paired_interval([[1]] * 8, [[1]] * 8)  # nothing differs: 1.96 x sqrt(1 / 10) / sqrt(10)
+        assert (same.mean, same.low, same.high) == pytest.approx((0, -0.195996, 0.195996), abs=1e-6)
+        with pytest.raises(ValueError, match="2 and 1 problems given"):
+            paired_interval([[1], [1]], [[1]])
+        with pytest.raises(ValueError, match="at least one"):
+            paired_interval([[1]], [[]])
+
+    def test_what_problems_share_cancels_in_a_pair(self):
+        rng = np.random.default_rng(1)
+        easy = rng.integers(0, 2, 60)
+        better = np.where((easy == 0) & (rng.random(60) < 0.2), 1, easy)
+        pair = paired_interval([[x] for x in better], [[x] for x in easy])
+        ends = [mean_interval([[x] for x in m], bounds=(0, 1)) for m in (better, easy)]
+        assert pair.low > 0
+        assert pair.high - pair.low < 0.7 * math.hypot(*(e.high - e.low for e in ends))
+
+    def test_mean_of_estimates_by_hand(self):
+        """Square-and-add, either side alone: (0.3, 0.4) below and (0.05, 0.12) above, over two sets."""
+        mean = mean_of_estimates([Estimate(0.5, 0.2, 0.55, 0.03), Estimate(0.8, 0.4, 0.92, 0.04)])
+        found = (mean.mean, mean.low, mean.high, mean.standard_error)
+        assert found == pytest.approx((0.65, 0.65 - 0.25, 0.65 + 0.065, 0.025))
+        one = Estimate(0.1, 0.0, 0.3, 0.2)
+        assert mean_of_estimates([one]) == one
+        with pytest.raises(ValueError, match="no estimate"):
+            mean_of_estimates([])
 
     def test_one_problem_has_no_interval(self):
         estimate = mean_interval([[1, 0]])

@@ -485,3 +485,41 @@ def test_a_run_that_is_done_has_nothing_left():
     state.add_step(2, {}, 3.0)
     assert "done" in dashboard_text(state, 80, now=3.0)
     assert "left" not in dashboard_text(state, 80, now=3.0)
+
+
+def unscored(accuracy, count, of, least, place=""):
+    return {
+        f"validation/{place}accuracy": accuracy,
+        f"validation/{place}accuracy_low": math.nan if math.isnan(accuracy) else 0.3,
+        f"validation/{place}accuracy_high": math.nan if math.isnan(accuracy) else 0.6,
+        f"validation/{place}unscored": count,
+        f"validation/{place}responses": of,
+        f"validation/{place}accuracy_unscored_wrong": least,
+        f"validation/{place}length_mean": 11.5,
+    }
+
+
+def test_unscored_held_out_responses_stand_in_the_line_with_their_reason():
+    rich = screen(200)
+    console = Console("plain", rich)
+    console.start("r", 2)
+    console.evaluation(0, unscored(1.0, 24, 40, 0.4375), {"set": "exception: KeyError: 'level'\x1b[2J"})
+    console.evaluation(1, unscored(math.nan, 40, 40, 0.0), {"set": "timeout"})
+    first, last = shown(rich).splitlines()[1:]
+    assert first == (
+        "step 0  held-out 100.0% (30.0–60.0)  24 of 40 unscored: exception: KeyError: 'level'␛[2J (43.8% if they are "
+        "wrong)  length 11.5"
+    )
+    assert last == "step 1  held-out –  40 of 40 unscored: timeout (0.0% if they are wrong)  length 11.5"
+
+
+def test_each_set_tells_its_own_reason():
+    rich = screen(200)
+    console = Console("plain", rich)
+    console.start("r", 2)
+    metrics = unscored(0.5, 3, 20, 0.4) | unscored(0.5, 3, 10, 0.3, "a/") | unscored(0.5, 0, 10, 0.5, "b/")
+    console.evaluation(0, metrics, {"a": "crash"})
+    mean, a, b = shown(rich).splitlines()[1:]
+    assert "3 of 20 unscored (" in mean
+    assert "3 of 10 unscored: crash (30.0%" in a
+    assert "unscored" not in b

@@ -1,5 +1,7 @@
 import io
 import logging
+import math
+import re
 from dataclasses import replace
 
 import matplotlib.image
@@ -156,3 +158,29 @@ def test_samples_round_trip_and_refusal(tmp_path):
     path.write_text('{"step": 1}\n')
     with pytest.raises(DataError, match="no sample"):
         read_samples(path)
+
+
+def test_evaluations_that_could_not_be_scored_are_not_none(tmp_path):
+    """It said that no evaluation was made, after three."""
+    run = RunFolder.create(tmp_path, "r")
+    with MetricWriter(run.metrics) as metrics:
+        for step in range(3):
+            metrics.write(step, {"validation/accuracy": math.nan, "validation/problems": 20, "validation/unscored": 60})
+    text = " ".join(printed(run).split())
+    assert "3 evaluations were made, and no response in it could be scored" in text
+    assert "No evaluation" not in text
+
+
+def test_unscored_responses_stand_beside_the_accuracy(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    with MetricWriter(run.metrics) as metrics:
+        metrics.write(
+            0,
+            {
+                "validation/accuracy": 1.0,
+                "validation/accuracy_unscored_wrong": 0.4375,
+                "validation/problems": 8,
+                "validation/unscored": 24,
+            },
+        )
+    assert re.search(r"if unscored are wrong +43\.8%", printed(run))

@@ -167,6 +167,27 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
     ("verifier_failures", {"reward__unscored": 1}, "note", {"reward__unscored": at({1, 2, 3}, 10, 0)}, ()),
     ("verifier_failures", {"reward__unscored": 9}, "warn", {"reward__unscored": 0}, ()),
     ("verifier_failures", {"reward__unscored": 81}, "bad", {"reward__unscored": 0}, ()),
+    (
+        "held_out_unscored",
+        {"validation__unscored": 1, "validation__responses": 1000},
+        "note",
+        {"validation__unscored": 0, "validation__responses": 1000},
+        (),
+    ),
+    (
+        "held_out_unscored",
+        {"validation__unscored": lambda step: 10 * (step == 0), "validation__responses": 100},
+        "warn",
+        {"validation__unscored": 0, "validation__responses": 100},
+        (),
+    ),
+    (
+        "held_out_unscored",
+        {"validation__unscored": 10, "validation__responses": 100},
+        "bad",
+        {"validation__unscored": 0, "validation__responses": 100},
+        (),
+    ),
     ("engine_failures", {"sampling__failed": at({9}, 1, 0)}, "warn", {"sampling__failed": 0}, ()),
     (
         "length_drift",

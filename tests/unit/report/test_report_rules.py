@@ -15,6 +15,7 @@ from rule_cases import CASES, at, falling, late, many
 from dapo.config.schema import Recipe
 from dapo.contracts.glossary import lookup
 from dapo.observe.run_folder import RunFolder
+from dapo.report.outcome import sentences_of
 from dapo.report.rules import RULES, Facts, advice_of
 from dapo.report.rules.facts import RANK
 from dapo.report.rules.table import table, with_table
@@ -288,3 +289,31 @@ def test_the_table_of_the_docs_is_that_of_the_rules():
 def test_rules_have_names_of_their_own_and_severities_an_order():
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert [s for s, _ in sorted(RANK.items(), key=lambda item: item[1])] == ["bad", "warn", "note"]
+
+
+def test_unscored_held_out_responses_of_step_0_are_seen_with_reason_and_bound():
+    """A run that is evaluated once, before training: the other rules look at trained steps only."""
+    made = rows(
+        steps=3,
+        validation__unscored=24,
+        validation__responses=40,
+        validation__accuracy=1.0,
+        validation__accuracy_unscored_wrong=0.4375,
+        validation__unscored_exception=24,
+    )
+    (advice,) = [a for a in advice_of(run_of(made)) if a["rule"] == "held_out_unscored"]
+    assert advice["severity"] == "bad"
+    assert advice["said"] == (
+        "24 of 40 held-out responses (60.0%) have no accuracy: exception 24 times. Were they all wrong, the accuracy "
+        "at step 0 would be 43.8%, not 100.0%."
+    )
+    assert (advice["first_step"], advice["last_step"]) == (0, 0)
+
+
+def test_an_accuracy_that_no_evaluation_could_tell_is_no_missing_evaluation():
+    made = rows(steps=20, validation__unscored=40, validation__responses=40)
+    for row in made:
+        row |= {key: None for key in row if key.startswith("validation/acc")}
+    run = run_of(made)
+    assert [a["severity"] for a in advice_of(run) if a["rule"] == "held_out_unscored"] == ["bad"]
+    assert any("No response of its 3 evaluations could be scored" in text for text in sentences_of(run))

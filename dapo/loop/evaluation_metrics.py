@@ -1,0 +1,209 @@
+"""What an evaluation's responses say: pure functions from scored responses to metrics.
+
+The accuracy is that of the reward called accuracy alone: another reward that fails on a response takes nothing away
+from it. A response whose accuracy is unknown is left out of the means and counted, and the accuracy that would hold if
+all of them were wrong stands beside the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dapo.algorithms.statistics import (
+    Estimate,
+    majority_correct,
+    mean_interval,
+    mean_of_estimates,
+    paired_interval,
+    pass_at_k,
+)
+from dapo.contracts.types import Completion, Metrics, Prompt, Score
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan)
+_COUNTS = ("unscored", "failed_rewards", "responses", "problems")
+"""Keys whose value over all sets is the sum and not the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One response to one held-out problem."""
+
+    dataset: str
+    problem: int  # index in its data set
+    sample: int  # -1: greedy
+    prompt: Prompt
+    completion: Completion
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    metrics: Metrics
+    responses: list[Evaluated]
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by set: the commonest reason of those without accuracy
+
+    @property
+    def silent(self) -> list[str]:
+        """Sets with responses of which not one has an accuracy."""
+        known = {r.dataset: False for r in self.responses}
+        known |= {r.dataset: True for r in self.responses if r.score.accuracy is not None}
+        return [name for name, any_known in known.items() if not any_known]
+
+
+def result_of(by_set: Mapping[str, Sequence[Evaluated]], samples: int, greedy: bool) -> EvaluationResult:
+    """Metrics of every set under ``validation/SET/``, and over the sets under ``validation/``.
+
+    Args:
+        by_set: responses by name of their set.
+        samples: sampled responses per problem, k.
+        greedy: whether each problem has a greedy response too.
+    """
+    sets: dict[str, Metrics] = {}
+    accuracies: dict[str, Estimate] = {}
+    reasons: dict[str, str] = {}
+    for name, responses in by_set.items():
+        accuracies[name] = accuracy_of(responses)
+        sets[name] = _summary(responses, accuracies[name], samples, greedy)
+        missing = Counter(reason_of(r.score) for r in responses if r.score.accuracy is None)
+        if missing:
+            reasons[name] = missing.most_common(1)[0][0]
+    metrics = {f"validation/{key}": value for key, value in _overall(list(sets.values())).items()}
+    if accuracies:
+        metrics |= {f"validation/{key}": value for key, value in _interval(mean_of_estimates([*accuracies.values()]))}
+    metrics |= {f"validation/{name}/{key}": value for name, of_set in sets.items() for key, value in of_set.items()}
+    return EvaluationResult(metrics, [r for responses in by_set.values() for r in responses], reasons)
+
+
+def reason_of(score: Score) -> str:
+    """The first line of why a verifier failed, cut to a length that a line can hold."""
+    return ((score.reason or "").strip() or "no reason given").splitlines()[0][:200]
+
+
+def kind_of(score: Score) -> str:
+    """The reason's text before the first colon, as a metric's name can hold it."""
+    return reason_of(score).partition(":")[0].replace("/", " ") or "no reason given"
+
+
+def accuracy_of(responses: Sequence[Evaluated]) -> Estimate:
+    """avg@k of the sampled responses whose accuracy is known; nan where there is none."""
+    by_problem = _known_by_problem(responses)
+    return mean_interval(by_problem, bounds=(0.0, 1.0)) if by_problem else UNKNOWN
+
+
+def paired_difference(first: Sequence[Evaluated], second: Sequence[Evaluated]) -> tuple[Estimate, int]:
+    """Accuracy of the first minus that of the second model on one set, by problem.
+
+    Only problems of which both have a sampled response with an accuracy count. They are matched by their content and
+    their place among problems of equal content.
+
+    Returns:
+        The estimate (nan where there is no such problem), and the number of problems behind it.
+    """
+    ours, theirs = _means_by_content(first), _means_by_content(second)
+    both = [key for key in ours if key in theirs]
+    if not both:
+        return UNKNOWN, 0
+    return paired_interval([ours[key] for key in both], [theirs[key] for key in both]), len(both)
+
+
+def _means_by_content(responses: Sequence[Evaluated]) -> dict[tuple[str, str, int], list[float]]:
+    found: dict[tuple[str, str, int], list[float]] = {}
+    place: dict[int, int] = {}  # index of the problem -> its place among those of equal content
+    seen: Counter[tuple[str, str]] = Counter()
+    for response in sorted(responses, key=lambda r: r.problem):
+        content = (response.prompt.id, response.prompt.answer)
+        if response.problem not in place:
+            place[response.problem] = seen[content]
+            seen[content] += 1
+        accuracy = response.score.accuracy
+        if response.sample >= 0 and accuracy is not None:
+            found.setdefault((*content, place[response.problem]), []).append(accuracy)
+    return found
+
+
+def _known_by_problem(responses: Sequence[Evaluated]) -> list[list[float]]:
+    """Accuracies of each problem's sampled responses, where they are known; problems without one are not there."""
+    by_problem: dict[int, list[float]] = {}
+    for response in responses:
+        accuracy = response.score.accuracy
+        if response.sample >= 0 and accuracy is not None:
+            by_problem.setdefault(response.problem, []).append(accuracy)
+    return list(by_problem.values())
+
+
+def _interval(accuracy: Estimate) -> list[tuple[str, float]]:
+    return [("accuracy", accuracy.mean), ("accuracy_low", accuracy.low), ("accuracy_high", accuracy.high)]
+
+
+def _summary(responses: Sequence[Evaluated], accuracy: Estimate, samples: int, greedy: bool) -> Metrics:
+    """Metrics of one data set."""
+    sampled = [r for r in responses if r.sample >= 0]
+    missing = [r for r in responses if r.score.accuracy is None]
+    out: Metrics = {
+        **dict(_interval(accuracy)),
+        "accuracy_unscored_wrong": _worst(sampled),
+        "length_mean": _mean([len(r.completion) for r in sampled]),
+        "truncated_share": _mean([r.completion.truncated for r in sampled]),
+        "unscored": len(missing),
+        "failed_rewards": sum(not r.score.scored for r in responses) - len(missing),
+        "responses": len(responses),
+        "problems": len({r.problem for r in responses}),
+    }
+    kinds = Counter(kind_of(r.score) for r in missing)
+    out |= {f"unscored_{kind}": count for kind, count in kinds.items()}
+    known: dict[int, list[Evaluated]] = {}
+    for response in sampled:
+        if response.score.accuracy is not None:
+            known.setdefault(response.problem, []).append(response)
+    correct = [(len(rows), sum(_correct(r) for r in rows)) for rows in known.values()]
+    for k in _widths(samples):
+        out[f"pass@{k}"] = _mean([pass_at_k(n, c, k) for n, c in correct if n >= k])
+    voting = [rows for rows in known.values() if any(r.score.answer is not None for r in rows)]
+    if voting and samples > 1:
+        out[f"maj@{samples}"] = math.fsum(_majority(rows) for rows in voting) / len(known)
+    if greedy:
+        of_greedy = [r for r in responses if r.sample < 0]
+        out["greedy_accuracy"] = _mean([r.score.accuracy for r in of_greedy if r.score.accuracy is not None])
+        out["greedy_length_mean"] = _mean([len(r.completion) for r in of_greedy])
+        out["greedy_truncated_share"] = _mean([r.completion.truncated for r in of_greedy])
+    return out
+
+
+def _worst(sampled: Sequence[Evaluated]) -> float:
+    """Mean over all problems of each problem's mean, every response without an accuracy counted as wrong."""
+    by_problem: dict[int, list[float]] = {}
+    for response in sampled:
+        by_problem.setdefault(response.problem, []).append(response.score.accuracy or 0.0)
+    return _mean([_mean(values) for values in by_problem.values()])
+
+
+def _overall(sets: Sequence[Metrics]) -> Metrics:
+    """Over the sets, each of which counts once: means, and sums of what counts something."""
+    out: Metrics = {}
+    for key in dict.fromkeys(key for of_set in sets for key in of_set):
+        values = [of_set[key] for of_set in sets if key in of_set]
+        counts = key in _COUNTS or key.startswith("unscored_")
+        out[key] = float(sum(values)) if counts else _mean(values)
+    return out
+
+
+def _widths(samples: int) -> list[int]:
+    """1, 2, 4, ... up to ``samples``, and ``samples`` itself."""
+    return [*(1 << n for n in range(samples.bit_length()) if 1 << n < samples), samples]
+
+
+def _correct(response: Evaluated) -> bool:
+    return (response.score.accuracy or 0.0) >= 1.0
+
+
+def _majority(rows: Sequence[Evaluated]) -> float:
+    return majority_correct([r.score.answer for r in rows], [_correct(r) for r in rows])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(np.asarray(values, dtype=np.float64))) if len(values) else math.nan

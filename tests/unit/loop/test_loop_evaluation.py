@@ -1,0 +1,264 @@
+"""Evaluation where verifiers fail, are slow, or lose scores."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scripted import ScriptedEngine
+
+from dapo.config.schema import Reward
+from dapo.contracts.types import EvaluationProgress, Prompt, SamplingParams, Score
+from dapo.errors import EngineError, RewardError
+from dapo.loop.evaluation import FIRST_EVALUATION_GROUP, Evaluator
+from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
+from dapo.loop.trainer import LoopSettings, Trainer
+from dapo.observe.log import logging_to
+from dapo.observe.spans import Phases
+from dapo.rewards.compose import build_scorer
+
+
+class TableScorer:
+    """Scores by (problem, sample) of the first set; one at a time, like a slow verifier."""
+
+    def __init__(self, score):
+        self.score, self.waiting = score, []
+
+    def submit(self, key, prompt, completion):
+        self.waiting.append(key)
+
+    def poll(self, timeout=None):
+        if not self.waiting or timeout == 0:
+            return []
+        key = self.waiting.pop(0)
+        score = self.score(key[0] % FIRST_EVALUATION_GROUP, key[1])
+        return [] if score is None else [(key, score)]
+
+    def close(self):
+        pass
+
+
+def prompts(count, source="held_out"):
+    return [Prompt(f"id{i}", f"p{i}", np.array([1]), f"problem {i}", "7", source) for i in range(count)]
+
+
+def evaluator(score, problems=2, samples=2, greedy=True, sets=("set",), engine=None, watch=None):
+    return Evaluator(
+        engine=engine or ScriptedEngine(lambda g, i: 2 + i, capacity=3),
+        scorer=TableScorer(score) if callable(score) else score,
+        prompts={name: prompts(problems) for name in sets},
+        sampling=SamplingParams(10),
+        samples=samples,
+        greedy=greedy,
+        seed=0,
+        decode=lambda ids: ["7"] * len(ids),
+        watch=watch,
+    )
+
+
+def right(value):
+    return Score({"accuracy": value}, value)
+
+
+def picky(problem, sample):
+    """Problem 0 is right, problem 1 wrong; a second reward fails on whatever is wrong."""
+    if problem == 0:
+        return Score({"accuracy": 1.0, "picky": 1.0}, 1.1)
+    return Score({"accuracy": 0.0}, reason="exception: ValueError: no (reward 'picky')")
+
+
+def test_another_reward_that_fails_does_not_change_the_accuracy(tmp_path):
+    warned = []
+    with logging_to(tmp_path / "log.txt", warned.append):
+        subject = evaluator(picky)
+        m = subject.evaluate().metrics
+        assert (m["validation/accuracy"], m["validation/greedy_accuracy"], m["validation/pass@2"]) == (0.5, 0.5, 0.5)
+        assert (m["validation/unscored"], m["validation/failed_rewards"], m["validation/responses"]) == (0, 3, 6)
+        assert m["validation/accuracy_unscored_wrong"] == 0.5
+        subject.evaluate()
+    assert len(warned) == 1  # told once, not at every evaluation
+    assert "'picky'" in warned[0]
+    assert "another reward than the accuracy failed" in warned[0]
+
+
+def test_the_composed_rewards_of_a_recipe_keep_the_accuracy_of_a_response_that_another_cannot_score():
+    """The recipe that printed 100.0 % for 50 %: a second reward that fails on every wrong answer."""
+    scorer = build_scorer(
+        [
+            Reward(name="accuracy", kind="exact"),
+            Reward(name="picky", kind="function", function="evaluation_rewards:picky"),
+        ],
+        workers=1,
+    )
+    try:
+        subject = evaluator(scorer, problems=4)
+        subject.decode = lambda ids: ["7" if len(row) % 2 else "8" for row in ids]
+        result = subject.evaluate()
+    finally:
+        scorer.close()
+    wrong = [r for r in result.responses if r.completion.text == "8"]
+    assert all("picky" in r.score.reason and r.score.accuracy == 0.0 for r in wrong)
+    assert 0 < len(wrong) < len(result.responses)
+    sampled = [r.score.accuracy for r in result.responses if r.sample >= 0]
+    assert result.metrics["validation/accuracy"] == pytest.approx(np.mean(sampled))
+    assert result.metrics["validation/failed_rewards"] == len(wrong)
+
+
+def test_what_has_no_accuracy_is_left_out_counted_and_bounded():
+    """Problem 0: right, unscored. Problem 1: unscored, wrong. Problem 2: nothing known."""
+    table = {
+        (0, 0): right(1.0),
+        (0, 1): Score(reason="timeout"),
+        (1, 0): Score(reason="exception: KeyError: 'level'"),
+        (1, 1): right(0.0),
+        (2, 0): Score(reason="exception: KeyError: 'level'"),
+        (2, 1): Score(reason="exception: KeyError: 'level'"),
+    }
+    result = evaluator(lambda p, s: table[p, s], problems=3, greedy=False).evaluate()
+    m = result.metrics
+    assert m["validation/accuracy"] == 0.5  # of the two problems with an answer that is known
+    assert m["validation/accuracy_unscored_wrong"] == pytest.approx((0.5 + 0 + 0) / 3)
+    assert (m["validation/unscored"], m["validation/responses"], m["validation/problems"]) == (4, 6, 3)
+    assert (m["validation/set/unscored_timeout"], m["validation/set/unscored_exception"]) == (1, 3)
+    assert math.isnan(m["validation/pass@2"])  # no problem has two scored responses
+    assert result.reasons == {"set": "exception: KeyError: 'level'"}
+    assert result.silent == []
+
+
+def test_an_accuracy_out_of_range_is_no_set_of_its_own():
+    """Its reason begins with the word accuracy, which ends the key of a set's accuracy."""
+    result = evaluator(lambda p, s: Score(reason="accuracy: 3 is not in [0, 1]") if s else right(1.0)).evaluate()
+    assert [key for key in result.metrics if key.endswith("/accuracy")] == [
+        "validation/accuracy",
+        "validation/set/accuracy",
+    ]
+    assert result.metrics["validation/unscored_accuracy"] == 4
+
+
+def test_counts_over_sets_are_sums_and_a_set_without_a_score_is_named():
+    result = evaluator(lambda p, s: Score(reason="crash"), sets=("one", "two")).evaluate()
+    assert result.silent == ["one", "two"]
+    assert (result.metrics["validation/unscored"], result.metrics["validation/problems"]) == (12, 4)
+    assert math.isnan(result.metrics["validation/accuracy"])
+    assert result.metrics["validation/accuracy_unscored_wrong"] == 0
+
+
+@pytest.mark.parametrize("given", [0, 3])
+def test_a_lost_score_ends_the_evaluation(given):
+    """It polled for ever."""
+    left = [right(1.0)] * given
+
+    def score(problem, sample):
+        return left.pop() if left else None
+
+    with pytest.raises(RewardError, match=rf"scores of {6 - given} of the evaluation's 6 responses .*'problem "):
+        evaluator(score).evaluate()
+
+
+def test_a_response_that_the_engine_lost_is_unscored_with_the_engines_reason():
+    engine = ScriptedEngine(lambda g, i: 2, fail=lambda g, i: i == 1)
+    result = evaluator(lambda p, s: right(1.0), engine=engine).evaluate()
+    assert result.metrics["validation/accuracy"] == 1.0
+    assert result.metrics["validation/unscored_engine"] == 2
+    assert result.reasons["set"].startswith("engine: ")
+
+
+def test_progress_counts_what_is_answered_and_scored_over_all_sets():
+    seen: list[EvaluationProgress] = []
+    evaluator(lambda p, s: right(1.0), sets=("one", "two"), watch=seen.append).evaluate()
+    assert {progress.total for progress in seen} == {12}
+    assert (seen[-1].answered, seen[-1].scored) == (12, 12)
+    assert [p.scored for p in seen] == sorted(p.scored for p in seen)
+    assert {p.scored for p in seen} >= set(range(1, 13))  # a slow verifier is seen at work, response by response
+    assert all(p.scored <= p.answered for p in seen)
+
+
+def test_verifiers_work_while_the_engine_does():
+    """The first responses are handed over before the last ones have ended."""
+    order = []
+
+    class Watched(TableScorer):
+        def submit(self, key, prompt, completion):
+            order.append(key)
+            super().submit(key, prompt, completion)
+
+    engine = ScriptedEngine(lambda g, i: 2 + i, capacity=1)
+    own = engine.poll
+    engine.poll = lambda: order.append("poll") or own()
+    evaluator(Watched(lambda p, s: right(1.0)), engine=engine).evaluate()
+    last_poll = len(order) - 1 - order[::-1].index("poll")
+    assert sum(entry != "poll" for entry in order[:last_poll]) >= 4
+
+
+def test_lost_requests_of_the_engine_are_an_error():
+    engine = ScriptedEngine(lambda g, i: 2)
+    engine.poll = list
+    with pytest.raises(EngineError, match="lost 6 of the evaluation's 6 requests"):
+        evaluator(lambda p, s: right(1.0), engine=engine).evaluate()
+
+
+def test_two_models_are_compared_on_the_problems_that_both_could_be_scored_on():
+    first = evaluator(lambda p, s: right(1.0) if p else Score(reason="crash"), problems=4).evaluate().responses
+    second = evaluator(lambda p, s: right(float(p == 3)), problems=3).evaluate().responses
+    estimate, problems = paired_difference(first, second)
+    assert (estimate.mean, problems) == (1.0, 2)  # problems 1 and 2
+    assert estimate.low < 1.0
+    same, _ = paired_difference(first, first)
+    assert (same.mean, -same.low) == (0.0, same.high)
+    assert accuracy_of(first).mean == 1.0
+
+
+def test_problems_of_equal_content_are_told_apart_by_their_place():
+    result = evaluator(lambda p, s: right(float(p == 0)), problems=2).evaluate().responses
+    alike = [r.__class__(r.dataset, r.problem, r.sample, prompts(1)[0], r.completion, r.score) for r in result]
+    estimate, problems = paired_difference(alike, alike)
+    assert (estimate.mean, problems) == (0.0, 2)
+
+
+class FirstStep(Trainer):
+    """As far as the evaluation before training."""
+
+    def __init__(self, subject, recorded):
+        recorder = SimpleNamespace(
+            step=lambda step, metrics, *_: recorded.append(("step", step)),
+            evaluation=lambda step, result: recorded.append(("evaluation", step)),
+            warn=lambda message: recorded.append(("warn", message)),
+        )
+        learner = SimpleNamespace(publish=lambda: None, take_traces=list)
+        settings = LoopSettings(1, None, recompute_old_logprobs=False, evaluate_every=1, save_every=0)
+        super().__init__(
+            collector=None,
+            learner=learner,
+            engine=SimpleNamespace(publish=lambda version, weights: None),
+            algorithm=None,
+            sampling=SamplingParams(10),
+            schedule=None,
+            evaluator=subject,
+            checkpoints=None,
+            recorder=recorder,
+            settings=settings,
+            fingerprint={},
+            phases=Phases(),
+            check_sync=lambda version: {},
+        )
+
+
+def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_training():
+    recorded = []
+    subject = evaluator(lambda p, s: Score(reason="exception: KeyError: 'level'"), sets=("easy", "hard"))
+    with pytest.raises(RewardError, match=r"not one response.*easy: exception: KeyError: 'level'; hard: .*rewards.txt"):
+        FirstStep(subject, recorded).run()
+    assert recorded == [("evaluation", 0), ("step", 0)]  # the evidence is written first
+
+
+def test_a_set_that_falls_silent_later_is_told_and_training_goes_on():
+    recorded = []
+    trainer = FirstStep(evaluator(lambda p, s: Score(reason="crash")), recorded)
+    trainer._evaluate(5)
+    assert recorded[1][0] == "warn"
+    assert recorded[1][1].startswith("step 5: the held-out accuracy cannot be told")
+    trainer.evaluator = evaluator(lambda p, s: right(1.0))
+    trainer._evaluate(6)
+    assert recorded[2:] == [("evaluation", 6)]
