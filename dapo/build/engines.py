@@ -109,6 +109,7 @@ def _server_engine(rollout: Rollout, loaded: LoadedModel, longest: int, folder: 
         weights,
         vocabulary=loaded.model.get_input_embeddings().weight.shape[0],
         longest=longest,
+        config=loaded.model.config.to_dict(),
         slots=rollout.slots,
         patience=server.patience,
         api_key=_api_key(server.api_key_variable),

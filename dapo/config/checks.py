@@ -278,6 +278,9 @@ _FIXED = {
     "scheduling_policy": "priority: what earlier steps left goes first",
 }
 """Arguments of vLLM's that are not free, with what they are here."""
+_ONE = re.compile(r"(data|pipeline|(prefill|decode)_context)_parallel_size|nnodes|api_server_count")
+"""Numbers of processes or machines of which vLLM in the trainer's process can have one: more wait for ever, or fail."""
+_ELSEWHERE = re.compile(r"data_parallel_(?!size)\w+|node_rank|master_(addr|port)|headless")
 
 
 def _engine(r: Recipe) -> Iterator[Problem]:
@@ -305,6 +308,12 @@ def _engine(r: Recipe) -> Iterator[Problem]:
             yield Problem(f"rollout.vllm.engine_args.{name}", f"set {_OF_THE_ENGINE[name]} instead", value)
         if name in _FIXED:
             move = f"is fixed here as {_FIXED[name]}; take it out"
+            yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
+        if (_ONE.fullmatch(name) and value not in (None, 1)) or (_ELSEWHERE.fullmatch(name) and value):
+            move = (
+                "does not work with vLLM in the trainer's process; take it out (for several devices there is "
+                "rollout.vllm.tensor_parallel_size)"
+            )
             yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
 
 

@@ -87,7 +87,8 @@ class Queue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, SampleRequest]] = []
-        self._arrivals = 0
+        self._arrivals = 0  # number of the next one behind
+        self._returns = 0  # number of the last one in front: negative, falling
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -95,6 +96,12 @@ class Queue:
     def push(self, request: SampleRequest) -> None:
         heapq.heappush(self._heap, (request.priority, self._arrivals, request))
         self._arrivals += 1
+
+    def push_front(self, requests: Sequence[SampleRequest]) -> None:
+        """Before all that wait with the same priority, in their own order."""
+        for request in reversed(requests):
+            self._returns -= 1
+            heapq.heappush(self._heap, (request.priority, self._returns, request))
 
     def pop(self) -> SampleRequest:
         return heapq.heappop(self._heap)[2]

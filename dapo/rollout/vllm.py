@@ -1,4 +1,4 @@
-"""vLLM behind the engine protocol, in the trainer's own process. The only module that imports vllm.
+"""vLLM behind the engine protocol, in the trainer's own process. This module and ``vllm_worker`` alone import vllm.
 
 vLLM schedules, batches and samples; what it has made of every unfinished response is kept here, so that an abort hands
 it over and a resume continues behind it. Each token carries the version of the weights that made it.
@@ -33,40 +33,13 @@ from dapo.models.loaded import LoadedModel
 from dapo.rollout.roster import Gate, ended_before, sequence_of
 from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, head_size, shared_memory, speaking_of
-from dapo.rollout.weights import read_weights, write_weights
+from dapo.rollout.vllm_sums import together
+from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
+from dapo.rollout.weights import write_weights
 
 _DEFAULT_SLOTS = 256
 
 _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
-
-
-class WeightWorker:
-    """Methods that vLLM mixes into each of its workers (``worker_extension_cls``), here and in a user's server."""
-
-    model_runner: Any
-
-    def load_published(self, weights_path: str | None = None, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
-        """Take new weights, from a folder or as tensors under their checkpoint names.
-
-        Raises:
-            FileNotFoundError: before anything is touched; a reload that fails half-way leaves a model that cannot run.
-        """
-        incoming = read_weights(Path(weights_path)) if weights_path is not None else iter(tensors)
-        self.model_runner.reload_weights(weights_iterator=incoming)
-        repack_output_head(self.model_runner.get_model())
-
-
-def repack_output_head(model: Any) -> None:
-    """Pack a tied output head again (vLLM 0.32, CPU build).
-
-    There each matrix is packed for the kernel once, and a reload packs again what it loads. A head tied to the
-    embedding is loaded under the embedding's name, so its packed copy would keep the old weights.
-    """
-    for module in model.modules():
-        if hasattr(module, "cpu_linear") and type(module).__name__ in ("ParallelLMHead", "VocabParallelEmbedding"):
-            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
 @dataclass(slots=True)
@@ -124,6 +97,7 @@ class VllmEngine:
         self._sleeps = settings.sleep and self._cuda
         self._asleep = False
         self._longest = longest
+        self._shapes: dict[str, list[int]] = {}  # of what was published, by name
         self._lost = False  # a step failed: what was made is here, and vLLM is not asked again
         self._many_workers = settings.tensor_parallel_size > 1
         self._responses: dict[str, _Response] = {}  # by vLLM's request id
@@ -190,7 +164,7 @@ class VllmEngine:
         """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
         named = {_name(key) for key in keys} if keys is not None else None
         events = [e for e in self._pending if named is None or _name(e.key) in named]
-        self._pending = [e for e in self._pending if e not in events]
+        self._pending = [] if named is None else [e for e in self._pending if _name(e.key) not in named]
         chosen = [name for name in self._responses if named is None or name in named]
         events += [self._responses.pop(name).event(FinishReason.ABORTED, self.clock) for name in chosen]
         if chosen and not self._lost:
@@ -226,11 +200,11 @@ class VllmEngine:
         self.version = version
 
     def _load(self, weights: WeightSource) -> None:
-        came: set[str] = set()
+        came = self._shapes = {}
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in weights.named_tensors():
-                came.add(name)
+                came[name] = list(tensor.shape)
                 yield name, tensor
 
         if self._many_workers:
@@ -239,7 +213,7 @@ class VllmEngine:
                 self._engine.collective_rpc("load_published", kwargs={"weights_path": folder})
         else:
             self._engine.collective_rpc("load_published", kwargs={"tensors": tensors()})
-        missing = sorted(self._parameters - came)
+        missing = sorted(self._parameters - came.keys())
         if missing:
             raise EngineError(
                 f"{len(missing)} of the model's weights were not published ({', '.join(missing[:3])}...); they would "
@@ -247,8 +221,15 @@ class VllmEngine:
             )
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """None: not read yet."""
-        return None
+        """Of what vLLM's workers compute with, packed matrices included.
+
+        Raises:
+            EngineError: vLLM derived something from old weights, or has tensors for which nothing was published.
+        """
+        self._check_usable()
+        with speaking_of("reading its weights"):
+            answers = self._engine.collective_rpc("weight_sums", kwargs={"shapes": self._shapes})
+        return together(answers, "VllmEngine")
 
     def sleep(self) -> None:
         """Hand weights' and cache's memory to the learner until the next publish, on a GPU."""

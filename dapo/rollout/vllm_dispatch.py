@@ -21,15 +21,18 @@ from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
 from dapo.rollout.roster import Queue, empty_event, sequence_of
 from dapo.rollout.vllm_http import ABORT, GENERATE, LATER, Answer, Unreachable, Wire, generate_body, refusal, words
-from dapo.rollout.vllm_startup import Published, ServerFacts, WeightRoute
+from dapo.rollout.vllm_lease import ServerLease
+from dapo.rollout.vllm_route import Published, WeightRoute
+from dapo.rollout.vllm_startup import ServerFacts
+from dapo.rollout.vllm_waiting import AGAIN, Waiting, tell_slow
 
 log = logging.getLogger(__name__)
 
-TRAINER = "dapo-"  # begins the name of every trainer
 _MOST_LOSSES = 5  # of one request while the server is well: something on the way drops it, and always will
 _MOST_DEATHS = 5  # of the server with the same request in flight: the request may be what kills it
 _FIRST_PAUSE = 0.1  # seconds; three times as long after each further loss of the same request
 _LOAD_SECONDS = 600.0  # a server that takes longer over new weights hangs
+_RELEASE_SECONDS = 2.0
 _ABORT_AGAIN = 0.5  # seconds; an abort that overtakes its request finds nothing to abort
 _ABORT_PATIENCE = 5.0  # seconds that an abort waits for a server in doubt before it gives the partial tokens up
 
@@ -52,10 +55,19 @@ class Dispatcher:
         patience: Seconds that a server may be away.
         heartbeat: Seconds of silence after which the server is asked whether it is well.
         facts: What the start-up checks found out about the server.
+        lease: This trainer's on the server; renewed here.
     """
 
     def __init__(
-        self, wire: Wire, *, name: str, slots: int, patience: float, heartbeat: float, facts: ServerFacts
+        self,
+        wire: Wire,
+        *,
+        name: str,
+        slots: int,
+        patience: float,
+        heartbeat: float,
+        facts: ServerFacts,
+        lease: ServerLease,
     ) -> None:
         self.waiting, self.flights = Queue(), dict[Key, _Flight]()
         self.ended, self.refused = deque[SampleEvent](), dict[Key, EngineError]()
@@ -69,7 +81,7 @@ class Dispatcher:
         self._published: dict[str, int] = {}  # version by label
         self._well = False
         self._mending: asyncio.Task[None] | None = None
-        self._route = WeightRoute(wire)
+        self._route, self._lease = WeightRoute(wire), lease
         self._aborting: set[Key] = set()
         self._losses = Counter[Key]()  # since the server was started
         self._deaths = Counter[Key]()
@@ -133,6 +145,7 @@ class Dispatcher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._lease.release(_RELEASE_SECONDS)
         await self._wire.close()
 
     # ------------------------------------------------------------------ one request
@@ -151,10 +164,10 @@ class Dispatcher:
         """One POST, from its sending to the response's end or loss."""
         body = generate_body(flight.request, flight.id, priority=self._facts.priority)
         try:
-            status, payload = await self._wire.call("POST", GENERATE, body)
+            status, payload = await self._wire.call("POST", GENERATE, body, tokens=flight.request.sampling.max_tokens)
         except Unreachable as error:
             return self._lose(flight, str(error))
-        self._heard()
+        self._last_news = asyncio.get_running_loop().time()
         if self.flights.get(flight.request.key) is not flight:
             return None  # taken back in the meantime
         if status != 200:
@@ -227,14 +240,8 @@ class Dispatcher:
             self._fail(key, reason)
         else:
             del self.flights[key]
-            self._put_back([flight.request])
+            self.waiting.push_front([flight.request])  # it has waited already
         self._doubt(reason)
-
-    def _put_back(self, requests: list[SampleRequest]) -> None:
-        """Before those that wait: they have waited already."""
-        waiting = [self.waiting.pop() for _ in range(len(self.waiting))]
-        for request in [*requests, *waiting]:
-            self.waiting.push(request)
 
     def _ground(self) -> None:
         """Take everything in flight back: a server that is not the one it was knows nothing of it, or wrong things."""
@@ -245,7 +252,7 @@ class Dispatcher:
                 flight.task.cancel()
             if flight.request.key in self._aborting:
                 self._end(empty_event(flight.request.key, FinishReason.ABORTED, self.clock))
-        self._put_back([flight.request for flight in flights if flight.request.key not in self._aborting])
+        self.waiting.push_front([flight.request for flight in flights if flight.request.key not in self._aborting])
         self._tell()
 
     def _count_death(self) -> None:
@@ -310,17 +317,24 @@ class Dispatcher:
         """One look at the server, and one load if it needs one. True: it held the weights wanted when we looked."""
         loop = asyncio.get_running_loop()
         end, pause = loop.time() + self._patience, _FIRST_PAUSE
+        waiting = Waiting(self._wire.address)
+
+        def left() -> float:
+            return end - loop.time()
+
         while True:
             wanted = self._wanted
             assert wanted is not None
             try:
-                label = await self._wire.weight_label(max(0.1, end - loop.time()))
+                question = self._wire.weight_label(max(0.1, end - loop.time()))
+                label = await waiting.answer(question, left, self.unfinished)
+                waiting.over()
                 if label == wanted.label:
                     await self._route.resume(self._patience)
                     self._loaded = wanted
                     return wanted is self._wanted
                 if self._loaded is not None and not label.startswith(self._name):
-                    self._look_for_others(label)
+                    self._lease.refuse_label(label)
                     log.warning("the server at %s was started again (%s)", self._wire.address, reason)
                     self.counts["restarts"] += 1
                     self._route = WeightRoute(self._wire)
@@ -331,29 +345,27 @@ class Dispatcher:
                 self._loaded = wanted
                 end = loop.time() + self._patience
             except Unreachable as error:
-                if loop.time() > end:
-                    raise self._gone(str(error)) from error
-                if pause == _FIRST_PAUSE:
-                    log.warning("the server at %s does not answer (%s)", self._wire.address, error)
-                await asyncio.sleep(min(pause, max(0.0, end - loop.time())))
+                if left() < 0:
+                    raise waiting.gone(str(error), self._patience, self.unfinished) from error
+                waiting.tell(str(error), left(), self.unfinished)
+                await asyncio.sleep(min(pause, max(0.0, left())))
                 pause = min(2 * pause, 2.0)
 
-    def _look_for_others(self, label: str) -> None:
-        if label.startswith(TRAINER):
-            raise EngineError(
-                f"another trainer has published its weights to the vLLM server at {self._wire.address} (they are "
-                f"called {label!r}; ours begin with {self._name!r}); give each run a server of its own, then continue "
-                "this one with `dapo train --resume`"
-            )
-
     async def _watch(self) -> None:
-        """While nothing returns, look whether the server still is who it was."""
-        loop = asyncio.get_running_loop()
+        """Keep the lease; and while nothing returns, look whether the server still is who it was."""
+        loop, slow = asyncio.get_running_loop(), AGAIN
         while True:
             await asyncio.sleep(self._heartbeat)
-            believed = self._loaded
-            if not (self.flights and self._well and believed) or loop.time() - self._last_news < self._heartbeat:
+            if self.failure is None and (lost := await self._lease.renew(self._patience)):
+                self.failure = lost
+                self._ground()
+            believed, silence = self._loaded, loop.time() - self._last_news
+            if not (self.flights and self._well and believed) or silence < self._heartbeat:
+                slow = AGAIN
                 continue
+            if silence > slow:
+                slow = 2 * silence
+                tell_slow(self._wire.address, len(self.flights), silence)
             try:
                 label = await self._wire.weight_label(self._patience)
                 paused = await self._wire.is_paused(self._patience)
@@ -362,13 +374,6 @@ class Dispatcher:
                 continue
             if self._well and self._loaded is believed and (paused or label != believed.label):
                 self._doubt("it stands still" if paused else f"its weights are called {label!r}")
-
-    def _gone(self, last: str) -> EngineError:
-        return EngineError(
-            f"the vLLM server at {self._wire.address} did not answer for {self._patience:.0f} s (last: {last}) while "
-            f"{self.unfinished} responses were under way. Start it again and continue with `dapo train --resume`: what "
-            "was finished is kept. If it only needs longer to come back, raise `rollout.server.patience`"
-        )
 
     # ------------------------------------------------------------------ the loop
 
@@ -384,9 +389,6 @@ class Dispatcher:
             self.failure = EngineError(f"the dispatcher of {self._wire.address} broke: {error!r}; please report it")
             self.failure.__cause__ = error
             self._tell()
-
-    def _heard(self) -> None:
-        self._last_news = asyncio.get_running_loop().time()
 
     def _tell(self) -> None:
         self._news.set()

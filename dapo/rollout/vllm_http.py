@@ -21,6 +21,9 @@ GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 _NOT_FINITE = -9999.0  # what vLLM writes for a log-probability that is nan or -inf (JSON knows neither)
 LATER = frozenset({429, 502, 503, 504})  # says the way to the server or its load; the request may be sent again
 _IDLE_SECONDS = 4.0  # vLLM drops idle connections after 5 s; a request on one just dropped would be lost
+_PIECE = 2**16
+_MOST_BYTES = 2**22  # of an answer that holds no response
+_BYTES_PER_TOKEN = 2**11  # of an answer that does; vLLM writes some 150
 
 
 class Unreachable(Exception):
@@ -31,7 +34,19 @@ class Wire:
     """JSON over HTTP to one address. Lives in one asyncio loop."""
 
     def __init__(self, address: str, api_key: str | None) -> None:
-        parts = urlsplit(address)
+        try:
+            parts = urlsplit(address)
+            parts.hostname, parts.port  # noqa: B018 - read to be checked
+        except ValueError as error:
+            raise EngineError(
+                f"the server's address cannot be read ({error}); expected something like 'http://127.0.0.1:8000'"
+            ) from error
+        if "@" in parts.netloc:
+            raise EngineError(
+                f"the server's address names a user or a password ({without_credentials(address)}), which would reach "
+                "files and pages; take them out, and name the environment variable that holds the server's key in "
+                "`rollout.server.api_key_variable`"
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(f"the server's address is {address!r}; expected something like 'http://127.0.0.1:8000'")
         try:
@@ -41,14 +56,16 @@ class Wire:
                 "rollouts from a vLLM server need aiohttp, which is not installed: pip install 'dapo-rl[vllm_server]'"
             ) from error
         self.address = address.rstrip("/")
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._headers = {"Accept-Encoding": "identity"}  # a small answer that unpacks to a large one is none of ours
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._http = aiohttp
         self._session: Any = None
 
     async def open(self) -> None:
         """Make the connection pool; connections are made as requests need them."""
         connector = self._http.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
-        self._session = self._http.ClientSession(connector=connector, headers=self._headers)
+        self._session = self._http.ClientSession(connector=connector, headers=self._headers, auto_decompress=False)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -62,30 +79,43 @@ class Wire:
         *,
         query: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        tokens: int = 0,
     ) -> tuple[int, Any]:
         """One request.
+
+        Args:
+            method: ``GET`` or ``POST``.
+            path: Behind the address.
+            body: Sent as JSON.
+            query: Behind the path.
+            timeout: Seconds for the whole of it; None: as long as it takes.
+            tokens: Response tokens that the answer may hold; what it may weigh follows from it.
 
         Returns:
             The status, and the answer as JSON (as text where it is none).
 
         Raises:
-            Unreachable: No whole answer came, or none within ``timeout`` seconds.
+            Unreachable: No whole answer came, none within ``timeout`` seconds, or one larger than it can be.
         """
+        most = _MOST_BYTES + tokens * _BYTES_PER_TOKEN
         limits = self._http.ClientTimeout(total=timeout, sock_connect=30.0)
         try:
             async with self._session.request(
                 method, self.address + path, json=body, params=query, timeout=limits
             ) as answer:
-                raw = await answer.read()
-                status = int(answer.status)
+                raw, status = bytearray(), int(answer.status)
+                async for piece in answer.content.iter_chunked(_PIECE):
+                    raw += piece
+                    if len(raw) > most:
+                        raise Unreachable(f"the answer to {path} is larger than {most} bytes; it cannot be vLLM's")
         except TimeoutError as error:
             raise Unreachable(f"no answer to {path} in time") from error
         except (self._http.ClientError, OSError) as error:
             raise Unreachable(f"{path}: {error or type(error).__name__}") from error
         try:
             return status, json.loads(raw)
-        except ValueError:
-            return status, raw.decode(errors="replace")
+        except (ValueError, RecursionError):
+            return status, raw[:_PIECE].decode(errors="replace")
 
     async def must(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """``call`` for routes that a working server does not refuse.
@@ -102,6 +132,34 @@ class Wire:
             raise EngineError(refusal(self.address, path, status, answer))
         return answer
 
+    async def workers(self, method: str, timeout: float, **arguments: Any) -> list[Any] | None:
+        """Ask each of the server's workers; None: they do not have that method.
+
+        Raises:
+            Unreachable: The server went away.
+            EngineError: It refuses.
+        """
+        body = {"method": method, "kwargs": arguments}
+        status, answer = await self.call("POST", "/collective_rpc", body, timeout=timeout)
+        if status == 200:
+            return self.results(answer)
+        if lacks(method, answer):
+            return None
+        if status >= 500 or status in LATER:
+            raise Unreachable(f"/collective_rpc ({method}) answered {status}: {words(answer)}")
+        raise EngineError(refusal(self.address, "/collective_rpc", status, answer))
+
+    def results(self, answer: Any) -> list[Any]:
+        """What the workers returned, in an answer of /collective_rpc.
+
+        Raises:
+            EngineError: It is none.
+        """
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(results, list) or not results:
+            raise EngineError(not_vllm(self.address, "/collective_rpc", answer, "{'results': [...]}"))
+        return results
+
     async def weight_label(self, timeout: float) -> str:
         """The label of the weights that the server says it holds, after asking whether it is well.
 
@@ -113,9 +171,9 @@ class Wire:
         if status != 200:
             raise Unreachable(f"/health answered {status}: {words(answer)}")
         answer = await self.must("GET", "/weight_info", timeout=timeout)
-        if not isinstance(answer, dict):
-            raise EngineError(refusal(self.address, "/weight_info", 200, answer))
-        return str(answer.get("weight_version"))
+        if not isinstance(answer, dict) or not isinstance(answer.get("weight_version"), str):
+            raise EngineError(not_vllm(self.address, "/weight_info", answer, "{'weight_version': ...}"))
+        return str(answer["weight_version"])
 
     async def is_paused(self, timeout: float) -> bool:
         """Whether the server says that it stands still; one that does not know the question is taken to decode.
@@ -125,6 +183,27 @@ class Wire:
         """
         status, answer = await self.call("GET", "/is_paused", timeout=timeout)
         return status == 200 and isinstance(answer, dict) and bool(answer.get("is_paused"))
+
+
+def without_credentials(address: str) -> str:
+    """An address that may be shown: no user, no password, no query."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://***@{parts.netloc.rpartition('@')[2]}"
+
+
+def not_vllm(address: str, path: str, answer: Any, expected: str) -> str:
+    """A message for an answer with status 200 that cannot be vLLM's."""
+    return (
+        f"the server at {address} answered {path} with {words(answer)!r}; expected {expected}, as vLLM 0.32 or newer "
+        "does: see that `rollout.server.url` names the vLLM server itself, not a page or a proxy in front of it, and "
+        "that its version is known here"
+    )
+
+
+def lacks(method: str, answer: Any) -> bool:
+    """Whether an answer says that the server's workers do not know a method of our extension."""
+    said = words(answer)
+    return method in said and "attribute" in said
 
 
 def words(answer: Any) -> str:

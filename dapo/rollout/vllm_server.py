@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import shutil
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,12 +20,17 @@ from dapo.contracts.protocols import WeightSource
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
 from dapo.errors import EngineError
 from dapo.rollout.roster import Gate, ended_before
-from dapo.rollout.vllm_dispatch import TRAINER, Dispatcher
-from dapo.rollout.vllm_http import Wire
-from dapo.rollout.vllm_startup import Published, ServerFacts, inspect
+from dapo.rollout.vllm_dispatch import Dispatcher
+from dapo.rollout.vllm_http import Unreachable, Wire
+from dapo.rollout.vllm_lease import TRAINER, ServerLease
+from dapo.rollout.vllm_route import Published
+from dapo.rollout.vllm_startup import ServerFacts, inspect
+from dapo.rollout.vllm_sums import together
 from dapo.rollout.weights import write_weights
 
 _DEFAULT_SLOTS = 256
+_RELEASE_SECONDS = 2.0
+_SUM_SECONDS = 600.0
 _T = TypeVar("_T")
 
 
@@ -44,6 +49,7 @@ class ServerEngine:
             start, and the folder itself, when it is empty, at the end.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
+        config: The model's configuration; a server with another one is refused. None: not compared.
         slots: Requests at the server at once; the rest wait here.
         patience: Seconds that a server may be away, at the start and later.
         api_key: Sent with every request.
@@ -62,6 +68,7 @@ class ServerEngine:
         *,
         vocabulary: int,
         longest: int,
+        config: Mapping[str, Any] | None = None,
         slots: int | None = None,
         patience: float = 600.0,
         api_key: str | None = None,
@@ -77,16 +84,19 @@ class ServerEngine:
         self._sets = 0
         self._pending: list[SampleEvent] = []
         self._clock_seen = -1
+        self._shapes: dict[str, list[int]] = {}
+        self._patience = patience
         self._wire = Wire(address, api_key)
+        self._lease = ServerLease(self._wire, self._name, str(self._folder.parent if own_folder else self._folder))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._name} server", daemon=True)
         self._thread.start()
         try:
-            facts = self._call(self._begin(longest, vocabulary, patience))
+            facts = self._call(self._begin(longest, vocabulary, config))
             self._gate = Gate(vocabulary, facts.context)
-            self._dispatcher = self._call(self._dispatch(facts, patience, heartbeat))
+            self._dispatcher = self._call(self._dispatch(facts, heartbeat))
         except BaseException:
-            self._call(self._wire.close())
+            self._call(self._give_up())
             self._stop()
             raise
         if own_folder:
@@ -154,7 +164,10 @@ class ServerEngine:
         """
         named = None if keys is None else set(keys)
         events = [event for event in self._pending if named is None or event.key in named]
-        self._pending = [event for event in self._pending if event not in events]
+        if named is None:
+            self._pending = []
+        else:
+            self._pending = [event for event in self._pending if event.key not in named]
         events += self._call(self._dispatcher.abort(named))
         return sorted(events, key=lambda event: event.key)
 
@@ -179,7 +192,7 @@ class ServerEngine:
         self._remove_folder = self._remove_folder or not self._folder.exists()
         fresh, old = Published(label, version, self._folder / label), self._published
         try:
-            write_weights(fresh.folder, weights.named_tensors())
+            write_weights(fresh.folder, self._noting_shapes(weights))
         except OSError as error:
             shutil.rmtree(fresh.folder, ignore_errors=True)
             raise EngineError(
@@ -192,9 +205,21 @@ class ServerEngine:
         if old is not None:
             shutil.rmtree(old.folder, ignore_errors=True)
 
+    def _noting_shapes(self, weights: WeightSource) -> Iterator[tuple[str, Any]]:
+        self._shapes.clear()
+        for name, tensor in weights.named_tensors():
+            self._shapes[name] = list(tensor.shape)
+            yield name, tensor
+
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """None: a server does not show its tensors; only what it samples tells."""
-        return None
+        """Of what the server's workers compute with; None where they lack our extension.
+
+        Raises:
+            EngineError: Its model has tensors for which nothing was published, or derived some from old weights.
+        """
+        self._raise_failure()
+        answers = self._call(self._sums())
+        return None if answers is None else together(answers, f"the vLLM server at {self._wire.address}")
 
     def sleep(self) -> None:
         """Nothing to hand back: the server's memory is the server's."""
@@ -228,19 +253,35 @@ class ServerEngine:
 
     # ------------------------------------------------------------------ the other thread
 
-    async def _begin(self, longest: int, vocabulary: int, patience: float) -> ServerFacts:
+    async def _begin(self, longest: int, vocabulary: int, config: Mapping[str, Any] | None) -> ServerFacts:
         await self._wire.open()
-        return await inspect(self._wire, longest=longest, vocabulary=vocabulary, patience=patience)
+        return await inspect(
+            self._wire, self._lease, longest=longest, vocabulary=vocabulary, patience=self._patience, config=config
+        )
 
-    async def _dispatch(self, facts: ServerFacts, patience: float, heartbeat: float) -> Dispatcher:
+    async def _give_up(self) -> None:
+        await self._lease.release(_RELEASE_SECONDS)
+        await self._wire.close()
+
+    async def _dispatch(self, facts: ServerFacts, heartbeat: float) -> Dispatcher:
         return Dispatcher(
             self._wire,
             name=self._name,
             slots=self.capacity,
-            patience=patience,
+            patience=self._patience,
             heartbeat=heartbeat,
             facts=facts,
+            lease=self._lease,
         )
+
+    async def _sums(self) -> list[Any] | None:
+        """Of the published weights; None where they cannot be had, or the server was started again meanwhile."""
+        try:
+            answers = await self._wire.workers("weight_sums", max(self._patience, _SUM_SECONDS), shapes=self._shapes)
+            label = await self._wire.weight_label(self._patience)
+        except Unreachable:
+            return None  # whoever samples next waits for it, and it gets the published weights again
+        return answers if self._published is not None and label == self._published.label else None
 
     async def _keys(self) -> set[Key]:
         return self._dispatcher.keys()

@@ -1,24 +1,42 @@
-"""What a vLLM server must be before it is used, and how it gets new weights."""
+"""What a vLLM server must be before it is used."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.rollout.vllm_http import GENERATE, LATER, Answer, Unreachable, Wire, refusal, words
+from dapo.rollout.vllm_http import GENERATE, LATER, Answer, Unreachable, Wire, not_vllm, refusal, words
+from dapo.rollout.vllm_lease import ServerLease
+from dapo.rollout.vllm_waiting import Waiting
 
-log = logging.getLogger(__name__)
 _EXACT = 1e-6
+_CERTAIN = 4  # tokens of which only one is possible
 _SILENT_SECONDS = 2.0  # a server that is away for longer is told to whoever waits
 _FIRST_TOKENS_SECONDS = 180.0  # a fresh server still compiles at its first request
+_SHAPING = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+        num_key_value_heads head_dim n_embd n_layer n_head n_inner hidden_act hidden_activation
+        activation_function rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps rope_theta rope_type
+        factor partial_rotary_factor rotary_pct low_freq_factor high_freq_factor
+        original_max_position_embeddings short_factor long_factor beta_fast beta_slow mscale mscale_all_dim
+        no_rope_layers attention_bias mlp_bias tie_word_embeddings query_pre_attn_scalar
+        final_logit_softcapping attn_logit_softcapping logit_scale logits_scaling residual_multiplier
+        embedding_multiplier attention_multiplier num_experts num_local_experts num_experts_per_tok
+        moe_intermediate_size norm_topk_prob
+        """,
+    )
+)
+"""Settings of a configuration that change a model's tensors or its numbers; the rest differs by version and use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +48,42 @@ class ServerFacts:
     priority: bool  # a request may name one (a server that does not order by it takes no notice)
 
 
-async def inspect(wire: Wire, *, longest: int, vocabulary: int, patience: float) -> ServerFacts:
+async def inspect(
+    wire: Wire,
+    lease: ServerLease,
+    *,
+    longest: int,
+    vocabulary: int,
+    patience: float,
+    config: Mapping[str, Any] | None = None,
+) -> ServerFacts:
     """Refuse a server that cannot serve this run, before any work is spent.
 
+    Args:
+        wire: To the server.
+        lease: Of this trainer; taken here.
+        longest: Tokens of prompt and response together that the run may ask for.
+        vocabulary: Token ids of the run's model.
+        patience: Seconds that the server may be away.
+        config: The run's model configuration; None: not compared.
+
     Raises:
-        EngineError: It cannot be reached for ``patience`` seconds, runs without development mode, its context is
-            shorter than ``longest``, its vocabulary smaller, or its log-probabilities are not the sampler's.
+        EngineError: It cannot be reached for ``patience`` seconds, runs without development mode, serves another
+            trainer, its context is shorter than ``longest``, its model another one or its vocabulary smaller, or its
+            log-probabilities are not the sampler's.
     """
     await _wait_until_healthy(wire, patience)
     patience = max(patience, _FIRST_TOKENS_SECONDS)
     try:
-        await wire.weight_label(patience)  # first: its absence means that nothing below can be trusted either
-        models = await wire.must("GET", "/v1/models", timeout=patience)
-        context = models["data"][0].get("max_model_len")
+        label = await wire.weight_label(patience)  # first: without it nothing below can be trusted either
+        context = _context(wire, await wire.must("GET", "/v1/models", timeout=patience))
         if context is not None and context < longest:
             raise EngineError(
                 f"the vLLM server at {wire.address} takes {context} tokens of prompt and response together; this run "
                 f"needs {longest}: start it with --max-model-len {longest}, or lower rollout.max_response_tokens"
             )
+        await lease.take(patience, label)
+        await _compare_models(wire, config, vocabulary, patience)
         if await wire.is_paused(patience):  # left behind by a trainer that died within a publish
             await wire.must("POST", "/resume", timeout=patience)
         priority = await _probe_logprobs(wire, vocabulary, patience)
@@ -58,15 +94,60 @@ async def inspect(wire: Wire, *, longest: int, vocabulary: int, patience: float)
     return ServerFacts(context, vocabulary, priority)
 
 
+def _context(wire: Wire, models: Any) -> int | None:
+    """Tokens of prompt and response together that the server takes; None: it does not say.
+
+    Raises:
+        EngineError: This is no list of vLLM's models.
+    """
+    try:
+        found = models["data"][0].get("max_model_len")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        found = False
+    if found is None or (isinstance(found, int) and not isinstance(found, bool) and found > 0):
+        return found
+    expected = "{'data': [{'id': ..., 'max_model_len': a number}]}"
+    raise EngineError(not_vllm(wire.address, "/v1/models", models, expected))
+
+
+async def _compare_models(wire: Wire, config: Mapping[str, Any] | None, vocabulary: int, patience: float) -> None:
+    """Before any token is sent: one that the server's model does not know would kill its engine.
+
+    Raises:
+        EngineError: The server's model is another one.
+    """
+    answers = await wire.workers("model_facts", patience)
+    facts = answers[0] if answers and isinstance(answers[0], Mapping) else {}
+    theirs, ours = dict(_shaping(facts.get("config"))), dict(_shaping(config or {"vocab_size": vocabulary}))
+    other = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    if other:
+        said = "; ".join(f"{name} is {theirs[name]} there and {ours[name]} here" for name in other[:4])
+        raise EngineError(
+            f"the vLLM server at {wire.address} runs another model than this run: {said}. Start it on the folder in "
+            "`model.path`"
+        )
+
+
+def _shaping(config: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of the settings that matter, of nested configurations as well."""
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from _shaping(value, f"{above}{name}.")
+        elif name in _SHAPING:
+            yield f"{above}{name}", list(value) if isinstance(value, tuple) else value
+
+
 async def _wait_until_healthy(wire: Wire, patience: float) -> None:
     start = time.monotonic()
-    end, said = start + patience, False
+    waiting = Waiting(wire.address, _SILENT_SECONDS)
+    end = start + patience
     while True:
+        left = max(1.0, end - time.monotonic())
         try:
-            left = max(1.0, end - time.monotonic())
-            status, answer = await wire.call("GET", "/health", timeout=left if said else min(left, _SILENT_SECONDS))
+            timeout = left if waiting.told else min(left, _SILENT_SECONDS)
+            status, answer = await wire.call("GET", "/health", timeout=timeout)
             if status == 200:
-                return
+                return waiting.over()
             last = f"/health answered {status}: {words(answer)}"
             if 400 <= status < 500 and status not in LATER:
                 raise EngineError(
@@ -79,9 +160,7 @@ async def _wait_until_healthy(wire: Wire, patience: float) -> None:
                 f"no vLLM server answered at {wire.address} for {patience:.0f} s ({last}); start it, check the address "
                 "in the recipe, or raise `rollout.server.patience` if it needs longer to load"
             )
-        if not said and time.monotonic() >= start + _SILENT_SECONDS:
-            said = True
-            log.warning("waiting for a vLLM server at %s, for up to %.0f s (%s)", wire.address, patience, last)
+        waiting.tell(last, end - time.monotonic())
         await asyncio.sleep(min(1.0, patience / 10))
 
 
@@ -94,26 +173,42 @@ async def _probe_logprobs(wire: Wire, vocabulary: int, patience: float) -> bool:
     Returns:
         Whether a request may name a priority.
     """
-    priority = True
+    priority, token = True, 0
 
     async def ask(**law: Any) -> Any:
         nonlocal priority
         sampling = {"seed": 0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **law}
-        body: dict[str, Any] = {"token_ids": [vocabulary - 1], "sampling_params": sampling}
+        body: dict[str, Any] = {"token_ids": [token], "sampling_params": sampling}
         status, payload = 400, None
         if priority:
             status, payload = await wire.call("POST", GENERATE, {**body, "priority": 1}, timeout=patience)
             priority = not (status == 400 and "priority" in words(payload))
         if not priority:
             status, payload = await wire.call("POST", GENERATE, body, timeout=patience)
-        return _accepted(wire, vocabulary, status, payload)
+        return _accepted(wire, vocabulary, token, status, payload)
 
     async def distance(temperature: float) -> float:
         payload = await ask(max_tokens=1, temperature=temperature, logprobs=3)  # the sampled one, then the likeliest
-        found = sorted(entry["logprob"] for entry in payload["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
-        return float(found[-1] - found[-2])
+        try:
+            likeliest = payload["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            found = sorted(float(entry["logprob"]) for entry in likeliest)
+            return found[-1] - found[-2]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            expected = "'top_logprobs' with the numbers of at least two tokens"
+            raise EngineError(not_vllm(wire.address, GENERATE, payload, expected)) from error
 
-    certain = Answer.read(await ask(max_tokens=4, temperature=0.5, top_k=1)).logprobs
+    await ask(max_tokens=1, temperature=1.0)  # any server knows token 0; its numbers may all be equal, of a padding row
+    token = vocabulary - 1
+    try:
+        await ask(max_tokens=1, temperature=1.0)  # one without our extension may have fewer rows, and dies of this
+    except Unreachable as error:
+        raise EngineError(_too_few(wire, vocabulary, str(error))) from error
+    certain = Answer.read(await ask(max_tokens=_CERTAIN, temperature=0.5, top_k=1)).logprobs
+    if len(certain) != _CERTAIN:
+        raise EngineError(
+            f"the vLLM server at {wire.address} made {len(certain)} tokens where {_CERTAIN} were asked for; look at "
+            "its log, and start it as docs/engines.md says"
+        )
     cold, warm = await distance(0.5), await distance(2.0)
     if not (np.abs(certain) <= _EXACT).all() or (warm > _EXACT and cold < 2 * warm):
         raise EngineError(
@@ -125,111 +220,32 @@ async def _probe_logprobs(wire: Wire, vocabulary: int, patience: float) -> bool:
     return priority
 
 
-def _accepted(wire: Wire, vocabulary: int, status: int, payload: Any) -> Any:
+def _too_few(wire: Wire, vocabulary: int, said: str) -> str:
+    return (
+        f"the vLLM server at {wire.address} answered until it was sent token {vocabulary - 1}, the last one of the "
+        f"run's vocabulary of {vocabulary}: {said}. Its model has most likely fewer: start the server again, on the "
+        "folder in `model.path`"
+    )
+
+
+def _accepted(wire: Wire, vocabulary: int, sent: int, status: int, payload: Any) -> Any:
+    """An answer to token ``sent``; anything but 0 was preceded by good answers."""
     if status == 400 and "vocabulary" in words(payload):
         raise EngineError(
             f"the model of the vLLM server at {wire.address} does not know token {vocabulary - 1}; the run's model has "
             f"a vocabulary of {vocabulary}: start the server on the folder in `model.path`"
+        )
+    if status >= 500:
+        if sent:
+            raise EngineError(_too_few(wire, vocabulary, f"{status}: {words(payload)}"))
+        raise EngineError(
+            f"{refusal(wire.address, GENERATE, status, payload)}; its log says why. Start it again as docs/engines.md "
+            "says, on the folder in `model.path`"
         )
     if status != 200:
         raise EngineError(refusal(wire.address, GENERATE, status, payload))
     try:
         Answer.read(payload)
     except ValueError as error:
-        raise EngineError(
-            f"the vLLM server at {wire.address} answered in a form that is not known here: {error}; "
-            "expected that of vLLM 0.32 or newer"
-        ) from error
+        raise EngineError(not_vllm(wire.address, GENERATE, payload, f"a response ({error})")) from error
     return payload
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A set of weights on disk, under a label that no other set and no other trainer uses."""
-
-    label: str
-    version: int
-    folder: Path
-
-
-class WeightRoute:
-    """The way of new weights into one server, found at the first load."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._extension: bool | None = None  # the server has our worker extension; None: not tried yet
-        self._paused = False  # by us, and no /resume was confirmed since
-
-    async def load(self, weights: Published, seconds: float) -> None:
-        """What is in flight stands still meanwhile; its keys and values are computed again under the new weights.
-
-        Raises:
-            Unreachable: The server went away, or was replaced meanwhile.
-            EngineError: It does not take these weights.
-        """
-        wire = self._wire
-        self._paused = True  # should the answer be lost, too
-        await wire.must("POST", "/pause", query={"mode": "keep"}, timeout=seconds)
-        unfinished = f"{weights.label}-unfinished"
-        try:
-            # Should this end half-way, no token of what is then in the server passes for one of published weights.
-            await self._name(unfinished, seconds)
-            await self._reload(weights.folder, seconds)
-            query = {"reset_running_requests": "true"}
-            answer = await wire.must("POST", "/reset_prefix_cache", query=query, timeout=seconds)
-            if isinstance(answer, dict) and answer.get("success") is False:
-                raise EngineError(
-                    f"the vLLM server at {wire.address} did not drop its prefix cache, which holds keys and values of "
-                    "the old weights; start it again without a KV connector"
-                )
-            label = await wire.weight_label(seconds)
-            if label != unfinished:  # one that was not there from the start may lack the weights
-                raise Unreachable(f"the server was replaced while it loaded: its weights are called {label!r}")
-            await self._name(weights.label, seconds)
-        except BaseException:
-            with suppress(Unreachable, EngineError):
-                await self.resume(5.0)
-            raise
-        await self.resume(seconds)
-
-    async def resume(self, seconds: float) -> None:
-        """See to it that the server decodes: an earlier /resume, or the answer to it, may have been lost.
-
-        Raises:
-            Unreachable: The server went away.
-            EngineError: It refuses to.
-        """
-        if self._paused or await self._wire.is_paused(seconds):
-            await self._wire.must("POST", "/resume", timeout=seconds)
-            self._paused = False
-
-    async def _name(self, label: str, seconds: float) -> None:
-        await self._wire.must("POST", "/update_weight_version", {"new_version": label}, timeout=seconds)
-
-    async def _reload(self, folder: Path, seconds: float) -> None:
-        own = {"method": "load_published", "args": [str(folder)]}
-        plain = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        status, answer = 0, None
-        for has_extension, body in ((True, own), (False, plain)):
-            if self._extension not in (None, has_extension):
-                continue
-            status, answer = await self._wire.call("POST", "/collective_rpc", body, timeout=seconds)
-            if status == 200:
-                self._extension = has_extension
-                return
-            if status in LATER:  # not the server's word on these weights
-                raise Unreachable(f"/collective_rpc answered {status}: {words(answer)}")
-            if not ("load_published" in words(answer) and "attribute" in words(answer)):
-                break
-            log.warning(
-                "the server at %s lacks --worker-extension-cls dapo.rollout.vllm.WeightWorker: its own reload_weights "
-                "is used, which forgets tied output heads on CPUs",
-                self._wire.address,
-            )
-        said = refusal(self._wire.address, "/collective_rpc", status, answer)
-        await self._wire.weight_label(seconds)  # one that died meanwhile is waited for like any other
-        raise EngineError(
-            f"{said}. It was to load {folder}, which must be visible to the server under the same path "
-            "(rollout.server.weights_dir) and hold the model it was started with. After a failed load vLLM cannot "
-            "decode any more: start it again, then continue with `dapo train --resume`"
-        )

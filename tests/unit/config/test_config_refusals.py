@@ -119,6 +119,10 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("rollout.server.url=http://localhost:8000/v1", ["localhost:8000/v1", "without a path"]),
         ("rollout.vllm.gpu_memory_utilization=2", ["rollout.vllm.gpu_memory_utilization: 2", "<= 1"]),
         ("rollout.vllm.engine_args={max_num_seqs: 4}", ["engine_args.max_num_seqs: 4", "set rollout.slots instead"]),
+        ("rollout.vllm.engine_args={data_parallel_size: 2}", ["data_parallel_size: 2", "tensor_parallel_size"]),
+        ("rollout.vllm.engine_args={pipeline_parallel_size: 2}", ["pipeline_parallel_size: 2", "does not work"]),
+        ("rollout.vllm.engine_args={data_parallel_address: host}", ["data_parallel_address", "does not work"]),
+        ("rollout.vllm.engine_args={nnodes: 2}", ["nnodes: 2", "does not work"]),
         ("rollout.vllm.engine_args={logprobs_mode: raw_logits}", ["fixed here as processed_logprobs", "take it out"]),
     ],
 )

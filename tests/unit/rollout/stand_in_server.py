@@ -17,7 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
+
+from dapo.models.checksum import checksum
+from dapo.rollout.vllm_worker import WeightWorker
 
 LOADED_AT_START = 0.5  # the number in a server that nothing was published to
 
@@ -26,10 +30,11 @@ class StandIn:
     def __init__(self, **options: Any) -> None:
         self.options = {
             "dev": True, "scale_out": True, "raw": None, "context": 64, "rows": 40, "extension": True,
-            "priority": True, "key": None,
+            "priority": True, "key": None, "config": {}, "strange": [], "likeliest": True, "spoil": {},
         } | options  # fmt: skip
         self.generated: list[dict[str, Any]] = []
         self.routes = Counter[str]()
+        self.loads = 0
         self.order: list[str] = []
         self.hold = False  # requests stand after ``partial`` tokens
         self.partial = 2
@@ -50,7 +55,8 @@ class StandIn:
 
     def start(self) -> None:
         """Also: start again, at the same port, knowing nothing."""
-        self.label, self.value, self.cache, self.paused = "default", LOADED_AT_START, LOADED_AT_START, False
+        self.paused = False
+        self.forget()
         self.aborted: set[str] = set()
         self.alive, self.sockets = True, set[socket.socket]()
         stand_in = self
@@ -102,6 +108,7 @@ class StandIn:
     def forget(self) -> None:
         """Restarted so fast that no connection noticed."""
         self.label, self.value, self.cache = "default", LOADED_AT_START, LOADED_AT_START
+        self.worker = WeightWorker()
 
     # ------------------------------------------------------------------ routes
 
@@ -135,7 +142,8 @@ class StandIn:
             status, answer = self.answer(path, handler.path, body)
         if not self.alive:
             return None
-        raw = json.dumps(answer).encode()
+        answer = self.options["spoil"].get(path, answer)
+        raw = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         handler.send_response(status)
         handler.send_header("Content-Type", "application/json")
         handler.send_header("Content-Length", str(len(raw)))
@@ -176,9 +184,17 @@ class StandIn:
 
     def collective_rpc(self, body: Any) -> tuple[int, Any]:
         method = body["method"]
-        if method == "load_published" and not self.options["extension"]:
-            return 500, {"error": {"message": "Worker failed: 'CPUWorker' object has no attribute 'load_published'"}}
-        folder = body["args"][0] if method == "load_published" else body["kwargs"]["weights_path"]
+        if method != "reload_weights" and not self.options["extension"]:
+            return 500, {"error": {"message": f"Worker failed: 'CPUWorker' object has no attribute '{method}'"}}
+        if method in ("claim_server", "release_server"):
+            return 200, {"results": [getattr(self.worker, method)(**body["kwargs"])]}
+        if method == "model_facts":
+            return 200, {"results": [{"config": self.options["config"]}]}
+        if method == "weight_sums":
+            sums = {name: ["float32", checksum(torch.tensor(self.value))] for name in body["kwargs"]["shapes"]}
+            return 200, {"results": [{"sums": sums, "unread": [], "strange": self.options["strange"], "stale": []}]}
+        self.loads += 1
+        folder = body["kwargs"]["weights_path"]
         file = Path(folder) / "model.safetensors"
         if self.options.get("blind") or not file.exists():
             return 500, {"error": {"message": f"Worker failed: no such folder {folder}"}}
@@ -208,13 +224,15 @@ class StandIn:
             tokens, finish = tokens[: self.partial], "abort"
         made += [self.made() for _ in tokens[len(made) :]]
         logprobs = [value for _, value in made]
-        if probe:
+        if probe and body["token_ids"] == [0]:  # a padding row: all words are equally likely
+            logprobs = [-3.7] * len(tokens)
+        elif probe:
             logprobs = [0.0 if self.options["raw"] is None else self.options["raw"]] * len(tokens)
         if self.logprob is not None and len(tokens) > 3:
             logprobs[3] = self.logprob
         spans = [{"version": label, "start": t, "end": t + 1} for t, (label, _) in enumerate(made)]
         content = [{"token_id": token, "logprob": logprobs[t]} for t, token in enumerate(tokens)]
-        if wanted := sampling["logprobs"]:
+        if self.options["likeliest"] and (wanted := sampling["logprobs"]):
             scale = 1.0 if self.options["raw"] is not None else sampling["temperature"]
             sampled = 5 if sampling["temperature"] > 1 else 9  # vLLM names it first, and cuts the list behind it
             content[0]["top_logprobs"] = [

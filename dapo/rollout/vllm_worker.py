@@ -1,0 +1,83 @@
+"""What runs inside vLLM's workers, here and in a user's server: the class behind ``--worker-extension-cls``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from dapo.rollout.vllm_sums import weight_sums
+from dapo.rollout.weights import read_weights
+
+
+class Lease(NamedTuple):
+    """Which trainer a server serves."""
+
+    name: str
+    who: str
+    end: float  # of the worker's monotonic clock
+
+
+class WeightWorker:
+    """Methods that vLLM mixes into each of its workers (``worker_extension_cls``), here and in a user's server."""
+
+    model_runner: Any
+    dapo_lease = Lease("", "", 0.0)
+
+    def load_published(self, weights_path: str | None = None, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
+        """Take new weights, from a folder or as tensors under their checkpoint names.
+
+        Raises:
+            FileNotFoundError: before anything is touched; a reload that fails half-way leaves a model that cannot run.
+        """
+        incoming = read_weights(Path(weights_path)) if weights_path is not None else iter(tensors)
+        self.model_runner.reload_weights(weights_iterator=incoming)
+        repack_output_head(self.model_runner.get_model())
+
+    def weight_sums(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """What this worker computes with: ``vllm_sums.weight_sums``."""
+        return weight_sums(self.model_runner.get_model(), shapes)
+
+    def model_facts(self) -> dict[str, Any]:
+        """The model's configuration (numbers, words and flags of it), to be compared before anything is asked."""
+        config = self.model_runner.model_config.hf_config.to_dict()
+        return {"config": json.loads(json.dumps(config, default=str))}
+
+    def claim_server(self, name: str, who: str, seconds: float, instead_of: str = "") -> dict[str, Any]:
+        """Take or renew the lease of a trainer on this server, unless another one holds it.
+
+        Args:
+            name: Of the trainer.
+            who: It in words: its run, process and machine.
+            seconds: For which nobody else may have the server.
+            instead_of: Name of a trainer that is known to be dead.
+
+        Returns:
+            ``name`` and ``who`` of the holder, and for how many ``seconds`` yet.
+        """
+        lease, now = self.dapo_lease, time.monotonic()
+        if lease.name in ("", name, instead_of) or lease.end <= now:
+            self.dapo_lease = lease = Lease(name, who, now + seconds)
+        return {"name": lease.name, "who": lease.who, "seconds": lease.end - now}
+
+    def release_server(self, name: str) -> None:
+        """Let the next trainer in."""
+        if self.dapo_lease.name == name:
+            self.dapo_lease = Lease("", "", 0.0)
+
+
+def repack_output_head(model: Any) -> None:
+    """Pack a tied output head again (vLLM 0.32, CPU build).
+
+    There each matrix is packed for the kernel once, and a reload packs again what it loads. A head tied to the
+    embedding is loaded under the embedding's name, so its packed copy would keep the old weights.
+    """
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and type(module).__name__ in ("ParallelLMHead", "VocabParallelEmbedding"):
+            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)

@@ -1,0 +1,265 @@
+"""Servers that cannot be what is needed are refused at the start, with the next move; each serves one trainer."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+import torch
+from server_parts import building, drain, finish_under, requests, wait_for
+from stand_in_server import StandIn
+
+from dapo.errors import EngineError
+from dapo.models.checksum import checksum
+from dapo.rollout.roster import Queue
+from dapo.rollout.vllm_server import ServerEngine
+
+pytest.importorskip("aiohttp")
+
+PAGE = "<html><body>Welcome to nginx!</body></html>"
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes a server and an engine that has published version 1 (the number 1)."""
+    with building(tmp_path) as build:
+        yield build
+
+
+def refused(make, says, **options):
+    with pytest.raises(EngineError) as caught:
+        make(**options)
+    assert re.search(says, str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {}, [], PAGE, {"data": []}, {"data": {}}, {"data": [7]}, {"data": [None]}, "null", 7,
+        {"data": [{"max_model_len": "4096"}]}, {"data": [{"max_model_len": True}]}, {"data": [{"max_model_len": -1}]},
+        {"data": [{"max_model_len": 4096.5}]}, "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_no_list_of_models(make, answer):
+    refused(
+        make,
+        r"answered /v1/models with .*; expected .*max_model_len.*rollout\.server\.url",
+        spoil={"/v1/models": answer},
+    )
+
+
+@pytest.mark.parametrize("answer", [PAGE, {}, [], {"weight_version": 7}, {"weight_version": None}])
+def test_no_name_of_weights(make, answer):
+    refused(make, r"answered /weight_info with .*; expected .*rollout\.server\.url", spoil={"/weight_info": answer})
+
+
+@pytest.mark.parametrize("answer", [PAGE, {}, {"results": "no"}, {"results": []}])
+def test_no_answers_of_workers(make, answer):
+    refused(make, r"answered /collective_rpc with .*rollout\.server\.url", spoil={"/collective_rpc": answer})
+
+
+@pytest.mark.parametrize("answer", [PAGE, {}, {"choices": []}, {"choices": [{"token_ids": [1]}]}])
+def test_no_response(make, answer):
+    refused(
+        make, r"answered /inference/v1/generate with .*rollout\.server\.url", spoil={"/inference/v1/generate": answer}
+    )
+
+
+def test_no_numbers_of_other_tokens(make):
+    refused(make, r"expected 'top_logprobs'.*rollout\.server\.url", likeliest=False)
+
+
+def test_an_answer_larger_than_any_is_not_read_to_its_end(make, help, monkeypatch):
+    monkeypatch.setattr("dapo.rollout.vllm_dispatch._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("dapo.rollout.vllm_http._MOST_BYTES", 10_000)
+    server, engine = make()
+    server.answers = [(200, {"choices": ["x" * 100_000]})]
+    engine.submit(requests(help, 1, 1))
+    finish_under(drain(engine, 1), 1, 1)
+    assert len(server.generated) == 2
+    server.answers = [(200, {"choices": ["x" * 100_000]})] * 9
+    engine.submit(requests(help, 1, 1))
+    assert "larger than 26384 bytes" in drain(engine, 1)[(0, 0)].reason  # 10,000, and 2 KiB for each of eight tokens
+
+
+def test_an_address_with_a_password_is_refused_and_not_repeated(tmp_path):
+    for address in ("http://user:s3cret@127.0.0.1:9", "http://s3cret@127.0.0.1:9", "ftp://me:s3cret@127.0.0.1"):
+        with pytest.raises(EngineError, match=r"127\.0\.0\.1.*api_key_variable") as caught:
+            ServerEngine(address, tmp_path, vocabulary=40, longest=60)
+        assert "s3cret" not in str(caught.value)
+    for address in ("http://[::1", "http://127.0.0.1:99999", "http://"):
+        with pytest.raises(EngineError, match="expected something like"):
+            ServerEngine(address, tmp_path, vocabulary=40, longest=60)
+
+
+# ---------------------------------------------------------------------- another model
+
+MODEL = {"vocab_size": 40, "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e4}, "rms_norm_eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"vocab_size": 16}, "vocab_size is 16 there and 40 here"),
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5 there and 2 here"),
+        ({"rope_parameters": {"rope_theta": 1e6}}, r"rope_parameters\.rope_theta is 1000000.0 there and 10000.0 here"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+    ],
+)
+def test_another_model_is_refused_before_a_token_is_sent(tmp_path, other, says):
+    server = StandIn(config=MODEL | other)
+    try:
+        with pytest.raises(EngineError, match=rf"another model than this run: .*{says}.*model\.path"):
+            ServerEngine(server.address, tmp_path, vocabulary=40, longest=60, config=MODEL)
+        assert server.routes["/inference/v1/generate"] == 0
+    finally:
+        server.kill()
+
+
+def test_what_differs_by_version_or_use_is_no_other_model(tmp_path):
+    server = StandIn(config=MODEL | {"transformers_version": "5.0", "dtype": "bfloat16", "use_cache": False})
+    engine = ServerEngine(server.address, tmp_path, vocabulary=40, longest=60, config=MODEL | {"dtype": "float32"})
+    engine.close()
+    server.kill()
+
+
+def test_a_server_that_dies_of_the_last_token_is_told_as_one_with_fewer(tmp_path):
+    """Without the extension nobody can ask it before."""
+
+    class Dying(StandIn):
+        def generate(self, body):
+            return (500, {"error": "EngineCore died"}) if body["token_ids"] == [39] else super().generate(body)
+
+    server = Dying(extension=False)
+    try:
+        with pytest.raises(EngineError, match=r"sent token 39.*vocabulary of 40: 500: EngineCore died.*model\.path"):
+            ServerEngine(server.address, tmp_path, vocabulary=40, longest=60)
+    finally:
+        server.kill()
+
+
+# ---------------------------------------------------------------------- what it computes with
+
+
+def test_checksums_come_from_the_server_and_its_own_tensors_are_another_model(make):
+    server, engine = make()
+    assert engine.checksums() == {"value": ("float32", checksum(torch.tensor(1.0)))}
+    server.value = 7.0
+    assert engine.checksums() == {"value": ("float32", checksum(torch.tensor(7.0)))}
+    server.options["strange"] = ["model.layers.2.mlp.down_proj.weight"]
+    with pytest.raises(EngineError, match=r"1 tensors for which nothing was published \(model\.layers\.2.*model\.path"):
+        engine.checksums()
+
+
+def test_no_checksums_without_the_extension_or_of_a_server_started_again(make):
+    _, engine = make(extension=False)
+    assert engine.checksums() is None
+    server, engine = make()
+    server.forget()
+    assert engine.checksums() is None
+
+
+# ---------------------------------------------------------------------- one trainer at a time
+
+
+def test_a_second_trainer_is_refused_and_the_first_goes_on(make, help, tmp_path):
+    server, one = make(heartbeat=0.05)
+    with pytest.raises(EngineError) as caught:
+        ServerEngine(server.address, tmp_path / "two", vocabulary=40, longest=60, patience=5.0)
+    said = str(caught.value)
+    for part in (str(tmp_path / "weights"), "process", "two trainers", "a server of its own"):
+        assert part in said
+    one.submit(requests(help, 1))
+    finish_under(drain(one, 2), 1, 1)
+    one.close()  # and with it the claim
+    ServerEngine(server.address, tmp_path / "two", vocabulary=40, longest=60).close()
+
+
+def test_the_claim_of_a_dead_process_is_taken_at_once_and_of_one_elsewhere_when_it_ends(make, tmp_path, monkeypatch):
+    server, engine = make()
+    engine.close()
+    dead = {"work": "runs/killed", "process": 2**22 + 1, "machine": "here", "space": None}
+    from dapo.rollout import vllm_lease
+
+    monkeypatch.setattr(vllm_lease, "_process_space", lambda: "here")
+    for space, seconds in (("here", 3600.0), ("elsewhere", 0.2)):
+        server.worker.claim_server("dapo-dead", dead | {"space": space}, seconds)
+        ServerEngine(server.address, tmp_path / "two", vocabulary=40, longest=60).close()
+
+
+def test_a_trainer_whose_claim_was_taken_is_told_by_whom(make, help):
+    server, engine = make(heartbeat=0.05)
+    server.worker.release_server(engine._name)
+    server.worker.claim_server("dapo-other", {"work": "runs/two", "process": 7, "machine": "far"}, 60.0)
+    server.hold = True
+    engine.submit(requests(help, 1))
+    with pytest.raises(
+        EngineError, match=r"claimed by another trainer: runs/two \(process 7 on far\).*silent for too long"
+    ):
+        engine.poll()
+    assert len(engine.abort()) == 2
+
+
+# ---------------------------------------------------------------------- what is said of an outage
+
+
+def test_an_outage_is_told_with_how_long_it_is_waited_for_again_and_when_it_is_over(make, help, caplog, monkeypatch):
+    monkeypatch.setattr("dapo.rollout.vllm_waiting.AGAIN", 0.05)
+    server, engine = make(patience=600)
+    server.hold = True
+    engine.submit(requests(help, 1))
+    wait_for(lambda: len(server.generated) == 2)
+    server.kill()
+    wait_for(lambda: caplog.text.count("waiting for the vLLM server") >= 3)
+    first = next(line for line in caplog.messages if line.startswith("waiting for"))
+    assert re.search(r"for up to (600|599) s more \(rollout\.server\.patience\): .*; 2 responses wait for it", first)
+    server.hold = False
+    server.start()
+    finish_under(drain(engine, 2), 1, 1)
+    assert f"the vLLM server at {server.address} answers, after" in caplog.text
+
+
+def test_a_server_that_accepts_and_says_nothing_is_told_too(make, help, caplog, monkeypatch):
+    monkeypatch.setattr("dapo.rollout.vllm_waiting.AGAIN", 0.05)
+    server, engine = make(patience=600)
+    silent, real = threading.Event(), server.answer
+
+    def mute(path, full, body):
+        if path == "/health":
+            silent.wait(20)
+        return real(path, full, body)
+
+    server.answer, server.drops = mute, 1
+    engine.submit(requests(help, 1, 1))
+    wait_for(lambda: "no answer yet" in caplog.text)
+    silent.set()
+    finish_under(drain(engine, 1), 1, 1)
+
+
+# ---------------------------------------------------------------------- lost requests
+
+
+def test_lost_requests_go_before_those_that_wait_in_their_order_and_cost_no_look_at_the_queue(help, monkeypatch):
+    from dapo.rollout import roster
+
+    pushes = []
+    real = roster.heapq.heappush
+    monkeypatch.setattr(roster.heapq, "heappush", lambda heap, entry: (pushes.append(1), real(heap, entry)))
+    queue = Queue()
+    waiting, lost, urgent = ([help.request(g, i) for i in range(400)] for g in range(3))
+    for request in urgent:
+        object.__setattr__(request, "priority", -1)
+    for request in waiting:
+        queue.push(request)
+    queue.push_front(lost[200:])
+    queue.push_front(lost[:200])
+    for request in urgent:
+        queue.push_front([request])
+    assert len(pushes) == 3 * 400  # one for each request, however many wait
+    order = [queue.pop().key for _ in range(1200)]
+    assert order == [
+        *((2, i) for i in reversed(range(400))),
+        *((1, i) for i in range(400)),
+        *((0, i) for i in range(400)),
+    ]
