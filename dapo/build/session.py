@@ -38,7 +38,7 @@ from dapo.observe.console import Console
 from dapo.observe.spans import Phases
 from dapo.rewards.compose import CompositeScorer, build_scorer
 
-# Engine steps by which verdicts of worker processes lag; verifiers that run inline need none.
+# Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
 MOST_REWARD_WORKERS = 8  # unless the recipe says otherwise
 
@@ -52,6 +52,7 @@ def make_scorer(recipe: Recipe, output: Path | None = None) -> CompositeScorer:
         tasks={source.task for source in sources if source.task},
         output=output,
         workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, len(os.sched_getaffinity(0)) - 1)),
+        memory_mib=recipe.run.reward_memory_mib,
     )
 
 
@@ -90,7 +91,7 @@ class Session:
             raise
         lag = recipe.algorithm.dynamic_sampling.verdict_lag
         if lag is None:
-            lag = 0 if scorer.inline else WORKER_VERDICT_LAG
+            lag = 0 if scorer.quick else WORKER_VERDICT_LAG
         return cls(recipe, scorer, loaded, data, engine, make_decode(loaded.tokenizer), lag)
 
     def evaluator(self) -> Evaluator | None:

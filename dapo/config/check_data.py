@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from dapo.config.problems import Problem
 from dapo.config.schema import DataSource, Recipe
+from dapo.contracts.names import name_problem, reward_name_problem
 
 _SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"}
 
@@ -52,6 +53,9 @@ def check_rewards(r: Recipe) -> Iterator[Problem]:
         yield Problem("rewards", "every weight is 0, so every reward is 0; give at least one a weight")
     for n, reward in enumerate(r.rewards):
         key = f"rewards.{n}"
+        wrong = reward_name_problem(reward.name)
+        if wrong is not None:
+            yield Problem(f"{key}.name", f"{wrong}; it becomes the metric reward/NAME, so choose another", reward.name)
         if reward.kind == "function" and reward.function is None:
             yield Problem(f"{key}.function", "kind: function needs function: package.module:function")
         if reward.kind != "function" and reward.function is not None:
@@ -86,6 +90,10 @@ def check_data(r: Recipe) -> Iterator[Problem]:
     for part in ("train", "validation"):
         for n, source in enumerate(getattr(r.data, part)):
             yield from _source(f"data.{part}.{n}", source)
+            wrong = name_problem(source_name(source)) if source.path or source.task or source.name else None
+            if wrong is not None:
+                move = "it becomes part of metrics' keys, so choose another" if source.name else "give it a `name`"
+                yield Problem(f"data.{part}.{n}.name", f"the source's name {wrong}; {move}", source_name(source))
         names = Counter(map(source_name, getattr(r.data, part)))
         for name in (n for n, count in names.items() if count > 1):
             number = next(i for i, s in enumerate(getattr(r.data, part)) if source_name(s) == name)

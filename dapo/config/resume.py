@@ -28,7 +28,7 @@ _SOURCE_FIXED = "name split format fields task options seed size"
 
 _RULES: dict[str, dict[Rule, str]] = {
     "": {"fixed": "preset"},
-    "run": {"free": "if_exists reward_workers", "ask": "threads", "fixed": "dir name seed"},
+    "run": {"free": "if_exists reward_workers reward_memory_mib", "ask": "threads", "fixed": "dir name seed"},
     "model": {
         "free": "gradient_checkpointing",
         "ask": "device trust_remote_code attention fp32_head matmul_precision",

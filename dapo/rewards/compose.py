@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dapo.config.schema import Reward
+from dapo.contracts.names import reward_name_problem
 from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
-from dapo.rewards import math, simple
-from dapo.rewards.function import describe_error, read_values
-from dapo.rewards.pool import WorkerPool
-from dapo.rewards.task import SIGNED_SUM, read_answer, task
-from dapo.rewards.worker import Outcome, Verifier
+from dapo.rewards import simple
+from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
+from dapo.rewards.pool import MEMORY_MIB, WorkerPool
+from dapo.rewards.task import SIGNED_SUM
 
 ACCURACY = "accuracy"
+MAX_NAMES = 256  # different names of numbers in a run: each is a metric of its own
 
 
 @dataclass(slots=True)
@@ -31,7 +30,7 @@ class _Pending:
     key: Key
     source: str
     missing: int
-    answer: str | None  # what the response answers, as the reward called accuracy reads it
+    answer: str | None = None  # what the response answers, as the reward called accuracy reads it
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
 
@@ -39,7 +38,8 @@ class CompositeScorer:
     """A ``Scorer`` over the recipe's rewards. Make one with ``build_scorer``.
 
     Attributes:
-        failures: unscored responses by kind of reason: "timeout", "crash", "exception", "not a number", "accuracy".
+        failures: unscored responses by kind of reason: "timeout", "crash", "exception", "not a number", "name",
+            "accuracy".
         scored: responses scored so far.
     """
 
@@ -50,36 +50,35 @@ class CompositeScorer:
         workers: int = 1,
         tasks: Iterable[str] | None = None,
         output: Path | None = None,
+        memory_mib: int | None = MEMORY_MIB,
     ) -> None:
         """See ``build_scorer``, which also checks."""
         self.failures: Counter[str] = Counter()
         self.scored = 0
         self._rewards = list(rewards)
-        self._inline: dict[int, Callable[[Prompt, Completion], Any]] = {}
-        self._patterns: dict[int, re.Pattern[str] | None] = {}
+        self._inline: dict[int, Judge] = {}
         self._remote: dict[int, int] = {}  # index of the reward -> index of the verifier in the pool
         verifiers: list[Verifier] = []
         for index, reward in enumerate(self._rewards):
-            if reward.kind == "exact":
-                self._inline[index] = simple.exact(reward.pattern)
-                self._patterns[index] = re.compile(reward.pattern) if reward.pattern else None
-            elif reward.kind == "regex":
-                self._inline[index] = simple.regex(reward.pattern)
-            elif reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}:
-                self._inline[index] = task
+            verifier = Verifier(reward.kind, reward.name, reward.function or "", reward.pattern)
+            ours = reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}
+            if ours or (reward.kind == "exact" and reward.pattern is None):  # nothing in them can take long
+                self._inline[index] = make_judge(verifier)
             else:
                 self._remote[index] = len(verifiers)
-                verifiers.append(Verifier(reward.kind, reward.name, reward.function or ""))
-        self._pool = WorkerPool(verifiers, workers=workers, output=output) if verifiers else None
+                verifiers.append(verifier)
+        self._pool: WorkerPool | None = None
+        if verifiers:
+            self._pool = WorkerPool(verifiers, workers=workers, output=output, memory_mib=memory_mib)
+        self._names: set[str] = set()
         self._pending: dict[int, _Pending] = {}
         self._ready: list[tuple[Key, Score]] = []
         self._next = 0
 
     def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None:
-        """Queue one response. Cheap trusted rewards are computed at once, the others go to worker processes."""
+        """Queue one response. Rewards that cannot take long are computed at once, the others go to worker processes."""
         applicable = [i for i, r in enumerate(self._rewards) if r.sources is None or prompt.source in r.sources]
-        answers = (self._read_answer(i, prompt, completion) for i in applicable if self._rewards[i].name == ACCURACY)
-        pending = _Pending(key, prompt.source, missing=len(applicable), answer=next(answers, None))
+        pending = _Pending(key, prompt.source, missing=len(applicable))
         ticket, self._next = self._next, self._next + 1
         self._pending[ticket] = pending
         slim: Completion | None = None
@@ -87,7 +86,7 @@ class CompositeScorer:
             reward = self._rewards[index]
             inline = self._inline.get(index)
             if inline is not None:
-                self._settle(ticket, index, _run_inline(inline, reward.name, prompt, completion))
+                self._settle(ticket, index, *ask(inline, prompt, completion))
                 continue
             assert self._pool is not None  # a reward that is not inline has a verifier
             if reward.kind != "function":  # ours read the text alone: do not send the arrays
@@ -107,8 +106,8 @@ class CompositeScorer:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._pool is not None and self._pool.pending:
             left = 0.0 if self._ready else None if deadline is None else max(0.0, deadline - time.monotonic())
-            for item, outcome in self._pool.poll(left):
-                self._settle(*divmod(item, len(self._rewards)), outcome)
+            for done in self._pool.poll(left):
+                self._settle(*divmod(done.item, len(self._rewards)), done.outcome, done.answer)
             # A response that waits for two verifiers is finished by neither alone: ask again while nothing is.
             if self._ready or left == 0.0:
                 break
@@ -116,9 +115,9 @@ class CompositeScorer:
         return sorted(ready, key=lambda pair: pair[0])
 
     @property
-    def inline(self) -> bool:
-        """Every reward is computed in the driver: a score is there as soon as it is asked for."""
-        return self._pool is None
+    def quick(self) -> bool:
+        """No reward takes more than a moment as a rule: a verdict may be waited for as soon as it is asked for."""
+        return all(self._rewards[index].kind in ("exact", "regex") for index in self._remote)
 
     def start(self) -> None:
         """Start a worker now, if any reward needs one.
@@ -130,11 +129,12 @@ class CompositeScorer:
             self._pool.start()
 
     def stats(self) -> dict[str, float]:
-        """Counters since construction: ``scored``, ``unscored``, ``unscored/REASON``, ``worker_restarts``."""
+        """Counters since construction: scored, unscored, unscored/REASON, worker_restarts, timeouts."""
         counters = {
             "scored": float(self.scored),
             "unscored": float(sum(self.failures.values())),
             "worker_restarts": float(self._pool.restarts if self._pool else 0),
+            "timeouts": float(self._pool.timeouts if self._pool else 0),
         }
         counters.update({f"unscored/{kind.replace(' ', '_')}": float(n) for kind, n in self.failures.items()})
         return counters
@@ -146,9 +146,11 @@ class CompositeScorer:
         self._pending.clear()
         self._ready.clear()
 
-    def _settle(self, ticket: int, index: int, outcome: Outcome) -> None:
+    def _settle(self, ticket: int, index: int, outcome: Outcome, answer: str | None) -> None:
         pending = self._pending[ticket]
         pending.outcomes[index] = outcome
+        if self._rewards[index].name == ACCURACY:
+            pending.answer = answer
         pending.missing -= 1
         if pending.missing == 0:
             self._finish(ticket)
@@ -157,10 +159,22 @@ class CompositeScorer:
         pending = self._pending.pop(ticket)
         score = self._combine(pending)
         if score.reason is None:
+            score = self._known_names(score)
+        if score.reason is None:
             self.scored += 1
         else:
             self.failures[score.reason.partition(":")[0]] += 1
         self._ready.append((pending.key, score))
+
+    def _known_names(self, score: Score) -> Score:
+        """The score, unless it brings a run more names than it can have metrics."""
+        new = score.values.keys() - self._names
+        if len(self._names) + len(new) > MAX_NAMES:
+            reason = f"name: {min(new)!r} would be one name too many; a run has at most {MAX_NAMES}"
+            known = {name: value for name, value in score.values.items() if name not in new}
+            return Score(values=known, reason=reason, answer=score.answer)
+        self._names |= new
+        return score
 
     def _combine(self, pending: _Pending) -> Score:
         """Weighted sum of all values; unscored when any verifier failed, with what the others said.
@@ -193,22 +207,6 @@ class CompositeScorer:
             return Score(values=values, reason=reasons[0], answer=pending.answer)
         return Score(values=values, reward=total, answer=pending.answer)
 
-    def _read_answer(self, index: int, prompt: Prompt, completion: Completion) -> str | None:
-        """The answer that a reward reads out of a response, for majority votes; None where the kind knows none."""
-        kind = self._rewards[index].kind
-        if kind == "exact":
-            return simple.read_answer(completion.text, self._patterns[index])
-        if kind == "math":
-            return math.read_answer(completion.text)
-        return read_answer(prompt, completion.text) if kind == "task" else None
-
-
-def _run_inline(function: Callable[[Prompt, Completion], Any], name: str, prompt: Prompt, done: Completion) -> Outcome:
-    try:
-        return read_values(function(prompt, done), name)
-    except Exception as error:
-        return f"exception: {describe_error(error)}"
-
 
 def _text_only(completion: Completion) -> Completion:
     return replace(
@@ -220,6 +218,23 @@ def _text_only(completion: Completion) -> Completion:
     )
 
 
+def _check_reward(reward: Reward) -> None:
+    wrong = reward_name_problem(reward.name)
+    if wrong is not None:
+        raise RewardError(f"a reward is called {reward.name[:100]!r}: the name {wrong}; choose another")
+    if (reward.kind == "function") != (reward.function is not None):
+        raise RewardError(
+            f"reward {reward.name!r}: `kind: function` and `function: package.module:name` belong together, found "
+            f"kind {reward.kind!r} and function {reward.function!r}"
+        )
+    if reward.pattern is not None and reward.kind not in ("exact", "regex"):
+        raise RewardError(f"reward {reward.name!r}: `pattern` has no effect with kind {reward.kind!r}; remove it")
+    if reward.kind == "regex" and reward.pattern is None:
+        raise RewardError("reward kind `regex` needs a `pattern`")
+    if reward.pattern is not None:
+        simple.compile_pattern(reward.pattern, reward.kind)
+
+
 def build_scorer(
     rewards: Sequence[Reward],
     *,
@@ -227,12 +242,14 @@ def build_scorer(
     sources: Iterable[str] | None = None,
     tasks: Iterable[str] | None = None,
     output: Path | None = None,
+    memory_mib: int | None = MEMORY_MIB,
 ) -> CompositeScorer:
     """The scorer of a recipe.
 
-    ``exact``, ``regex`` and signed_sum's own scorer run in the driver. ``math``, reasoning-gym and the user's functions
-    run in worker processes, which start when first needed; with a user's function one starts here, so that a function
-    that cannot be loaded is refused before training.
+    ``exact`` without a pattern and signed_sum's own scorer run in the driver: their time grows in proportion to the
+    text. Everything else (patterns, ``math``, reasoning-gym, the user's functions) runs in worker processes, which
+    start when first needed; with a user's function one starts here, so that a function that cannot be loaded is refused
+    before training.
 
     Args:
         rewards: the recipe's rewards.
@@ -241,18 +258,13 @@ def build_scorer(
         tasks: names of all procedural tasks among the sources; when signed_sum is the only one, reward kind ``task``
             runs in the driver. None: unknown.
         output: file for whatever user code prints; None: it is dropped.
+        memory_mib: limit of each worker process in MiB; None: none.
 
     Raises:
         RewardError: rewards that contradict each other, a bad pattern, a function that cannot be loaded.
     """
     for reward in rewards:
-        if (reward.kind == "function") != (reward.function is not None):
-            raise RewardError(
-                f"reward {reward.name!r}: `kind: function` and `function: package.module:name` belong together, found "
-                f"kind {reward.kind!r} and function {reward.function!r}"
-            )
-        if reward.pattern is not None and reward.kind not in ("exact", "regex"):
-            raise RewardError(f"reward {reward.name!r}: `pattern` has no effect with kind {reward.kind!r}; remove it")
+        _check_reward(reward)
     known = None if sources is None else sorted(set(sources))
     for reward in rewards:
         for name in reward.sources or []:
@@ -271,7 +283,7 @@ def build_scorer(
         doubled = [name for name, count in names.items() if count > 1]
         if doubled and not overlapping:
             raise RewardError(f"two rewards are called {doubled[0]!r}{where}; names are unique within a source")
-    scorer = CompositeScorer(rewards, workers=workers, tasks=tasks, output=output)
+    scorer = CompositeScorer(rewards, workers=workers, tasks=tasks, output=output, memory_mib=memory_mib)
     if any(reward.kind == "function" for reward in rewards):
         try:
             scorer.start()

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from dapo.contracts.names import reward_name_problem
 from dapo.errors import RewardError
 
 MAX_VALUES = 64  # numbers in the dict that one call may return
+MAX_NUMBER = 1e15  # so that squares and sums over a group stay finite in single precision
 
 RewardFunction = Callable[..., Any]
 
@@ -52,7 +54,8 @@ def read_values(result: Any, name: str) -> dict[str, float]:
         name: name of the reward.
 
     Raises:
-        ValueError: anything else; the message begins with "not a number".
+        ValueError: anything else; the message begins with "not a number", or with "name" where a key cannot name a
+            metric.
     """
     if not isinstance(result, Mapping):
         return {name: _number(result)}
@@ -62,6 +65,9 @@ def read_values(result: Any, name: str) -> dict[str, float]:
     for key, value in result.items():
         if not isinstance(key, str):
             raise ValueError(f"not a number: a dict with the key {describe(key)}, which is not text")
+        wrong = None if key == name else reward_name_problem(key)
+        if wrong is not None:
+            raise ValueError(f"name: the key {describe(key)} cannot name a metric: it {wrong}")
         values[key] = _number(value)
     if name not in values:
         raise ValueError(
@@ -79,6 +85,8 @@ def _number(value: Any) -> float:
         raise ValueError(f"not a number: {describe(value)} ({describe_error(error)})") from error
     if not math.isfinite(number):
         raise ValueError(f"not a number: {number}")
+    if abs(number) > MAX_NUMBER:
+        raise ValueError(f"not a number: {number:g} is beyond {MAX_NUMBER:g}")
     return number
 
 
@@ -97,4 +105,6 @@ def describe_error(error: BaseException) -> str:
         text = " ".join(str(error)[:2000].split())[:200]
     except Exception:
         text = ""
+    if isinstance(error, MemoryError):
+        text = f"{text} (run.reward_memory_mib is the limit)".strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,19 +12,25 @@ import re
 from functools import lru_cache
 from typing import Any
 
-MAX_ANSWER = 2000  # characters; the longest gold answer of the public sets has 231
+from dapo.rewards.text import MAX_ANSWER, vote_text
 
 _ANSWER_LINE = re.compile(
     r"^[ \t>*_#]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t*_]*:[ \t*_]*(?:\n\s*)?(?P<answer>\S.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_MINERVA = re.compile(r"(?i)^(?:the )?(?:final )?answer is:?\s*(?P<answer>.*?)(?:\.\s*I hope it is correct)?\.?$")
+_MINERVA = re.compile(r"(?i)(?:the )?(?:final )?answer is:?\s*+")
+_HOPE = re.compile(r"(?:\.\s*+I hope it is correct)?\.?$", re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t]*####[ \t]*(?P<answer>[-+$\d][\d,.]*%?)[ \t]*$", re.MULTILINE)
 _BOX = re.compile(r"\\f?box(?:ed)?\s*(?=\{)|\\boxed\s+(?P<bare>[^\s{}$\\]+)")
+_BRACE = re.compile(r"(?<!\\)[{}]")
+_MAX_MARKED = 2 * MAX_ANSWER  # characters of an answer with what surrounds it; a longer one is not looked into
 
 
 def extract_answer(text: str) -> str | None:
-    """The last marked answer of a response, without its mark; None when there is none."""
+    """The last marked answer of a response, without its mark; None when there is none.
+
+    Time grows in proportion to the text. An answer too long to be one comes back cut, and longer than ``MAX_ANSWER``.
+    """
     last: tuple[int, str] | None = None
     for pattern in (_ANSWER_LINE, _HASHES):
         for match in pattern.finditer(text):
@@ -34,23 +40,32 @@ def extract_answer(text: str) -> str | None:
         last = max(last or (-1, ""), box)
     if last is None:
         return None
-    answer = _unwrap(last[1])
+    answer = last[1].strip()
+    if len(answer) > _MAX_MARKED:
+        return answer[: MAX_ANSWER + 1]
+    answer = _unwrap(answer)
     sentence = _MINERVA.match(answer)
-    return _unwrap(sentence["answer"]) if sentence else answer
+    hope = _HOPE.search(answer, sentence.end()) if sentence else None
+    if sentence is None or hope is None:
+        return answer
+    said = answer[sentence.end() : hope.start()]
+    return answer if "\n" in said else _unwrap(said)
 
 
 def _last_box(text: str) -> tuple[int, str] | None:
-    r"""Position and content of the last finished ``\boxed{...}``."""
-    for match in reversed(list(_BOX.finditer(text))):
-        if match["bare"] is not None:
-            return match.start(), match["bare"]
-        depth = 0
-        for index in range(match.end(), min(len(text), match.end() + 2 * MAX_ANSWER)):
-            if text[index] in "{}" and text[index - 1] != "\\":
-                depth += 1 if text[index] == "{" else -1
-                if depth == 0:
-                    return match.start(), text[match.end() + 1 : index]
-    return None
+    r"""Position and content of the last finished ``\boxed{...}``, in one pass over the braces."""
+    boxes = list(_BOX.finditer(text))
+    braced = {match.end(): match.start() for match in boxes if match["bare"] is None}
+    last = max(((match.start(), match["bare"]) for match in boxes if match["bare"] is not None), default=None)
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            start, end = opened.pop(), brace.start()
+            if start in braced and end - start < _MAX_MARKED and (last is None or braced[start] > last[0]):
+                last = braced[start], text[start + 1 : end]
+    return last
 
 
 def _unwrap(answer: str) -> str:
@@ -90,9 +105,11 @@ def _without_spaces(text: str) -> str:
 
 def as_integer(answer: str) -> int | None:
     """The whole number an answer is (without a dollar sign, thousands marks, degree sign or unit); else None."""
+    if len(answer) > MAX_ANSWER:  # also because Python converts no more than 4300 digits
+        return None
     text = _UNIT_TAIL.sub("", _THOUSANDS.sub("", answer.strip()))
     text = _without_spaces(text).replace("\\$", "").strip("$").replace("\u2212", "-")
-    if len(text) > MAX_ANSWER or not _INTEGER.match(text):  # Python converts no more than 4300 digits
+    if not _INTEGER.match(text):
         return None
     return int(text.replace(",", "").partition(".")[0])
 
@@ -171,22 +188,25 @@ def accuracy(text: str, gold: str) -> float:
     Raises:
         ValueError: there is no gold answer.
     """
+    return judge_answer(extract_answer(text), gold)
+
+
+def judge_answer(answer: str | None, gold: str) -> float:
+    """``accuracy`` of an answer that ``extract_answer`` found."""
     if not gold.strip():
         raise ValueError("the problem has no gold answer, which reward kind `math` needs")
-    answer = extract_answer(text)
     if answer is None:
         return 0.0
     marked = extract_answer(gold)
     return float(same_answer(answer, _unwrap(gold) if marked is None else marked))
 
 
-def read_answer(text: str) -> str | None:
-    """The last marked answer in a form in which most equal answers are equal texts, for majority votes."""
-    answer = extract_answer(text)
+def vote(answer: str | None) -> str | None:
+    """An answer in a form in which most equal answers are equal texts, for majority votes; None: there is none."""
     if not answer:
         return None
     number = as_integer(answer)
-    return _canonical(answer)[:MAX_ANSWER] if number is None else str(number)
+    return vote_text(_canonical(answer)) if number is None else str(number)
 
 
 def warm_up() -> None:

@@ -1,38 +1,54 @@
-"""Worker processes for verifiers, with a time limit per item.
+"""Worker processes for verifiers, with a time limit per item and a memory limit per process.
 
-One thread, no callbacks: all progress on the driver's side happens inside ``submit`` and ``poll``. A worker holds one
-batch at a time and answers item by item, so when it hangs or dies, the item it was at is known: that one failed, those
-behind it go to the next worker.
+One thread, no callbacks: all progress on the driver's side happens inside ``submit`` and ``poll``, and none of it waits
+for a worker that does not read or write. A worker holds one batch at a time and answers item by item, so when it hangs
+or dies, the item it was at is known: that one failed, those behind it go to the next worker.
 
 Workers are fresh interpreters (not forks: torch's threads do not survive one), without torch, in sessions of their own:
-Ctrl-C does not reach them, and whatever they started is killed with them. When the driver dies, so do they.
+Ctrl-C does not reach them. Each has a guard (``dapo.rewards.guard``) that ends whatever it started, also when the
+driver dies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
 from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
-from dapo.rewards.worker import Outcome, Verifier
+from dapo.rewards import guard
+from dapo.rewards.function import read_values
+from dapo.rewards.judges import Outcome, Verifier
+from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, read_message
+from dapo.rewards.output import OutputFile
+from dapo.rewards.wire import Inbox, WireError, frame
+
+log = logging.getLogger(__name__)
 
 # Not `-m`: the package imports the module too, and runpy would warn of that in every worker.
-WORKER = "import sys; from dapo.rewards.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+WORKER = "import sys; from dapo.rewards.worker import main; main(int(sys.argv[1]))"
+MEMORY_MIB = 4096  # default limit of a worker process
 _MAX_BATCH = 16
 _START_LIMIT = 120.0  # seconds for a worker's imports
+_START_TOLD = 10.0  # seconds after which a worker that still imports is told
 _TICK = 0.05  # seconds between looks at the clock while waiting
+_CHUNK = 1 << 16  # bytes taken from a connection at a time
+_CHUNKS = 64  # at a time, so that a worker that never stops sending holds up nobody
+_MAX_HOPELESS = 4096  # verdicts remembered as not to be had
+_TOLD_SECONDS = 60.0  # of verifiers' time lost to time limits, after which that is said, and again at each doubling
 
 
 @dataclass(slots=True)
@@ -45,34 +61,62 @@ class _Item:
 
 @dataclass(slots=True)
 class _Worker:
-    process: subprocess.Popen[bytes]
-    connection: Connection
+    process: subprocess.Popen[bytes]  # its guard
+    connection: socket.socket  # does not block
     lifeline: int  # our end of a pipe; closing it ends the worker
     since: float  # monotonic time at which what it does now began
     ready: bool = False
+    loading: str = ""  # what it imports
     batch: deque[_Item] = field(default_factory=deque)  # sent and not answered, in order
+    digest: str | None = None  # of the verdict it is at
+    told: int = 0  # how many of the pool's hopeless verdicts it knows
+    inbox: Inbox = field(default_factory=Inbox)
+    outbox: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An item's verdict."""
+
+    item: int
+    outcome: Outcome
+    answer: str | None = None  # for majority votes
 
 
 class WorkerPool:
     """Runs verifiers on (prompt, completion) pairs in worker processes."""
 
-    def __init__(self, verifiers: Sequence[Verifier], *, workers: int = 1, output: Path | None = None) -> None:
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        *,
+        workers: int = 1,
+        output: Path | None = None,
+        memory_mib: int | None = MEMORY_MIB,
+    ) -> None:
         """Describe the pool; processes start with the first item, or at ``start``.
 
         Args:
             verifiers: what the workers load; items name them by index.
             workers: processes at most.
-            output: file to which whatever verifiers print is appended; None: it is dropped.
+            output: file to which whatever verifiers print is appended, up to a limit; None: it is dropped.
+            memory_mib: limit of each worker process (and of each process it starts) in MiB of writable memory; None:
+                none.
         """
         self._verifiers = list(verifiers)
         self._limit = workers
-        self._output = output
+        self._path, self._memory_mib = output, memory_mib
+        self._output: OutputFile | None = None
         self._queue: deque[_Item] = deque()
         self._workers: list[_Worker] = []
-        self._done: list[tuple[int, Outcome]] = []
+        self._done: list[Finished] = []
         self._ever_ready = False
         self._failed_starts = 0  # in a row
+        self._told_start = False
+        self._hopeless: dict[str, None] = {}  # digests of verdicts that cost a worker, in order of coming
+        self._lost_seconds, self._tell_at = 0.0, _TOLD_SECONDS
         self.restarts = 0  # workers lost to a hang or a crash
+        self.timeouts = 0  # items that ran into their time limit
 
     @property
     def pending(self) -> int:
@@ -98,7 +142,7 @@ class WorkerPool:
         self._queue.append(_Item(item, verifier, seconds, blob))
         self._dispatch()
 
-    def poll(self, timeout: float | None = None) -> list[tuple[int, Outcome]]:
+    def poll(self, timeout: float | None = None) -> list[Finished]:
         """Finished items. timeout 0: what is there; None: wait until at least one is (or nothing is pending).
 
         Raises:
@@ -117,9 +161,11 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers; items that are pending are forgotten."""
         self._queue.clear()
-        for worker in self._workers:
-            _kill(worker)
+        _kill(self._workers)
         self._workers.clear()
+        if self._output is not None:
+            self._output.close()
+            self._output = None
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -129,41 +175,95 @@ class WorkerPool:
 
     def _step(self, seconds: float) -> None:
         """Take in what workers sent (wait up to ``seconds`` for it), replace those stuck or gone, hand out work."""
-        connections = [worker.connection for worker in self._workers]
-        if connections:
-            wait(connections, timeout=seconds)
+        if self._workers:
+            poller = select.poll()
+            for worker in self._workers:
+                poller.register(worker.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
+            poller.poll(seconds * 1000)
         for worker in list(self._workers):
             ended = worker.process.poll() is not None  # asked first: what it sent before its end is still read
-            alive = self._drain(worker)
+            try:
+                alive = self._exchange(worker) and not ended
+            except WireError as error:
+                self._lose(worker, f"crash: something that is no verdict came from the worker ({error})")
+                continue
             now = time.monotonic()
-            if ended or not alive:
+            if not alive:
                 self._lose(worker, "crash")
-            elif not worker.ready and now - worker.since > _START_LIMIT:
-                self._lose(worker, f"timeout: not loaded within {_START_LIMIT:g} s")
+            elif not worker.ready:
+                self._mind_start(worker, now - worker.since)
             elif worker.batch and now - worker.since > worker.batch[0].seconds:
                 self._lose(worker, f"timeout: no answer within {worker.batch[0].seconds:g} s")
         self._dispatch()
 
-    def _drain(self, worker: _Worker) -> bool:
-        """Read all that a worker has sent; False when its connection has ended."""
+    def _exchange(self, worker: _Worker) -> bool:
+        """Send and read what can be without waiting; False when the connection has ended.
+
+        Raises:
+            WireError: what was read is no message, or none that is due.
+        """
         try:
-            while worker.connection.poll():
-                message = worker.connection.recv()
-                if worker.ready:
-                    item, outcome, finished = message
-                    if worker.batch and worker.batch[0].id == item:
-                        worker.batch.popleft()
-                        self._done.append((item, outcome))
-                    worker.since = max(worker.since, finished)  # the clock is the machine's, the same in all processes
-                elif message[0] == "ready":
-                    worker.ready = self._ever_ready = True
-                    self._failed_starts = 0
-                else:
-                    self._refuse(worker, message[1])
-                    return True
-        except (EOFError, OSError, pickle.UnpicklingError):
+            if worker.outbox:
+                del worker.outbox[: worker.connection.send(worker.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
             return False
+        for _ in range(_CHUNKS):
+            try:
+                data = worker.connection.recv(_CHUNK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            worker.inbox.feed(data)
+            for body in worker.inbox.frames():
+                self._take(worker, read_message(body))
+                if worker not in self._workers:
+                    return True
         return True
+
+    def _take(self, worker: _Worker, message: Message) -> None:
+        """One message of a worker."""
+        match message:
+            case Loading(name=name) if not worker.ready:
+                worker.loading = name
+            case Ready() if not worker.ready:
+                worker.ready = self._ever_ready = True
+                self._failed_starts = 0
+            case Failed(error=error) if not worker.ready:
+                self._refuse(worker, error)
+            case Began(item=item, digest=digest) if worker.batch and worker.batch[0].id == item:
+                worker.digest = digest
+            case Done(item=item, outcome=outcome) if worker.batch and worker.batch[0].id == item:
+                if not isinstance(outcome, str):
+                    try:
+                        outcome = read_values(outcome, self._verifiers[worker.batch[0].verifier].name)
+                    except ValueError as error:
+                        raise WireError(str(error)) from None
+                worker.batch.popleft()
+                worker.digest = None
+                self._done.append(Finished(item, outcome, message.answer))
+                # The next item began when this one ended, which may have been a while ago, and never in the future.
+                worker.since = max(worker.since, min(message.time, time.monotonic()))
+            case _:
+                raise WireError(f"a message that is not due: {message.type}")
+
+    def _mind_start(self, worker: _Worker, seconds: float) -> None:
+        """Tell of a worker that takes long to load, and give up in the end."""
+        if seconds > _START_LIMIT:
+            self._lose(worker, f"timeout: not loaded within {_START_LIMIT:g} s: {worker.loading or 'starting'}")
+        elif seconds > _START_TOLD and not self._told_start:
+            self._told_start = True
+            log.warning(
+                "a worker for rewards is still starting after %.0f s, at: %s. It is given %.0f s; if its module waits "
+                "for a network or a lock at import, it never ends.",
+                seconds,
+                worker.loading or "the interpreter",
+                _START_LIMIT,
+            )
 
     def _refuse(self, worker: _Worker, message: str) -> None:
         """A worker could not load its verifiers. At the first attempt that is the recipe's fault."""
@@ -179,26 +279,46 @@ class WorkerPool:
         exit_code = None
         if reason == "crash":
             with contextlib.suppress(subprocess.TimeoutExpired):  # its connection ends a moment before the process does
-                exit_code = worker.process.wait(timeout=1)
-        _kill(worker)
+                exit_code = worker.process.wait(timeout=2)
+        _kill([worker])
         self._workers.remove(worker)
         self.restarts += 1
         if exit_code is not None:
             reason = f"crash: the process ended with code {exit_code}"
         if worker.ready:
             if worker.batch:
-                self._done.append((worker.batch.popleft().id, reason))
+                self._fail(worker.batch.popleft(), reason, worker.digest)
             self._queue.extendleft(reversed(worker.batch))
             return
         self._failed_starts += 1
+        hung = reason.startswith("timeout")  # it would hang again
+        if not self._ever_ready and (hung or self._failed_starts >= 3):
+            self.close()
+            where = f"; see {self._path}" if self._path else ""
+            raise RewardError(f"a worker for reward functions does not start: {reason}{where}")
         if self._failed_starts >= 3:
-            if not self._ever_ready:
-                self.close()
-                where = f"; see {self._output}" if self._output else ""
-                raise RewardError(f"a worker for reward functions does not start: {reason}{where}")
-            self._done += [(item.id, f"crash: workers no longer start: {reason}") for item in self._queue]
+            self._done += [Finished(item.id, f"crash: workers no longer start: {reason}") for item in self._queue]
             self._queue.clear()
             self._failed_starts = 0
+
+    def _fail(self, item: _Item, reason: str, digest: str | None) -> None:
+        """An item cost its worker. Equal ones shall not cost another."""
+        self._done.append(Finished(item.id, reason))
+        if digest is not None and len(self._hopeless) < _MAX_HOPELESS:
+            self._hopeless[digest] = None
+        if not reason.startswith("timeout"):
+            return
+        self.timeouts += 1
+        self._lost_seconds += item.seconds
+        if self._lost_seconds >= self._tell_at:
+            self._tell_at = 2 * self._lost_seconds
+            log.warning(
+                "%d responses ran into the time limit of their reward, which took %.0f s of %d worker(s). A lower "
+                "`timeout` of that reward, or a higher run.reward_workers, bounds what such responses cost.",
+                self.timeouts,
+                self._lost_seconds,
+                self._limit,
+            )
 
     def _dispatch(self) -> None:
         """Give idle workers a batch, and start workers while there is more to do than there are hands."""
@@ -207,27 +327,36 @@ class WorkerPool:
                 size = max(1, min(_MAX_BATCH, len(self._queue) // self._limit))
                 worker.batch.extend(self._queue.popleft() for _ in range(min(size, len(self._queue))))
                 worker.since = time.monotonic()
-                with contextlib.suppress(OSError):  # it died: found in the next step
-                    worker.connection.send([(i.id, i.verifier, i.blob) for i in worker.batch])
+                items = [(item.id, item.verifier, item.blob) for item in worker.batch]
+                new = list(self._hopeless)[worker.told :]
+                worker.told = len(self._hopeless)
+                self._send(worker, (items, new))
         idle = sum(not worker.batch for worker in self._workers)
         while len(self._workers) < self._limit and idle < len(self._queue):
             self._start_worker()
             idle += 1
 
+    def _send(self, worker: _Worker, message: Any) -> None:
+        """Send what goes at once and keep the rest for the next steps."""
+        worker.outbox += frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+        with contextlib.suppress(OSError):  # it does not read just now, or it died: found in the next step
+            del worker.outbox[: worker.connection.send(worker.outbox)]
+
     def _start_worker(self) -> None:
-        ours, theirs = Pipe()
+        if self._path is not None and self._output is None:
+            self._output = OutputFile(self._path)
+        sink = subprocess.DEVNULL if self._output is None else self._output.descriptor
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
         lifeline, our_lifeline = os.pipe()
-        passed = (theirs.fileno(), lifeline)
+        passed = (lifeline, theirs.fileno())
         # Our module path, so that a worker finds what the driver finds; one thread each, to leave the cores alone.
         paths = [path for path in sys.path if path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
-        sink: Any = subprocess.DEVNULL
-        if self._output is not None:
-            self._output.parent.mkdir(parents=True, exist_ok=True)
-            sink = self._output.open("ab")
+        command = [sys.executable, "-P", "-c", WORKER, str(theirs.fileno())]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", WORKER, *map(str, passed)],
+                [sys.executable, "-I", "-S", guard.__file__, *map(str, passed), str(self._memory_mib or 0), *command],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -235,24 +364,29 @@ class WorkerPool:
                 env=environment,
                 start_new_session=True,
             )
+        except BaseException:
+            ours.close()
+            os.close(our_lifeline)
+            raise
         finally:
             theirs.close()
             os.close(lifeline)
-            if self._output is not None:
-                sink.close()
         worker = _Worker(process, ours, our_lifeline, time.monotonic())
         self._workers.append(worker)
-        with contextlib.suppress(OSError):
-            ours.send(self._verifiers)
+        self._send(worker, self._verifiers)
 
 
-def _kill(worker: _Worker) -> None:
-    """End a worker and every process it started."""
-    with contextlib.suppress(OSError):
+def _kill(workers: Iterable[_Worker]) -> None:
+    """End workers and every process they started: their guards do it once the lifelines are closed."""
+    for worker in workers:
         worker.connection.close()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker.process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        worker.process.wait(timeout=5)
-    with contextlib.suppress(OSError):
-        os.close(worker.lifeline)
+        with contextlib.suppress(OSError):
+            os.close(worker.lifeline)
+    for worker in workers:
+        try:
+            worker.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # the guard itself is stopped or stuck
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=5)

@@ -1,18 +1,16 @@
-"""Text rewards: ``exact`` and ``regex``. Cheap and trusted, so they run in the driver."""
+"""Text rewards: ``exact`` and ``regex``. A pattern may backtrack without end, so patterns run in worker processes."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable
+from collections import deque
 
-from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
+from dapo.rewards.text import MAX_ANSWER, normalise, vote_text
 
-
-def normalise(text: str) -> str:
-    """Text as ``exact`` compares it: Unicode NFKC, white-space runs as one space, none at the ends. Case counts."""
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+# The most characters that NFKC makes one of (Greek letters with three accents): a text this many times as long as the
+# gold answer cannot equal it.
+_COMPOSED = 4
 
 
 def compile_pattern(pattern: str, kind: str) -> re.Pattern[str]:
@@ -23,44 +21,35 @@ def compile_pattern(pattern: str, kind: str) -> re.Pattern[str]:
     """
     try:
         return re.compile(pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # the last two: a{10**12}, and brackets without end
         raise RewardError(
-            f"reward kind `{kind}`: the pattern {pattern!r} is not a regular expression: {error}"
+            f"reward kind `{kind}`: the pattern {pattern[:200]!r} is not a regular expression: {error}"
         ) from error
 
 
-def read_answer(text: str, pattern: re.Pattern[str] | None) -> str | None:
-    r"""The answer that ``exact`` reads, normalised; None when there is none.
+def find_answer(text: str, pattern: re.Pattern[str] | None) -> str | None:
+    r"""The answer that ``exact`` reads, as it stands; None when there is none.
 
     The last match of ``pattern`` (its group 1 where it has one), e.g. ``=(-?\d+)\s*$``; without a pattern, the last
     line that is not empty.
     """
     if pattern is None:
-        lines = [line for line in text.split("\n") if line.strip()]
-        return normalise(lines[-1]) if lines else None
-    matches = list(pattern.finditer(text))
-    if not matches:
+        return text.rstrip().rpartition("\n")[2] if text.strip() else None
+    last = deque(pattern.finditer(text), maxlen=1)
+    return None if not last else (last[0][1] if pattern.groups else last[0][0]) or ""
+
+
+def equals(answer: str | None, gold: str) -> float:
+    """1.0 when both are the same text after ``normalise``, else 0.0. The gold answer's length bounds the work."""
+    if answer is None:
+        return 0.0
+    flat, golden = " ".join(answer.split()), normalise(gold)
+    return float(len(flat) <= _COMPOSED * len(golden) and normalise(flat) == golden)
+
+
+def vote(answer: str | None) -> str | None:
+    """How the answer votes: normalised, unless it is too long to be one."""
+    if answer is None:
         return None
-    return normalise((matches[-1][1] if pattern.groups else matches[-1][0]) or "")
-
-
-def exact(pattern: str | None = None) -> Callable[[Prompt, Completion], float]:
-    """1.0 when the answer that ``read_answer`` finds equals the gold answer after ``normalise``, else 0.0."""
-    compiled = None if pattern is None else compile_pattern(pattern, "exact")
-
-    def score(prompt: Prompt, completion: Completion) -> float:
-        return float(read_answer(completion.text, compiled) == normalise(prompt.answer))
-
-    return score
-
-
-def regex(pattern: str | None) -> Callable[[Prompt, Completion], float]:
-    """1.0 when ``pattern`` is found anywhere in the response, else 0.0."""
-    if pattern is None:
-        raise RewardError("reward kind `regex` needs a `pattern`")
-    compiled = compile_pattern(pattern, "regex")
-
-    def score(prompt: Prompt, completion: Completion) -> float:
-        return float(compiled.search(completion.text) is not None)
-
-    return score
+    flat = " ".join(answer.split())
+    return vote_text(normalise(flat) if len(flat) <= MAX_ANSWER else flat)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -16,17 +15,21 @@ REASONING_GYM = "reasoning_gym/"
 
 
 def read_answer(prompt: Prompt, text: str) -> str | None:
-    """What a response answers, for majority votes; None when it answers nothing."""
+    """What a response answers; None when it answers nothing."""
     if prompt.extra.get("task") == SIGNED_SUM:
-        words = text.split()
-        return words[-1].removeprefix("=") if words and words[-1].startswith("=") else None
+        word = _last_word(text)
+        return word.removeprefix("=") if word.startswith("=") else None
     return extract_task_answer(text) or None
+
+
+def _last_word(text: str) -> str:
+    words = text.rsplit(None, 1)
+    return words[-1] if words else ""
 
 
 def signed_sum(prompt: Prompt, completion: Completion) -> float:
     """1.0 when the last word is ``=T`` with T the gold answer, else 0.0."""
-    words = completion.text.split()
-    return float(bool(words) and words[-1] == f"={prompt.answer}")
+    return float(_last_word(completion.text) == f"={prompt.answer}")
 
 
 def reasoning_gym(prompt: Prompt, completion: Completion) -> float:
@@ -54,18 +57,24 @@ def _generator(name: str, options: str) -> Any:
     return library.create_dataset(name, seed=0, size=1, **json.loads(options))
 
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 
 
 def extract_task_answer(text: str) -> str:
-    r"""What a response to a procedural task answers.
+    r"""What a response to a procedural task answers. Time grows in proportion to the text.
 
     The content of its last ``<answer>...</answer>``; else its last ``\boxed{}`` or ``Answer:`` line; else all of it
     (tasks whose answers are grids or sentences ask for nothing but the answer).
     """
-    tagged = _TAGGED.findall(text)
-    if tagged:
-        return str(tagged[-1]).strip()
+    tagged, start = None, text.find(_OPEN)
+    while start >= 0:
+        end = text.find(_CLOSE, start)
+        if end < 0:
+            break
+        tagged = text[start + len(_OPEN) : end]
+        start = text.find(_OPEN, end)
+    if tagged is not None:
+        return tagged.strip()
     marked = extract_answer(text)
     return text.strip() if marked is None else marked
 

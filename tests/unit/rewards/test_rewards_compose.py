@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scoring import completion, prompt, score_all
 
 from dapo.config.schema import DataSource, Reward
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Prompt, Score
 from dapo.data import load_problems
 from dapo.errors import RewardError
-from dapo.rewards import CompositeScorer, build_scorer
+from dapo.rewards.compose import CompositeScorer, build_scorer
 
 HERE = Path(__file__).parent
 OBEY = "verifiers_for_tests:obey"
@@ -41,33 +36,6 @@ def make() -> Iterator[Callable[..., CompositeScorer]]:
     yield build
     for scorer in made:
         scorer.close()
-
-
-def prompt(answer: str = "42", source: str = "set", **extra: Any) -> Prompt:
-    return Prompt("id", "question", np.arange(3), "question", answer, source, extra)
-
-
-def completion(text: str) -> Completion:
-    n = 4
-    return Completion(
-        np.ones(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.int32), FinishReason.STOP, text=text
-    )
-
-
-def score_all(scorer: CompositeScorer, texts: list[str], of: Prompt | None = None) -> list[Score]:
-    """Scores of all texts in their order; every key must come back exactly once."""
-    for index, text in enumerate(texts):
-        scorer.submit((5, index), of or prompt(), completion(text))
-    scores: dict[tuple[int, int], Score] = {}
-    while len(scores) < len(texts):
-        found = scorer.poll(timeout=60)
-        assert found, f"nothing came back within a minute; have {sorted(scores)}"
-        for key, score in found:
-            assert key not in scores
-            scores[key] = score
-    assert scorer.poll(timeout=0) == []
-    assert scorer.poll(timeout=None) == []
-    return [scores[5, index] for index in range(len(texts))]
 
 
 # ---------------------------------------------------------------- inline kinds
@@ -125,9 +93,10 @@ def test_signed_sum_scores_its_last_word(make: Any) -> None:
     scores = score_all(scorer, ["+7 =11 -8 =3 +3 =6", "=6 ?", "6", "", "+2 =16", "=6"], of)
     assert [s.reward for s in scores] == [1, 0, 0, 0, 0, 1]
     assert [s.answer for s in scores] == ["6", None, None, None, "16", "6"]
-    assert scorer.inline, "a trusted scorer needs no worker process"
+    assert scorer.quick
+    assert scorer._pool is None, "it needs no worker process"
     in_worker = make(Reward(kind="task"), tasks=["signed_sum", "reasoning_gym/chain_sum"])
-    assert not in_worker.inline
+    assert not in_worker.quick
     assert score_all(in_worker, ["=6", "=7"], of)[0].reward == 1
 
 
@@ -189,6 +158,19 @@ BAD = {
     "leave": "exception: SystemExit: 3",
     "crash": "crash: the process ended with code 7",
     "segfault": "crash: the process ended with code -11",
+    "slash": "name: the key str 'len/mean' cannot name a metric: it has a slash",
+    "empty key": "name: the key str '' cannot name a metric: it is empty",
+    "blank key": "name: the key str ' ' cannot name a metric: it is empty",
+    "newline key": r"name: the key str 'a\nb' cannot name a metric: it has a character that cannot be printed",
+    "raw": "name: the key str 'raw' cannot name a metric: it is taken: `reward/raw`",
+    "shaped": "name: the key str 'shaped_mean' cannot name a metric: it is taken",
+    "kept": "name: the key str 'format_kept' cannot name a metric: it ends in `_kept`",
+    "placeholder": "name: the key str '<name>' cannot name a metric: it has an angle bracket",
+    "surrogate key": r"name: the key str '\ud800' cannot name a metric: it has a character that cannot be printed",
+    "escape key": r"name: the key str '\x1b[2J' cannot name a metric: it has a character that cannot be printed",
+    "long key": "name: the key str 'kkkk",
+    "beyond": "not a number: 1e+300 is beyond 1e+15",
+    "surrogate error": r"exception: KeyError: '\ud800'",
     "hang": "timeout: no answer within 2 s",
     "hang in c": "timeout: no answer within 2 s",
 }
@@ -207,7 +189,14 @@ def test_misbehaviour_is_unscored_with_its_reason_and_harms_no_neighbour(make: A
             assert np.isnan(score.reward)
         else:
             assert (score.reason, score.reward) == (None, {"one": 1.0, "half": 0.5}[text])
-    assert scorer.failures == {"timeout": 2, "crash": 2, "exception": 2, "not a number": 11, "accuracy": 2}
+    assert scorer.failures == {
+        "timeout": 2,
+        "crash": 2,
+        "exception": 3,
+        "not a number": 12,
+        "name": 11,
+        "accuracy": 2,
+    }
     assert scorer.stats()["worker_restarts"] == 4
     assert scorer.stats()["scored"] == 2 * len(BAD)
 
@@ -225,6 +214,15 @@ def test_changes_a_function_makes_to_its_inputs_are_seen_by_nobody(make: Any) ->
     of = prompt(list=[1])
     assert [s.reward for s in score_all(scorer, ["mutate"] * 6, of)] == [1] * 6
     assert of.extra == {"list": [1]}
+
+
+def test_names_that_never_repeat_do_not_become_metrics_without_end(make: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("dapo.rewards.compose.MAX_NAMES", 3)
+    scorer = make(Reward(kind="function", function="verifiers_for_tests:numbered"))
+    scores = score_all(scorer, ["a", "b", "c", "b", "d"])
+    assert [s.scored for s in scores] == [True, True, False, True, False]
+    assert scores[2].reason == "name: 'c' would be one name too many; a run has at most 3"
+    assert dict(scores[2].values) == {"accuracy": 1.0}
 
 
 def test_two_verifiers_of_which_one_fails(make: Any) -> None:
@@ -276,9 +274,15 @@ def test_a_module_of_the_current_folder_is_found(make: Any, tmp_path: Path, monk
     ("rewards", "message"),
     [
         ([Reward(name="quality", kind="exact")], "no reward is called `accuracy`"),
+        ([Reward(), Reward(name="a/b", kind="exact")], "'a/b': the name has a slash"),
+        ([Reward(), Reward(name="", kind="exact")], "'': the name is empty"),
+        ([Reward(), Reward(name="raw", kind="exact")], "'raw': the name is taken"),
+        ([Reward(), Reward(name="x_kept", kind="exact")], "ends in `_kept`"),
         ([Reward(kind="exact"), Reward(kind="math")], "two rewards are called 'accuracy'"),
         ([Reward(kind="regex")], "needs a `pattern`"),
         ([Reward(kind="exact", pattern="(")], "not a regular expression"),
+        ([Reward(kind="exact", pattern="(" * 5000 + ")" * 5000)], "not a regular expression"),
+        ([Reward(kind="regex", pattern="a{999999999999}")], "not a regular expression"),
         ([Reward(kind="function")], "belong together"),
         ([Reward(kind="math", function="a:b")], "belong together"),
         ([Reward(kind="math", pattern="x")], "`pattern` has no effect"),
@@ -325,36 +329,6 @@ def test_workers_do_not_import_torch(make: Any, tmp_path: Path, monkeypatch: pyt
     # a math verifier beside it: what it imports counts too
     scorer = make(Reward(kind="function", function="spy:score"), Reward(name="maths", kind="math", weight=0))
     assert score_all(scorer, ["x"])[0].values["accuracy"] == 0.0
-
-
-@pytest.mark.parametrize("order", ["hang", "hang in c", "one"])
-def test_workers_die_with_a_killed_driver(order: str) -> None:
-    """A driver killed with SIGKILL leaves nothing running, even when a worker hangs inside C code."""
-    code = f"""
-import sys, time; sys.path.insert(0, {str(HERE)!r})
-import dapo.rewards.worker, test_rewards_compose as t
-from dapo.config.schema import Reward
-scorer = t.build_scorer([Reward(kind="function", function={OBEY!r}, timeout=3600)])
-scorer.submit((0, 0), t.prompt(), t.completion({order!r}))
-scorer.poll(0.5)
-print(*t.children(scorer), flush=True)
-time.sleep(600)
-"""
-    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    (pid,) = map(int, driver.stdout.readline().split())
-    try:
-        assert alive(pid)
-        os.kill(driver.pid, signal.SIGKILL)
-        driver.wait()
-        deadline = time.monotonic() + 30
-        while alive(pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not alive(pid)
-    finally:
-        driver.kill()
-        if alive(pid):
-            os.killpg(pid, signal.SIGKILL)
 
 
 def test_ctrl_c_does_not_reach_workers(make: Any) -> None:

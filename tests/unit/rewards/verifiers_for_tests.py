@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import re
+import struct
+import subprocess
 import sys
 import time
 
 
 def right(prompt, completion):
     return completion.text == prompt.answer
+
+
+def numbered(prompt, completion):
+    return {"accuracy": 1.0, completion.text: 1.0}
 
 
 def obey(prompt, completion):
@@ -75,6 +83,86 @@ class Hostile:
         raise RuntimeError("cannot be pickled")
 
 
+def connection() -> int:
+    """The descriptor over which the worker talks to the driver."""
+    return int(sys.argv[1])
+
+
+def raw(body, length=None):
+    """Write a frame, with a length that may lie, past everything that would check it."""
+    os.write(connection(), struct.pack("!Q", len(body) if length is None else length) + body)
+
+
+def huge_header(prompt, completion):
+    raw(b"x", 2 << 30)
+    return 1.0
+
+
+def half_a_message(prompt, completion):
+    """Swallows the worker's own answer, and its connection stays open."""
+    raw(b"{", 1 << 19)
+    return 1.0
+
+
+class Pwned:
+    def __reduce__(self):
+        return (exec, ("import os; os.environ['PWNED_DRIVER'] = '1'",))
+
+
+def evil_pickle(prompt, completion):
+    raw(pickle.dumps((Pwned(), 1, 2)))
+    return 1.0
+
+
+def forged(**message):
+    def forge(prompt, completion):
+        raw(json.dumps(message).encode())
+        return 1.0
+
+    return forge
+
+
+def brackets(prompt, completion):
+    raw(b"[" * (1 << 19))
+    return 1.0
+
+
+def flood(prompt, completion):
+    """Never stops sending what is no message."""
+    while True:
+        os.write(connection(), bytes(1 << 16))
+
+
+def future(prompt, completion):
+    """Claims that it ended in a thousand years, so that a later item would have until then; then hangs."""
+    time.monotonic = lambda: 3e10
+    return 1.0
+
+
+def memory(prompt, completion):
+    """Takes 2 GiB, page by page."""
+    kept = [bytearray(1 << 20) for _ in range(2048)]
+    return float(len(kept))
+
+
+SLEEPER = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
+
+
+def child(folder, **options):
+    """Start a process that outlives its parent if nobody minds, and note its id."""
+    process = subprocess.Popen(SLEEPER, **options)
+    (folder / str(process.pid)).touch()
+
+
+def orphan(folder):
+    """A daemon: twice forked, in a session of its own."""
+    if os.fork() == 0:
+        os.setsid()
+        child(folder)
+        os._exit(0)
+    os.wait()
+
+
 ORDERS = {
     "one": lambda p, c: 1,
     "true": lambda p, c: True,
@@ -102,4 +190,27 @@ ORDERS = {
     "leave": leave,
     "noisy": noisy,
     "mutate": mutate,
+    "slash": lambda p, c: {"accuracy": 1.0, "len/mean": 2.0},
+    "empty key": lambda p, c: {"accuracy": 1.0, "": 2.0},
+    "blank key": lambda p, c: {"accuracy": 1.0, " ": 2.0},
+    "newline key": lambda p, c: {"accuracy": 1.0, "a\nb": 2.0},
+    "raw": lambda p, c: {"accuracy": 1.0, "raw": 2.0},
+    "shaped": lambda p, c: {"accuracy": 1.0, "shaped_mean": 2.0},
+    "kept": lambda p, c: {"accuracy": 1.0, "format_kept": 2.0},
+    "placeholder": lambda p, c: {"accuracy": 1.0, "<name>": 2.0},
+    "surrogate key": lambda p, c: {"accuracy": 1.0, "\ud800": 2.0},
+    "escape key": lambda p, c: {"accuracy": 1.0, "\x1b[2J": 2.0},
+    "long key": lambda p, c: {"accuracy": 1.0, "k" * 500: 2.0},
+    "beyond": lambda p, c: {"accuracy": 1.0, "size": 1e300},
+    "surrogate error": lambda p, c: {}["\ud800"],
+    "huge header": huge_header,
+    "half a message": half_a_message,
+    "evil pickle": evil_pickle,
+    "not json": forged(),
+    "brackets": brackets,
+    "other item": forged(type="done", item=-1, outcome={"accuracy": 1.0}, answer=None, time=0.0),
+    "no failure": forged(type="failed", error="no"),
+    "flood": flood,
+    "future": future,
+    "memory": memory,
 }

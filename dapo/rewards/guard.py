@@ -1,0 +1,121 @@
+"""Stands between the driver and one worker, so that nothing which the worker starts outlives it or the driver.
+
+Run as a file (``python -I -S guard.py LIFELINE CONNECTION MIB COMMAND...``) with the standard library alone: it must be
+there in no time and cannot be disturbed by what a reward imports. It starts COMMAND with a memory limit of MIB for each
+process (0: none) and as the kernel's first choice when memory runs out. On Linux it becomes the parent of whatever
+the worker's processes leave behind, also in sessions of their own. When the worker ends, the driver dies, or the
+driver closes its end of the pipe LIFELINE, it kills all of them and ends as the worker did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MIB = 1 << 20
+
+
+def main(lifeline: int, connection: int, memory_mib: int, command: list[str]) -> None:
+    """Run ``command`` until it ends or nobody wants it any more. Does not return."""
+    driver = os.getppid()
+    waking, wake = os.pipe()
+    for end in (waking, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # beside the lifeline, which a fork of the driver may hold open
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would be as large as the worker
+    guard = os.getpid()
+    worker = os.fork()
+    if worker == 0:
+        try:
+            os.close(lifeline)
+            _become(guard, memory_mib, command)
+        finally:
+            os._exit(127)
+    os.close(connection)
+    status = None
+    while status is None and os.getppid() == driver:
+        readable, _, _ = select.select([lifeline, waking], [], [])
+        if lifeline in readable:
+            break
+        with contextlib.suppress(BlockingIOError):
+            os.read(waking, 4096)
+        status = _reap(worker)
+    _end(worker)
+    if status is not None and os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):  # SIGKILL has no other action
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(guard, os.WTERMSIG(status))
+    os._exit(0 if status is None else os.waitstatus_to_exitcode(status))
+
+
+def _become(guard: int, memory_mib: int, command: list[str]) -> None:
+    """Turn this process, just forked, into the worker."""
+    os.setsid()  # a signal to its process group must not reach the guard
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if memory_mib:
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is in force already
+            resource.setrlimit(resource.RLIMIT_DATA, (memory_mib * _MIB,) * 2)
+    os.execv(command[0], command)
+
+
+def _reap(worker: int) -> int | None:
+    """Collect whatever has ended; the worker's status if it has."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == worker:
+                status = ended
+    return status
+
+
+def _end(worker: int) -> None:
+    """Kill all descendants: those whose parent dies become ours, until none is left."""
+    with contextlib.suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
+    while True:
+        for pid in _children():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    """Processes of which this one is the parent; empty where there is no /proc."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(entry.parent.name))
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux's prctl; elsewhere nothing, and the process group and the lifeline have to do."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,138 @@
+"""What a reward's kind stands for: how an answer is read, judged, and made a vote. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from dapo.contracts.types import Completion, Prompt
+from dapo.errors import RewardError
+from dapo.rewards import math, simple
+from dapo.rewards.function import describe_error, load_function, read_values
+from dapo.rewards.task import read_answer, task
+from dapo.rewards.text import vote_text
+
+Outcome = dict[str, float] | str
+"""Numbers by name, or why there are none: a kind of failure (``KINDS``), a colon, details."""
+KINDS = ("timeout", "crash", "exception", "not a number", "name")
+HOPELESS = "timeout: an equal answer to an equal problem was not judged in time, or ended its worker, before"
+Read = str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """A reward by its description, which is what travels to a worker."""
+
+    kind: Literal["math", "exact", "regex", "task", "function"]
+    name: str
+    function: str = ""
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A reward that can be asked.
+
+    Attributes:
+        name: of the reward.
+        read: (prompt, response) -> what the verdict depends on beside the gold answer: the answer found, or the whole
+            text. Its time grows in proportion to the text. None for a user's function, which may look at anything.
+        score: (prompt, response, what was read) -> (a number or a dict of numbers, the answer for majority votes).
+        per_prompt: the verdict depends on the prompt's record, not on the gold answer alone.
+    """
+
+    name: str
+    read: Callable[[Prompt, Completion], Read] | None
+    score: Callable[[Prompt, Completion, Read], tuple[Any, str | None]]
+    per_prompt: bool = False
+
+    def digest(self, prompt: Prompt, read: Read) -> str:
+        """Equal for two responses whose verdicts are necessarily the same."""
+        parts = [self.name, str(read is None), read or "", prompt.answer, prompt.id if self.per_prompt else ""]
+        found = hashlib.sha256()
+        for part in parts:
+            data = part.encode("utf-8", "surrogatepass")
+            found.update(b"%d:" % len(data) + data)
+        return found.hexdigest()
+
+
+def make_judge(verifier: Verifier) -> Judge:
+    """The judge that a description stands for, with its imports done.
+
+    Raises:
+        RewardError: a pattern that is none, or a function that cannot be loaded.
+    """
+    if verifier.kind == "math":
+        math.warm_up()
+        return Judge(verifier.name, lambda _, completion: math.extract_answer(completion.text), _score_math)
+    if verifier.kind == "task":
+        return Judge(verifier.name, lambda prompt, done: read_answer(prompt, done.text), _score_task, per_prompt=True)
+    if verifier.kind == "function":
+        function = load_function(verifier.function)
+        return Judge(verifier.name, None, lambda prompt, completion, _: (function(prompt, completion), None))
+    if verifier.kind == "regex" and verifier.pattern is None:
+        raise RewardError("reward kind `regex` needs a `pattern`")
+    pattern = None if verifier.pattern is None else simple.compile_pattern(verifier.pattern, verifier.kind)
+    score: Callable[..., tuple[Any, str | None]]
+    if verifier.kind == "exact":
+        score = partial(_score_exact, pattern)
+    else:
+        assert pattern is not None
+        score = partial(_score_regex, pattern)
+    return Judge(verifier.name, lambda _, completion: completion.text, score)
+
+
+def ask(
+    judge: Judge,
+    prompt: Prompt,
+    completion: Completion,
+    *,
+    hopeless: Container[str] = (),
+    begin: Callable[[str], None] | None = None,
+) -> tuple[Outcome, str | None]:
+    """One verdict and the answer for votes. Whatever a judge does short of ending the process becomes an outcome.
+
+    Args:
+        judge: whom to ask.
+        prompt: with the gold answer.
+        completion: the response.
+        hopeless: digests of verdicts that were not found in time; they are not tried again.
+        begin: called with the digest before the part that may take long, unless the judge has none. None: the judge is
+            trusted to be quick, and there are no digests.
+    """
+    try:
+        read = None
+        if judge.read is not None:
+            read = judge.read(prompt, completion)
+            digest = judge.digest(prompt, read) if begin is not None else ""
+            if digest in hopeless:
+                return HOPELESS, None
+            if begin is not None:
+                begin(digest)
+        result, vote = judge.score(prompt, completion, read)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of user code too
+        return f"exception: {describe_error(error)}", None
+    try:
+        return read_values(result, judge.name), vote
+    except Exception as error:
+        return (str(error)[:400] if isinstance(error, ValueError) else f"exception: {describe_error(error)}"), None
+
+
+def _score_math(prompt: Prompt, completion: Completion, read: Read) -> tuple[float, str | None]:
+    return math.judge_answer(read, prompt.answer), math.vote(read)
+
+
+def _score_task(prompt: Prompt, completion: Completion, read: Read) -> tuple[float, str | None]:
+    return task(prompt, completion), None if read is None else vote_text(read)
+
+
+def _score_exact(pattern: Any, prompt: Prompt, completion: Completion, _: Read) -> tuple[float, str | None]:
+    answer = simple.find_answer(completion.text, pattern)
+    return simple.equals(answer, prompt.answer), simple.vote(answer)
+
+
+def _score_regex(pattern: Any, prompt: Prompt, completion: Completion, _: Read) -> tuple[float, str | None]:
+    return float(pattern.search(completion.text) is not None), None

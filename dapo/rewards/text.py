@@ -1,0 +1,21 @@
+"""Texts of any length, as they are compared and as they are passed on."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+
+MAX_ANSWER = 2000  # characters; the longest gold answer of the public sets has 231
+
+
+def normalise(text: str) -> str:
+    """Text as ``exact`` compares it: Unicode NFKC, white-space runs as one space, none at the ends. Case counts."""
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+def vote_text(answer: str) -> str:
+    """An answer as it votes in majorities and stands in rollouts: a long one as its beginning and a checksum."""
+    if len(answer) <= MAX_ANSWER:
+        return answer
+    checksum = hashlib.sha256(answer.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{answer[: MAX_ANSWER // 2]}… ({len(answer)} characters, {checksum})"

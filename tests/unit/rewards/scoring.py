@@ -1,0 +1,38 @@
+"""What the tests of rewards share: a prompt, a response, and the scores of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Prompt, Score
+from dapo.rewards.compose import CompositeScorer
+
+
+def prompt(answer: str = "42", source: str = "set", **extra: Any) -> Prompt:
+    return Prompt("id", "question", np.arange(3), "question", answer, source, extra)
+
+
+def completion(text: str) -> Completion:
+    n = 4
+    return Completion(
+        np.ones(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.int32), FinishReason.STOP, text=text
+    )
+
+
+def score_all(scorer: CompositeScorer, texts: list[str], of: Prompt | None = None) -> list[Score]:
+    """Scores of all texts in their order; every key must come back exactly once."""
+    for index, text in enumerate(texts):
+        scorer.submit((5, index), of or prompt(), completion(text))
+    scores: dict[tuple[int, int], Score] = {}
+    while len(scores) < len(texts):
+        found = scorer.poll(timeout=60)
+        assert found, f"nothing came back within a minute; have {sorted(scores)}"
+        for key, score in found:
+            assert key not in scores
+            scores[key] = score
+    assert scorer.poll(timeout=0) == []
+    assert scorer.poll(timeout=None) == []
+    return [scores[5, index] for index in range(len(texts))]
