@@ -51,7 +51,7 @@ def _sampling(r: Recipe) -> Iterator[str]:
     if a.overlong_filtering and a.truncated_vote:
         yield (
             "algorithm.truncated_vote with overlong_filtering: truncated responses move the baseline of their group "
-            "and carry no loss themselves"
+            "and carry no loss themselves (response/voters counts them, response/with_loss does not)"
         )
 
 

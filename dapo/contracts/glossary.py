@@ -168,11 +168,13 @@ def _rewards() -> Iterator[Metric]:
     yield Metric("reward/shaped_std", "reward", "Standard deviation of that reward.")
     yield Metric("reward/advantage_abs_mean", "1", "Mean absolute advantage of the trained responses' voters.")
     yield Metric(
-        "reward/unscored", COUNT, "Responses that no verifier could score; they neither vote nor train.", "lower"
+        "reward/unscored",
+        COUNT,
+        "Responses without a score in the groups judged in this step (as in `sampling/responses`); they neither vote "
+        "nor train. A verifier may have failed in an earlier step, while the group was not finished.",
+        "lower",
     )
-    yield Metric(
-        "reward/unscored/<reason>", COUNT, "Unscored responses by reason (its text before the first colon).", "lower"
-    )
+    yield Metric("reward/unscored/<reason>", COUNT, "The same by reason (its text before the first colon).", "lower")
 
 
 def _responses() -> Iterator[Metric]:
@@ -209,7 +211,17 @@ def _responses() -> Iterator[Metric]:
         "higher",
     )
     yield Metric("response/penalized", SHARE, "Share of trained responses with a length penalty.", "lower")
-    yield Metric("response/voters", SHARE, "Share of trained responses that vote in the baseline and carry loss.")
+    yield Metric(
+        "response/voters",
+        SHARE,
+        "Share of trained groups' responses that vote: count in mean, std and keep decision. Not the unscored, nor "
+        "those cut off unless `truncated_vote`.",
+    )
+    yield Metric(
+        "response/with_loss",
+        SHARE,
+        "Share of trained groups' responses that carry loss: voters, but for those cut off under `overlong_filtering`.",
+    )
 
 
 def _learner() -> Iterator[Metric]:

@@ -56,7 +56,7 @@ class Account:
         self.count: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
         self.scored = self.answered = self._truncated = 0
         self._accuracy = 0.0  # summed over scored responses
-        self.unscored: Counter[str] = Counter()
+        self.unscored: Counter[str] = Counter()  # responses of the groups judged in this step, by reason
         self.groups: list[Group] = []  # judged in this step
         self._settled: list[Group] = []  # whose fate was decided in this step, whenever they were judged
         self._ended = False
@@ -104,15 +104,19 @@ class Account:
         self.count[f"groups/{group.verdict}"] += 1
         self.count["sampling/responses"] += len(group.completions_G)
         self.count["sampling/failed"] += sum(c.finish is FinishReason.FAILED for c in group.completions_G)
+        for score in group.scores_G:  # here, and not when it came: all counts of a step are of the same groups
+            if score.reason is not None:
+                self.unscored[_first_line(score.reason)] += 1
+                self.count["reward/unscored"] += 1
 
     def got_score(self, key: Key, score: Score) -> None:
-        """Count one score; the first failure of each kind is told at once."""
+        """A score came, whenever its group will be judged; the first failure of each kind is told at once."""
         if score.reason is None:
             self.scored += 1
             self.answered += score.answer is not None
             self._accuracy += score.values["accuracy"]
             return
-        reason = (score.reason.strip() or "no reason given").splitlines()[0][:200]
+        reason = _first_line(score.reason)
         kind = reason.split(":")[0]
         if kind not in self._told:
             self._told.add(kind)
@@ -123,9 +127,7 @@ class Account:
                 key[0],
                 score.reason,
             )
-        self.unscored[reason] += 1
         self.barren[reason] += 1
-        self.count["reward/unscored"] += 1
 
     def disposed(self, group: Group, fate: str | None = None) -> None:
         """A group's use was decided. ``fate``: where its tokens go (one of FATES); None: they stay held."""
@@ -203,6 +205,10 @@ class Account:
         for reason, count in self.unscored.items():
             kinds[reason.split(":")[0].replace("/", " ")] += count
         return kinds
+
+
+def _first_line(reason: str) -> str:
+    return (reason.strip() or "no reason given").splitlines()[0][:200]
 
 
 def wasted_seconds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -> Metrics:

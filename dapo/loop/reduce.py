@@ -66,8 +66,15 @@ def _there(update: Metrics, key: str) -> bool:
     return key in update and not math.isnan(update[key])
 
 
-def trained_metrics(groups_P: Sequence[Group], loss_tokens: int, generated_tokens: float) -> Metrics:
-    """What the trained groups look like after shaping: rewards, advantages, lengths, penalties."""
+def trained_metrics(groups_P: Sequence[Group], loss_tokens_R: Sequence[int], generated_tokens: float) -> Metrics:
+    """What the trained groups look like after shaping: rewards, advantages, lengths, penalties.
+
+    Args:
+        groups_P: with advantages.
+        loss_tokens_R: tokens with loss of each of their responses.
+        generated_tokens: of the step.
+    """
+    loss_tokens = sum(loss_tokens_R)
     rewards = _joined([g.rewards_G for g in groups_P])
     voters = _joined([g.voters_G for g in groups_P]).astype(bool)
     advantages = _joined([g.advantages_G for g in groups_P])
@@ -82,6 +89,7 @@ def trained_metrics(groups_P: Sequence[Group], loss_tokens: int, generated_token
         "response/penalty_mean": _mean(penalties),
         "response/penalized": _mean(penalties < 0),
         "response/voters": _mean(voters),
+        "response/with_loss": _mean(np.asarray(loss_tokens_R) > 0),
         "sampling/trained_tokens": loss_tokens,
         "sampling/trained_share": loss_tokens / generated_tokens if generated_tokens else math.nan,
     }

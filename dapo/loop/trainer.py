@@ -214,10 +214,10 @@ class Trainer:
                 updates.append(self.learner.update(rows, rate))
                 self.counters.optimizer_steps += 1
         self.counters.training_steps += 1
-        tokens = sum(int(row.loss_mask.sum()) for rows in rows_M for row in rows if row.loss_mask is not None)
-        self.counters.trained_tokens += tokens
+        tokens_R = [int(row.loss_mask.sum()) for rows in rows_M for row in rows if row.loss_mask is not None]
+        self.counters.trained_tokens += sum(tokens_R)
         metrics = reduce_updates(updates)
-        metrics |= trained_metrics(batch.groups_P, tokens, batch.metrics["sampling/generated_tokens"])
+        metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics["sampling/generated_tokens"])
         return metrics | {"train/learning_rate": rate}
 
     def _recompute_old_logprobs(self, rows_M: list[list[TrainRow]]) -> None:

@@ -74,7 +74,7 @@ function validationCharts(keys) {
 }
 
 function rewardCharts(keys) {
-  const known = /^(raw|accuracy|shaped_mean|shaped_std|advantage_abs_mean|unscored)(_kept)?$/;
+  const known = /^(raw(_min|_max)?|clamped|accuracy|shaped_(mean|std)|advantage_abs_mean|unscored)(_kept)?$/;
   const names = [];
   for (const key of keys) {
     const match = /^reward\/([^/]+)$/.exec(key);
@@ -108,6 +108,15 @@ function rewardCharts(keys) {
       says: "One part of the reward, before it is weighted.",
       series: [s(`reward/${name}`, "raw"), s(`reward/${name}_kept`, "kept")],
     })),
+    {
+      id: "clamped",
+      group: "Training",
+      title: "Rewards that scaling clamps",
+      unit: "share",
+      optional: true,
+      says: "Trained responses whose reward lay outside the source interval: what differs beyond it teaches nothing.",
+      series: [s("reward/clamped", "clamped")],
+    },
     {
       id: "advantage",
       group: "Training",

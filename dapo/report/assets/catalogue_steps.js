@@ -216,10 +216,14 @@ const HEALTH = [
   {
     id: "penalized",
     group: "Lengths",
-    title: "Responses punished, responses that vote",
+    title: "Responses punished, that vote, that carry loss",
     unit: "share",
-    says: "Voters enter the baseline and carry loss; overlong filtering takes the vote from those cut off.",
-    series: [s("response/penalized", "punished"), s("response/voters", "voters")],
+    says: "Voters enter the baseline; overlong filtering takes loss and, by default, vote from those cut off.",
+    series: [
+      s("response/penalized", "punished"),
+      s("response/voters", "voters"),
+      s("response/with_loss", "carry loss"),
+    ],
   },
 ];
 

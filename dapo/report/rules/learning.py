@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dapo.contracts.glossary import lookup
 from dapo.observe.text import clean, number, percent, shorten
 from dapo.report.rules.facts import Evaluation, Facts, Found, Rule, half_of_difference
 from dapo.report.status import export_command
@@ -176,9 +177,9 @@ def _around(facts: Facts, key: str, step: int) -> float | None:
 
 
 def _is_other(key: str) -> bool:
-    own = ("raw", "accuracy", "shaped_mean", "shaped_std", "advantage_abs_mean", "unscored")
-    name = key.removeprefix("reward/")
-    return name not in own and not name.endswith("_kept") and not name.startswith("unscored/")
+    """Whether it is the mean of a reward of the recipe's, other than accuracy."""
+    line = lookup(key)
+    return line is not None and line.key == "reward/<name>"
 
 
 def _rise(facts: Facts, key: str) -> float:

@@ -163,7 +163,7 @@ def truncated(facts: Facts) -> Found | None:
         f"{was}.",
         first,
         last,
-        ["response/truncated_share", "response/length_p90", "response/voters", "validation/truncated_share"],
+        ["response/truncated_share", "response/length_p90", "response/with_loss", "validation/truncated_share"],
         f"{_LONGER}." if facts.setting("algorithm.truncated_vote") else "",
     )
 

@@ -222,6 +222,33 @@ def test_unscored_members_do_not_vote_and_groups_with_one_voter_are_too_few():
     assert batch.metrics["reward/unscored/timeout"] == batch.metrics["reward/unscored"]
 
 
+def test_unscored_responses_count_in_the_step_that_judges_their_group():
+    """Group 1 has a failed score early in step 1, and its long response ends in step 2: both count there."""
+    collector = make_collector(
+        length=lambda g, i: 40 if (g, i) == (1, 2) else 3,
+        accuracy=lambda g, i: "timeout" if (g, i) == (1, 0) else float(i == 1),
+        group=3,
+        prompts=1,
+        capacity=9,
+        oversample=2.0,
+        lookahead=0.0,
+    )
+    first = collector.collect(1)
+    assert ids(first) == [0]
+    assert 1 in collector.open  # its failure is known, its group is not judged
+    assert collector.open[1].scores_G[0].reason == "timeout"
+    assert first.metrics["reward/unscored"] == 0
+    assert "reward/unscored/timeout" not in first.metrics
+    later = [first]
+    while 1 in collector.open:
+        later.append(collector.collect(len(later) + 1))
+    assert len(later) > 1
+    assert [batch.metrics["reward/unscored"] for batch in later] == [0] * (len(later) - 1) + [1]
+    assert 1 in [g.id for g in later[-1].finished]  # and stands in the rollouts of that step
+    assert later[-1].metrics["reward/unscored/timeout"] == 1
+    assert later[-1].metrics["total/reward/unscored"] == 1
+
+
 def test_a_failed_response_is_unscored_not_wrong():
     collector = make_collector(
         length=lambda g, i: 2, accuracy=lambda g, i: float(i == 1), group=3, prompts=2, fail=lambda g, i: i == 0

@@ -13,7 +13,7 @@ from dapo.loop import sync_check
 from dapo.loop.account import wasted_seconds
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.plan import minibatch_rows, split_minibatches
-from dapo.loop.reduce import reduce_updates
+from dapo.loop.reduce import reduce_updates, trained_metrics
 from dapo.loop.schedule import Schedule
 from dapo.loop.seeds import EVALUATION, TRAINING, derive_seed
 from dapo.loop.sync_check import SyncCheck
@@ -78,6 +78,21 @@ def test_unscored_and_filtered_responses_carry_no_loss_and_are_not_counted():
     voting = make_algorithm(overlong_filtering=False, truncated_vote=True)
     rows = minibatch_rows(shaped(voting, [group]), voting, version=0)
     assert [row.loss_mask.all() for row in rows] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("filtering", "vote", "voters", "with_loss"),
+    [(True, False, 0.5, 0.5), (True, True, 0.75, 0.5), (False, True, 0.75, 0.75), (False, False, 0.5, 0.5)],
+)
+def test_who_votes_and_who_carries_loss_are_two_numbers(filtering, vote, voters, with_loss):
+    """Two scored, one unscored, one cut off, in each of two groups."""
+    algorithm = make_algorithm(overlong_filtering=filtering, truncated_vote=vote)
+    groups = [make_group(n, [2, 3, 4, 5], [0.0, 1.0, None, 1.0], truncated=(3,)) for n in range(2)]
+    rows = minibatch_rows(shaped(algorithm, groups), algorithm, version=0)
+    tokens_R = [int(row.loss_mask.sum()) for row in rows]
+    found = trained_metrics(groups, tokens_R, 28.0)
+    assert (found["response/voters"], found["response/with_loss"]) == (voters, with_loss)
+    assert found["sampling/trained_tokens"] == sum(tokens_R) == (20 if with_loss > 0.5 else 10)
 
 
 def test_a_group_with_one_voter_has_no_loss():

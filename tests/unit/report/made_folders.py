@@ -203,6 +203,7 @@ def metrics_of(step: int, steps: int, how: How, seed: int = 1) -> dict[str, floa
         "response/penalty_mean": -0.02,
         "response/penalized": 0.04,
         "response/voters": 0.97,
+        "response/with_loss": 0.95,
         "train/entropy": entropy,
         "train/loss": 0.01,
         "train/clip_low": 0.001,

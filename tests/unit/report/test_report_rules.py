@@ -13,11 +13,12 @@ from made_rows import ROOT, rows, run_of
 from rule_cases import CASES, at, falling, late, many
 
 from dapo.config.schema import Recipe
-from dapo.contracts.glossary import lookup
+from dapo.contracts.glossary import GLOSSARY, lookup
 from dapo.observe.run_folder import RunFolder
 from dapo.report.outcome import sentences_of
 from dapo.report.rules import RULES, Facts, advice_of
 from dapo.report.rules.facts import RANK
+from dapo.report.rules.learning import _is_other
 from dapo.report.rules.table import table, with_table
 
 UNFILLED = (
@@ -317,3 +318,11 @@ def test_an_accuracy_that_no_evaluation_could_tell_is_no_missing_evaluation():
     run = run_of(made)
     assert [a["severity"] for a in advice_of(run) if a["rule"] == "held_out_unscored"] == ["bad"]
     assert any("No response of its 3 evaluations could be scored" in text for text in sentences_of(run))
+
+
+def test_what_a_step_measures_of_rewards_is_no_reward_of_the_recipe():
+    """Only keys that the glossary has as reward/<name> are; a new number of ours is not taken for one."""
+    own = [key for key in GLOSSARY if key.startswith("reward/") and "<" not in key]
+    assert {"reward/clamped", "reward/raw_max", "reward/shaped_std", "reward/unscored"} <= set(own)
+    assert not any(_is_other(key) for key in [*own, "reward/concise_kept", "reward/unscored/timeout"])
+    assert _is_other("reward/concise")
