@@ -132,7 +132,12 @@ def _summary(recipe: Recipe, groups: Sequence[Group], generated: float, learned:
     lines.append(
         f"a step: about {step:.1f} s ({generated * rounds:.1f} to generate and score "
         f"{rounds * len(groups):.0f} groups, {learned * wanted / len(groups):.1f} to learn from {wanted}); "
-        f"{recipe.trainer.steps:,} steps: about {step * recipe.trainer.steps / 3600:.2g} h, evaluations not counted. "
+        f"{recipe.trainer.steps:,} steps: about {_span(step * recipe.trainer.steps)}, evaluations not counted. "
         "By proportion: more responses at once fill an engine better"
     )
     return lines
+
+
+def _span(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
