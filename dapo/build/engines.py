@@ -15,6 +15,7 @@ from dapo.config.schema_rollout import Rollout
 from dapo.contracts.protocols import Engine
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
+from dapo.models.positions import check_positions
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 
@@ -75,7 +76,9 @@ def make_engine(recipe: Recipe, loaded: LoadedModel, *, longest: int, folder: Pa
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
+        ModelError: the model's positions are not exact up to ``longest``.
     """
+    check_positions(loaded.name, loaded.exact_positions, longest)
     rollout = recipe.rollout
     if rollout.engine == "generate":
         return GenerateEngine(loaded, slots=rollout.slots)

@@ -25,9 +25,10 @@ from dapo.errors import ModelError, RecipeError
 from dapo.loop.algorithm import Algorithm, Float64
 from dapo.loop.schedule import Schedule
 from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
-from dapo.models.load import check_files, find_device, load_model, load_tokenizer
+from dapo.models.load import check_files, find_device, load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_word_tokenizer
+from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
 
 WARMUP_PERCENT = 100

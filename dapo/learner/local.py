@@ -23,6 +23,7 @@ from dapo.models.checksum import checksum
 from dapo.models.forward import token_logprobs
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad, split
+from dapo.models.positions import check_positions
 
 Loss = Callable[[LossInputs], tuple[Tensor, Mapping[str, Tensor]]]
 """Loss of every token, unreduced, and bool flags by name: say ``clipped_loss`` with its settings bound."""
@@ -161,6 +162,8 @@ class LocalLearner:
         storage.export(folder, self.loaded)
 
     def _batch(self, rows: Sequence[TrainRow]) -> PackedBatch:
+        longest = max(len(row.prompt_ids) + len(row.token_ids) - 1 for row in rows)
+        check_positions(self.loaded.name, self.loaded.exact_positions, longest)
         if self.loaded.packed:
             return pack(rows, self.loaded.device)
         return pad(rows, self.loaded.device, self.loaded.pad_token_id)

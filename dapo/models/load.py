@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,12 @@ from torch import nn
 from dapo.errors import ModelError
 from dapo.models import attention
 from dapo.models.loaded import LoadedModel
-from dapo.models.probe import probe
+from dapo.models.machine import first_line, raise_for_machine
+from dapo.models.positions import exact_positions
+from dapo.models.probe import probe, unseen_threshold
+from dapo.models.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
-
-PROBE_TEXT = "Solve: 4 +7 -8 = ?  \\boxed{3.5} x^2, don't\n<b>Ünïcode</b> 12345 日本"
 
 
 def load_model(
@@ -54,7 +56,7 @@ def load_model(
     check_files(name)
     notes: list[str] = []
     tokenizer = load_tokenizer(name, trust_remote_code, notes)
-    model = _load_weights(name, dtype, trust_remote_code).to(target)
+    model = _to_device(name, _load_weights(name, dtype, trust_remote_code), target)
     _check_vocabulary(name, model, tokenizer)
     stops = _stop_token_ids(model, tokenizer)
     if not stops:
@@ -70,9 +72,15 @@ def load_model(
         fp32_head=fp32_head,
         name=name,
         fingerprint=_fingerprint(model, dtype),
+        exact_positions=exact_positions(model),
     )
     _quiet(model, gradient_checkpointing)
     loaded.packed = _choose_attention(loaded, attention_mode, notes)
+    if (unseen := unseen_threshold(loaded)) is not None:
+        notes.append(
+            f"the model's attention changes beyond {unseen} tokens; sequences that long were not compared with its own "
+            "attention, which would take too long here"
+        )
     loaded.notes = tuple(notes)
     for note in notes:
         log.warning("%s: %s", name, note)
@@ -173,64 +181,45 @@ def _load_weights(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
                 output_loading_info=True,
             )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
+        raise_for_machine(error, f"loading {name!r}")
         raise ModelError(
-            f"model.path {name!r} cannot be loaded as a causal language model: {_first_line(error)}; "
+            f"model.path {name!r} cannot be loaded as a causal language model: {first_line(error)}; "
             "expected a folder or hub name with config.json and safetensors"
             + ("" if trust_remote_code else " (model.trust_remote_code=true runs code that comes with a model)")
         ) from error
+    _check_tensors(name, model, info)
+    return model
+
+
+# Constants that old checkpoints hold and newer code computes: they carry nothing that was learned.
+_CONSTANTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
+              "position_ids")  # fmt: skip
+
+
+def _check_tensors(name: str, model: Any, info: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not those of the architecture that config.json describes."""
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info.get("mismatched_keys", ()))
     if missing:
         raise ModelError(
             f"model.path {name!r} lacks {len(missing)} weights of its architecture, or has them in another shape "
             f"({', '.join(missing[:3])}...); they would be random: use a complete checkpoint"
         )
-    return model
-
-
-def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
-    """AutoTokenizer, unless its ids differ from those of tokenizer.json.
-
-    A custom tokenizer beside, say, a qwen2 config is read as a Qwen2Tokenizer, whose pre-tokenizer silently replaces
-    the saved one; the generic class keeps to the file.
-    """
-    from tokenizers import Tokenizer
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.utils import cached_file
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-        reference = Tokenizer.from_file(str(file)) if file else None
-    except Exception as error:
+    unexpected = sorted(key for key in info["unexpected_keys"] if not key.endswith(_CONSTANTS))
+    if unexpected:
         raise ModelError(
-            f"no tokenizer can be loaded from {name!r}: {_first_line(error)}; expected tokenizer.json beside the model "
-            "(tokenizer.save_pretrained(folder) writes it)"
-        ) from error
-    if reference is None:
-        return tokenizer
-    text = _probe_text(reference)
-    expected = reference.encode(text, add_special_tokens=False).ids
-    if tokenizer.encode(text, add_special_tokens=False) == expected:
-        return tokenizer
-    generic = PreTrainedTokenizerFast.from_pretrained(name)
-    if generic.encode(text, add_special_tokens=False) == expected:
-        notes.append(
-            f"{type(tokenizer).__name__}, which AutoTokenizer chose, splits text otherwise than the model's "
-            "tokenizer.json; tokenizer.json is used"
+            f"model.path {name!r} holds {len(unexpected)} tensors for which {type(model).__name__} has no place as "
+            f"config.json describes it ({', '.join(unexpected[:3])}{', ...' if len(unexpected) > 3 else ''}); it would "
+            "be trained without them. Mend config.json (say num_hidden_layers) if they belong to the model, or save it "
+            "without them (model.save_pretrained)"
         )
-        return generic
-    raise ModelError(
-        f"the tokenizer of {name!r} gives other ids than its own tokenizer.json, as {type(tokenizer).__name__} and as "
-        "PreTrainedTokenizerFast; save it again with tokenizer.save_pretrained(folder), or set tokenizer_class in "
-        "tokenizer_config.json"
-    )
 
 
-def _probe_text(reference: Any) -> str:
-    """Mixed text and 64 entries spread over the vocabulary, so that a word-level vocabulary is met as well."""
-    size = reference.get_vocab_size()
-    entries = [reference.decode([index]) for index in range(0, size, max(1, size // 64))]
-    return PROBE_TEXT + " " + " ".join(entries)
+def _to_device(name: str, model: Any, device: torch.device) -> Any:
+    try:
+        return model.to(device)
+    except Exception as error:
+        raise_for_machine(error, f"putting {name!r} on {device}")
+        raise
 
 
 def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
@@ -286,13 +275,21 @@ def _fingerprint(model: Any, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
+_RANDOM = re.compile("drop|jitter")  # dropout, attention_dropout, layerdrop, drop_prob, router_jitter_noise
+
+
 def _quiet(model: Any, gradient_checkpointing: bool) -> None:
-    """Dropout off for good: the sampler has none, and the ratio compares with the sampler."""
+    """Dropout, layer drop and router jitter off for good: the sampler, with which the ratio compares, has none.
+
+    Numbers on the modules are what functional dropout reads (``F.dropout(x, p=self.dropout)``: OPT, BioGPT, XGLM), in
+    training mode, which gradient checkpointing needs. The config stays as it is, for the export.
+    """
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and _RANDOM.search(name):
+                setattr(module, name, 0.0)
     model.eval()
     if gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
@@ -321,6 +318,7 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
         loaded.packed = False
     reason = _probe(loaded)
     if reason is not None:
+        _check_training_mode(loaded)
         raise ModelError(
             f"{loaded.name} {reason}, even with padded rows and its own attention: "
             f"{type(loaded.model).__name__} treats logits or padding in a way this trainer does not know"
@@ -328,17 +326,37 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
     return False
 
 
+def _check_training_mode(loaded: LoadedModel) -> None:
+    """Of a model that failed the probe: is it training mode that changes what it computes?
+
+    Raises:
+        ModelError: it is; the message names gradient checkpointing, which needs that mode.
+    """
+    if not loaded.model.training:
+        return
+    loaded.model.eval()
+    try:
+        quiet = _probe(loaded)
+    finally:
+        loaded.model.train()
+    if quiet is None:
+        raise ModelError(
+            f"{type(loaded.model).__name__} computes other log-probabilities in training mode (dropout or noise that "
+            "cannot be switched off here), which gradient checkpointing needs and the sampler does not have: set "
+            "model.gradient_checkpointing=false"
+        )
+
+
 def _probe(loaded: LoadedModel) -> str | None:
     try:
         return probe(loaded)
+    except ModelError:
+        raise
     except Exception as error:  # whatever a model's own code raises
+        raise_for_machine(error, f"a forward pass of {loaded.name}")
         dtype = str(loaded.dtype).removeprefix("torch.")
         raise ModelError(
             f"a forward pass of {loaded.name} with its own attention fails "
-            f"({type(error).__name__}: {_first_line(error)}); check that config.json describes the weights, "
+            f"({type(error).__name__}: {first_line(error)}); check that config.json describes the weights, "
             f"and that {type(loaded.model).__name__} runs as {dtype} on {loaded.device}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -6,7 +6,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from dapo.errors import ModelError
+
+
+def decoder_of(model: Any) -> Any:
+    """The part of ``model`` that ends before its output head.
+
+    ``get_decoder`` guesses, and returns the whole model where its guess fails (Llama 4); some models have none.
+
+    Raises:
+        ModelError: no part of the model is that.
+    """
+    head = model.get_output_embeddings()
+    found = [getattr(model, "get_decoder", lambda: None)(), getattr(model, "base_model", None)]
+    found.append(
+        getattr(model, getattr(model, "base_model_prefix", "") or "model", None) or getattr(model, "model", None)
+    )
+    for part in found:
+        if isinstance(part, nn.Module) and part is not model and all(module is not head for module in part.modules()):
+            return part
+    raise ModelError(
+        f"{type(model).__name__} has no part that gives hidden states before its output head (get_decoder() gives "
+        f"{type(found[0]).__name__}), and log-probabilities are computed from there: use another architecture"
+    )
 
 
 @dataclass(slots=True)
@@ -23,12 +47,17 @@ class LoadedModel:
     fp32_head: bool = False
     name: str = ""  # as given in the recipe
     fingerprint: dict[str, Any] = field(default_factory=dict)  # architecture, sizes: what a checkpoint must match
+    exact_positions: int | None = None  # longest sequence whose rotations do not depend on its neighbours; None: any
     notes: tuple[str, ...] = ()  # what a person should know: why it is padded, which tokenizer was used
 
     @property
     def decoder(self) -> Any:
-        """The model without its output head: token ids -> last hidden states."""
-        return self.model.get_decoder()
+        """The model without its output head: token ids -> last hidden states.
+
+        Raises:
+            ModelError: the architecture has no such part.
+        """
+        return decoder_of(self.model)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [.., vocabulary] of last hidden states [.., width], in float32 where the recipe asks for it.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -9,59 +13,125 @@ from dapo.contracts.types import TrainRow
 from dapo.models import attention
 from dapo.models.forward import token_logprobs
 from dapo.models.loaded import LoadedModel
+from dapo.models.machine import raise_for_machine
 from dapo.models.packing import pack, pad
 
 # (prompt tokens, response tokens of the group): two groups, a one-token response, and lengths that differ.
 PROBE_GROUPS = ((5, (7, 1, 12)), (3, (4, 9)))
+SHORT = 17  # tokens of the longest of these
+
+# Numbers of a config beyond which attention looks at something else: sliding windows, chunks, a choice of keys.
+_THRESHOLDS = re.compile("window|index_topk|attention_chunk|chunk_size|block_size|local_attention")
+_WORK = {"cpu": 2e11, "cuda": 2e13}  # parameters x tokens of the longest row: a few seconds
+_MOST_TOKENS = {"cpu": 1100, "cuda": 4200}  # attention without a kernel of its own takes memory with the square
+_BEYOND = 12  # tokens behind a threshold that the longest of the comparisons needs
 
 # Largest accepted |difference| of log-probabilities: (mean, maximum). Wrong attention is off by 0.1 to 5.
 TOLERANCE = {torch.float64: (1e-6, 1e-5), torch.float32: (1e-3, 1e-2)}
 COARSE_TOLERANCE = (0.05, 0.5)  # bfloat16 keeps 8 bits
 
 
+def _thresholds(config: Any) -> list[int]:
+    """Lengths at which the model's attention may change, from the names in its config; smallest first."""
+    found = {
+        value
+        for name, value in config.get_text_config().to_dict().items()
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0 and _THRESHOLDS.search(name)
+    }
+    return sorted(found)
+
+
+def _affordable(loaded: LoadedModel) -> int:
+    """Tokens of the longest row that a probe may have: a few seconds, and no more than rotate exactly."""
+    size = sum(parameter.numel() for parameter in loaded.model.parameters())
+    kind = "cpu" if loaded.device.type == "cpu" else "cuda"
+    longest = min(_MOST_TOKENS[kind], int(_WORK[kind] / size))
+    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    return min(limit for limit in (longest, positions, loaded.exact_positions) if limit is not None)
+
+
+def probe_length(loaded: LoadedModel) -> int:
+    """Tokens of a sequence that goes beyond every affordable threshold of the model's attention; 0: none is needed."""
+    most = _affordable(loaded)
+    return max((t + 5 for t in _thresholds(loaded.model.config) if t + 5 > SHORT and t + _BEYOND <= most), default=0)
+
+
+def unseen_threshold(loaded: LoadedModel) -> int | None:
+    """The smallest length at which attention may change and that ``probe`` could not afford to look beyond."""
+    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or 2**62
+    most = _affordable(loaded)
+    return next((t for t in _thresholds(loaded.model.config) if most < t + _BEYOND and t < positions), None)
+
+
 def probe(loaded: LoadedModel) -> str | None:
     """Compare log-probabilities of random tokens with the model's own logits; None, or what is wrong in words.
 
-    Uses packed or padded rows as ``loaded.packed`` says. The reference is one unpadded row at a time through the whole
+    Rows are as long as the model's attention has thresholds, if that is affordable. Uses packed or padded rows as
+    ``loaded.packed`` says. The reference is one unpadded row at a time through the whole
     model with its own attention. The model is left with its own attention.
     """
-    model = loaded.model
-    rows = _probe_rows(model.get_input_embeddings().weight.shape[0])
+    model, accepted = loaded.model, TOLERANCE.get(loaded.dtype, COARSE_TOLERANCE)
+    long = probe_length(loaded)
+    rows = _probe_rows(model.get_input_embeddings().weight.shape[0], long)
     with torch.no_grad(), attention.own_attention(model):
         reference = [_own_logprobs(loaded, row) for row in rows]
+        if long and (ahead := _looks_ahead(loaded, rows[-1], reference[-1])) > accepted[1]:
+            return (
+                f"is not causal beyond some length: its own log-probabilities of the first tokens of {long} differ by "
+                f"up to {ahead:.2g} from those without the tokens behind them"
+            )
         own = model.config._attn_implementation
         try:
             if loaded.packed:
                 model.set_attn_implementation(attention.NAME)
-                batch = pack(rows, loaded.device)
-            else:
-                batch = pad(rows, loaded.device, loaded.pad_token_id)
-            found, _ = token_logprobs(loaded, batch, 1.0, want_entropy=False)
+            pairs = [_pair(loaded, rows[part], reference[part]) for part in _parts(len(rows), long)]
         except (NotImplementedError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
             if not loaded.packed:
                 raise
+            raise_for_machine(error, f"a forward pass of {loaded.name}")
             return f"does not run on packed rows ({type(error).__name__}: {error})"
         finally:
             model.set_attn_implementation(own)
-    expected = torch.cat([reference[index] for index in batch.order])
+    found, expected = (torch.cat(side) for side in zip(*pairs, strict=True))
     difference = (found - expected).abs()
     mean, largest = float(difference.mean()), float(difference.max())
-    accepted = TOLERANCE.get(loaded.dtype, COARSE_TOLERANCE)
     if mean <= accepted[0] and largest <= accepted[1]:  # false for nan as well
         return None
     rows_kind = "packed" if loaded.packed else "padded"
     return f"gives log-probabilities on {rows_kind} rows that differ from its own by {mean:.2g} (at most {largest:.2g})"
 
 
-def _probe_rows(vocabulary: int) -> list[TrainRow]:
+def _probe_rows(vocabulary: int, long: int) -> list[TrainRow]:
+    """The rows of ``PROBE_GROUPS``; behind them, where ``long`` is not 0, a group whose last row has so many tokens."""
     random = np.random.default_rng(0)
+    groups = (*PROBE_GROUPS, (3, (2, long - 3))) if long else PROBE_GROUPS
     rows = []
-    for group, (prompt_tokens, responses) in enumerate(PROBE_GROUPS):
+    for group, (prompt_tokens, responses) in enumerate(groups):
         prompt = random.integers(0, vocabulary, prompt_tokens)
         for tokens in responses:
             zeros = np.zeros(tokens, dtype=np.float32)
             rows.append(TrainRow(group, prompt, random.integers(0, vocabulary, tokens), zeros, zeros, zeros))
     return rows
+
+
+def _parts(rows: int, long: int) -> list[slice]:
+    """Which rows make a batch: the long group its own, so that not everything is padded to its length."""
+    return [slice(0, rows - 2), slice(rows - 2, rows)] if long else [slice(0, rows)]
+
+
+def _pair(
+    loaded: LoadedModel, rows: list[TrainRow], reference: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of a batch's tokens, as training computes them, and the model's own [tokens]."""
+    batch = pack(rows, loaded.device) if loaded.packed else pad(rows, loaded.device, loaded.pad_token_id)
+    found, _ = token_logprobs(loaded, batch, 1.0, want_entropy=False)
+    return found, torch.cat([reference[index] for index in batch.order])
+
+
+def _looks_ahead(loaded: LoadedModel, row: TrainRow, whole: torch.Tensor) -> float:
+    """Largest change, nats, of the own log-probabilities of ``row``'s first tokens when it ends behind them."""
+    first = replace(row, token_ids=row.token_ids[: SHORT - len(row.prompt_ids)])
+    return float((_own_logprobs(loaded, first) - whole[: len(first.token_ids)]).abs().nan_to_num(torch.inf).max())
 
 
 def _own_logprobs(loaded: LoadedModel, row: TrainRow) -> torch.Tensor:

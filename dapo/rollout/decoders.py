@@ -12,6 +12,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
+from dapo.models.probe import probe_length
 from dapo.rollout import fused
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
 from dapo.rollout.fused import FusedDecoder
@@ -76,28 +77,41 @@ def choose_decoder(loaded: LoadedModel) -> Decoder:
 def difference(loaded: LoadedModel, decoder: Decoder) -> str | None:
     """Compare ``decoder`` with the model's own logits on two fixed sequences; None when equal, else the difference.
 
-    Both sequences are prefilled to different lengths, then decoded together token by token.
+    Both sequences are prefilled to different lengths, then decoded together token by token; where the model's attention
+    changes beyond some length, two more, of which one passes it while it decodes and one in its prefill.
     """
-    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, (2, 12))).to(loaded.device)
-    with own_attention(loaded.model), sampling_mode(loaded.model):
-        own = loaded.model(input_ids=tokens, use_cache=False).logits.float().log_softmax(-1)
-    starts, seats = [5, 3], np.arange(2)
-    cache = SlotCache(decoder.shape, seats=2)
-    prefilled = decoder.prefill(tokens[:, :5], starts)
-    expected = [own[row, start - 1] for row, start in enumerate(starts)]
-    found = list(prefilled.logits.log_softmax(-1))
-    cache.insert(seats, np.array(starts), prefilled, rows=np.arange(2))
-    batch = cache.layout()
-    for step in range(7):
-        at = torch.tensor([start + step for start in starts])
-        rows = torch.from_numpy(batch.seats)
-        found += decoder.decode(tokens[rows, at[rows]], batch).log_softmax(-1)
-        expected += [own[row, at[row]] for row in rows]
-        cache.advance(batch)
-    off = (torch.stack(found) - torch.stack(expected)).abs().nan_to_num(torch.inf)
+    starts = [(5, 3)]
+    if long := probe_length(loaded):
+        starts.append((long - 1, long - 8))
+    pairs = [_compared(loaded, decoder, start) for start in starts]
+    found, expected = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    off = (found - expected).abs().nan_to_num(torch.inf)
     mean, largest = float(off.mean()), float(off.max())
     accepted = _TOLERANCE.get(loaded.dtype, _COARSE_TOLERANCE)
     if mean <= accepted[0] and largest <= accepted[1]:
         return None
     return f"its log-probabilities differ from the model's own by {mean:.2g} in the mean (at most {largest:.2g})"
+
+
+def _compared(loaded: LoadedModel, decoder: Decoder, starts: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [tokens, vocabulary] by the decoder and by the model, of two sequences from ``starts`` on."""
+    vocabulary, seats, steps = loaded.model.get_input_embeddings().weight.shape[0], np.arange(2), 7
+    tokens = np.random.default_rng(0).integers(0, vocabulary, (2, max(starts) + steps))
+    ids = torch.from_numpy(tokens).to(loaded.device)
+    with own_attention(loaded.model), sampling_mode(loaded.model):
+        own = loaded.model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+    cache = SlotCache(decoder.shape, seats=2)
+    prefilled = decoder.prefill(ids[:, : max(starts)], list(starts))
+    expected = [own[row, start - 1] for row, start in enumerate(starts)]
+    found = list(prefilled.logits.log_softmax(-1))
+    cache.insert(seats, np.array(starts), prefilled, rows=np.arange(2))
+    batch = cache.layout()
+    for step in range(steps):
+        if batch.full:
+            batch = cache.layout()
+        at = torch.tensor([start + step for start in starts])
+        rows = torch.from_numpy(batch.seats)
+        found += decoder.decode(ids[rows, at[rows]], batch).log_softmax(-1)
+        expected += [own[row, at[row]] for row in rows]
+        cache.advance(batch)
+    return torch.stack(found), torch.stack(expected)

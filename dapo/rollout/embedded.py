@@ -65,7 +65,7 @@ class EmbeddedEngine:
         self.capacity = slots or choose_slots(loaded, self._decoder.shape)
         self.clock = 0
         self.version = 0
-        self._gate = Gate.of(loaded.model)
+        self._gate = Gate.of(loaded.model, loaded.exact_positions)
         self._inbox = Inbox(self._gate)
         self._waiting: Counter[bytes] = Counter()  # queued requests by what stands before their next token
         self._prefilled: dict[bytes, tuple[Prefilled, int]] = {}  # of sequences that queued requests still need

@@ -84,7 +84,7 @@ class GenerateEngine:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
-        self._gate = Gate.of(loaded.model)
+        self._gate = Gate.of(loaded.model, loaded.exact_positions)
         self._inbox = Inbox(self._gate)
         self._stats = Counter[str]()
 

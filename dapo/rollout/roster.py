@@ -33,9 +33,11 @@ class Gate:
         self._seen: IntArray | None = None  # prompt checked last; a group's requests share the array
 
     @classmethod
-    def of(cls, model: Any) -> Gate:
-        """The gate of a Hugging Face model: its vocabulary and positions."""
-        return cls(model.get_input_embeddings().weight.shape[0], getattr(model.config, "max_position_embeddings", None))
+    def of(cls, model: Any, exact_positions: int | None = None) -> Gate:
+        """The gate of a Hugging Face model: its vocabulary and positions (of which only so many may be exact)."""
+        limits = (getattr(model.config, "max_position_embeddings", None), exact_positions)
+        positions = min((limit for limit in limits if limit is not None), default=None)
+        return cls(model.get_input_embeddings().weight.shape[0], positions)
 
     def check(self, request: SampleRequest) -> None:
         """Look at prompt, prefix and length.

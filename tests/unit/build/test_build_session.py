@@ -16,8 +16,8 @@ from dapo.config import recipe_from_dict
 from dapo.config.schema import Model
 from dapo.data.signed_sum import make_problem
 from dapo.errors import DataError, ModelError
-from dapo.models.load import load_tokenizer
 from dapo.models.tiny import make_tiny_model
+from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
 
 

@@ -1,0 +1,57 @@
+"""The tokenizer that belongs to a model: what its tokenizer.json says, whatever class transformers picks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dapo.errors import ModelError
+from dapo.models.machine import first_line, raise_for_machine
+
+PROBE_TEXT = "Solve: 4 +7 -8 = ?  \\boxed{3.5} x^2, don't\n<b>Ünïcode</b> 12345 日本"
+
+
+def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
+    """AutoTokenizer, unless its ids differ from those of tokenizer.json.
+
+    A custom tokenizer beside, say, a qwen2 config is read as a Qwen2Tokenizer, whose pre-tokenizer silently replaces
+    the saved one; the generic class keeps to the file.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        reference = Tokenizer.from_file(str(file)) if file else None
+    except Exception as error:
+        raise_for_machine(error, f"loading the tokenizer of {name!r}")
+        raise ModelError(
+            f"no tokenizer can be loaded from {name!r}: {first_line(error)}; expected tokenizer.json beside the model "
+            "(tokenizer.save_pretrained(folder) writes it)"
+        ) from error
+    if reference is None:
+        return tokenizer
+    text = _probe_text(reference)
+    expected = reference.encode(text, add_special_tokens=False).ids
+    if tokenizer.encode(text, add_special_tokens=False) == expected:
+        return tokenizer
+    generic = PreTrainedTokenizerFast.from_pretrained(name)
+    if generic.encode(text, add_special_tokens=False) == expected:
+        notes.append(
+            f"{type(tokenizer).__name__}, which AutoTokenizer chose, splits text otherwise than the model's "
+            "tokenizer.json; tokenizer.json is used"
+        )
+        return generic
+    raise ModelError(
+        f"the tokenizer of {name!r} gives other ids than its own tokenizer.json, as {type(tokenizer).__name__} and as "
+        "PreTrainedTokenizerFast; save it again with tokenizer.save_pretrained(folder), or set tokenizer_class in "
+        "tokenizer_config.json"
+    )
+
+
+def _probe_text(reference: Any) -> str:
+    """Mixed text and 64 entries spread over the vocabulary, so that a word-level vocabulary is met as well."""
+    size = reference.get_vocab_size()
+    entries = [reference.decode([index]) for index in range(0, size, max(1, size // 64))]
+    return PROBE_TEXT + " " + " ".join(entries)
