@@ -116,7 +116,7 @@ class RunRecorder:
     def _show_sample(self, finished: Sequence[Group]) -> None:
         group = finished[-1]
         score = group.scores_G[0]
-        self.console.sample(group.prompt.text, group.completions_G[0].text, score.reward if score.scored else None)
+        self.console.sample(group.prompt.problem, group.completions_G[0].text, score.reward if score.scored else None)
 
 
 def _sample(step: int, response: Evaluated) -> Sample:
@@ -125,6 +125,7 @@ def _sample(step: int, response: Evaluated) -> Sample:
         set=response.dataset,
         prompt_id=response.prompt.id,
         prompt=response.prompt.text,
+        problem=response.prompt.problem,
         answer=response.prompt.answer,
         response=response.completion.text,
         accuracy=response.score.accuracy,

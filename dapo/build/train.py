@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.build.engines import describe_engine
+from dapo.build.environment import record_machine
 from dapo.build.parts import make_algorithm, make_loss
 from dapo.build.recorder import RunRecorder
 from dapo.build.session import Session
@@ -108,6 +109,7 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
                         f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}"
                     )
             status = status or _say_running(stack, folder, recipe, step)  # a refused resume leaves what it says
+            record_machine(folder, session, step)
             recorder = _recorder(session, folder, console, status, step, state.get("recorder"))
             try:
                 trainer = session.trainer(recorder, checkpoints)

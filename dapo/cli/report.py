@@ -14,6 +14,7 @@ from dapo.errors import DataError, RecipeError
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean
 from dapo.observe.view import BAD, GOOD, QUIET
+from dapo.report.machines import in_one_line
 from dapo.report.page_data import RunView
 
 SEVERAL = "dapo-report"
@@ -76,6 +77,8 @@ def _tell(console: Console, view: RunView) -> None:
         if advice["severity"] != "note":
             said = clean(f"{advice['title']}. {advice['said']} {advice['move']}", newlines=False)
             _say(console, Text.assemble(("! ", BAD if advice["severity"] == "bad" else "yellow"), said))
+    if view["machines"]:
+        _say(console, Text(clean(f"On {in_one_line(view['machines'][-1])}", newlines=False), style=QUIET))
     for note in view["notes"]:
         _say(console, Text(clean(note, newlines=False), style="yellow"))
     thinned = view["rollouts"]["thinned"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -14,16 +15,19 @@ from pydantic import ValidationError
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree
-from dapo.config.files import parse_yaml
+from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
 from dapo.contracts.enums import FinishReason, Verdict
 from dapo.errors import CheckpointError, DataError, RecipeError
+from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.prompts import History, Standing, read_prompts
 from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.why import Shares
 
+MOST_STATE = 2**32
+"""Bytes of a checkpoint's state: 100,000 unfinished responses of 10,000 tokens."""
 RECENT_STEPS = 10
 """The last steps that the answer to "why does my batch not fill" speaks of."""
 
@@ -49,9 +53,10 @@ def load_run(folder: RunFolder, step: int | None = None) -> RunData:
     rows = [row for row in read_metrics(folder.metrics) if step is None or int(row["step"]) <= step]
     data = RunData(folder, rows)
     try:
-        given, _ = parse_yaml(folder.resolved_recipe.read_text(encoding="utf-8"), str(folder.resolved_recipe))
+        text = read_regular(folder.resolved_recipe, MOST_BYTES).decode(errors="replace")
+        given, _ = parse_yaml(text, str(folder.resolved_recipe))
         data.recipe = Recipe.model_validate(given)  # no look at its files: they need not be here any more
-    except (ValidationError, RecipeError, OSError):
+    except (ValidationError, RecipeError, OSError, RecursionError, ValueError, TypeError):
         data.notes.append(f"{folder.resolved_recipe.name} is of another version: its settings are not known here.")
     _load_history(data, step)
     try:
@@ -98,12 +103,37 @@ def _load_history(data: RunData, step: int | None) -> None:
 
 def _read_collector(folder: Path) -> dict[str, Any]:
     try:
+        _check_size(folder)
         collector: dict[str, Any] = load_tree(folder, "state")["collector"]
+        if not isinstance(collector, dict):
+            raise TypeError(f"collector is {type(collector).__name__}")
         return collector
-    except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except FileNotFoundError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, OSError, RecursionError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"checkpoint {folder} is damaged: its state cannot be read ({error!r}). `--step` reads another one"
         ) from None
+
+
+def _check_size(folder: Path) -> None:
+    """Refuse what no run writes: pipes, gigabytes of state, arrays that are packed.
+
+    Raises:
+        OSError: no regular file, or none at all. ValueError: too large, or packed. BadZipFile: no archive.
+    """
+    for name in ("state.json", "state.npz"):
+        path = folder / name
+        if name == "state.npz" and not os.path.lexists(path):
+            continue
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_STATE:
+                raise ValueError(f"{name} has {size:,} bytes, expected at most {MOST_STATE:,}")
+            if name == "state.npz":
+                with zipfile.ZipFile(file) as archive:
+                    if any(info.file_size > info.compress_size for info in archive.infolist()):
+                        raise ValueError(f"{name} is packed, which no run does")
 
 
 def recent_shares(data: RunData) -> tuple[Shares, str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dapo.contracts.enums import Verdict
 from dapo.contracts.types import BoolArray, IntArray, Prompt
 from dapo.errors import CheckpointError, DataError
-from dapo.observe.files import check_regular
+from dapo.observe.parquet import read_parquet
 from dapo.observe.text import utf8
 
 SCHEMA = pa.schema(
@@ -54,11 +54,8 @@ def read_prompts(path: Path) -> pa.Table:
     if not path.exists():
         raise DataError(f"no prompts at {path}. A run writes them when it starts or is resumed.")
     try:
-        check_regular(path)
-        # Not pq.read_table: it loads pyarrow's data set machinery, a tenth of a second for one small file.
-        with pq.ParquetFile(path) as file:
-            return file.read().select(SCHEMA.names).cast(SCHEMA)
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        return read_parquet(path).select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowException, OSError, KeyError, ValueError, DataError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"{path} cannot be read as prompts: {reason}. Remove it and resume the run: it is written again."

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.contracts.enums import Disposition, Verdict
 from dapo.contracts.types import Group, Score
 from dapo.errors import DataError
+from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, numbers, offsets_of, ragged, repeated, texts, write_table_file
 
 Which = Literal["all", "kept", "sample", "none"]
@@ -141,7 +141,7 @@ def write_rollouts(
     )
     earlier: list[pa.Table] = []
     if add and path.exists():
-        table = pq.read_table(path)
+        table = read_parquet(path)
         known = pc.is_in(table["group"], pa.array([group.id for group in groups], pa.int64()))
         earlier = [table.filter(pc.invert(known)).cast(SCHEMA)]
     write(path, SCHEMA, itertools.chain(earlier, tables))
@@ -157,8 +157,8 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     if not files or not files[0].exists():
         raise DataError(f"no rollouts at {path}. They are written when logging.rollouts is not 'none'.")
     try:
-        return pa.concat_tables([pq.read_table(file, columns=columns and list(columns)) for file in files])
-    except (pa.ArrowException, OSError) as error:
+        return pa.concat_tables([read_parquet(file, columns) for file in files])
+    except (pa.ArrowException, OSError, KeyError, DataError) as error:
         raise DataError(f"{path} cannot be read as rollouts: {error}") from None
 
 

@@ -9,6 +9,7 @@
       prompts.parquet          training problems   checkpoints/step_000012/
       status.json              how the run stands  samples.jsonl            validation responses
       log.txt, curve.png                           spans.jsonl, tensorboard/
+      machine.jsonl            processor, versions, commit: at the start and each resume
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _pair(index: int, before: Sample, after: Sample) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     gold = Text(f"   expected {_shown(before.answer, 80)}", style=_QUIET) if before.answer else Text()
-    table.add_row("problem", "", Text(_shown(before.prompt, 300), style="bold").append_text(gold))
+    table.add_row("problem", "", Text(_shown(before.problem or before.prompt, 300), style="bold").append_text(gold))
     for sample in (before, after):
         mark, style = (
             ("?", "yellow") if sample.accuracy is None else ("✓", "green") if sample.accuracy >= 1 else ("✗", "red")

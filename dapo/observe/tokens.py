@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.contracts.enums import Disposition
 from dapo.contracts.types import Group, TokenTrace
 from dapo.errors import DataError
+from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, lists, offsets_of, ragged, texts, write_table_file
 
 _NUMBERS = pa.list_(pa.float32())
@@ -186,8 +186,8 @@ def read_tokens(path: Path) -> pa.Table:
         DataError: there is no such file, or it holds no token records.
     """
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        table = read_parquet(path)
+    except (pa.ArrowException, OSError, DataError) as error:
         raise DataError(f"{path} cannot be read as token records: {error}") from None
     if table.column_names != SCHEMA.names:
         raise DataError(f"{path} holds no token records: its columns are {', '.join(table.column_names)}.")

@@ -249,7 +249,7 @@ def sample_lines(prompt: str, response: str, score: float | None, limit: int = 4
     """A prompt and its response, with a bar at the left of every line; everything in it is untrusted.
 
     Args:
-        prompt: as the model saw it.
+        prompt: the problem, without the template around it.
         response: of the model.
         score: its accuracy; None: unscored.
         limit: characters shown of each text.

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,9 @@ import pyarrow.compute as pc
 
 from dapo.contracts.types import BoolArray
 from dapo.errors import DataError
-from dapo.observe.files import check_regular
-from dapo.observe.prompts import read_prompts
 from dapo.observe.text import utf8
 from dapo.report.page_data import GroupView, PromptView, Visit
+from dapo.report.problems import problems_of
 from dapo.report.reader import Run
 from dapo.report.rollout_index import THREADS, Index, Summary, files_of, index_of, opened, read_columns, reading
 from dapo.report.rollout_views import rows_of, token_groups, views
@@ -207,22 +205,9 @@ def _visit(summary: Summary, place: int) -> Visit:
 
 def texts_of(run: Run, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Prompt -> problem, answer and source: of prompts.parquet, or of the rollouts where that file has it not."""
-    path = run.folder.prompts
-    try:
-        check_regular(path, run.within)
-        stat = path.stat()
-        known = _texts(path, stat.st_mtime_ns, stat.st_size)
-    except (OSError, DataError):
-        known = {}
+    known = dict(problems_of(run))
     missing = [name for name in names if name not in known]
     return {**known, **_texts_of_rollouts(run, index, missing)} if missing else known
-
-
-@lru_cache(maxsize=8)
-def _texts(path: Path, changed: int, size: int) -> dict[str, tuple[str, str, str]]:
-    table = read_prompts(path)
-    columns = [table[name].to_pylist() for name in ("id", "problem", "answer", "source")]
-    return {name: (problem, answer, source) for name, problem, answer, source in zip(*columns, strict=True)}
 
 
 _MOST_RUNS = 16  # whose texts are kept

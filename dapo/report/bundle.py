@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dapo.contracts.glossary import lookup
 from dapo.report.choose import choose_rollouts, live_rollouts
 from dapo.report.compare import bands_of, labels_of
+from dapo.report.machines import without_repeats
 from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.page_data import Bundle, Definition, RecipeView, RunView
 from dapo.report.reader import Run
 from dapo.report.rules import advice_of
+from dapo.report.settings import made_of
 from dapo.report.thin import Budget, curves_of
 from dapo.report.trace import timeline_of
 
@@ -68,6 +70,7 @@ def run_view(run: Run, label: str, *, live: bool, budget: Budget) -> RunView:
         "advice": advice,
         "curves": curves_of(run.rows, budget.points),
         "recipe": _recipe(run),
+        "machines": without_repeats(run.machines),
         "timeline": timeline_of(run, budget.spans),
         "rollouts": rollouts,
         "notes": [*run.notes, *notes],
@@ -92,4 +95,4 @@ def _recipe(run: Run) -> RecipeView | None:
     if not run.resolved:
         return None
     preset = run.recipe.preset if run.recipe else ""
-    return {"preset": preset, "resolved": run.resolved, "difference": run.difference}
+    return {"preset": preset, "made_of": made_of(run.recipe), "resolved": run.resolved, "difference": run.difference}

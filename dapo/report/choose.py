@@ -294,6 +294,7 @@ def held_out_of(samples: Sequence[Sample]) -> list[HeldOut]:
             {
                 "set": last.set,
                 "prompt_id": last.prompt_id,
+                "problem": last.problem or last.prompt,
                 "prompt": last.prompt,
                 "answer": last.answer,
                 "greedy": last.greedy,

@@ -119,7 +119,8 @@ class GroupView(TypedDict):
     born: int
     prompt_id: str
     source: str
-    prompt: str
+    problem: str  # as the data has it; the prompt where that is not known
+    prompt: str  # as the model saw it, template and all
     answer: str
     verdict: str | None
     disposition: str | None
@@ -160,6 +161,7 @@ class HeldOut(TypedDict):
 
     set: str
     prompt_id: str
+    problem: str  # as the data has it; the prompt where that is not known
     prompt: str
     answer: str
     greedy: bool
@@ -188,8 +190,17 @@ class RecipeView(TypedDict):
     """The recipe, and how it differs from its preset."""
 
     preset: str
+    made_of: list[tuple[str, str]]  # path and value: model and data, for which no preset has a value
     resolved: str  # YAML
     difference: list[tuple[str, str, str]]  # path, preset's value, the run's
+
+
+class MachineView(TypedDict):
+    """On what a run was computed, from one start or resume on."""
+
+    step: int  # after which it went on; 0 at the start
+    time: float | None
+    facts: list[tuple[str, str]]  # what, and its value: ("processor", "AMD EPYC, 2 cores")
 
 
 class RunView(TypedDict):
@@ -206,6 +217,7 @@ class RunView(TypedDict):
     advice: list[Advice]
     curves: Curves
     recipe: RecipeView | None
+    machines: list[MachineView]  # a run that was resumed elsewhere has several; [] for an older one
     timeline: Timeline
     rollouts: Rollouts
     notes: list[str]  # what could not be read, and why

@@ -10,18 +10,18 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache, reduce
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from dapo.config.files import MOST_BYTES, parse_yaml
-from dapo.config.load import difference_from_preset
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
+from dapo.observe import jsonl, machine
 from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row
 from dapo.observe.run_folder import RunFolder, is_held
@@ -30,6 +30,9 @@ from dapo.observe.spans import Span
 from dapo.observe.status import read_status
 from dapo.observe.text import utf8
 from dapo.report.family import LARGEST, family_of
+from dapo.report.machines import machine_of
+from dapo.report.page_data import MachineView
+from dapo.report.settings import difference_of
 
 T = TypeVar("T")
 
@@ -40,8 +43,6 @@ _COMPARED = 256
 _TRAINED, _EVALUATED = "counters/trained_tokens", "validation/accuracy"
 _TOGETHER = 256
 """Lines parsed at once: their keys are then one object each, which halves time and memory."""
-NOT_THERE = "none"
-"""In a difference: that side has no such item in its list. (A text would stand in quotes.)"""
 _LATEST, _LONGEST_SPAN = 1e11, 1e9
 """Seconds. Spans beyond are none."""
 _SAMPLE_TYPES: dict[str, tuple[type, ...]] = {
@@ -56,6 +57,7 @@ _SAMPLE_TYPES: dict[str, tuple[type, ...]] = {
     "truncated": (bool,),
     "greedy": (bool,),
     "unscored": (str, type(None)),
+    "problem": (str,),
 }
 
 
@@ -83,6 +85,7 @@ class Run:
     log_tail: list[str] = field(default_factory=list)  # last lines of log.txt
     samples: list[Sample] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    machines: list[MachineView] = field(default_factory=list)  # machine.jsonl
     notes: list[str] = field(default_factory=list)
     seed: int | None = None
     family: str = ""  # equal for recipes that differ in seed and name alone; "" where there is no recipe
@@ -120,6 +123,8 @@ def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = Fals
     run.log_tail = _tail(run, folder.log)
     run.rows = _in_order(_read_lines(run, folder.metrics, _row, earlier.rows if earlier else [], earlier))
     if not light:
+        machines = folder.path / machine.FILE
+        run.machines = _read_lines(run, machines, machine_of, earlier.machines if earlier else [], earlier)
         run.samples = _read_lines(run, folder.samples, _sample, earlier.samples if earlier else [], earlier)
         run.spans = _read_lines(run, folder.spans, _span, earlier.spans if earlier else [], earlier)
     return run
@@ -155,45 +160,13 @@ def _parsed_recipe(text: str) -> tuple[Recipe | None, int | None, str, list[tupl
     seed = settings.get("seed") if type(settings.get("seed")) is int else None
     try:
         recipe = Recipe.model_validate(given)  # no look at its files: they need not be here any more
-        difference = _difference_of(recipe)
+        difference = difference_of(recipe)
     except (ValidationError, RecipeError) as error:
         what = error.errors()[0]["loc"] if isinstance(error, ValidationError) else str(error)
         where = ".".join(map(str, what)) if isinstance(what, tuple) else what
         note = f"recipe.resolved.yaml is of another version ({where}): what depends on its settings is left out."
         return None, seed, family, [], note
     return recipe, recipe.run.seed, family, difference, ""
-
-
-def _difference_of(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """Path, the preset's value and the run's, each whole; of lists of settings a line for each leaf that differs."""
-    found = []
-    for path, (before, after) in difference_from_preset(recipe).items():
-        here = reduce(getattr, path.split("."), recipe)
-        if isinstance(here, list) and here and isinstance(here[0], BaseModel):
-            preset = [type(here[0]).model_validate(item) for item in before]
-            for i, (was, now) in enumerate(itertools.zip_longest(preset, here)):
-                found += [(f"{path}.{i}.{name}", *sides) for name, *sides in _leaves_that_differ(was, now)]
-        else:
-            found.append((path, _as_text(before), _as_text(after)))
-    return found
-
-
-def _leaves_that_differ(was: BaseModel | None, now: BaseModel | None) -> Iterator[tuple[str, str, str]]:
-    """Of an item that one side alone has: its first setting, and those that are not as by default."""
-    sides = [{} if side is None else side.model_dump(mode="json") for side in (was, now)]
-    for side in (was, now):
-        if side is not None and None in (was, now):
-            kept = {next(iter(type(side).model_fields)), *side.model_dump(exclude_defaults=True)}
-            sides = [{name: value for name, value in one.items() if name in kept} for one in sides]
-    for name in {**sides[0], **sides[1]}:
-        before, after = (_as_text(one[name]) if name in one else NOT_THERE for one in sides)
-        if before != after:
-            yield name, before, after
-
-
-def _as_text(value: Any) -> str:
-    """As it could be written in a recipe."""
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
 
 
 def _difference_of_file(run: Run, path: Path) -> list[tuple[str, str, str]]:
@@ -258,7 +231,7 @@ def _read_lines(run: Run, path: Path, make: Callable[[Any], T | None], before: l
             else:
                 known = []
             file.seek(start)
-            data = file.read()
+            data = file.read(jsonl.MOST_BYTES)  # a file of a few blocks may say that it has terabytes
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -364,8 +337,8 @@ def _joined(row: Row, late: Row) -> Row:
 def _sample(record: Any) -> Sample | None:
     if _step(record) is None:
         return None
-    names = [f.name for f in fields(Sample)]
-    record = {"unscored": None, **record}  # older runs did not tell
+    record = {"unscored": None, "problem": "", **record}  # older runs did not tell
+    names = list(_SAMPLE_TYPES)
     if any(not isinstance(record.get(name, ...), _SAMPLE_TYPES[name]) for name in names):
         return None
     known: dict[str, Any] = {

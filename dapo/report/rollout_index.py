@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import IntArray
 from dapo.errors import DataError
-from dapo.observe.files import check_regular, open_regular
+from dapo.observe.parquet import Source, TooLarge, open_parquet
 from dapo.report.reader import Run
 
 Stamp = tuple[int, int]
@@ -149,7 +148,7 @@ def correct_at_of(run: Run) -> float:
 
 
 @contextmanager
-def opened(run: Run, step: int) -> Iterator[tuple[pq.ParquetFile, Summary]]:
+def opened(run: Run, step: int) -> Iterator[tuple[Source, Summary]]:
     """A step's file and what it holds; both are of one moment, even if the file is replaced meanwhile.
 
     Raises:
@@ -158,15 +157,13 @@ def opened(run: Run, step: int) -> Iterator[tuple[pq.ParquetFile, Summary]]:
     path = next((p for p in _paths(run, step) if p.is_file()), None)
     if path is None:
         raise DataError(f"no rollouts of step {step} in {run.folder.rollouts}. ")
-    with reading(path), open_regular(path, run.within) as raw:
-        stat, correct_at = os.fstat(raw.fileno()), correct_at_of(run)
-        stamp = (stat.st_mtime_ns, stat.st_size)
-        with pq.ParquetFile(raw) as file:
-            summary = _cached(path, correct_at, stamp)
-            if not isinstance(summary, Summary):
-                summary = _summarise(file, step, path, correct_at)
-                _keep(path, correct_at, stamp, summary)
-            yield file, summary
+    with reading(path), open_parquet(path, run.within) as source:
+        correct_at, stamp = correct_at_of(run), source.stamp
+        summary = _cached(path, correct_at, stamp)
+        if not isinstance(summary, Summary):
+            summary = _summarise(source, step, path, correct_at)
+            _keep(path, correct_at, stamp, summary)
+        yield source, summary
 
 
 def _paths(run: Run, step: int) -> list[Path]:
@@ -178,6 +175,8 @@ def reading(path: Path) -> Iterator[None]:
     """What may go wrong with a parquet file, as one error."""
     try:
         yield
+    except TooLarge as error:
+        raise DataError(f"{path.name} cannot be read: {error}.") from None
     except DataError:
         raise
     except (pa.ArrowException, OSError, KeyError, ValueError, IndexError, TypeError, OverflowError) as error:
@@ -185,21 +184,10 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path.name} cannot be read: {reason}") from None
 
 
-@contextmanager
-def regular(path: Path, within: Path | None = None) -> Iterator[None]:
-    """Only for a file that ``open_regular`` would open: pyarrow would wait at a named pipe for ever."""
-    check_regular(path, within)
-    yield
-
-
-def read_columns(file: pq.ParquetFile, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+def read_columns(source: Source, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
     """Columns of some row groups (None: all). A column that the file does not have is all null."""
-    have = set(file.schema_arrow.names)
-    there = [name for name in columns if name in have]
-    if groups is None:
-        table = file.read(columns=there, use_threads=False)
-    else:
-        table = file.read_row_groups(list(groups), columns=there, use_threads=False)
+    have = set(source.names)
+    table = source.read([name for name in columns if name in have], groups)
     for name in columns:
         if name not in have:
             table = table.append_column(name, pa.nulls(len(table)))
@@ -222,18 +210,16 @@ def _keep(path: Path, correct_at: float, stamp: Stamp, made: Summary | str) -> N
 
 def _read_summary(run: Run, step: int, path: Path, correct_at: float) -> Summary | str:
     try:
-        with reading(path), regular(path, run.within), pq.ParquetFile(path) as file:
-            return _summarise(file, step, path, correct_at)
+        with reading(path), open_parquet(path, run.within) as source:
+            return _summarise(source, step, path, correct_at)
     except DataError as error:
         return str(error)
 
 
-def _summarise(file: pq.ParquetFile, step: int, path: Path, correct_at: float) -> Summary:
-    if not {"group", "sample"} <= set(file.schema_arrow.names):
-        raise DataError(
-            f"{path.name} cannot be read: it holds no rollouts, but {', '.join(file.schema_arrow.names[:8])}."
-        )
-    table = read_columns(file, _COLUMNS)
+def _summarise(source: Source, step: int, path: Path, correct_at: float) -> Summary:
+    if not {"group", "sample"} <= set(source.names):
+        raise DataError(f"{path.name} cannot be read: it holds no rollouts, but {', '.join(source.names[:8])}.")
+    table = read_columns(source, _COLUMNS)
     rows = len(table)
     groups, samples = whole(table["group"]), whole(table["sample"])
     new = np.ones(rows, np.bool_)

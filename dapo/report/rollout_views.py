@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from dapo.contracts.enums import Disposition, Verdict
 from dapo.errors import DataError
 from dapo.observe.files import check_regular
+from dapo.observe.parquet import Source, open_parquet
 from dapo.report.page_data import GroupView, Response, Tokens
+from dapo.report.problems import problems_of
 from dapo.report.reader import Run
-from dapo.report.rollout_index import Summary, opened, read_columns, reading, regular
+from dapo.report.rollout_index import Summary, opened, read_columns, reading
 
+LONGEST = 1_000_000
+"""Characters of a response or a prompt."""
 _GROUP_COLUMNS = ("born", "prompt_id", "source", "prompt", "answer")
 _RESPONSE_COLUMNS = (
     *("sample", "response", "length", "finish", "accuracy", "rewards", "reward", "penalty", "shaped_reward"),
@@ -61,12 +64,13 @@ def views(run: Run, step: int, places: Sequence[int], *, whole: bool = False, to
     Raises:
         DataError: a damaged file.
     """
-    recorded = token_groups(run, step)
+    recorded, problems = token_groups(run, step), problems_of(run)
     columns = (*_GROUP_COLUMNS, *_RESPONSE_COLUMNS) if whole else _GROUP_COLUMNS
     with opened(run, step) as (file, summary), reading(summary.path):
         made = []
         for place, rows in rows_of(file, summary, places, columns, whole):
             view = _view(summary, place, rows[0], int(summary.group[place]) in recorded)
+            view["problem"] = _cut(problems.get(view["prompt_id"], (view["prompt"],))[0])
             if whole:
                 view["responses"] = [_response(row) for row in rows]
             made.append(view)
@@ -76,11 +80,10 @@ def views(run: Run, step: int, places: Sequence[int], *, whole: bool = False, to
 
 
 def rows_of(
-    file: pq.ParquetFile, summary: Summary, places: Sequence[int], columns: Sequence[str], whole: bool
+    source: Source, summary: Summary, places: Sequence[int], columns: Sequence[str], whole: bool
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """The rows of groups (the first alone unless ``whole``), from the row groups that hold them alone."""
-    counts = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(source.counts)]).astype(np.int64)
     held: OrderedDict[int, pa.Table] = OrderedDict()
     for place in places:
         first = int(summary.first[place])
@@ -88,7 +91,7 @@ def rows_of(
         parts = []
         for n in range(int(np.searchsorted(starts, first, "right")) - 1, int(np.searchsorted(starts, stop, "left"))):
             if n not in held:
-                held[n] = _with_means(read_columns(file, columns, [n]))
+                held[n] = _with_means(read_columns(source, columns, [n]))
                 while len(held) > 2:
                     held.popitem(last=False)
             low, high = max(first, int(starts[n])), min(stop, int(starts[n + 1]))
@@ -119,8 +122,9 @@ def _view(summary: Summary, place: int, row: dict[str, Any], has_tokens: bool) -
         "born": row["born"] if row["born"] is not None else summary.step,
         "prompt_id": summary.prompt_id[place],
         "source": summary.source[place],
-        "prompt": row["prompt"] or "",
-        "answer": row["answer"] or "",
+        "problem": "",
+        "prompt": _cut(row["prompt"]),
+        "answer": _cut(row["answer"]),
         "verdict": verdict,
         "disposition": disposition,
         "why": why(verdict, disposition),
@@ -138,7 +142,7 @@ def _response(row: dict[str, Any]) -> Response:
     rewards = row["rewards"] or []
     return {
         "sample": row["sample"] or 0,
-        "text": row["response"] or "",
+        "text": _cut(row["response"]),
         "length": row["length"] or 0,
         "finish": row["finish"] or "",
         "accuracy": _finite(row["accuracy"]),
@@ -152,6 +156,12 @@ def _response(row: dict[str, Any]) -> Response:
         "logprob": _finite(row.get("logprob")),
         "tokens": None,
     }
+
+
+def _cut(text: str | None) -> str:
+    """No model writes millions of characters in one response, and no browser shows them."""
+    text = text or ""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text) - LONGEST:,} characters are left out)"
 
 
 def _finite(value: Any) -> float | None:
@@ -174,18 +184,16 @@ def token_groups(run: Run, step: int) -> frozenset[int]:
 
 @lru_cache(maxsize=20_000)
 def _token_groups(path: Path, changed: int, size: int) -> frozenset[int]:
-    with reading(path), pq.ParquetFile(path) as file:
-        return frozenset(
-            g for g in file.read(columns=["group"], use_threads=False)["group"].to_pylist() if g is not None
-        )
+    with reading(path), open_parquet(path) as source:
+        return frozenset(g for g in source.read(["group"])["group"].to_pylist() if g is not None)
 
 
 def _add_tokens(run: Run, step: int, made: list[GroupView]) -> None:
     """Token records into the responses of groups. A damaged file leaves them without."""
     path, by_group = run.folder.tokens_file(step), {view["group"]: view for view in made}
     try:
-        with reading(path), regular(path, run.within), pq.ParquetFile(path) as file:
-            table = file.read(use_threads=False)
+        with reading(path), open_parquet(path, run.within) as source:
+            table = source.read()
             table = table.filter(pc.is_in(table["group"], pa.array(list(by_group), table["group"].type)))
             columns = {name: table[name] for name in table.column_names}
             for at, (group, sample) in enumerate(

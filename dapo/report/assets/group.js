@@ -148,7 +148,7 @@ class GroupPanel {
       el(
         "div",
         { class: "asked" },
-        el("div", {}, el("p", { class: "cap" }, "Prompt"), textBlock(group.prompt, "Prompt")),
+        el("div", {}, el("p", { class: "cap" }, "Problem"), problemBlock(group, `${group.step}-${group.group}`)),
         el("div", { class: "gold" }, el("p", { class: "cap" }, "Gold answer"), textBlock(group.answer, "Gold answer")),
       ),
       spread

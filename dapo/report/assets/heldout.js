@@ -105,7 +105,7 @@ class HeldOutBrowser {
         (one) =>
           (!this.kind || (this.kind === "greedy") === one.greedy) &&
           (!this.text ||
-            [one.prompt, one.answer, one.set, ...one.answers.map((a) => a[1])].some((part) =>
+            [one.problem, one.prompt, one.answer, one.set, ...one.answers.map((a) => a[1])].some((part) =>
               part.toLowerCase().includes(this.text),
             )),
       );
@@ -166,7 +166,7 @@ class HeldOutBrowser {
       el(
         "div",
         { class: "asked" },
-        el("div", {}, textBlock(one.prompt, "Prompt")),
+        el("div", {}, problemBlock(one, `${one.set}-${one.prompt_id}-${one.greedy}`)),
         el("div", { class: "gold" }, textBlock(one.answer, "Gold answer")),
       ),
       el("div", { class: "two" }, at(this.from.value, "Before"), at(this.to.value, "After")),

@@ -189,7 +189,7 @@ class PromptBrowser {
       el(
         "div",
         { class: "asked" },
-        el("div", {}, el("p", { class: "cap" }, "Prompt"), textBlock(found.prompt, "Prompt")),
+        el("div", {}, el("p", { class: "cap" }, "Problem"), textBlock(found.prompt, "Problem")),
         el("div", { class: "gold" }, el("p", { class: "cap" }, "Gold answer"), textBlock(found.answer, "Gold answer")),
       ),
       found.visits.length ? dots(found.visits, 620, 120, 400) : null,

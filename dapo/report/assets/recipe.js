@@ -53,14 +53,15 @@ class RecipeSection {
       { class: "ofrun" },
       heading,
       el("p", { class: "facts" }, visible(words), " Folder: ", el("code", {}, visible(run.folder))),
-      recipe.difference.length
+      this.machines(run),
+      recipe.difference.length + recipe.made_of.length
         ? el(
             "div",
-            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Difference from the preset" },
+            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Model, data and difference from the preset" },
             el(
               "table",
               { class: "difference" },
-              el("caption", {}, "Difference from the preset"),
+              el("caption", {}, "Model, data, and the difference from the preset"),
               el(
                 "thead",
                 {},
@@ -73,13 +74,13 @@ class RecipeSection {
               el(
                 "tbody",
                 {},
-                recipe.difference.map(([path, from, to]) =>
+                [...recipe.made_of.map(([path, value]) => [path, MISSING, value]), ...recipe.difference].map(([path, from, to]) =>
                   el(
                     "tr",
                     {},
                     el("th", { scope: "row" }, el("code", {}, visible(path))),
                     settingCell(from, [from, to], "was"),
-                    settingCell(to, [from, to], "is"),
+                    settingCell(to, [from === MISSING ? "" : from, to], "is"),
                   ),
                 ),
               ),
@@ -95,11 +96,54 @@ class RecipeSection {
     );
   }
 
+  /** On what the run was computed: a column for its start and for each resume on another machine or version. */
+  machines(run) {
+    const { machines } = run;
+    if (!machines.length) return null;
+    const names = [...new Set(machines.flatMap((machine) => machine.facts.map(([name]) => name)))];
+    const value = (machine, name) => (machine.facts.find(([one]) => one === name) || [name, MISSING])[1];
+    const since = (machine, i) => (i === 0 && machine.step === 0 ? "From the start" : `After step ${number(machine.step)}`);
+    return el(
+      "div",
+      { class: "scroll", tabindex: 0, role: "group", "aria-label": "Machine and versions" },
+      el(
+        "table",
+        { class: "machines" },
+        el("caption", {}, "Machine and versions"),
+        machines.length > 1
+          ? el(
+              "thead",
+              {},
+              el(
+                "tr",
+                {},
+                el("th", { scope: "col" }, ""),
+                machines.map((machine, i) => el("th", { scope: "col" }, since(machine, i))),
+              ),
+            )
+          : null,
+        el(
+          "tbody",
+          {},
+          names.map((name) =>
+            el(
+              "tr",
+              {},
+              el("th", { scope: "row" }, visible(name)),
+              machines.map((machine) => el("td", {}, visible(value(machine, name)))),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+
   /** Settings in which the runs differ. */
   between(runs) {
     const paths = new Map();
     runs.forEach((run, i) => {
-      for (const [path, preset, value] of run.recipe ? run.recipe.difference : []) {
+      const { made_of: parts, difference } = run.recipe || { made_of: [], difference: [] };
+      for (const [path, preset, value] of [...parts.map(([path, value]) => [path, NOT_THERE, value]), ...difference]) {
         if (!paths.has(path)) paths.set(path, { preset, values: new Map() });
         paths.get(path).values.set(i, value);
       }
@@ -118,7 +162,7 @@ class RecipeSection {
       return el(
         "p",
         { class: "facts" },
-        "The recipes of these runs do not differ, as far as their differences from the preset tell.",
+        "The recipes of these runs do not differ, as far as model, data and differences from the preset tell.",
       );
     return el(
       "div",

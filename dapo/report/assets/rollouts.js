@@ -85,8 +85,8 @@ class GroupBrowser {
           node: (g) => rate(g.correct, g.scored),
         },
         {
-          title: "Prompt",
-          field: "prompt",
+          title: "Problem",
+          field: "problem",
           minWidth: 130,
           responsive: 0,
           headerSort: false,
@@ -95,7 +95,7 @@ class GroupBrowser {
               "span",
               { class: "cut" },
               g.has_tokens ? el("span", { class: "dot", title: "recorded token by token" }, "● ") : null,
-              oneLine(g.prompt, 90),
+              oneLine(g.problem, 90),
             ),
         },
         {

@@ -21,7 +21,7 @@ function embeddedSource(bundle) {
         (!given(source) || one.source === source) &&
         (!given(prompt) || one.prompt_id === prompt) &&
         (!tokens || one.has_tokens) &&
-        (!words || holds([one.prompt, one.answer, one.prompt_id, ...one.responses.map((r) => r.text)], words));
+        (!words || holds([one.problem, one.prompt, one.answer, one.prompt_id, ...one.responses.map((r) => r.text)], words));
       const groups = found ? found.rollouts.groups.filter(fits) : [];
       return { groups: groups.slice(offset, offset + limit).map(slim), total: groups.length };
     },

@@ -81,6 +81,21 @@ function worded(text) {
   return text.split(/`([^`\n]+)`/).map((part, i) => (i % 2 ? el("code", {}, visible(part)) : visible(part)));
 }
 
+/** A problem as the data has it; what the model saw, template and all, on demand. */
+function problemBlock(one, key) {
+  return [
+    textBlock(one.problem, "Problem"),
+    one.prompt === one.problem
+      ? null
+      : el(
+          "details",
+          { class: "template", "data-key": `template-${key}` },
+          el("summary", {}, "As the model saw it"),
+          textBlock(one.prompt, "Prompt"),
+        ),
+  ];
+}
+
 /** A block of text as it came. Very long ones show their beginning, and the rest when asked. */
 function textBlock(text, label, className) {
   const block = el("pre", {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -327,3 +328,48 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
     code += "print('heavy:', [m for m in ('torch', 'transformers', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("heavy: []\n")
+
+
+# ---------------------------------------------------------------------------------------------- somebody else's folder
+
+
+def odd_run(tmp_path: Path) -> Path:
+    prompts = make_prompts(10)
+    return make_run(tmp_path / "run", prompts=prompts, history=history(prompts), rows=[step_row(1), step_row(2)])
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "prompts.parquet", "recipe.resolved.yaml", "state.json", "state.npz"]
+)
+def test_nobody_waits_at_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    run = odd_run(tmp_path)
+    (path,) = run.rglob(name)
+    path.unlink()
+    os.mkfifo(path)
+    code = main(["data", str(run)])
+    said = capsys.readouterr()
+    assert (code, said.err.count("error:")) in {(0, 0), (1, 1), (2, 1)}
+    assert name.partition(".")[0].split("_")[0] in said.out + said.err
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "state.json", "manifest.json", "status.json", "recipe.resolved.yaml"]
+)
+def test_deep_json_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    run = odd_run(tmp_path)
+    path = next(run.rglob(name), run / name)
+    path.write_text(DEEP + "\n")
+    assert main(["data", str(run)]) in (0, 1, 2)
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+
+
+def test_packed_arrays_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = odd_run(tmp_path)
+    (path,) = run.rglob("state.npz")
+    np.savez_compressed(path, i8=np.zeros(10_000_000, np.int64))
+    assert main(["data", str(run)]) == 2
+    assert "state.npz is packed" in capsys.readouterr().err

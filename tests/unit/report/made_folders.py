@@ -48,6 +48,7 @@ def make_run(
     text: Callable[[int, int, int], str] | None = None,
     metrics: Callable[[int], Mapping[str, float]] | None = None,
     settings: Mapping[str, Any] | None = None,
+    template: str = "{}",
     parts: str = "status spans tokens samples rollouts prompts log",
 ) -> Path:
     """Write a run folder and return it.
@@ -64,6 +65,7 @@ def make_run(
         text: Of a response, from step, group in the step and sample; default: right or wrong sums.
         metrics: More metrics of a step, over the made ones.
         settings: More settings of the recipe, by section.
+        template: Around each problem, as a chat model sees it.
         parts: Which files there are beside metrics and recipe.
     """
     folder.mkdir(parents=True)
@@ -86,7 +88,7 @@ def make_run(
     with MetricWriter(folder / "metrics.jsonl") as file:
         for step in range(steps + 1):
             file.write(step, {**metrics_of(step, steps, how, seed), **(metrics(step) if metrics else {})})
-    known = [make_prompt(n) for n in range(prompts)]
+    known = [make_prompt(n, template) for n in range(prompts)]
     judged = {
         s: [make_group(s, n, groups, size, known, text) for n in range(groups)]
         for s in range(1, steps + 1 + (how == "unfilled"))
@@ -228,9 +230,11 @@ def metrics_of(step: int, steps: int, how: How, seed: int = 1) -> dict[str, floa
     return row
 
 
-def make_prompt(n: int) -> Prompt:
+def make_prompt(n: int, template: str = "{}") -> Prompt:
     problem = f"{n} + {n} ="
-    return Prompt(content_id(problem), problem, np.array([1, 2], np.int64), problem, str(2 * n), "sums")
+    return Prompt(
+        content_id(problem), template.format(problem), np.array([1, 2], np.int64), problem, str(2 * n), "sums"
+    )
 
 
 _KINDS = [

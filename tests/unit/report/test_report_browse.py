@@ -41,6 +41,16 @@ def test_the_groups_of_a_step_in_order(run):
     assert all(view["responses"] == [] for view in views)
 
 
+def test_the_problem_is_shown_and_the_template_is_at_hand(tmp_path, make_run):
+    run = read_run(make_run(tmp_path / "run", steps=2, template="<|im_start|>user\n{}<|im_end|>"))
+    (first, *_), _ = browse.groups(run, 2)
+    assert (first["problem"], first["prompt"]) == ("4 + 4 =", "<|im_start|>user\n4 + 4 =<|im_end|>")
+    assert browse.group(run, 2, 2000)["problem"] == "4 + 4 ="
+    run.folder.prompts.unlink()  # an older run: nothing but the prompt is known
+    (first, *_), _ = browse.groups(run, 2)
+    assert first["problem"] == first["prompt"] == "<|im_start|>user\n4 + 4 =<|im_end|>"
+
+
 def test_pages_and_filters(run):
     assert numbers(browse.groups(run, 2, limit=2, offset=3)) == ([2003, 2004], 6)
     assert numbers(browse.groups(run, 2, limit=0)) == ([], 6)
@@ -151,7 +161,7 @@ def test_only_files_that_changed_are_read_again(run, monkeypatch):
     opened = []
     real = pq.ParquetFile
     monkeypatch.setattr(
-        "dapo.report.rollout_index.pq.ParquetFile", lambda path, **kw: opened.append(path) or real(path, **kw)
+        "dapo.observe.parquet.pq.ParquetFile", lambda path, **kw: opened.append(path) or real(path, **kw)
     )
     assert index_of(run).groups == 30
     assert len(opened) == 5

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from serving import Reply, Served, made, serving, until
 
+from dapo.observe import files
 from dapo.report import runs_list, serve, shelf
 from dapo.report.runs_list import RunsFolder, fingerprint
 
@@ -151,28 +152,29 @@ def test_a_table_cut_at_any_byte_is_answered(tmp_path: Path, name: str) -> None:
             assert statuses["/api/bundle?run=run"] == 200
 
 
-def test_a_run_may_go_while_it_is_looked_at(tmp_path: Path) -> None:
-    pattern = made(tmp_path / "pattern", steps=3)
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    ended = threading.Event()
+@pytest.mark.parametrize("target", [*TARGETS, "/run/run"])
+def test_a_run_may_go_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """It goes at the moment when the first, the second, ... of its files is opened; each time the server is new."""
+    pattern, runs = made(tmp_path / "pattern", steps=2, groups=2, size=2), tmp_path / "runs"
+    opened, check = 0, files._check_kind
 
-    def come_and_go() -> None:
-        while not ended.is_set():
-            shutil.copytree(pattern, runs / "run")
-            time.sleep(0.02)
+    def going(path: Path, mode: int) -> None:
+        nonlocal opened
+        if (opened := opened + 1) == last:
             shutil.rmtree(runs / "run")
+        check(path, mode)
 
-    with serving(runs) as served:
-        worker = threading.Thread(target=come_and_go)
-        worker.start()
-        try:
-            seen = [served.ask(target).status for _ in range(30) for target in (*TARGETS, "/run/run")]
-        finally:
-            ended.set()
-            worker.join(20)
-    assert set(seen) <= {200, 404, 503}
-    assert 404 in seen
+    monkeypatch.setattr(files, "_check_kind", going)
+    for last in range(1, 100):
+        runs.mkdir(exist_ok=True)
+        shutil.copytree(pattern, runs / "run", dirs_exist_ok=True)
+        opened = 0
+        with serving(runs) as served:
+            assert served.ask(target).status in (200, 404, 503), f"gone at file {last}"
+            if opened < last:  # it needs no more files
+                break
+            assert served.ask("/api/bundle?run=run").status == 404
+    assert last > (1 if target.startswith("/api") else 0)
 
 
 @pytest.mark.parametrize(("written", "status"), [(True, 503), (False, 500)])

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from serving import serving
 
@@ -19,6 +21,7 @@ from dapo.report.reader import read_run
 from dapo.report.runs_list import RunsFolder, fingerprint
 from dapo.report.shelf import Shelf
 from dapo.report.trace import trace_of
+from dapo.report.write import write_report
 
 ODD_KEYS = "run: {seed: 1, 1: 2, a: 3}\n"
 
@@ -265,3 +268,37 @@ def test_what_a_server_remembers_has_a_bound(tmp_path, make_run, monkeypatch):
         runs.path_of(folder.name)
     assert len(browse._found_texts) == 2
     assert len(runs._links) <= 2
+
+
+# ---------------------------------------------------------------------------------------------------- bombs
+
+
+def test_rollouts_that_unpack_to_gigabytes_are_left_out_and_told(tmp_path, make_run, monkeypatch):
+    folder = make_run(tmp_path / "run", steps=3)
+    path = folder / "rollouts" / "step_000002.parquet"
+    table = pq.read_table(path)
+    long = pa.array(["x" * 2**18] * len(table))
+    pq.write_table(table.set_column(table.column_names.index("response"), "response", long), path)
+    monkeypatch.setattr("dapo.observe.parquet.FREE", 2**20)
+    written = write_report([read_run(folder)], tmp_path / "out")
+    (view,) = written.bundle["runs"]
+    assert [note for note in view["notes"] if "step_000002.parquet cannot be read: its" in note]
+    assert view["rollouts"]["steps"] == [1, 3]
+
+
+def test_a_response_of_millions_of_characters_shows_its_beginning(tmp_path, make_run, monkeypatch):
+    monkeypatch.setattr("dapo.report.rollout_views.LONGEST", 100)
+    folder = make_run(tmp_path / "run", steps=1, text=lambda step, n, sample: "y" * (99 + n))
+    run = read_run(folder)
+    texts = [browse.group(run, 1, 1000 + n)["responses"][0]["text"] for n in range(4)]
+    cut = [f"{'y' * 100} … ({n} characters are left out)" for n in (1, 2)]
+    assert texts == ["y" * 99, "y" * 100, *cut]
+
+
+def test_a_file_that_says_it_has_terabytes_is_read_to_a_bound(tmp_path, make_run, monkeypatch):
+    folder = make_run(tmp_path / "run", steps=3)
+    monkeypatch.setattr("dapo.observe.jsonl.MOST_BYTES", (folder / "metrics.jsonl").stat().st_size)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.truncate(2**42)  # a hole: no block of the disk
+    run = read_run(folder)
+    assert [row["step"] for row in run.rows] == [0, 1, 2, 3]

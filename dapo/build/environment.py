@@ -1,0 +1,23 @@
+"""What ``machine.jsonl`` is told of a session: the device that the model lies on, the engine, this package."""
+
+from __future__ import annotations
+
+import torch
+
+from dapo.build.session import Session
+from dapo.observe.machine import FILE, append_machine, describe_machine
+from dapo.observe.run_folder import RunFolder
+
+
+def record_machine(folder: RunFolder, session: Session, step: int) -> None:
+    """Add this process to ``RUN/machine.jsonl``: at a run's start and at each resume, ``step`` being the last done."""
+    machine = describe_machine(step, session.recipe.rollout.engine, accelerators(session.loaded.device))
+    append_machine(folder.path / FILE, machine)
+
+
+def accelerators(device: torch.device) -> list[str]:
+    """The name and memory of a CUDA device, with CUDA's version; [] for a CPU."""
+    if device.type != "cuda":
+        return []
+    properties = torch.cuda.get_device_properties(device)
+    return [f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"]

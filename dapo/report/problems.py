@@ -1,0 +1,30 @@
+"""A run's training problems by the ids of their prompts: prompts.parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from dapo.errors import DataError
+from dapo.observe.files import check_regular
+from dapo.observe.prompts import read_prompts
+from dapo.report.reader import Run
+
+
+def problems_of(run: Run) -> Mapping[str, tuple[str, str, str]]:
+    """Id -> problem as the data has it, answer and source; {} where the file is missing or damaged."""
+    path = run.folder.prompts
+    try:
+        check_regular(path, run.within)
+        stat = path.stat()
+        return _problems(path, stat.st_mtime_ns, stat.st_size)
+    except (OSError, DataError):
+        return {}
+
+
+@lru_cache(maxsize=8)
+def _problems(path: Path, changed: int, size: int) -> dict[str, tuple[str, str, str]]:
+    table = read_prompts(path)
+    columns = [table[name].to_pylist() for name in ("id", "problem", "answer", "source")]
+    return {name: (problem, answer, source) for name, problem, answer, source in zip(*columns, strict=True)}

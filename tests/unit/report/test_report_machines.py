@@ -1,0 +1,65 @@
+"""A report and the view tell on what a run was computed; the file may be anyone's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dapo.report.bundle import bundle_of
+from dapo.report.machines import in_one_line, machine_of, without_repeats
+from dapo.report.reader import read_run
+
+LINE = {
+    "step": 0,
+    "time": 1.8e9,
+    "system": "Linux 6.1 x86_64",
+    "cpu": "AMD EPYC",
+    "cores": 2,
+    "memory_gib": 31.4,
+    "accelerators": [],
+    "threads": "1",
+    "engine": "embedded",
+    "versions": {"python": "3.11.2", "dapo": "0.1.0", "torch": "2.13.0"},
+    "commit": "0123456789abcdef" * 2,
+    "dirty": True,
+}
+
+
+def test_the_facts_in_words():
+    said = dict(machine_of(LINE)["facts"])
+    assert said["processor"] == "AMD EPYC, 2 cores"
+    assert said["accelerator"] == "none"
+    assert said["memory"] == "31.4 GiB"
+    assert said["packages"] == "python 3.11.2, dapo 0.1.0, torch 2.13.0"
+    assert said["commit"] == "0123456789ab, with changes that are not committed"
+    assert dict(machine_of(LINE | {"dirty": False})["facts"])["commit"] == "0123456789ab"
+    assert in_one_line(machine_of(LINE)).startswith("AMD EPYC, 2 cores; accelerator none; memory 31.4 GiB; threads 1; ")
+
+
+@pytest.mark.parametrize("line", [None, [], {}, {"step": -1}, {"step": "0"}, {"step": True}])
+def test_what_is_no_line_is_left_out(line):
+    assert machine_of(line) is None
+
+
+def test_fields_of_other_kinds_are_left_out():
+    odd = {key: {"a": [1]} for key in LINE} | {"step": 3}
+    assert machine_of(odd) == {"step": 3, "time": None, "facts": [("accelerator", "none")]}
+    long = machine_of(LINE | {"cpu": "x" * 10_000, "memory_gib": float("nan"), "versions": {"torch": 5}})
+    assert max(len(value) for _, value in long["facts"]) <= 200
+    assert {"memory", "packages"}.isdisjoint(dict(long["facts"]))
+
+
+def test_a_resume_elsewhere_is_a_second_column_and_one_on_the_same_machine_is_not(tmp_path, make_run):
+    folder = make_run(tmp_path / "run")
+    lines = [LINE, LINE | {"step": 4, "time": 1.9e9}, LINE | {"step": 8, "cpu": "Intel"}]
+    (folder / "machine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "cpu"')
+    (view,) = bundle_of([read_run(folder)], live=True)["runs"]
+    assert [machine["step"] for machine in view["machines"]] == [0, 8]
+    assert dict(view["machines"][1]["facts"])["processor"] == "Intel, 2 cores"
+    assert without_repeats([]) == []
+
+
+def test_an_older_run_has_none(tmp_path, make_run):
+    (view,) = bundle_of([read_run(make_run(tmp_path / "run"))], live=True)["runs"]
+    assert view["machines"] == []
