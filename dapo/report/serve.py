@@ -39,6 +39,7 @@ from dapo.report.bundle import bundle_of
 from dapo.report.guard import Guard
 from dapo.report.page import Live, document, page_html
 from dapo.report.page_data import Bundle, GroupView, PromptView
+from dapo.report.patience import PatientProtocol
 from dapo.report.reader import Run
 from dapo.report.rollout_index import index_of, opened
 from dapo.report.runs_list import BadName, NoSuchRun, RunsFolder, address_of, brief_name
@@ -95,7 +96,7 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=PatientProtocol,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=2,
         )
