@@ -291,10 +291,12 @@ def _engine(r: Recipe) -> Iterator[Problem]:
             "engine: vllm_server needs the address of a running server, such as http://localhost:8000; "
             "docs/engines.md starts one",
         )
-    if rollout.server.url and not re.fullmatch(r"https?://[^/?#]+/?", rollout.server.url):
-        yield Problem(
-            "rollout.server.url", "expected http://HOST:PORT or https://HOST:PORT, without a path", rollout.server.url
+    if rollout.server.url and not re.fullmatch(r"https?://[^/?#@]+/?", rollout.server.url):
+        move = (
+            "expected http://HOST:PORT or https://HOST:PORT, without a path, a user or a password; a key is given by "
+            "the name of an environment variable, rollout.server.api_key_variable"
         )
+        yield Problem("rollout.server.url", move, rollout.server.url)
     if rollout.engine in ("vllm", "vllm_server"):
         for path, value in (
             ("rollout.temperature", rollout.temperature),

@@ -123,6 +123,7 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("rollout.vllm.engine_args={pipeline_parallel_size: 2}", ["pipeline_parallel_size: 2", "does not work"]),
         ("rollout.vllm.engine_args={data_parallel_address: host}", ["data_parallel_address", "does not work"]),
         ("rollout.vllm.engine_args={nnodes: 2}", ["nnodes: 2", "does not work"]),
+        ("rollout.server.url=http://me:pw@127.0.0.1:8000", ["a user or a password", "rollout.server.api_key_variable"]),
         ("rollout.vllm.engine_args={logprobs_mode: raw_logits}", ["fixed here as processed_logprobs", "take it out"]),
     ],
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 from server_parts import building, drain, finish_under, requests, wait_for, weights
 from stand_in_server import LOADED_AT_START
@@ -23,14 +20,15 @@ def make(tmp_path):
         yield build
 
 
-def test_a_server_killed_in_the_middle_and_started_again(make, help):
+def test_a_server_killed_in_the_middle_and_started_again(make, help, caplog):
     server, engine = make(slots=4)
     server.hold = True
     engine.submit(requests(help, 4))
     wait_for(lambda: len(server.generated) == 4)
     server.kill()
-    threading.Timer(0.5, server.start).start()
+    wait_for(lambda: "waiting for the vLLM server" in caplog.text)
     server.hold = False
+    server.start()
     finish_under(drain(engine, 8), 1, 1)
     assert engine._dispatcher.counts["restarts"] == 1
     assert [body["request_id"] for body in server.generated] == list(
@@ -75,10 +73,11 @@ def test_a_server_that_dies_within_a_publish_gets_the_new_weights_later(make, he
     real, died = server.answer, []
 
     def die_once(path, full, body):
-        if path == "/collective_rpc" and not died:
+        if path == "/collective_rpc" and body["method"] == "load_published" and not died:
             died.append(True)
-            threading.Thread(target=lambda: (server.kill(), time.sleep(0.3), server.start())).start()
-            time.sleep(0.2)
+            server.kill()
+            server.start()
+            raise ConnectionError("this answer goes nowhere")
         return real(path, full, body)
 
     server.answer = die_once
@@ -113,13 +112,13 @@ def test_an_abort_that_nobody_asked_for_is_sent_again(make, help):
     finish_under(drain(engine, 4), 1, 1)
 
 
-def test_an_ill_server_is_waited_for(make, help):
+def test_an_ill_server_is_waited_for(make, help, caplog):
     server, engine = make(heartbeat=0.05)
     server.hold = True
     engine.submit(requests(help, 1, 2))
     wait_for(lambda: len(server.generated) == 2)
     server.ill = True
-    time.sleep(0.5)
+    wait_for(lambda: "/health answered 503" in caplog.text)
     server.ill = server.hold = False
     finish_under(drain(engine, 2), 1, 1)
 
@@ -152,13 +151,11 @@ def test_abort_and_close_do_not_wait_for_a_dead_server(make, help, monkeypatch):
     engine.submit(requests(help, 2))
     wait_for(lambda: len(server.generated) == 4)
     server.kill()
-    start = time.monotonic()
-    events = engine.abort()
+    events = engine.abort()  # would take `patience`, and so the test's own limit, if it waited
     assert len(events) == 4
     assert {event.finish for event in events} == {FinishReason.ABORTED}
     engine.submit(requests(help, 2))
     engine.close()
-    assert time.monotonic() - start < 5
 
 
 def test_a_slow_server_is_slow_and_nothing_else(make, help):
