@@ -118,16 +118,16 @@ class VllmEngine:
             EngineError: A key that is unfinished here already, or a request that does not fit the model.
         """
         self._check_usable()
-        for request in requests:
-            self._check(request)
+        present = {*(response.request.key for response in self._responses.values()), *(e.key for e in self._pending)}
+        for request in requests:  # the whole list, before anything is taken
+            self._check(request, present)
+            present.add(request.key)
         for request in requests:
             name = _name(request.key)
             done = ended_before(request, self.clock)
             if done is not None:
                 self._pending.append(done)
                 continue
-            if name in self._responses:
-                raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
             with speaking_of("taking a request"):
                 self._engine.add_request(
                     name,
@@ -137,13 +137,13 @@ class VllmEngine:
                 )
             self._responses[name] = _Response(request)
 
-    def _check(self, request: SampleRequest) -> None:
+    def _check(self, request: SampleRequest, present: set[Key]) -> None:
         self._gate.check(request)
         if (tokens := len(request.prompt_ids) + request.sampling.max_tokens) > self._longest:
             raise EngineError(
                 f"request {request.key} may grow to {tokens} tokens; this engine was started for {self._longest}"
             )
-        if _name(request.key) in self._responses or any(event.key == request.key for event in self._pending):
+        if request.key in present:
             raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
 
     def _check_usable(self) -> None:
