@@ -60,3 +60,10 @@ class SamplingStopped(DapoError, RuntimeError):
 
     Raised after the step-boundary state was saved; the run can be resumed with changed settings.
     """
+
+
+class NothingScored(SamplingStopped):
+    """No response of a step could be scored: the verifier or the engine fails on everything.
+
+    State and evidence are saved as for any ``SamplingStopped``, but it is not the batch that did not fill.
+    """

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from dapo.config.schema import Logging
-from dapo.contracts.types import Group, Metrics, TokenTrace
+from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
 from dapo.loop.evaluation_metrics import Evaluated, EvaluationResult
 from dapo.observe.console import Console
 from dapo.observe.metrics import MetricWriter
@@ -19,7 +19,7 @@ from dapo.observe.status import StatusWriter
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.trackers import Trackers
-from dapo.observe.why import Filling
+from dapo.observe.why import Filling, evaluating_line, heartbeat
 
 SAMPLED_PROBLEMS = 24
 """Validation problems per set whose responses are kept at every evaluation."""
@@ -46,6 +46,14 @@ class RunRecorder:
     def filling(self, progress: Filling) -> None:
         """A group was judged while a batch is collected. Called for every group, so it does next to nothing."""
         self.console.filling(progress)
+        if self.status is not None:
+            self.status.doing(heartbeat(progress))
+
+    def evaluating(self, progress: EvaluationProgress) -> None:
+        """A response of an evaluation ended or was scored."""
+        self.console.evaluating(progress)
+        if self.status is not None:
+            self.status.doing(evaluating_line(progress))
 
     def span(self, span: Span) -> None:
         if self.spans is not None:
@@ -116,7 +124,8 @@ class RunRecorder:
     def _show_sample(self, finished: Sequence[Group]) -> None:
         group = finished[-1]
         score = group.scores_G[0]
-        self.console.sample(group.prompt.problem, group.completions_G[0].text, score.reward if score.scored else None)
+        accuracy, reward = (score.accuracy, score.reward) if score.scored else (None, None)
+        self.console.sample(group.prompt.problem, group.completions_G[0].text, accuracy, reward)
 
 
 def _sample(step: int, response: Evaluated) -> Sample:

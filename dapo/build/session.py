@@ -25,7 +25,7 @@ from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import IntArray, Prompt
+from dapo.contracts.types import EvaluationProgress, IntArray, Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream
 from dapo.learner.local import LocalLearner
@@ -94,8 +94,8 @@ class Session:
             lag = 0 if scorer.quick else WORKER_VERDICT_LAG
         return cls(recipe, scorer, loaded, data, engine, make_decode(loaded.tokenizer), lag)
 
-    def evaluator(self) -> Evaluator | None:
-        """None without validation data."""
+    def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
+        """None without validation data. ``watch`` hears how far an evaluation is."""
         validation = self.recipe.validation
         sets: dict[str, list[Prompt]] = {
             name: prompts[: validation.limit] for name, prompts in self.data.validation.items()
@@ -111,6 +111,7 @@ class Session:
             greedy=validation.greedy,
             seed=self.recipe.run.seed,
             decode=self.decode,
+            watch=watch,
         )
 
     def learner(self) -> LocalLearner:
@@ -165,7 +166,7 @@ class Session:
             algorithm=algorithm,
             sampling=sampling,
             schedule=make_schedule(recipe),
-            evaluator=self.evaluator(),
+            evaluator=self.evaluator(recorder.evaluating),
             checkpoints=checkpoints,
             recorder=recorder,
             settings=LoopSettings(

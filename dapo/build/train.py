@@ -7,10 +7,12 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from dapo.build.engines import describe_engine
@@ -47,9 +49,8 @@ def train(loaded: LoadedRecipe) -> int:
     with Console(recipe.logging.console) as console:
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         _write_recipe(folder, loaded)
-        _say_recipe(console, loaded)
         try:
-            return _run(loaded, folder, console, resume=False)
+            return _run(loaded, folder, console, lambda: _say_recipe(console, loaded), resume=False)
         except DapoError as error:
             started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
             if not started and (error.exit_code == REFUSED or isinstance(error, EngineError)):
@@ -66,24 +67,47 @@ def resume(run_folder: Path, overrides: list[str]) -> int:
         checkpoints = CheckpointStore(folder.checkpoints)
         if checkpoints.steps():
             checkpoints.path()  # a damaged one is refused before anything is written
-        if changes:
-            _say_changes(console, changes)
-        return _run(loaded, folder, console, resume=True)
+        return _run(loaded, folder, console, lambda: _say_changes(console, changes), resume=True)
 
 
-def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: bool) -> int:
+def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, greet: Callable[[], None], *, resume: bool) -> int:
+    """``greet`` says the first words, so that they stand in the log as well."""
     try:
-        with logging_to(folder.log, console.warn):
+        with logging_to(folder.log, console.show_warning), _outliving_its_terminal():
+            greet()
             try:
                 finished = _train(loaded, folder, console, resume=resume)
             except Exception as error:
                 # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
                 log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)
                 raise
+            _say_end(folder, console, finished)
     finally:
         folder.release()  # last: a run whose status says "running" while nobody holds its folder was killed
-    _say_end(folder, console, finished)
     return FINISHED if finished else INTERRUPTED
+
+
+@contextmanager
+def _outliving_its_terminal() -> Iterator[None]:
+    """A terminal that is closed sends SIGHUP, which would end the run in the middle of a step: it goes on instead.
+
+    Who started it under ``nohup``, or handles the signal, is left alone.
+    """
+
+    def hung_up(number: int, frame: FrameType | None) -> None:
+        log.info("the terminal was closed; the run goes on (`kill %d` stops it after its step)", os.getpid())
+
+    try:
+        mine = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        if mine:
+            signal.signal(signal.SIGHUP, hung_up)
+    except ValueError:  # not the main thread: the host program handles signals
+        mine = False
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: bool) -> bool:
@@ -123,7 +147,7 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
                 console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=by_token)
                 finished = trainer.run()
             except SamplingStopped as stopped:
-                raise SamplingStopped(str(stopped).replace("<RUN>", str(folder.path))) from None
+                raise type(stopped)(str(stopped).replace("<RUN>", str(folder.path))) from None
             finally:
                 recorder.close()
         finally:
@@ -131,7 +155,7 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
         if finished:
             status.end("finished", trainer.ended_early)
         else:
-            status.end("interrupted", f"stopped by Ctrl-C or SIGTERM after step {status.status.step}, and saved")
+            status.end("interrupted", f"stopped by {trainer.stopped_by} after step {status.status.step}, and saved")
     return finished
 
 
@@ -216,6 +240,8 @@ def _say_recipe(console: Console, loaded: LoadedRecipe) -> None:
 
 
 def _say_changes(console: Console, changes: list[Change]) -> None:
+    if not changes:
+        return
     console.say("changed for this resume:")
     for change in changes:
         console.say(f"  {change.sentence()}")

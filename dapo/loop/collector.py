@@ -12,6 +12,7 @@ collector waits for a late one. With an engine in the process a run is then a fu
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -44,6 +45,9 @@ from dapo.loop.state import group_state, load_group
 from dapo.observe.spans import Phases
 from dapo.observe.why import Filling, Shares, why
 
+PULSE = 5.0
+"""Seconds after which a watcher hears of a batch in which no further group was judged."""
+
 
 class StreamingCollector:
     """Owns everything between a prompt and a training batch; see ``dapo.contracts.protocols.Collector``."""
@@ -66,13 +70,14 @@ class StreamingCollector:
         watch: Callable[[Filling], None] | None = None,
         reads_answers: bool = False,
     ) -> None:
-        """``watch`` is called after every judged group. ``reads_answers``: see ``outcomes.shares_of``."""
+        """``watch`` hears of every judged group, and now and then; ``reads_answers``: see ``outcomes.shares_of``."""
         self.engine, self.scorer, self.algorithm = engine, scorer, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
         self.run_seed, self.decode = run_seed, decode
         self.phases, self.watch, self.reads_answers = phases or Phases(), watch, reads_answers
-        self.scores = Scores(scorer, verdict_lag, self.phases)
+        self.scores = Scores(scorer, verdict_lag, self.phases, self._pulse)
+        self._told_at = time.monotonic()
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings, run_seed)
         self.refill = Refill(settings, prompts_per_step)
@@ -276,6 +281,7 @@ class StreamingCollector:
                 f"the engine has nothing left to do, and {len(lost)} responses never came back, {lost[:5]} among them; "
                 "what was kept is in the last checkpoint: continue with `dapo train --resume`"
             )
+        self._pulse()
         self._receive(events)
         self._judge_ended(self.engine.clock if self._decoding else None)
 
@@ -324,8 +330,18 @@ class StreamingCollector:
             self.account.disposed(group, "rejected")
             if self.settings.on_cap == "fill":
                 self.rejected.append(group)
+        self._tell()
+
+    def _tell(self) -> None:
+        """How far the batch is, for whoever watches."""
         if self.watch is not None:
-            self.watch(filling(self.step, len(self.kept), self._shares()))
+            self._told_at = time.monotonic()
+            self.watch(filling(self.step, len(self.kept), self._shares(), self.scores.waiting))
+
+    def _pulse(self) -> None:
+        """As ``_tell``, where nothing was judged for a while: long responses, or a slow verifier."""
+        if time.monotonic() - self._told_at >= PULSE:
+            self._tell()
 
     # ------------------------------------------------------------------ the end of a step
 

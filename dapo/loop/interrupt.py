@@ -13,7 +13,8 @@ class Interrupt:
     ``requested`` is read by the trainer between steps. A second signal raises KeyboardInterrupt at once.
     """
 
-    def __init__(self, on_first: Callable[[], None], on_second: Callable[[], None]) -> None:
+    def __init__(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
+        """``on_first`` gets what came, "Ctrl-C" or "SIGTERM"."""
         self.requested = False
         self._on_first, self._on_second = on_first, on_second
         self._previous: dict[int, object] = {}
@@ -35,4 +36,4 @@ class Interrupt:
             self._on_second()
             raise KeyboardInterrupt
         self.requested = True
-        self._on_first()
+        self._on_first("Ctrl-C" if number == signal.SIGINT else "SIGTERM")

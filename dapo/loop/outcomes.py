@@ -13,7 +13,7 @@ from typing import Literal
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
-from dapo.errors import RewardError, SamplingStopped
+from dapo.errors import NothingScored, RewardError, SamplingStopped
 from dapo.loop.account import Account
 from dapo.loop.refill import in_time
 from dapo.observe.text import clean, percent, shorten
@@ -76,9 +76,9 @@ def shares_of(
     )
 
 
-def filling(step: int, kept: int, shares: Shares) -> Filling:
-    """How far the batch of ``step`` is."""
-    return Filling(step, kept, shares.prompts_per_step, shares.judged, shares, shares.generated_tokens)
+def filling(step: int, kept: int, shares: Shares, waiting: int = 0) -> Filling:
+    """How far the batch of ``step`` is; ``waiting``: responses that ended and have no score yet."""
+    return Filling(step, kept, shares.prompts_per_step, shares.judged, shares, shares.generated_tokens, waiting)
 
 
 def stopped(account: Account, settings: DynamicSampling, kept: int, shares: Shares) -> SamplingStopped:
@@ -158,7 +158,7 @@ def _example(account: Account) -> list[str]:
 
 
 def fails_on_everything(account: Account) -> None:
-    """Raise SamplingStopped when nothing at all could be scored, in this step and those right before it.
+    """Raise NothingScored when nothing at all could be scored, in this step and those right before it.
 
     A broken verifier or engine must not loop for ever.
     """
@@ -173,7 +173,7 @@ def fails_on_everything(account: Account) -> None:
         if engine
         else "Mend the reward function (<RUN>/rewards.txt has what it printed)"
     )
-    raise SamplingStopped(
+    raise NothingScored(
         f"the {what}: none of {failures.total()} responses could be scored.\n"
         f"Reasons: {reasons}.\n"
         f"{mend}; <RUN>/log.txt has the first failure of each kind. Then continue with `dapo train --resume <RUN>`."

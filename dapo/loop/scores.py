@@ -7,7 +7,7 @@ verifier was fast changes nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import Scorer
@@ -20,9 +20,12 @@ from dapo.observe.spans import Phases
 class Scores:
     """Hands responses to the scorer and gives their scores back in order of (tick, key)."""
 
-    def __init__(self, scorer: Scorer, lag: int, phases: Phases) -> None:
-        """``lag``: engine steps between the end of a response and the effect of its score."""
-        self.scorer, self.lag, self.phases = scorer, lag, phases
+    def __init__(self, scorer: Scorer, lag: int, phases: Phases, pulse: Callable[[], None] = lambda: None) -> None:
+        """``lag``: engine steps between the end of a response and the effect of its score.
+
+        ``pulse`` is called whenever a score arrived that was waited for.
+        """
+        self.scorer, self.lag, self.phases, self.pulse = scorer, lag, phases, pulse
         self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score takes effect, key)
         self._arrived: dict[Key, Score] = {}
 
@@ -53,3 +56,9 @@ class Scores:
                 if not scores:
                     raise RewardError(f"the score of response {key[1]} of group {key[0]} never came back")
                 self._arrived.update(scores)
+                self.pulse()
+
+    @property
+    def waiting(self) -> int:
+        """Responses that were handed over and whose score has not arrived."""
+        return sum(key not in self._arrived for _, key in self._ended)

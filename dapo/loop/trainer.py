@@ -12,7 +12,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition
 from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import Group, Metrics, SamplingParams, StepBatch, TokenTrace, TrainRow
+from dapo.contracts.types import EvaluationProgress, Group, Metrics, SamplingParams, StepBatch, TokenTrace, TrainRow
 from dapo.errors import CheckpointError, EngineError, RewardError, SamplingStopped
 from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
@@ -47,6 +47,9 @@ class Recorder(Protocol):
 
     def filling(self, progress: Filling) -> None:
         """The batch is being collected; called after every judged group."""
+
+    def evaluating(self, progress: EvaluationProgress) -> None:
+        """An evaluation is going on; called whenever a response ended or was scored."""
 
     def say(self, message: str) -> None: ...
 
@@ -102,6 +105,7 @@ class Trainer:
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.counters = Counters()
+        self.stopped_by = ""  # "Ctrl-C" or "SIGTERM", where one did
         self.ended_early = ""  # why there was no further batch before ``settings.steps``
         self._poor_batches = 0  # in a row
         self._told_of_clamping = False
@@ -110,7 +114,7 @@ class Trainer:
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
 
     def run(self) -> bool:
-        """Train to ``settings.steps``. True when it got there, False when Ctrl-C ended it early (state saved).
+        """Train to ``settings.steps``. True when it got there, False when a signal ended it early (state saved).
 
         Raises:
             SamplingStopped: the batch could not be filled; the boundary state was saved first.
@@ -316,8 +320,10 @@ class Trainer:
         self.collector.load(state["collector"])
         self._publish()
 
-    def _interrupted(self) -> None:
-        self.recorder.warn("Ctrl-C: finishing this step, then saving. Press it again to leave at once.")
+    def _interrupted(self, cause: str) -> None:
+        self.stopped_by = cause
+        again = "Press it again" if cause == "Ctrl-C" else "Send it again"
+        self.recorder.warn(f"{cause}: finishing this step, then saving. {again} to leave at once.")
 
     def _interrupted_again(self) -> None:
         steps = self.checkpoints.steps()

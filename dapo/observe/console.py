@@ -5,21 +5,28 @@ Whatever a model or a data file said is untrusted: it goes through ``text.clean`
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Literal, Self
+from typing import IO, Literal, Self, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dapo.contracts.types import EvaluationProgress
+from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
 from dapo.observe.view import RunState, dashboard, sample_lines, step_line, validation_lines
-from dapo.observe.why import Filling, filling_line, heartbeat
+from dapo.observe.why import Filling, evaluating_line, filling_line, heartbeat
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["auto", "live", "plain", "quiet"]
 Advance = Callable[[int], None]
@@ -31,7 +38,12 @@ QUIET_STEPS = 10
 HEARTBEAT = 60.0
 """Seconds without a line after which plain mode shows that a batch still fills."""
 
-_ENDINGS = {"KeyboardInterrupt": "left at once", "SamplingStopped": "could not fill its batch"}
+_ENDINGS = {
+    "KeyboardInterrupt": "left at once",
+    "SamplingStopped": "could not fill its batch",
+    "NothingScored": "no response could be scored",
+}
+_LOG_WIDTH = 100
 
 
 class Console:
@@ -41,8 +53,12 @@ class Console:
     def __init__(
         self, mode: Mode = "auto", rich: RichConsole | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``rich``: where to write; default the standard output, in ``quiet`` mode the standard error."""
-        self.rich = rich or RichConsole(stderr=mode == "quiet", highlight=False)
+        """``rich``: where to write; default the standard output, in ``quiet`` mode the standard error.
+
+        What is said goes to the logger of this module too, whatever the mode and even if nobody reads the stream.
+        """
+        stream = cast("IO[str]", UnbreakableStream(sys.stderr if mode == "quiet" else sys.stdout))
+        self.rich = rich or RichConsole(file=stream, highlight=False)
         if mode == "auto":
             mode = "live" if self.rich.is_terminal and not self.rich.is_dumb_terminal else "plain"
         self.mode: Mode = mode
@@ -52,6 +68,7 @@ class Console:
         self._cause_told: int | None = None  # step in which the cause of a slow batch was told last
         self._told: dict[int, int] = {}  # level of slowness -> step that told it
         self._line_at = 0.0  # when plain mode last told where the run is
+        self._evaluation: tuple[float, TaskID | None] | None = None  # the one that goes on: its begin, its bar
         self._tasks = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
@@ -84,9 +101,8 @@ class Console:
         self._told, self._line_at = {}, now
         if self.mode == "live":
             self._open_live()
-        elif self.mode == "plain":
-            what = f"from step {first_step} to {total_steps}" if first_step else f"{total_steps} steps"
-            self._print(Text(f"{clean(run_name, newlines=False)}: {what}"))
+        what = f"from step {first_step} to {total_steps}" if first_step else f"{total_steps} steps"
+        self._plain(Text(f"{clean(run_name, newlines=False)}: {what}"))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A training step is done. Step 0, which only evaluates, has nothing to show here."""
@@ -94,9 +110,8 @@ class Console:
             return
         run = self._started()
         run.add_step(step, metrics, self._clock())
-        if self.mode == "plain":
-            self._line_at = run.marks[-1]
-            self._print(Text(step_line(run, self._width)))
+        self._line_at = run.marks[-1]
+        self._plain(Text(step_line(run, self._width)))
 
     def filling(self, progress: Filling) -> None:
         """A group of the batch that is being collected was judged. Called for every group: cheap when nothing is due.
@@ -115,6 +130,32 @@ class Console:
         elif self.mode == "plain" and self._clock() - self._line_at >= HEARTBEAT:
             self._say_where(heartbeat(progress))
 
+    def evaluating(self, progress: EvaluationProgress) -> None:
+        """How far an evaluation is: a bar in the live view, a line a minute in plain mode. Cheap when none is due."""
+        if self._evaluation is None:
+            bar = self._tasks.add_task("evaluating", total=progress.total) if self.mode == "live" else None
+            self._evaluation, self._line_at = (self._clock(), bar), self._clock()
+            if bar is not None and self._live is None:
+                self._open_live()
+        began, bar = self._evaluation
+        if progress.scored >= progress.total:
+            self._end_evaluation()
+        elif bar is not None:
+            what = f"evaluating: {progress.answered} answered, {progress.scored} scored"
+            self._tasks.update(bar, completed=progress.scored, description=what)
+        elif self.mode == "plain" and self._clock() - self._line_at >= HEARTBEAT:
+            spent = self._clock() - began
+            left = spent * (progress.total - progress.scored) / progress.scored if progress.scored else None
+            self._say_where(evaluating_line(progress, "" if left is None else duration(left)))
+
+    def _end_evaluation(self) -> None:
+        if self._evaluation is not None:
+            bar, self._evaluation = self._evaluation[1], None
+            if bar is not None:
+                self._tasks.remove_task(bar)
+                if self._run is None:  # opened for the bar alone
+                    self._close_live()
+
     def evaluation(self, step: int, metrics: Mapping[str, float], reasons: Mapping[str, str] | None = None) -> None:
         """An evaluation is done.
 
@@ -124,22 +165,24 @@ class Console:
             reasons: by set, why most of its unscored responses are.
         """
         self._started().add_validation(step, metrics)
-        if self.mode != "quiet":
-            for line in validation_lines(step, metrics, self._width, reasons):
-                self._print(line)
+        for line in validation_lines(step, metrics, self._width, reasons):
+            self._tell(line)
 
-    def sample(self, prompt: str, response: str, score: float | None) -> None:
-        """Show one response. ``score`` is its accuracy, None when it is unscored."""
-        if self.mode != "quiet":
-            self._print(sample_lines(prompt, response, score, width=self._width))
+    def sample(self, prompt: str, response: str, accuracy: float | None, reward: float | None = None) -> None:
+        """Show one response with its accuracy (None: unscored), and its reward where that is another number."""
+        self._tell(sample_lines(prompt, response, accuracy, reward, width=self._width))
 
     def say(self, message: str, style: str = "") -> None:
         """A line that stays on the screen."""
-        if self.mode != "quiet":
-            self._print(Text(clean(message), style=style))
+        self._tell(Text(clean(message), style=style))
 
     def warn(self, message: str) -> None:
         """A line that is shown in every mode."""
+        log.info("warning: %s", message)
+        self.show_warning(message)
+
+    def show_warning(self, message: str) -> None:
+        """As ``warn``, for what stands in the log already."""
         self._print(Text.assemble(("warning: ", "bold yellow"), (clean(message), "yellow")))
 
     @contextmanager
@@ -153,8 +196,8 @@ class Console:
         if opened:
             self._open_live()
         alone = self._run is None  # inside a run the step lines tell enough
-        if alone and self.mode == "plain":
-            self._print(Text(f"{title}..."))
+        if alone:
+            self._plain(Text(f"{title}..."))
 
         def advance(n: int = 1) -> None:
             nonlocal done, told
@@ -183,11 +226,15 @@ class Console:
 
     def print(self, renderable: RenderableType, soft_wrap: bool = False) -> None:
         """Print something made for rich (the summary). ``soft_wrap``: leave long lines whole, for copying."""
+        paper = RichConsole(file=io.StringIO(), width=_LOG_WIDTH, color_system=None, _environ={})
+        paper.print(renderable, soft_wrap=soft_wrap)
+        log.info("%s", cast("io.StringIO", paper.file).getvalue().rstrip())
         if self.mode != "quiet":
             self.rich.print(renderable, soft_wrap=soft_wrap)
 
     def close(self) -> None:
         """Give the terminal back. May be called twice."""
+        self._end_evaluation()
         self._close_live()
         self._run = None
 
@@ -200,11 +247,23 @@ class Console:
 
     def _say_where(self, line: str, style: str = "") -> None:
         self._line_at = self._clock()
-        self._print(Text(line, style=style))
+        self._tell(Text(line, style=style))
 
     def _started(self) -> RunState:
         assert self._run is not None, "Console.start comes first"
         return self._run
+
+    def _tell(self, renderable: Text) -> None:
+        """To the log, and to the screen unless that is to be quiet."""
+        log.info("%s", renderable.plain)
+        if self.mode != "quiet":
+            self._print(renderable)
+
+    def _plain(self, renderable: Text) -> None:
+        """To the log, and to the screen in plain mode: the live view shows it in another way."""
+        log.info("%s", renderable.plain)
+        if self.mode == "plain":
+            self._print(renderable)
 
     def _print(self, renderable: Text) -> None:
         # Outside a terminal nothing knows the reader's width: lines are left as long as they are.

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dapo.errors import DapoError, SamplingStopped
+from dapo.errors import DapoError, NothingScored, SamplingStopped
 from dapo.observe.files import read_regular
 from dapo.observe.jsonl import write_atomically
 from dapo.observe.text import shorten, utf8
 
 State = Literal["running", "finished", "interrupted", "unfilled", "failed"]
-"""``interrupted``: Ctrl-C. ``unfilled``: the batch could not be filled. ``failed``: any other error."""
+"""``interrupted``: Ctrl-C or SIGTERM. ``unfilled``: the batch could not be filled. ``failed``: any other error."""
 
 PATIENCE = 1.0
 """Seconds between two writes while a run goes on."""
@@ -43,6 +43,7 @@ class RunStatus:
     host: str
     started: float  # first start of the run; a resume does not change it
     updated: float  # last sign of life
+    doing: str = ""  # within a step or an evaluation that goes on: how far it is
 
 
 class StatusWriter:
@@ -67,14 +68,22 @@ class StatusWriter:
         """A training step was recorded. Written unless that was done less than ``PATIENCE`` seconds ago."""
         now, last = self._clock(), self.status.updated
         if last <= now < last + PATIENCE:  # a clock that was set back does not silence it
-            self.status = replace(self.status, step=step)
+            self.status = replace(self.status, step=step, doing="")
         else:
-            self.status = replace(self.status, step=step, updated=now)
+            self.status = replace(self.status, step=step, doing="", updated=now)
+            self._write()
+
+    def doing(self, what: str) -> None:
+        """How far a long step or evaluation is, in a few words; written as seldom as a step."""
+        now, last = self._clock(), self.status.updated
+        if not last <= now < last + PATIENCE:
+            self.status = replace(self.status, doing=what, updated=now)
             self._write()
 
     def end(self, state: State, said: str = "") -> None:
         """The run ended; ``said`` is what a person should know."""
-        self.status = replace(self.status, state=state, said=shorten(utf8(said), _LONGEST), updated=self._clock())
+        said = shorten(utf8(said), _LONGEST)
+        self.status = replace(self.status, state=state, said=said, doing="", updated=self._clock())
         if not self._write():
             # On a full disk there is no room for a second file, but the first one's can be used again. A reader that
             # comes in the very middle finds no status for once.
@@ -97,6 +106,9 @@ def ending(status: StatusWriter) -> Iterator[None]:
     """Say how the run ended when an exception ends it; the exception goes on. Otherwise the caller says it."""
     try:
         yield
+    except NothingScored as error:
+        status.end("failed", str(error))
+        raise
     except SamplingStopped as stopped:
         status.end("unfilled", str(stopped))
         raise
@@ -131,6 +143,7 @@ def read_status(path: Path, within: Path | None = None) -> RunStatus | None:
             host=str(record["host"]),
             started=float(record["started"]),
             updated=float(record["updated"]),
+            doing=str(record.get("doing", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

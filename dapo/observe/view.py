@@ -160,6 +160,9 @@ def step_line(state: RunState, width: int | None = None) -> str:
     """One step as a plain line; of a narrow terminal what matters least is left out, so that it stays one line."""
     digits, left = len(str(state.total_steps)), state.seconds_left
     metrics = state.metrics
+    if metrics.get("groups/finished") == 0:  # nothing to take an accuracy or a length of
+        done = f"step {state.step:>{digits}}/{state.total_steps}  trained on groups judged before, none was new"
+        return done if left is None else f"{done}  {duration(left)} left"
     parts = [
         f"step {state.step:>{digits}}/{state.total_steps}",
         f"accuracy {percent(metrics.get('reward/accuracy'))}",
@@ -245,23 +248,33 @@ def _unscored(metrics: Mapping[str, float], prefix: str, why: str) -> Text:
     return text if least is None else text.append(f" ({percent(least)} if they are wrong)")
 
 
-def sample_lines(prompt: str, response: str, score: float | None, limit: int = 400, width: int | None = None) -> Text:
+def sample_lines(
+    prompt: str,
+    response: str,
+    accuracy: float | None,
+    reward: float | None = None,
+    limit: int = 400,
+    width: int | None = None,
+) -> Text:
     """A prompt and its response, with a bar at the left of every line; everything in it is untrusted.
 
     Args:
         prompt: the problem, without the template around it.
         response: of the model.
-        score: its accuracy; None: unscored.
+        accuracy: None: unscored.
+        reward: weighted sum of all rewards, told where it is not the accuracy.
         limit: characters shown of each text.
         width: cells after which a line is broken; None: never.
     """
-    mark, style = ("?", "yellow") if score is None else ("✓", GOOD) if score >= 1 else ("✗", BAD)
+    mark, style = ("?", "yellow") if accuracy is None else ("✓", GOOD) if accuracy >= 1 else ("✗", BAD)
     text = Text()
     for line in _broken(shorten(clean(prompt).strip(), limit), width):
         text.append("  ┃ ", style=QUIET).append(line + "\n", style=QUIET)
     for line in _broken(shorten(clean(response).strip(), limit), width) or [""]:
         text.append("  ┃ ", style=style).append(line + "\n")
-    verdict = "unscored" if score is None else f"score {score:g}"
+    verdict = "unscored" if accuracy is None else f"accuracy {accuracy:g}"
+    if reward is not None and reward != accuracy:
+        verdict += f", reward {reward:.3g}"
     return text.append(f"  {mark} {verdict}", style=style)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dapo.contracts.types import EvaluationProgress
 from dapo.observe.text import percent, shorten
 
 HEALTHY = 0.3
@@ -61,6 +62,7 @@ class Filling:
     judged: int  # groups, in this step
     shares: Shares  # of this step
     generated_tokens: int = 0  # in this step
+    waiting: int = 0  # responses that ended and have no score yet
 
 
 def why(shares: Shares, rollouts: str = "rollouts/ of the run") -> str:
@@ -115,8 +117,15 @@ def filling_line(progress: Filling, cause: bool = True) -> str:
 
 def heartbeat(progress: Filling) -> str:
     """How far a batch is, in a few words."""
-    kept = percent(progress.shares.kept, 0)
-    return f"step {progress.step}: {progress.kept} of {progress.wanted} groups kept, {kept} of those judged"
+    kept = f"{percent(progress.shares.kept, 0)} of those judged" if progress.judged else "none judged yet"
+    told = f"step {progress.step}: {progress.kept} of {progress.wanted} groups kept, {kept}"
+    return f"{told}, {progress.waiting} responses wait for their score" if progress.waiting else told
+
+
+def evaluating_line(progress: EvaluationProgress, left: str = "") -> str:
+    """How far an evaluation is, in a few words; ``left``: the time that it still takes."""
+    told = f"evaluating: {progress.answered} of {progress.total} answered, {progress.scored} scored"
+    return f"{told}, about {left} left" if left else told
 
 
 def mixed(pass_rate: float, group_size: int) -> float:

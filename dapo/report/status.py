@@ -231,6 +231,9 @@ def _running(run: Run, of: str, left: int, silent: float | None) -> str:
             if pace is not None and left > 0
             else "."
         )
+    doing = str((run.status_record or {}).get("doing") or "")
+    if doing:
+        said += f" Now: {shorten(clean(doing, newlines=False), LONGEST)}."
     if silent is not None and silent >= STILL and silent >= 10 * (pace or 0.0):
         said += f" Its last sign of life was {seconds_said(silent)} ago."
     return f"{said} Ctrl-C in its terminal saves and stops it."

@@ -1,6 +1,8 @@
 """What an attacker found: empty responses, ends that are none, changed settings, lost responses, other drivers."""
 
 import logging
+import os
+import signal
 
 import pytest
 from scripted import make_collector
@@ -8,8 +10,9 @@ from scripted import make_collector
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.types import Score
-from dapo.errors import EngineError, RewardError, SamplingStopped
+from dapo.errors import EngineError, NothingScored, RewardError, SamplingStopped
 from dapo.loop.account import FATES
+from dapo.loop.interrupt import Interrupt
 
 
 def ids(batch):
@@ -109,7 +112,7 @@ def test_a_dead_verifier_is_recognised_over_several_small_steps(settings):
     collector = make_collector(length=lambda g, i: 2, accuracy=lambda g, i: "timeout", **settings)
     for step in (1, 2, 3):  # eight responses a step
         collector.collect(step)
-    with pytest.raises(SamplingStopped, match="verifier fails on everything: none of 32 responses"):
+    with pytest.raises(NothingScored, match="verifier fails on everything: none of 32 responses"):
         collector.collect(4)
 
 
@@ -365,3 +368,31 @@ def test_a_verifier_that_dies_with_the_engine_does_not_hide_it():
     collector.engine.poll, collector.engine.abort = dying, abort
     with pytest.raises(EngineError, match="gone"):
         collector.collect(1)
+
+
+def test_a_batch_in_which_nothing_is_judged_yet_is_told_too(monkeypatch):
+    """Long responses or a slow verifier: a watcher heard nothing until the first group was judged."""
+    clock = [0.0]
+
+    def monotonic():
+        clock[0] += 6.0
+        return clock[0]
+
+    monkeypatch.setattr("dapo.loop.collector.time.monotonic", monotonic)
+    seen = []
+    collector = make_collector(length=lambda g, i: 40 + 10 * i, **(MIXED | {"watch": seen.append}))
+    collector.collect(1)
+    before = [progress for progress in seen if not progress.judged]
+    assert before
+    assert seen[-1].kept == 4
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_what_asks_a_run_to_stop_is_called_by_its_name(number, name):
+    said = []
+    with Interrupt(said.append, lambda: said.append("again")) as interrupt:
+        os.kill(os.getpid(), number)
+        assert interrupt.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert said == [name, "again"]

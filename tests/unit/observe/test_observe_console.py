@@ -197,8 +197,10 @@ def test_hostile_text_is_shown_and_does_nothing(terminal):
 
 
 def test_samples_are_marked_and_shortened():
-    assert sample_lines("p", "r", 1.0).plain == "  ┃ p\n  ┃ r\n  ✓ score 1"
-    assert sample_lines("p", "a\nb", 0.25).plain == "  ┃ p\n  ┃ a\n  ┃ b\n  ✗ score 0.25"
+    assert sample_lines("p", "r", 1.0).plain == "  ┃ p\n  ┃ r\n  ✓ accuracy 1"
+    assert sample_lines("p", "r", 0.0, 0.0566667).plain.endswith("✗ accuracy 0, reward 0.0567")
+    assert sample_lines("p", "r", 1.0, 1.0).plain.endswith("✓ accuracy 1")
+    assert sample_lines("p", "a\nb", 0.25).plain == "  ┃ p\n  ┃ a\n  ┃ b\n  ✗ accuracy 0.25"
     assert sample_lines("p", "", None).plain == "  ┃ p\n  ┃ \n  ? unscored"
     assert len(sample_lines("p" * 10_000, "r" * 10_000, 1.0, limit=100).plain) < 250
 
@@ -523,3 +525,13 @@ def test_each_set_tells_its_own_reason():
     assert "3 of 20 unscored (" in mean
     assert "3 of 10 unscored: crash (30.0%" in a
     assert "unscored" not in b
+
+
+def test_a_step_that_judged_nothing_says_so():
+    """It printed `accuracy –  kept –  entropy ...`."""
+    rich = screen(120)
+    console = Console("plain", rich)
+    console.start("r", 9)
+    console.step(1, {"groups/finished": 0, "train/entropy": 0.1})
+    assert shown(rich).splitlines()[1].startswith("step 1/9  trained on groups judged before, none was new")
+    assert "–" not in shown(rich)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dapo.errors import EngineError, SamplingStopped
+from dapo.errors import EngineError, NothingScored, SamplingStopped
 from dapo.observe.run_folder import RunFolder, is_held
 from dapo.observe.status import RunStatus, StatusWriter, ending, read_status
 
@@ -37,6 +37,7 @@ def test_a_run_says_how_it_stands_at_most_once_a_second(path):
         "host": os.uname().nodename,
         "started": 1000.0,
         "updated": 1000.0,
+        "doing": "",
     }
     clock.now = 1000.9
     status.step(1)
@@ -64,6 +65,7 @@ def test_a_resumed_run_says_running_again_and_keeps_its_first_start(path):
 @pytest.mark.parametrize(
     ("error", "state", "said"),
     [
+        (NothingScored("the verifier fails on everything"), "failed", "the verifier fails on everything"),
         (SamplingStopped("step 3: full of\nhopeless prompts"), "unfilled", "step 3: full of\nhopeless prompts"),
         (KeyboardInterrupt(), "interrupted", "left at once"),
         (EngineError("gone\n\n  for good \ud800"), "failed", "EngineError: gone for good \ufffd"),
