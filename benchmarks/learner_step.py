@@ -14,18 +14,17 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import functools
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from dapo.algorithms.losses import clipped_loss
+from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
-from dapo.contracts.types import TrainRow
+from dapo.contracts.types import LearnStep, Row
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
@@ -54,7 +53,7 @@ CASES = {
 }
 
 
-def make_rows(case: Case, seed: int = 0) -> list[TrainRow]:
+def make_rows(case: Case, seed: int = 0) -> list[Row]:
     """One training step: groups of responses with log-normal lengths."""
     random = np.random.default_rng(seed)
     rows = []
@@ -63,22 +62,30 @@ def make_rows(case: Case, seed: int = 0) -> list[TrainRow]:
         for _ in range(GROUP_SIZE):
             drawn = random.lognormal(np.log(case.mean) - case.sigma**2 / 2, case.sigma)
             length = int(np.clip(round(drawn), 2, case.limit))
-            ids = random.integers(3, 78, length)
-            advantage = np.full(length, random.normal(), dtype=np.float32)
-            old = np.full(length, -4.4, dtype=np.float32)
-            rows.append(TrainRow(group, prompt, ids, np.ones(length, np.float32), advantage, old))
+            rows.append(
+                Row(
+                    group=group,
+                    sample=0,
+                    prompt_ids=prompt,
+                    token_ids=random.integers(3, 78, length),
+                    loss_mask=np.ones(length, np.bool_),
+                    sampler_logprobs=np.full(length, -4.4, dtype=np.float32),
+                    versions=np.zeros(length, np.int32),
+                    loss_weight=0.0,
+                    advantage=float(random.normal()),
+                )
+            )
     return rows
 
 
-def minibatches(rows: list[TrainRow]) -> list[list[TrainRow]]:
+def minibatches(rows: list[Row]) -> list[list[Row]]:
     """Whole groups, with token_mean weights."""
     size = len(rows) // MINIBATCHES
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    for batch in batches:
-        total = sum(len(row.token_ids) for row in batch)
-        for row in batch:
-            row.weights = np.full(len(row.token_ids), 1 / total, dtype=np.float32)
-    return batches
+    totals = [sum(len(row.token_ids) for row in batch) for batch in batches]
+    return [
+        [replace(row, loss_weight=1 / total) for row in batch] for batch, total in zip(batches, totals, strict=True)
+    ]
 
 
 class Plain:
@@ -88,8 +95,7 @@ class Plain:
         self.loaded = loaded
         self.adamw = torch.optim.AdamW(loaded.model.parameters(), lr=1e-5)
 
-    def update(self, rows: list[TrainRow], learning_rate: float) -> None:
-        del learning_rate
+    def update(self, rows: list[Row]) -> None:
         longest = max(len(row.prompt_ids) + len(row.token_ids) for row in rows)
         shape = (len(rows), longest)
         ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
@@ -98,7 +104,11 @@ class Plain:
             start, stop = len(row.prompt_ids), len(row.prompt_ids) + len(row.token_ids)
             ids[index, :stop] = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids]))
             mask[index, :stop] = 1
-            for target, values in ((weights, row.weights), (advantages, row.advantages), (old, row.old_logprobs)):
+            for target, values in (
+                (weights, row.loss_weights()),
+                (advantages, row.advantages()),
+                (old, row.sampler_logprobs),
+            ):
                 target[index, start:stop] = torch.from_numpy(values)
         logits = self.loaded.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
@@ -110,18 +120,29 @@ class Plain:
         self.adamw.zero_grad()
 
 
-def cpu_seconds(side: LocalLearner | Plain, batches: list[list[TrainRow]]) -> float:
+class Ours:
+    """The learner, one optimiser step a call, so that memory is measured alike."""
+
+    def __init__(self, folder: str) -> None:
+        loaded = load_model(folder, attention_mode="packed")
+        self.learner = LocalLearner(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0)
+
+    def update(self, rows: list[Row]) -> None:
+        self.learner.learn(LearnStep([rows], [1e-5], 0))
+
+
+def cpu_seconds(side: Ours | Plain, batches: list[list[Row]]) -> float:
     """Process time of one training step's updates."""
     started = time.process_time()
     for batch in batches:
-        side.update(batch, 1e-5)
+        side.update(batch)
     return time.process_time() - started
 
 
-def peak_mib(side: LocalLearner | Plain, batch: list[TrainRow]) -> float:
+def peak_mib(side: Ours | Plain, batch: list[Row]) -> float:
     """Largest total of tensors allocated during one optimiser step, above what was there before."""
     with torch.profiler.profile(profile_memory=True) as profile:
-        side.update(batch, 1e-5)
+        side.update(batch)
     level = peak = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
@@ -135,8 +156,7 @@ def compare(name: str, case: Case, repeat: int) -> None:
     batches = minibatches(make_rows(case))
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(folder, hidden=case.hidden, layers=case.layers, ffn=3 * case.hidden)
-        loss = functools.partial(clipped_loss, low=0.2, high=0.28)
-        ours = LocalLearner(load_model(folder, attention_mode="packed"), loss, schema.Learner(), 1.0)
+        ours = Ours(folder)
         plain = Plain(load_model(folder, attention_mode="padded"))
     memory = [peak_mib(side, batches[0]) for side in (ours, plain)]
     times: list[list[float]] = [[], []]
@@ -160,8 +180,7 @@ def profile(case: Case) -> None:
     batches = minibatches(make_rows(case))
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(folder, hidden=case.hidden, layers=case.layers, ffn=3 * case.hidden)
-        loss = functools.partial(clipped_loss, low=0.2, high=0.28)
-        ours = LocalLearner(load_model(folder, attention_mode="packed"), loss, schema.Learner(), 1.0)
+        ours = Ours(folder)
     cpu_seconds(ours, batches)
     with torch.profiler.profile() as found:
         cpu_seconds(ours, batches)

@@ -33,7 +33,7 @@ from simulation_report import plot, report
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.weights import token_weights
+from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Disposition, Verdict
 from dapo.contracts.types import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch
@@ -163,7 +163,7 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int, group_size
         judge=partial(judge_group, metric_is_accuracy=True),
         shape=lambda rewards, lengths, truncated: (rewards, np.zeros(len(rewards))),
         advantages=group_advantages,
-        weights=partial(token_weights, reduction="token_mean"),
+        weights=partial(loss_weights, reduction="token_mean"),
         truncated_vote=True,  # so that the acceptance is the one asked for
     )
     sampling = SamplingParams(max_tokens=CAP // UNIT)

@@ -105,21 +105,22 @@ def _product(log_ratios: NDArray[np.float64]) -> float:
 
 def tokens_corrected(
     correction: ArrayLike | None, learner_logprobs: ArrayLike, sampler_logprobs: ArrayLike, loss_mask: ArrayLike
-) -> int:
-    """How many loss tokens of one response a bound acted on: cut down by a cap, or masked.
+) -> NDArray[np.bool_]:
+    """The loss tokens of one response that a bound acted on: cut down by a cap, or masked. bool [tokens].
 
     Those are the tokens whose w is neither their own ratio nor that of the whole response.
 
     Args:
-        correction: what ``importance_correction`` returned; None counts as no token.
+        correction: what ``importance_correction`` returned; None: no token.
         learner_logprobs: [tokens], as given there.
         sampler_logprobs: [tokens], as given there.
         loss_mask: bool [tokens], as given there.
     """
-    if correction is None:
-        return 0
     mask = np.asarray(loss_mask, dtype=np.bool_)
+    acted = np.zeros(mask.shape, dtype=np.bool_)
+    if correction is None:
+        return acted
     log_ratios = log_ratio(np.asarray(learner_logprobs)[mask], np.asarray(sampler_logprobs)[mask])
     w = np.asarray(correction, dtype=np.float32)[mask]
-    bounded = (w != np.exp(log_ratios).astype(np.float32)) & (w != np.float32(_product(log_ratios)))
-    return int(np.count_nonzero(bounded))
+    acted[mask] = (w != np.exp(log_ratios).astype(np.float32)) & (w != np.float32(_product(log_ratios)))
+    return acted

@@ -1,6 +1,6 @@
 """Token losses: the clipped surrogate (DAPO, GRPO, GSPO) and CISPO.
 
-A loss returns L of every token, unreduced; the learner multiplies by the token weights of ``weights.py`` and the
+A loss returns L of every token, unreduced; the learner multiplies by the token weights of ``reduction.py`` and the
 importance correction of ``correction.py``, and sums. A published variant is a setting, not another function.
 """
 
@@ -30,6 +30,8 @@ class LossInputs:
     loss_mask: Bool[Tensor, " tokens"]  # tokens that carry loss; what stands in the others is never read
     rows: Int64[Tensor, " tokens"]  # row (response) of each token, 0 .. num_rows - 1
     num_rows: int
+    entropy: Float[Tensor, " tokens"] | None = None  # nats; carries a gradient where the objective needs it
+    reference_logprobs: Float[Tensor, " tokens"] | None = None  # of the reference model, where the objective needs it
 
 
 def clipped_loss(

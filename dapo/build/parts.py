@@ -15,9 +15,9 @@ from transformers.utils.logging import disable_progress_bar
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.losses import cispo_loss, clipped_loss
+from dapo.algorithms.objective import Objective, cispo_objective, clip_objective
+from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import shape_rewards
-from dapo.algorithms.weights import token_weights
 from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
 from dapo.config.schema import Model, Recipe
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
@@ -50,7 +50,7 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
             f"{setting}: cannot load {name!r} ({type(error).__name__}: {error}). Give package.module:function; modules "
             "are looked up in the working directory and among installed packages."
         ) from None
-    if not callable(found):
+    if not callable(found) and not isinstance(found, Objective):
         raise RecipeError(f"{setting}: {name!r} is a {type(found).__name__}, expected a function")
     return found  # type: ignore[no-any-return]
 
@@ -79,11 +79,10 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         judge=load_hook(sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
         shape=load_hook(a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
         advantages=advantages,
-        weights=make_weights(recipe),
+        loss_weights=make_loss_weights(recipe),
         metric=sampling.metric,
         truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
         overlong_filtering=a.overlong_filtering,
-        correction=make_correction(recipe),
         source_range=None if a.shaping or not a.reward_scaling.enabled else _source_range(recipe),
     )
 
@@ -107,7 +106,7 @@ def _source_range(recipe: Recipe) -> tuple[float, float]:
     return scaling.source_min, scaling.source_max
 
 
-def make_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[FloatArray]]:
+def make_loss_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[FloatArray]]:
     """The reduction as a function of loss masks and groups."""
     loss = recipe.algorithm.loss
 
@@ -116,7 +115,7 @@ def make_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[F
         if loss.micro_batch_sequences:
             size = loss.micro_batch_sequences
             micro_batches = [list(range(i, min(i + size, len(masks)))) for i in range(0, len(masks), size)]
-        return token_weights(
+        return loss_weights(
             masks,
             groups,
             loss.reduction,
@@ -150,14 +149,15 @@ def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArr
     return correction
 
 
-def make_loss(recipe: Recipe) -> Callable[..., Any]:
-    """LossInputs -> (loss per token, flags)."""
+def make_objective(recipe: Recipe) -> Objective:
+    """The loss, with what is to be known about it; of a function of the user's, nothing is."""
     loss, clip = recipe.algorithm.loss, recipe.algorithm.clip
     if loss.kind == "clip":
-        return partial(clipped_loss, low=clip.low, high=clip.high, dual=clip.dual, ratio=loss.ratio)
+        return clip_objective(low=clip.low, high=clip.high, dual=clip.dual, ratio=loss.ratio)
     if loss.kind == "cispo":
-        return partial(cispo_loss, cap=loss.cispo_cap, floor=loss.cispo_floor)
-    return load_hook(loss.kind, "algorithm.loss.kind")
+        return cispo_objective(cap=loss.cispo_cap, floor=loss.cispo_floor)
+    hook = load_hook(loss.kind, "algorithm.loss.kind")
+    return hook if isinstance(hook, Objective) else Objective(hook)
 
 
 def make_schedule(recipe: Recipe) -> Schedule:

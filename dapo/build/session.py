@@ -13,8 +13,8 @@ from dapo.build.parts import (
     make_algorithm,
     make_correction,
     make_decode,
-    make_loss,
     make_model,
+    make_objective,
     make_sampling,
     make_schedule,
     make_tokenizer,
@@ -118,11 +118,10 @@ class Session:
         recipe = self.recipe
         return LocalLearner(
             self.loaded,
-            make_loss(recipe),
+            make_objective(recipe),
             recipe.learner,
             recipe.rollout.temperature,
             correction=make_correction(recipe),
-            zero_advantage_is_free=recipe.algorithm.loss.kind in ("clip", "cispo"),
         )
 
     def sync_check(self, learner: Learner) -> SyncCheck:
@@ -172,7 +171,7 @@ class Session:
             settings=LoopSettings(
                 steps=recipe.trainer.steps,
                 minibatch_prompts=recipe.learner.minibatch_prompts,
-                recompute_old_logprobs=not uses_sampler_logprobs(recipe),
+                ratio_against="sampler" if uses_sampler_logprobs(recipe) else "learner",
                 evaluate_every=recipe.validation.every,
                 save_every=recipe.checkpoint.every,
             ),

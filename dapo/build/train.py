@@ -17,7 +17,7 @@ from typing import Any
 
 from dapo.build.engines import describe_engine
 from dapo.build.environment import record_machine
-from dapo.build.parts import make_algorithm, make_loss
+from dapo.build.parts import make_algorithm, make_objective
 from dapo.build.recorder import RunRecorder
 from dapo.build.session import Session
 from dapo.checkpoint.store import CheckpointStore
@@ -45,7 +45,7 @@ FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
 def train(loaded: LoadedRecipe) -> int:
     """Start a new run. Returns the exit code: 0, or 130 after Ctrl-C (the step was finished and saved)."""
     recipe = loaded.recipe
-    make_algorithm(recipe), make_loss(recipe)  # functions of the user's that are not there are refused first
+    make_algorithm(recipe), make_objective(recipe)  # functions of the user's that are not there are refused first
     with Console(recipe.logging.console) as console:
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         _write_recipe(folder, loaded)
@@ -142,9 +142,8 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
                 folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
                 if not folder.prompts.exists():
                     write_prompts(folder.prompts, session.data.train)
-                loss = recipe.algorithm.loss
-                by_token = loss.kind == "clip" and loss.ratio == "token"
-                console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=by_token)
+                clips_tokens = make_objective(recipe).clips_tokens
+                console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
                 finished = trainer.run()
             except SamplingStopped as stopped:
                 raise type(stopped)(str(stopped).replace("<RUN>", str(folder.path))) from None

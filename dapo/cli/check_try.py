@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dapo.config import Recipe
-from dapo.contracts.types import Group
+from dapo.contracts.types import Group, LearnStep
 
 if TYPE_CHECKING:
     from dapo.build.session import Session
@@ -75,7 +75,7 @@ def _generate(session: Session, count: int) -> list[Group]:
 
 
 def _learn(session: Session, learner: LocalLearner, groups: Sequence[Group]) -> None:
-    """One optimiser step at rate 0: its time is a step's, and the weights stay."""
+    """A training step at rate 0: its time is a step's, and the weights stay."""
     from dapo.build.parts import make_algorithm
     from dapo.loop.plan import minibatch_rows, split_minibatches
 
@@ -83,8 +83,8 @@ def _learn(session: Session, learner: LocalLearner, groups: Sequence[Group]) -> 
     for group in groups:
         algorithm.shape_group(group)
     algorithm.assign_advantages(groups)
-    for part in split_minibatches(groups, session.recipe.learner.minibatch_prompts):
-        learner.update(minibatch_rows(part, algorithm, 0), 0.0)
+    parts = split_minibatches(groups, session.recipe.learner.minibatch_prompts)
+    learner.learn(LearnStep([minibatch_rows(part, algorithm) for part in parts], [0.0] * len(parts), 0)).result()
 
 
 def _group_lines(groups: Sequence[Group]) -> list[str]:

@@ -6,29 +6,16 @@ reward, ``<reason>`` why a response is unscored, ``<k>`` a number of samples. do
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Literal
 
 from dapo.contracts.enums import Disposition, Verdict
+from dapo.contracts.metric import COUNT, NATS, SECONDS, SHARE, TOKENS, Better, Metric, Reduction
+from dapo.contracts.token_metrics import TOKEN_METRICS
 
-Better = Literal["higher", "lower"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """What one logged number means."""
-
-    key: str
-    unit: str
-    meaning: str  # one line
-    better: Better = None  # the direction that is good in an ordinary run; None: neither, or it depends
-    clock: bool = False  # time or memory: differs between two runs that are otherwise equal to the bit
-
-
-COUNT, SHARE, TOKENS, SECONDS, NATS = "count", "share", "tokens", "seconds", "nats"
+log = logging.getLogger(__name__)
 
 _VERDICTS = {
     Verdict.KEPT: "have both correct and wrong voters (or pass the chosen keep rule)",
@@ -226,52 +213,37 @@ def _responses() -> Iterator[Metric]:
 
 def _learner() -> Iterator[Metric]:
     yield Metric("train/loss", "1", "Sum of weight x loss over the tokens of an optimiser step; mean over this step's.")
-    yield Metric(
-        "train/entropy", NATS, "Mean entropy of the policy over the tokens with loss; near 0 it explores no more."
-    )
-    yield Metric("train/approx_kl", NATS, "Mean of r - 1 - log r over tokens with loss: policy against the old one.")
-    yield Metric("train/ratio_mean", "1", "Mean probability ratio r over tokens with loss.")
-    yield Metric("train/ratio_max", "1", "Largest probability ratio r of a token with loss.")
-    yield Metric("train/ratio_min", "1", "Smallest probability ratio r of a token with loss.")
-    yield Metric(
-        "train/clip_low",
-        SHARE,
-        "Share of tokens with loss whose gradient the lower bound cut (A < 0, r < 1 - eps_low).",
-    )
-    yield Metric(
-        "train/clip_high",
-        SHARE,
-        "Share of tokens with loss whose gradient the upper bound cut (A > 0, r > 1 + eps_high).",
-    )
-    yield Metric("train/clip_dual", SHARE, "Share of tokens with loss that the dual clip bounded (A < 0, r > c).")
-    yield Metric("train/clip_high_probability", SHARE, "Mean probability under the policy of the tokens clipped high.")
+    yield from (entry.metric for entry in TOKEN_METRICS)
     yield Metric(
         "train/grad_norm", "1", "Norm of the gradient before clipping; mean over the optimiser steps of this step."
     )
-    yield Metric("train/grad_norm_max", "1", "Largest such norm among the optimiser steps of this step.")
+    yield Metric(
+        "train/grad_norm_max", "1", "Largest such norm among the optimiser steps of this step.", reduction="max"
+    )
     yield Metric("train/learning_rate", "1", "Learning rate of the last optimiser step.")
     yield Metric("train/loss_tokens", TOKENS, "N: tokens with loss in one optimiser step; mean over this step's.")
-    yield Metric("train/optimizer_steps", COUNT, "Optimiser steps of this training step.")
-    yield Metric("train/skipped_steps", COUNT, "Optimiser steps skipped because the gradient was not finite.", "lower")
+    yield Metric("train/optimizer_steps", COUNT, "Optimiser steps of this training step.", reduction="sum")
     yield Metric(
-        "train/empty_steps", COUNT, "Optimiser steps in which no token carried loss; no weight moved.", "lower"
+        "train/skipped_steps",
+        COUNT,
+        "Optimiser steps skipped because the gradient was not finite.",
+        "lower",
+        reduction="sum",
     )
-    yield Metric("train/micro_batches", COUNT, "Forward and backward passes of this training step.")
     yield Metric(
-        "train/packed_tokens", TOKENS, "Tokens that went through the model in training, each shared prompt once."
+        "train/empty_steps",
+        COUNT,
+        "Optimiser steps in which no token carried loss; no weight moved.",
+        "lower",
+        reduction="sum",
     )
-    yield Metric("train/correction_mean", "1", "Mean importance correction w over tokens with loss; 1 is none.")
+    yield Metric("train/micro_batches", COUNT, "Forward and backward passes of this training step.", reduction="sum")
     yield Metric(
-        "train/correction_share", SHARE, "Share of tokens with loss whose correction was capped or masked.", "lower"
+        "train/packed_tokens",
+        TOKENS,
+        "Tokens that went through the model in training, each shared prompt once.",
+        reduction="sum",
     )
-    for suffix, of in (
-        ("", "over tokens with loss"),
-        ("_current", "over tokens with loss made by the current weights"),
-        ("_older", "over tokens with loss made by older weights"),
-    ):
-        yield Metric(f"train/gap_mean{suffix}", NATS, f"Mean |learner - sampler| log-probability {of}.", "lower")
-        yield Metric(f"train/gap_kl{suffix}", NATS, f"K3 estimate of KL(sampler, learner) {of}.", "lower")
-        yield Metric(f"train/gap_max{suffix}", NATS, f"Largest |learner - sampler| log-probability {of}.", "lower")
     yield Metric(
         "train/sync_gap", NATS, "Mean |learner - sampler| log-probability of the check after a publish.", "lower"
     )
@@ -402,6 +374,24 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 # Longest first, so that reward/<name>_kept is asked before reward/<name>.
 _PATTERNS = [(_pattern(key), GLOSSARY[key]) for key in sorted(GLOSSARY, key=len, reverse=True) if "<" in key]
+
+
+@cache
+def reduction_of(key: str) -> Reduction:
+    """How parts of a key are merged. A key without a line is told once and taken for a mean."""
+    metric = lookup(key)
+    if metric is None:
+        log.warning("%s", undefined([key]))
+        return "mean"
+    return metric.reduction
+
+
+def undefined(keys: Iterable[str]) -> str:
+    """What to say of keys that nobody defined."""
+    return (
+        f"no glossary line for {', '.join(map(repr, keys))}: what nobody defined is logged, and nobody knows what it "
+        "means. Add a line to dapo/contracts/glossary.py, or, for a number of your own function, name it 'custom/...'"
+    )
 
 
 @cache

@@ -10,10 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from dapo.contracts.handle import Handle
 from dapo.contracts.types import (
     Completion,
     FloatArray,
+    HasTokens,
     Key,
+    Learned,
+    LearnStep,
     Metrics,
     Prompt,
     SampleEvent,
@@ -21,8 +25,6 @@ from dapo.contracts.types import (
     Score,
     StepBatch,
     TensorSum,
-    TokenTrace,
-    TrainRow,
 )
 
 
@@ -95,23 +97,21 @@ class Engine(Protocol):
 
 
 class Learner(Protocol):
-    """Owns the policy and its optimiser."""
+    """Owns the policy and its optimiser, here or elsewhere: calls that compute answer with a handle."""
 
-    def logprobs(self, rows: Sequence[TrainRow]) -> list[FloatArray]:
+    def learn(self, step: LearnStep) -> Handle[Learned]:
+        """A whole training step: for each minibatch one optimiser step on the gradient of the plain sum of
+        weight x correction x L over its tokens.
+
+        Minibatches are split into micro-batches, and over ranks, at will: the driver's loss weights make the split
+        irrelevant. Tracing copies numbers that a step has anyway: it changes neither gradients nor statistics.
+
+        Raises:
+            LearnerError: by ``result``: too many gradients in a row were not finite.
+        """
+
+    def logprobs(self, rows: Sequence[HasTokens]) -> Handle[list[FloatArray]]:
         """Log-probability of every response token under the present weights, at the sampling temperature."""
-
-    def update(self, rows: Sequence[TrainRow], learning_rate: float) -> Metrics:
-        """One optimiser step: gradient of the plain sum of weight x correction x L over all tokens of ``rows``.
-
-        The rows are split into micro-batches at will: the driver's token weights make the split irrelevant.
-        """
-
-    def take_traces(self) -> list[TokenTrace]:
-        """What ``update`` computed of the tokens of ``traced`` rows since the last call, in the order of the updates.
-
-        Rows in which no token carries loss are not computed, so they have none. Tracing copies numbers that an update
-        has anyway: it changes neither gradients nor metrics.
-        """
 
     def publish(self) -> WeightSource: ...
 
@@ -127,6 +127,8 @@ class Learner(Protocol):
     def load(self, folder: Path) -> None: ...
 
     def export(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Scorer(Protocol):

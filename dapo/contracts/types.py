@@ -2,7 +2,7 @@
 
 No torch here: token ids, log-probabilities and versions are numpy arrays, so every layer and every process
 can hold them. Index t of a per-token array always speaks of response token t (the shift by one that a causal
-model needs happens in one function, ``dapo.models.forward``).
+model needs happens in one function, ``dapo.models.packing``).
 
 Suffixes for ragged lists: _P prompts, _G responses of one group, _T tokens.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 
 IntArray = NDArray[np.int64]
+IdArray = NDArray[np.int32] | NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 VersionArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
@@ -208,22 +209,82 @@ class TensorSum(NamedTuple):
     value: int  # ``dapo.models.checksum.checksum`` of its values
 
 
-@dataclass(slots=True)
-class TrainRow:
-    """One response as the learner receives it. All arrays are float32 [response tokens] unless said."""
+class HasTokens(Protocol):
+    """What a forward pass needs of a response."""
+
+    @property
+    def group(self) -> int: ...  # rows of one group share their prompt, which is computed once
+
+    @property
+    def prompt_ids(self) -> IdArray: ...
+
+    @property
+    def token_ids(self) -> IdArray: ...
+
+
+def by_prompt(rows: Sequence[HasTokens]) -> list[list[int]]:
+    """Row indices by group, in order of first appearance. Rows of one group with unequal prompts do not share."""
+    groups: dict[tuple[int, bytes], list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault((row.group, row.prompt_ids.tobytes()), []).append(index)
+    return list(groups.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A response of which only log-probabilities are wanted."""
+
+    group: int
+    prompt_ids: IdArray  # [prompt tokens]
+    token_ids: IdArray  # [response tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One response as the learner receives it. Arrays are [response tokens] unless said; log-probabilities in nats."""
 
     group: int  # rows of one group share their prompt, which is computed once
-    prompt_ids: IntArray
-    token_ids: IntArray
-    weights: FloatArray  # the reduction: weight of each token's loss; 0 where it carries none
-    advantages: FloatArray
-    old_logprobs: FloatArray | None  # None: the detached current ones (one minibatch a step needs no extra pass)
-    correction: FloatArray | None = None  # importance correction w; None means 1
-    loss_mask: BoolArray | None = None  # tokens that carry loss (weights > 0 unless the reduction gives 0)
-    sampler_logprobs: FloatArray | None = None  # for the gap metrics; None when they are the old ones
-    current: BoolArray | None = None  # token was made by the current version of the weights
-    sample: int = 0  # index of the response in its group
+    sample: int  # index of the response in its group
+    prompt_ids: IdArray  # [prompt tokens]
+    token_ids: IdArray
+    loss_mask: BoolArray  # tokens that carry loss
+    sampler_logprobs: FloatArray  # of the engine that made them, at the sampling temperature
+    versions: VersionArray  # of the weights that made each token
+    loss_weight: float | FloatArray  # the reduction: weight of each loss token's loss; one number unless they differ
+    advantage: float | FloatArray  # likewise
+    reference_logprobs: FloatArray | None = None  # of a reference model; None: there is none
     traced: bool = False  # the learner keeps what it computes of each token, see ``TokenTrace``
+
+    def loss_weights(self) -> FloatArray:
+        """float32 [tokens], 0 where no loss is carried."""
+        return np.where(self.loss_mask, np.float32(self.loss_weight), np.float32(0.0))
+
+    def advantages(self) -> FloatArray:
+        """float32 [tokens]."""
+        return np.broadcast_to(np.asarray(self.advantage, dtype=np.float32), self.loss_mask.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnStep:
+    """What the learner is told for one training step: everything, so that a step is one message."""
+
+    minibatches: Sequence[Sequence[Row]]  # one optimiser step each, in order; groups never straddle them
+    learning_rates: Sequence[float]  # of each optimiser step
+    version: int  # of the weights that are about to be trained
+    ratio_against: RatioAgainst = "sampler"
+
+
+RatioAgainst = Literal["sampler", "learner"]
+"""Whose log-probabilities the probability ratio runs against: those recorded when sampling, or the learner's own
+before the first optimiser step of the training step (the correction then accounts for the sampler)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a training step said of itself."""
+
+    stats: Mapping[str, Any]  # dapo.contracts.stats.Stats, by metric key
+    traces: list[TokenTrace]  # of traced rows, in the order of the optimiser steps; rows without loss tokens have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,4 +321,3 @@ class EvaluationProgress:
 
 
 Metrics = dict[str, float]
-Rows = Sequence[TrainRow]

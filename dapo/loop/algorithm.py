@@ -23,11 +23,10 @@ class Algorithm:
     judge: Callable[[Float64, BoolArray], Verdict]  # metric of each response, voters -> verdict
     shape: Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]  # rewards, lengths, truncated
     advantages: Callable[[list[Float64], list[BoolArray]], list[Float64]]  # rewards and voters of all groups
-    weights: Callable[[list[BoolArray], IntArray], list[FloatArray]]  # loss masks and groups of one optimiser step
+    loss_weights: Callable[[list[BoolArray], IntArray], list[FloatArray]]  # loss masks, groups of one optimiser step
     metric: str = "accuracy"  # the score that ``judge`` reads
     truncated_vote: bool = False
     overlong_filtering: bool = True
-    correction: Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | None = None
     source_range: tuple[float, float] | None = None  # what reward scaling clamps to; None: nothing is clamped
 
     def voters(self, group: Group) -> BoolArray:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from dapo.contracts.types import Group, TrainRow
+from dapo.contracts.types import FloatArray, Group, Row
 from dapo.loop.algorithm import Algorithm
 
 
@@ -16,39 +16,41 @@ def split_minibatches(groups_P: Sequence[Group], minibatch_prompts: int | None) 
     return [list(groups_P[i : i + size]) for i in range(0, len(groups_P), size)]
 
 
-def minibatch_rows(
-    groups: Sequence[Group], algorithm: Algorithm, version: int, traced: Collection[int] = ()
-) -> list[TrainRow]:
+def minibatch_rows(groups: Sequence[Group], algorithm: Algorithm, traced: Collection[int] = ()) -> list[Row]:
     """Rows of one optimiser step.
 
     Args:
         groups: with advantages.
         algorithm: gives the loss mask and the weights.
-        version: of the weights about to be trained.
         traced: ids of the groups whose tokens the learner keeps on record.
     """
-    masks, rows = [], []
-    for group in groups:
+    members = [(group, index) for group in groups for index in range(len(group.completions_G))]
+    masks = [algorithm.loss_mask(group, index) for group, index in members]
+    weights_R = algorithm.loss_weights(masks, np.array([group.id for group, _ in members], dtype=np.int64))
+    rows = []
+    for (group, index), mask, weights in zip(members, masks, weights_R, strict=True):
         assert group.advantages_G is not None, "assign_advantages comes first"
-        for index, completion in enumerate(group.completions_G):
-            mask = algorithm.loss_mask(group, index)
-            masks.append(mask)
-            rows.append(
-                TrainRow(
-                    group=group.id,
-                    prompt_ids=group.prompt.token_ids,
-                    token_ids=completion.token_ids,
-                    weights=np.zeros(len(completion), dtype=np.float32),
-                    advantages=np.full(len(completion), group.advantages_G[index], dtype=np.float32),
-                    old_logprobs=completion.logprobs,
-                    loss_mask=mask,
-                    sampler_logprobs=completion.logprobs,
-                    current=completion.versions == version,
-                    sample=index,
-                    traced=group.id in traced,
-                )
+        completion = group.completions_G[index]
+        rows.append(
+            Row(
+                group=group.id,
+                sample=index,
+                prompt_ids=group.prompt.token_ids.astype(np.int32),
+                token_ids=completion.token_ids.astype(np.int32),
+                loss_mask=mask,
+                sampler_logprobs=completion.logprobs,
+                versions=completion.versions,
+                loss_weight=_one_number(weights[mask]),
+                advantage=float(group.advantages_G[index]),
+                traced=group.id in traced,
             )
-    weights_R = algorithm.weights(masks, np.array([row.group for row in rows], dtype=np.int64))
-    for row, weights in zip(rows, weights_R, strict=True):
-        row.weights = weights
+        )
     return rows
+
+
+def _one_number(weights: FloatArray) -> float | FloatArray:
+    """Every reduction gives the loss tokens of a row one weight."""
+    if weights.size == 0:
+        return 0.0
+    assert (weights == weights[0]).all(), "a reduction weighs the tokens of a row alike"
+    return float(weights[0])

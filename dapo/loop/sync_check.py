@@ -17,7 +17,7 @@ import numpy as np
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import FloatArray, Metrics, Prompt, SampleEvent, SampleRequest, SamplingParams, TrainRow
+from dapo.contracts.types import FloatArray, Metrics, Prompt, SampleEvent, SampleRequest, SamplingParams, TokenRow
 from dapo.errors import EngineError
 from dapo.loop.evaluation import FIRST_EVALUATION_GROUP
 from dapo.loop.seeds import SYNC_CHECK, derive_seed
@@ -94,17 +94,10 @@ class SyncCheck:
         """|engine - learner| log-probability of each sampled token, nats."""
         events = _sampled(self._engine, self._prompts, self._sampling, step, self._seed)
         rows = [
-            TrainRow(
-                group=event.key[0],
-                prompt_ids=self._prompts[event.key[0] - FIRST_GROUP].token_ids,
-                token_ids=event.token_ids,
-                weights=np.zeros(len(event.token_ids), np.float32),
-                advantages=np.zeros(len(event.token_ids), np.float32),
-                old_logprobs=event.logprobs,
-            )
+            TokenRow(event.key[0], self._prompts[event.key[0] - FIRST_GROUP].token_ids, event.token_ids)
             for event in events
         ]
-        learned = np.concatenate(self._learner.logprobs(rows))
+        learned = np.concatenate(self._learner.logprobs(rows).result())
         gap: FloatArray = np.abs(learned - np.concatenate([event.logprobs for event in events]))
         return gap
 

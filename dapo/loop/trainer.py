@@ -12,7 +12,17 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition
 from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import EvaluationProgress, Group, Metrics, SamplingParams, StepBatch, TokenTrace, TrainRow
+from dapo.contracts.stats import values
+from dapo.contracts.types import (
+    EvaluationProgress,
+    Group,
+    LearnStep,
+    Metrics,
+    RatioAgainst,
+    SamplingParams,
+    StepBatch,
+    TokenTrace,
+)
 from dapo.errors import CheckpointError, EngineError, RewardError, SamplingStopped
 from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
@@ -22,7 +32,7 @@ from dapo.loop.evaluation_metrics import EvaluationResult
 from dapo.loop.interrupt import Interrupt
 from dapo.loop.outcomes import nothing_scored
 from dapo.loop.plan import minibatch_rows, split_minibatches
-from dapo.loop.reduce import reduce_updates, trained_metrics
+from dapo.loop.reduce import trained_metrics
 from dapo.loop.schedule import Schedule
 from dapo.observe.spans import Phases, Span, peak_rss_mib
 from dapo.observe.text import percent
@@ -74,7 +84,7 @@ class LoopSettings:
 
     steps: int
     minibatch_prompts: int | None
-    recompute_old_logprobs: bool  # old_logprobs: learner
+    ratio_against: RatioAgainst
     evaluate_every: int
     save_every: int
 
@@ -151,7 +161,7 @@ class Trainer:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             if self._evaluated_at != step - 1 and self.evaluator is not None and self.settings.evaluate_every:
                 self.phases.step = step - 1
-                self._record(step - 1, self._evaluate(step - 1), [])  # the last step is evaluated too
+                self._record(step - 1, self._evaluate(step - 1))  # the last step is evaluated too
             return False
         self.counters.rollout_steps += 1
         self._warn_of_poor_batches(batch)
@@ -160,7 +170,8 @@ class Trainer:
                 self.algorithm.shape_group(group)
             self.algorithm.assign_advantages(batch.groups_P)
         self.engine.sleep()
-        metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | self._learn(batch)
+        learned, traces = self._learn(batch)
+        metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | learned
         self._warn_of_clamping(batch.step, metrics)
         metrics |= {
             "counters/training_steps": self.counters.training_steps,
@@ -172,10 +183,10 @@ class Trainer:
             metrics |= self._publish()
             metrics |= self._evaluate_if_due(step)
         except (EngineError, RewardError):
-            self._record(step, metrics, batch.finished)  # the step itself is done
+            self._record(step, metrics, batch.finished, traces)  # the step itself is done
             self._save()
             raise
-        self._record(step, metrics, batch.finished)
+        self._record(step, metrics, batch.finished, traces)
         if self.settings.save_every and step % self.settings.save_every == 0:
             self._save()
         return True
@@ -202,40 +213,24 @@ class Trainer:
             "(reward/clamped in metrics.jsonl has the share of each step)"
         )
 
-    def _learn(self, batch: StepBatch) -> Metrics:
-        """One optimiser step per minibatch of whole groups."""
+    def _learn(self, batch: StepBatch) -> tuple[Metrics, list[TokenTrace]]:
+        """One optimiser step per minibatch of whole groups: what they say of themselves and of traced tokens."""
         with self.phases("shape"):
             minibatches = split_minibatches(batch.groups_P, self.settings.minibatch_prompts)
-            version = self.counters.training_steps
             traced = self.recorder.traced(batch.finished)
-            rows_M = [minibatch_rows(groups, self.algorithm, version, traced) for groups in minibatches]
-        rate, updates = 0.0, []
+            rows_M = [minibatch_rows(groups, self.algorithm, traced) for groups in minibatches]
+            done = self.counters
+            rates = [self.schedule.at(done.training_steps, done.optimizer_steps + n) for n in range(len(rows_M))]
         with self.phases("learn"):
-            if self.settings.recompute_old_logprobs:
-                self._recompute_old_logprobs(rows_M)
-            for rows in rows_M:
-                rate = self.schedule.at(self.counters.training_steps, self.counters.optimizer_steps)
-                updates.append(self.learner.update(rows, rate))
-                self.counters.optimizer_steps += 1
+            step = LearnStep(rows_M, rates, done.training_steps, self.settings.ratio_against)
+            learned = self.learner.learn(step).result()
         self.counters.training_steps += 1
-        tokens_R = [int(row.loss_mask.sum()) for rows in rows_M for row in rows if row.loss_mask is not None]
+        self.counters.optimizer_steps += len(rows_M)
+        tokens_R = [int(row.loss_mask.sum()) for rows in rows_M for row in rows]
         self.counters.trained_tokens += sum(tokens_R)
-        metrics = reduce_updates(updates)
+        metrics = values(learned.stats)
         metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics["sampling/generated_tokens"])
-        return metrics | {"train/learning_rate": rate}
-
-    def _recompute_old_logprobs(self, rows_M: list[list[TrainRow]]) -> None:
-        """``old_logprobs: learner``. With one minibatch the old values are the learner's detached current ones."""
-        if len(rows_M) == 1:
-            for row in rows_M[0]:
-                row.old_logprobs = None
-            return
-        rows = [row for minibatch in rows_M for row in minibatch]
-        for row, logprobs in zip(rows, self.learner.logprobs(rows), strict=True):
-            row.old_logprobs = logprobs
-            if self.algorithm.correction is not None and row.loss_mask is not None:
-                assert row.sampler_logprobs is not None
-                row.correction = self.algorithm.correction(logprobs, row.sampler_logprobs, row.loss_mask)
+        return metrics | {"train/learning_rate": rates[-1] if rates else 0.0}, learned.traces
 
     def _publish(self) -> Metrics:
         """The learner's weights to the engine, and a look at whether they arrived."""
@@ -254,7 +249,7 @@ class Trainer:
         """
         if self.evaluator is not None and self.settings.evaluate_every:
             metrics = self._evaluate(0)
-            self._record(0, metrics, [])
+            self._record(0, metrics)
             if self._silent_sets:
                 raise nothing_scored(self._silent_sets)
 
@@ -275,7 +270,9 @@ class Trainer:
         self._evaluated_at = step
         return result.metrics
 
-    def _record(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
+    def _record(
+        self, step: int, metrics: Metrics, finished: Sequence[Group] = (), traces: Sequence[TokenTrace] = ()
+    ) -> None:
         """The step's line is written before its checkpoint, which never knows more than the files beside it.
 
         ``report`` and ``save`` of a step therefore count in the next one's seconds.
@@ -289,7 +286,7 @@ class Trainer:
             if seconds.get(phase) and tokens in metrics:
                 metrics[name] = metrics[tokens] / seconds[phase]
         with self.phases("report"):
-            self.recorder.step(step, metrics, finished, self.learner.take_traces())
+            self.recorder.step(step, metrics, finished, traces)
 
     def _save(self) -> None:
         with self.phases("save"):

@@ -7,14 +7,14 @@ other place in the program shifts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import IntArray, TrainRow
+from dapo.contracts.types import HasTokens, IdArray, by_prompt
 from dapo.errors import LearnerError
 from dapo.models.packed_attention import PackedContext, Segment
 
@@ -23,7 +23,7 @@ from dapo.models.packed_attention import PackedContext, Segment
 class PackedBatch:
     """One micro-batch. N counts the response tokens of all its rows, in the order of ``rows``."""
 
-    rows: list[TrainRow]  # in packed order: the rows of a group are neighbours
+    rows: list[HasTokens]  # in packed order: the rows of a group are neighbours
     order: list[int]  # rows[i] was given as row number order[i]
     input_ids: Tensor  # [1, tokens] packed, [rows, longest] padded
     position_ids: Tensor  # as input_ids
@@ -40,19 +40,19 @@ class PackedBatch:
         return torch.repeat_interleave(lengths, output_size=len(self.targets))
 
 
-def pack(rows: Sequence[TrainRow], device: torch.device) -> PackedBatch:
+def pack(rows: Sequence[HasTokens], device: torch.device) -> PackedBatch:
     """One row of tokens in which each group's prompt stands once, followed by its responses.
 
     Raises:
         LearnerError: A row has an empty prompt, so nothing predicts its first token.
     """
-    ids: list[IntArray] = []
-    positions: list[IntArray] = []
-    predictors: list[IntArray] = []
+    ids: list[IdArray] = []
+    positions: list[IdArray] = []
+    predictors: list[IdArray] = []
     segments: list[Segment] = []
     order: list[int] = []
     cursor = 0
-    for members in _by_prompt(rows):
+    for members in by_prompt(rows):
         prompt_ids = _prompt(rows[members[0]])
         prompt = (cursor, cursor + len(prompt_ids))
         segments.append(Segment(*prompt))
@@ -82,7 +82,7 @@ def pack(rows: Sequence[TrainRow], device: torch.device) -> PackedBatch:
     )
 
 
-def pad(rows: Sequence[TrainRow], device: torch.device, pad_token_id: int) -> PackedBatch:
+def pad(rows: Sequence[HasTokens], device: torch.device, pad_token_id: int) -> PackedBatch:
     """Right-padded rows for the model's own attention: each row is its prompt and its response without the last token.
 
     Raises:
@@ -111,55 +111,7 @@ def pad(rows: Sequence[TrainRow], device: torch.device, pad_token_id: int) -> Pa
     )
 
 
-def split(rows: Sequence[TrainRow], max_tokens: int, *, packed: bool = True) -> list[list[int]]:
-    """Indices of the rows of each micro-batch, at most ``max_tokens`` input tokens each.
-
-    Packed, a group stays together where it fits, so its prompt is computed once; a larger group is divided. Padded,
-    rows of similar length come together and the padding counts. A row over the limit is a micro-batch of its own.
-    """
-    return _split_packed(rows, max_tokens) if packed else _split_padded(rows, max_tokens)
-
-
-def _split_packed(rows: Sequence[TrainRow], max_tokens: int) -> list[list[int]]:
-    batches: list[list[int]] = []
-    used = max_tokens + 1  # the first row opens a micro-batch
-    for members in _by_prompt(rows):
-        prompt = len(rows[members[0]].prompt_ids)
-        whole = prompt + sum(_inputs(rows[index]) for index in members)
-        opened = used + whole > max_tokens  # a group that does not fit behind the others starts a new micro-batch
-        for number, index in enumerate(members):
-            cost = _inputs(rows[index]) + (prompt if number == 0 else 0)
-            if (opened and number == 0) or used + cost > max_tokens:
-                batches.append([])
-                used, cost = 0, prompt + _inputs(rows[index])
-            batches[-1].append(index)
-            used += cost
-    return batches
-
-
-def _split_padded(rows: Sequence[TrainRow], max_tokens: int) -> list[list[int]]:
-    lengths = [len(row.prompt_ids) + _inputs(row) for row in rows]
-    batches: list[list[int]] = []
-    for index in sorted(range(len(rows)), key=lambda i: -lengths[i]):  # the first of a micro-batch is its longest
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
-            batches.append([])
-        batches[-1].append(index)
-    return batches
-
-
-def _by_prompt(rows: Sequence[TrainRow]) -> Iterable[list[int]]:
-    """Row indices by group, in order of first appearance. Rows of one group with unequal prompts do not share."""
-    groups: dict[tuple[int, bytes], list[int]] = {}
-    for index, row in enumerate(rows):
-        groups.setdefault((row.group, row.prompt_ids.tobytes()), []).append(index)
-    return groups.values()
-
-
-def _inputs(row: TrainRow) -> int:
-    return max(len(row.token_ids) - 1, 0)
-
-
-def _prompt(row: TrainRow) -> IntArray:
+def _prompt(row: HasTokens) -> IdArray:
     if len(row.prompt_ids) == 0:
         raise LearnerError(
             f"a row of group {row.group} has an empty prompt: nothing predicts its first token; "
@@ -168,6 +120,6 @@ def _prompt(row: TrainRow) -> IntArray:
     return row.prompt_ids
 
 
-def _tensor(arrays: Sequence[IntArray], device: torch.device) -> Tensor:
+def _tensor(arrays: Sequence[IdArray], device: torch.device) -> Tensor:
     joined = np.concatenate(arrays) if arrays else np.empty(0)
     return torch.from_numpy(joined.astype(np.int64, copy=False)).to(device)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dapo.contracts.types import TrainRow
+from dapo.contracts.types import TokenRow
 from dapo.models import attention
-from dapo.models.forward import token_logprobs
 from dapo.models.loaded import LoadedModel
 from dapo.models.machine import raise_for_machine
 from dapo.models.packing import pack, pad
+from dapo.models.policy import Policy
 
 # (prompt tokens, response tokens of the group): two groups, a one-token response, and lengths that differ.
 PROBE_GROUPS = ((5, (7, 1, 12)), (3, (4, 9)))
@@ -101,7 +101,7 @@ def probe(loaded: LoadedModel) -> str | None:
     return f"gives log-probabilities on {rows_kind} rows that differ from its own by {mean:.2g} (at most {largest:.2g})"
 
 
-def _probe_rows(vocabulary: int, long: int) -> list[TrainRow]:
+def _probe_rows(vocabulary: int, long: int) -> list[TokenRow]:
     """The rows of ``PROBE_GROUPS``; behind them, where ``long`` is not 0, a group whose last row has so many tokens."""
     random = np.random.default_rng(0)
     groups = (*PROBE_GROUPS, (3, (2, long - 3))) if long else PROBE_GROUPS
@@ -109,8 +109,7 @@ def _probe_rows(vocabulary: int, long: int) -> list[TrainRow]:
     for group, (prompt_tokens, responses) in enumerate(groups):
         prompt = random.integers(0, vocabulary, prompt_tokens)
         for tokens in responses:
-            zeros = np.zeros(tokens, dtype=np.float32)
-            rows.append(TrainRow(group, prompt, random.integers(0, vocabulary, tokens), zeros, zeros, zeros))
+            rows.append(TokenRow(group, prompt, random.integers(0, vocabulary, tokens)))
     return rows
 
 
@@ -120,21 +119,21 @@ def _parts(rows: int, long: int) -> list[slice]:
 
 
 def _pair(
-    loaded: LoadedModel, rows: list[TrainRow], reference: list[torch.Tensor]
+    loaded: LoadedModel, rows: list[TokenRow], reference: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of a batch's tokens, as training computes them, and the model's own [tokens]."""
     batch = pack(rows, loaded.device) if loaded.packed else pad(rows, loaded.device, loaded.pad_token_id)
-    found, _ = token_logprobs(loaded, batch, 1.0, want_entropy=False)
+    found, _ = Policy(loaded)(batch, 1.0, "none")
     return found, torch.cat([reference[index] for index in batch.order])
 
 
-def _looks_ahead(loaded: LoadedModel, row: TrainRow, whole: torch.Tensor) -> float:
+def _looks_ahead(loaded: LoadedModel, row: TokenRow, whole: torch.Tensor) -> float:
     """Largest change, nats, of the own log-probabilities of ``row``'s first tokens when it ends behind them."""
     first = replace(row, token_ids=row.token_ids[: SHORT - len(row.prompt_ids)])
     return float((_own_logprobs(loaded, first) - whole[: len(first.token_ids)]).abs().nan_to_num(torch.inf).max())
 
 
-def _own_logprobs(loaded: LoadedModel, row: TrainRow) -> torch.Tensor:
+def _own_logprobs(loaded: LoadedModel, row: TokenRow) -> torch.Tensor:
     """[response tokens] from the unmodified model's logits."""
     ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids])).to(loaded.device)
     logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo.contracts.glossary import AREAS, Metric
+from dapo.contracts.glossary import AREAS
+from dapo.contracts.metric import Metric
 
 PAGE = Path("docs/metrics.md")
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dapo.contracts.glossary import lookup
-from dapo.errors import DapoError
+from dapo.contracts.glossary import lookup, undefined
 from dapo.observe.jsonl import JsonlWriter, cut_jsonl, read_jsonl
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 """``step`` (int) and metrics: float, int, or None where the number was not finite."""
@@ -21,19 +23,16 @@ class MetricWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = JsonlWriter(path)
+        self._told: set[str] = set()  # keys without a definition
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line. nan and infinities become null: JSON has no word for them.
 
-        Raises:
-            DapoError: a key without a glossary line. Nothing is written then.
+        A key without a glossary line is written too, and warned of once: it fails a test, not a run.
         """
-        unknown = unknown_keys(metrics)
-        if unknown:
-            raise DapoError(
-                f"no glossary line for {', '.join(map(repr, unknown))}: a metric nobody defined is not logged. "
-                "Add a line to dapo/contracts/glossary.py, or, for a number of your own function, name it 'custom/...'."
-            )
+        if unknown := [key for key in unknown_keys(metrics) if key not in self._told]:
+            self._told.update(unknown)
+            log.warning("%s", undefined(unknown))
         self._file.append({"step": step} | {key: _number(value) for key, value in metrics.items()})
 
     def sync(self) -> None:

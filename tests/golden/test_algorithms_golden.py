@@ -8,8 +8,8 @@ import torch
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
+from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import scale_rewards, soft_overlong_punishment
-from dapo.algorithms.weights import token_weights
 
 # ---- reductions: L = 0.1 x (1 .. 32) as 8 rows of 4 tokens, of which the first LENGTHS[row] count ------------------
 
@@ -24,7 +24,7 @@ ROW_0, ROWS_0_1 = {"masked_rows": [0]}, {"masked_rows": [0, 1]}
 
 def reduce(reduction, masked_rows=(), **settings):
     masks = [np.full(length, row not in masked_rows) for row, length in enumerate(LENGTHS)]
-    weights = token_weights(masks, GROUPS, reduction, **settings)
+    weights = loss_weights(masks, GROUPS, reduction, **settings)
     return sum(float(LOSSES[row, : len(w)] @ w) for row, w in enumerate(weights))
 
 

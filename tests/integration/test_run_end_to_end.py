@@ -49,6 +49,17 @@ def same(a, b):
     assert all((a[key].tobytes() == b[key].tobytes()) for key in a)
 
 
+def test_the_gap_is_the_samplers_against_the_learners(finished):
+    """Tokens of the present weights agree to rounding, never to the bit; carried ones lag behind."""
+    rows = read_metrics(finished[0] / "metrics.jsonl")[1:]
+    assert len(rows) == 6
+    older = [row["train/gap_mean_older"] for row in rows if "train/gap_mean_older" in row]
+    assert len(older) >= 3, "no carried tokens: the run shows nothing"
+    assert all(0 < row["train/gap_mean_current"] < 1e-4 for row in rows if "train/gap_mean_current" in row)
+    assert all(0 < row["train/gap_max"] < 20 for row in rows)
+    assert min(older) > 1e-3
+
+
 def test_a_run_leaves_everything_that_was_promised(finished):
     run, done = finished
     rows = read_metrics(run / "metrics.jsonl")

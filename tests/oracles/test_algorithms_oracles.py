@@ -12,12 +12,13 @@ import torch
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
-from dapo.algorithms.diagnostics import merge_gaps, sampler_gap
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
+from dapo.algorithms.ratio import log_ratio
+from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import soft_overlong_punishment
-from dapo.algorithms.weights import token_weights
 from dapo.contracts.enums import Verdict
+from dapo.contracts.token_metrics import k3
 
 FOLDER = Path(os.environ.get("DAPO_ORACLE_ANSWERS", Path(__file__).parent / "fixtures"))
 PEERS = ["verl-0.9.1", "verl-0.5.0", "trl-1.16.0", "skyrl-0.3.0"]
@@ -41,7 +42,7 @@ def weights_matrix(batch, settings):
     """Our token weights laid out as the peers' padded matrix."""
     mask = np.array(batch["mask"], dtype=bool)
     settings_of_weights = {key: settings[key] for key in WEIGHT_SETTINGS if key in settings}
-    return np.stack(token_weights(list(mask), batch["groups"], settings["reduction"], **settings_of_weights))
+    return np.stack(loss_weights(list(mask), batch["groups"], settings["reduction"], **settings_of_weights))
 
 
 def answer_reduction(batch, settings):
@@ -93,8 +94,8 @@ def answer_correction(batch, settings):
 
 
 def answer_k3(batch, _settings):
-    rows = zip(batch["logprobs"], batch["sampler_logprobs"], batch["mask"], strict=True)
-    return merge_gaps([sampler_gap(*row) for row in rows])["k3"]
+    mask = np.array(batch["mask"], dtype=bool)
+    return k3(log_ratio(batch["logprobs"], batch["sampler_logprobs"])[mask]).mean()
 
 
 ANSWERS = {name.removeprefix("answer_"): function for name, function in globals().items() if name.startswith("answer_")}

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
-from dapo.algorithms.weights import token_weights
+from dapo.algorithms.reduction import loss_weights
 
 SPLIT_FREE = ["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant"]
 LOSSES = [
@@ -40,7 +40,7 @@ class Step:
     def weights(self, reduction, **settings):
         if reduction == "constant":
             settings["constant_length"] = 7
-        return token_weights(self.masks, self.groups, reduction, **settings)
+        return loss_weights(self.masks, self.groups, reduction, **settings)
 
     def evaluate(self, loss, weights, batches=None, order=None):
         """(loss, gradient of each row) summed over micro-batches of whole rows, in a given order of rows."""
@@ -146,7 +146,7 @@ def test_rows_without_loss_count_only_in_constant(reduction, step):
 def test_a_step_without_loss_tokens_has_zero_weights(reduction, lengths):
     masks = [np.zeros(length, dtype=bool) for length in lengths]
     with np.errstate(all="raise"):
-        weights = token_weights(
+        weights = loss_weights(
             masks, [0] * len(masks), reduction, constant_length=3, micro_batches=[[row] for row in range(len(masks))]
         )
     assert [len(weight) for weight in weights] == lengths

@@ -5,26 +5,30 @@ Tolerances are 1e-6 although the models are float64: transformers' norms compute
 
 from __future__ import annotations
 
-import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from learner_rows import make_algorithm, make_groups, masked, rows_of
 
-from dapo.algorithms.losses import cispo_loss, clipped_loss
+from dapo.algorithms.correction import importance_correction
+from dapo.algorithms.objective import cispo_objective, clip_objective
 from dapo.config import schema
-from dapo.contracts.types import TrainRow
+from dapo.contracts.stats import values
+from dapo.contracts.types import LearnStep, Row
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 
-LOSSES = [
-    functools.partial(clipped_loss, low=0.2, high=0.28, dual=3.0),
-    functools.partial(clipped_loss, low=3e-4, high=4e-4, ratio="sequence"),
-    functools.partial(cispo_loss, cap=1.1),
+OBJECTIVES = [
+    clip_objective(low=0.2, high=0.28, dual=3.0),
+    clip_objective(low=3e-4, high=4e-4, ratio="sequence"),
+    cispo_objective(cap=1.1),
 ]
+REDUCTIONS = ["token_mean", "prompt_mean", "sequence_mean", "sequence_sum"]
 
 
 @pytest.fixture(scope="module", params=[{}, {"kv_heads": 1, "tied": False}], ids=["llama", "llama-gqa-untied"])
@@ -32,36 +36,40 @@ def learners(tmp_path_factory, request):
     """Packed and padded learners with equal float64 weights that never move: only gradients are looked at."""
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, heads=2, ffn=24, **request.param)
     return [
-        LocalLearner(load_model(folder, dtype=torch.float64, attention_mode=mode), LOSSES[0], schema.Learner(), 0.9)
+        LocalLearner(
+            load_model(folder, dtype=torch.float64, attention_mode=mode),
+            OBJECTIVES[0],
+            schema.Learner(),
+            0.9,
+            correction,
+        )
         for mode in ("packed", "padded")
     ]
 
 
+def correction(learner, sampler, mask):
+    return importance_correction(learner, sampler, kind="truncate", cap=1.2, floor=0.5, loss_mask=mask)
+
+
 @st.composite
-def batches(draw: st.DrawFn) -> list[TrainRow]:
+def batches(draw: st.DrawFn) -> list[Row]:
+    """Groups of production's making, some of their tokens masked (as those of other turns will be)."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    rows = []
-    for group in range(draw(st.integers(1, 3))):
-        prompt = random.integers(3, 78, draw(st.integers(1, 6)))
-        for length in draw(st.lists(st.integers(1, 12), min_size=1, max_size=5)):
-            rows.append(
-                TrainRow(
-                    group,
-                    prompt,
-                    random.integers(3, 78, length),
-                    weights=random.uniform(0, 0.3, length).astype(np.float32),
-                    advantages=np.full(length, random.normal(), dtype=np.float32),
-                    old_logprobs=random.normal(-4.4, 0.4, length).astype(np.float32),
-                    correction=random.uniform(0, 2, length).astype(np.float32),
-                    loss_mask=random.random(length) < 0.8,
-                )
-            )
-    return rows
+    groups = make_groups(
+        int(random.integers(2**32)),
+        draw(st.integers(1, 3)),
+        draw(st.integers(2, 5)),
+        length=lambda r: int(r.integers(1, 13)),
+        versions=(0, 1),
+    )
+    for group in groups:
+        group.completions_G = [replace(c, generated=random.random(len(c)) < 0.8) for c in group.completions_G]
+    return rows_of(groups, make_algorithm(draw(st.sampled_from(REDUCTIONS))))
 
 
-def gradient_of(learner, rows, loss, tokens):
-    """All gradients as one vector, and the metrics, of an update whose step is left out."""
-    learner.loss, learner.settings = loss, schema.Learner(microbatch_tokens=tokens)
+def gradient_of(learner, rows, objective, tokens, against="learner"):
+    """All gradients as one vector, and the metrics, of a training step whose update is left out."""
+    learner.rank.objective, learner.settings = objective, schema.Learner(microbatch_tokens=tokens)
     found = []
 
     def step(rate):
@@ -69,8 +77,8 @@ def gradient_of(learner, rows, loss, tokens):
         learner.loaded.model.zero_grad(set_to_none=True)
         return 0.0, True
 
-    learner.optimizer.step = step
-    metrics = learner.update(rows, 1.0)
+    learner.rank.optimizer.step = step
+    metrics = values(learner.learn(LearnStep([rows], [1.0], 1, against)).result().stats)
     learner.publish()
     return (torch.cat(found) if found else torch.zeros(0)), metrics
 
@@ -78,56 +86,56 @@ def gradient_of(learner, rows, loss, tokens):
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=batches(),
-    loss=st.sampled_from(LOSSES),
+    objective=st.sampled_from(OBJECTIVES),
     tokens=st.integers(1, 60),
     order=st.randoms(use_true_random=False),
     padded=st.booleans(),
+    against=st.sampled_from(["sampler", "learner"]),
 )
-def test_gradient_and_metrics_do_not_depend_on_the_layout(learners, rows, loss, tokens, order, padded):
-    whole, metrics = gradient_of(learners[0], rows, loss, 10**6)
+def test_gradient_and_metrics_do_not_depend_on_the_layout(learners, rows, objective, tokens, order, padded, against):
+    whole, metrics = gradient_of(learners[0], rows, objective, 10**6, against)
     shuffled = order.sample(rows, len(rows))
-    other, other_metrics = gradient_of(learners[padded], shuffled, loss, tokens)
+    other, other_metrics = gradient_of(learners[padded], shuffled, objective, tokens, against)
     torch.testing.assert_close(other, whole, rtol=1e-6, atol=1e-6)
     for key in metrics.keys() - {"train/micro_batches", "train/packed_tokens"}:
         np.testing.assert_allclose(other_metrics[key], metrics[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=batches(), loss=st.sampled_from(LOSSES), tokens=st.integers(1, 60), idle=st.integers(1, 3))
-def test_rows_without_advantage_run_forward_only_and_change_nothing(learners, rows, loss, tokens, idle):
-    for row in rows[::idle]:
-        row.advantages[:] = 0
-    expected, expected_metrics = gradient_of(learners[0], rows, loss, tokens)
-    learners[0].zero_advantage_is_free = True
-    try:
-        found, metrics = gradient_of(learners[0], rows, loss, tokens)
-    finally:
-        learners[0].zero_advantage_is_free = False
+@given(rows=batches(), objective=st.sampled_from(OBJECTIVES), tokens=st.integers(1, 60), idle=st.integers(1, 3))
+def test_rows_without_advantage_run_forward_only_and_change_nothing(learners, rows, objective, tokens, idle):
+    rows = [replace(row, advantage=0.0) if n % idle == 0 else row for n, row in enumerate(rows)]
+    careful = replace(objective, zero_advantage_is_free=False)
+    expected, expected_metrics = gradient_of(learners[0], rows, careful, tokens, "sampler")
+    found, metrics = gradient_of(learners[0], rows, objective, tokens, "sampler")
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     for key in metrics.keys() - {"train/micro_batches", "train/packed_tokens"}:
         np.testing.assert_allclose(metrics[key], expected_metrics[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=batches(), loss=st.sampled_from(LOSSES))
-def test_masking_a_row_is_deleting_it(learners, rows, loss):
-    half = rows[::2]
-    for row in rows[1::2]:
-        row.loss_mask = np.zeros(len(row.token_ids), dtype=np.bool_)
-    masked, _ = gradient_of(learners[0], rows, loss, 10**6)
-    deleted, _ = gradient_of(learners[0], half, loss, 10**6)
-    torch.testing.assert_close(masked, deleted, rtol=0, atol=1e-12)
+@given(rows=batches(), objective=st.sampled_from(OBJECTIVES))
+def test_masking_a_row_is_deleting_it(learners, rows, objective):
+    some = [masked(row) if n % 2 else row for n, row in enumerate(rows)]
+    found, _ = gradient_of(learners[0], some, objective, 10**6)
+    deleted, _ = gradient_of(learners[0], rows[::2], objective, 10**6)
+    torch.testing.assert_close(found, deleted, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=batches(), loss=st.sampled_from(LOSSES))
-def test_masking_trailing_tokens_is_deleting_them(learners, rows, loss):
-    for row in rows:
-        row.loss_mask = np.arange(len(row.token_ids)) < max(1, len(row.token_ids) // 2)
-    masked, _ = gradient_of(learners[0], rows, loss, 10**6)
-    for row in rows:
-        keep = max(1, len(row.token_ids) // 2)
-        for name in ("token_ids", "weights", "advantages", "old_logprobs", "correction", "loss_mask"):
-            setattr(row, name, getattr(row, name)[:keep])
-    deleted, _ = gradient_of(learners[0], rows, loss, 10**6)
-    torch.testing.assert_close(masked, deleted, rtol=1e-9, atol=1e-9)
+@given(rows=batches(), objective=st.sampled_from(OBJECTIVES))
+def test_masking_trailing_tokens_is_deleting_them(learners, rows, objective):
+    kept = [max(1, len(row.token_ids) // 2) for row in rows]
+    some = [
+        replace(row, loss_mask=row.loss_mask & (np.arange(len(row.token_ids)) < n))
+        for row, n in zip(rows, kept, strict=True)
+    ]
+    short = [
+        replace(
+            row, **{name: getattr(row, name)[:n] for name in ("token_ids", "sampler_logprobs", "versions", "loss_mask")}
+        )
+        for row, n in zip(rows, kept, strict=True)
+    ]
+    found, _ = gradient_of(learners[0], some, objective, 10**6)
+    deleted, _ = gradient_of(learners[0], short, objective, 10**6)
+    torch.testing.assert_close(found, deleted, rtol=1e-9, atol=1e-9)

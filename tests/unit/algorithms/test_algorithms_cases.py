@@ -13,10 +13,11 @@ import torch
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction, tokens_corrected
-from dapo.algorithms.diagnostics import length_quantiles, merge_gaps, sampler_gap
+from dapo.algorithms.diagnostics import length_quantiles
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
 from dapo.algorithms.ratio import log_ratio
+from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import scale_rewards, shape_rewards, soft_overlong_punishment
 from dapo.algorithms.statistics import (
     Estimate,
@@ -26,34 +27,34 @@ from dapo.algorithms.statistics import (
     paired_interval,
     pass_at_k,
 )
-from dapo.algorithms.weights import token_weights
 from dapo.contracts.enums import Verdict
+from dapo.contracts.token_metrics import k3
 
 FOUR = [True] * 4
 
 
 class TestWeights:
     def test_masked_places_weigh_nothing(self):
-        first, second = token_weights([[True, False, True], [False, True]], [0, 0], "token_mean")
+        first, second = loss_weights([[True, False, True], [False, True]], [0, 0], "token_mean")
         np.testing.assert_allclose(first, np.array([1, 0, 1]) / 3, rtol=1e-6)
         np.testing.assert_allclose(second, np.array([0, 1]) / 3, rtol=1e-6)
         assert first.dtype == np.float32
 
     def test_prompt_mean_counts_the_group_and_not_the_row(self):
-        weights = token_weights([[True] * 3, [True], [True, True]], [5, 5, -1], "prompt_mean")
+        weights = loss_weights([[True] * 3, [True], [True, True]], [5, 5, -1], "prompt_mean")
         np.testing.assert_allclose(np.concatenate(weights), [0.125] * 4 + [0.25] * 2)
 
     def test_defaults_to_the_weighted_micro_batch_mean(self):
         masks, batches = [[True], [True], [True]], [[0], [1, 2]]
-        weights = token_weights(masks, [0, 0, 0], "micro_batch_mean", micro_batches=batches)
+        weights = loss_weights(masks, [0, 0, 0], "micro_batch_mean", micro_batches=batches)
         np.testing.assert_allclose(np.concatenate(weights), [1 / 3] * 3)
 
     def test_constant_of_one(self):
-        assert token_weights([[True, True]], [0], "constant", constant_length=1)[0].tolist() == [1, 1]
+        assert loss_weights([[True, True]], [0], "constant", constant_length=1)[0].tolist() == [1, 1]
 
     def test_no_rows(self):
-        assert token_weights([], [], "token_mean") == []
-        assert token_weights([], [], "constant", constant_length=2) == []
+        assert loss_weights([], [], "token_mean") == []
+        assert loss_weights([], [], "constant", constant_length=2) == []
 
 
 class TestAdvantages:
@@ -222,8 +223,8 @@ class TestCorrection:
         np.testing.assert_allclose(correct(), [1.5, 1 / 1.5], rtol=1e-6)
         np.testing.assert_allclose(correct(token_cap=None), [1.5, 1 / 1.5], rtol=1e-6)
         np.testing.assert_allclose(correct(token_cap=1.2), [1.2, 1 / 1.5], rtol=1e-6)
-        assert tokens_corrected(correct(), logs, [0, 0], [True, True]) == 0
-        assert tokens_corrected(correct(token_cap=1.2), logs, [0, 0], [True, True]) == 1
+        assert tokens_corrected(correct(), logs, [0, 0], [True, True]).sum() == 0
+        assert tokens_corrected(correct(token_cap=1.2), logs, [0, 0], [True, True]).sum() == 1
 
     def test_the_product_of_a_long_response_stays_finite(self):
         for sign, expected in ((1.0, math.exp(20)), (-1.0, math.exp(-20))):
@@ -232,7 +233,7 @@ class TestCorrection:
                 logs, np.zeros(1000), kind="truncate_sequence", sequence_cap=1e12, loss_mask=mask
             )
             np.testing.assert_allclose(corrected, expected, rtol=1e-6)
-            assert tokens_corrected(corrected, logs, np.zeros(1000), mask) == 0
+            assert tokens_corrected(corrected, logs, np.zeros(1000), mask).sum() == 0
 
     def test_bounds_are_inclusive(self):
         for kind in ("mask_token", "mask_sequence"):
@@ -249,21 +250,21 @@ class TestCorrection:
 
     def test_tokens_corrected(self):
         for kind, count in [("truncate", 1), ("mask_token", 2), ("mask_sequence", 1)]:
-            assert tokens_corrected(self.correct(kind), self.LOGS, np.zeros(4), FOUR) == count
-        assert tokens_corrected(self.correct("untruncated"), self.LOGS, np.zeros(4), FOUR) == 0
-        assert tokens_corrected(self.correct("truncate_sequence"), self.LOGS, np.zeros(4), FOUR) == 0  # 1.8 < 5
+            assert tokens_corrected(self.correct(kind), self.LOGS, np.zeros(4), FOUR).sum() == count
+        assert tokens_corrected(self.correct("untruncated"), self.LOGS, np.zeros(4), FOUR).sum() == 0
+        assert tokens_corrected(self.correct("truncate_sequence"), self.LOGS, np.zeros(4), FOUR).sum() == 0  # 1.8 < 5
         capped = self.correct("truncate_sequence", sampler=np.full(4, -1.0))
-        assert tokens_corrected(capped, self.LOGS, np.full(4, -1.0), FOUR) == 4
+        assert tokens_corrected(capped, self.LOGS, np.full(4, -1.0), FOUR).sum() == 4
         mask = [True, True, True, False]
-        assert tokens_corrected(self.correct("truncate", mask=mask), self.LOGS, np.zeros(4), mask) == 0
-        assert tokens_corrected(None, self.LOGS, np.zeros(4), FOUR) == 0
+        assert tokens_corrected(self.correct("truncate", mask=mask), self.LOGS, np.zeros(4), mask).sum() == 0
+        assert tokens_corrected(None, self.LOGS, np.zeros(4), FOUR).tolist() == [False] * 4
 
 
 class TestPlainLists:
     """Masks may be lists of 0 and 1 and numbers may be integers: neither may index or round instead."""
 
     def test_weights_and_advantages(self):
-        assert token_weights([[0, 2]], [0], "token_mean")[0].tolist() == [0, 1]
+        assert loss_weights([[0, 2]], [0], "token_mean")[0].tolist() == [0, 1]
         assert group_advantages([[3, 9, 1]], [[1, 0, 1]], scale="none")[0].tolist() == [1, 0, -1]
         assert group_advantages([[3, None, 1]], [[1, 0, 1]], scale="none")[0].tolist() == [1, 0, -1]
 
@@ -285,38 +286,20 @@ class TestPlainLists:
         assert corrected.tolist() == [1, 1]
         corrected = importance_correction([0, 1], [0, 0], kind="truncate", cap=2, floor=0, loss_mask=[0, 1])
         assert corrected.tolist() == [1, 2]
-        assert tokens_corrected(corrected.tolist(), [0, 1], [0, 0], [0, 1]) == 1
-        assert tokens_corrected([math.exp(0.3), 1], [0.3, 1], [0, 0], [1, 0]) == 0
+        assert tokens_corrected(corrected.tolist(), [0, 1], [0, 0], [0, 1]).tolist() == [False, True]
+        assert tokens_corrected([math.exp(0.3), 1], [0.3, 1], [0, 0], [1, 0]).tolist() == [False, False]
 
     def test_diagnostics_and_statistics(self):
-        assert sampler_gap([0, 1], [0, 0], [0, 1])["abs_sum"] == 1
         assert length_quantiles([1, 2, 5], [1, 0, 1], (0.5,))["correct"].tolist() == [3]
         assert length_quantiles([1, 2, 5], [1, 0, 1], (0.5,))["wrong"].tolist() == [2]
         assert mean_interval([np.array([0.1] * 7, np.float32)]).mean == pytest.approx(float(np.float32(0.1)), abs=1e-12)
 
 
 class TestDiagnostics:
-    def test_gap(self):
-        gap = sampler_gap([-1.0, -2.0, -9.0], [-1.5, -1.0, 0.0], [True, True, False])
-        k3 = (math.exp(0.5) - 1 - 0.5) + (math.exp(-1) - 1 + 1)
-        assert gap == pytest.approx({"tokens": 2, "abs_sum": 1.5, "k3_sum": k3, "max": 1.0})
-        other = sampler_gap([0.0], [-3.0], [True])
-        merged = merge_gaps([gap, other])
-        assert merged == pytest.approx({"tokens": 3, "mean_abs": 1.5, "k3": (k3 + math.exp(3) - 4) / 3, "max": 3.0})
-        assert merge_gaps([other, gap])["max"] == 3.0
-
-    def test_no_token(self):
-        empty = {"tokens": 0, "abs_sum": 0, "k3_sum": 0, "max": 0}
-        assert sampler_gap([1.0], [2.0], [False]) == empty
-        assert merge_gaps([]) == merge_gaps([empty]) == {"tokens": 0, "mean_abs": 0, "k3": 0, "max": 0}
-
-    def test_small_gaps_keep_their_digits(self):
-        gap = sampler_gap([1e-6], [0.0], [True])
-        assert gap["k3_sum"] == pytest.approx(0.5e-12, rel=1e-3)
-
-    def test_one_token_of_gap(self):
-        merged = merge_gaps([sampler_gap([0.5], [0.0], [True])])
-        assert merged == pytest.approx({"tokens": 1, "mean_abs": 0.5, "k3": math.exp(0.5) - 1.5, "max": 0.5})
+    def test_k3_by_hand_and_of_small_gaps(self):
+        found = k3(log_ratio([-1.0, -2.0], [-1.5, -1.0]))
+        assert found.tolist() == pytest.approx([math.exp(0.5) - 1.5, math.exp(-1)])
+        assert k3(np.array([1e-6]))[0] == pytest.approx(0.5e-12, rel=1e-3)
 
     def test_length_quantiles(self):
         quantiles = length_quantiles([10, 20, 30, 40], [True, True, False, True], (0.0, 0.5, 1.0))
@@ -489,7 +472,7 @@ class TestLosses:
     def test_production_needs_no_jaxtyping_and_numpy_parts_no_torch(self):
         code = (
             "import sys; sys.modules['jaxtyping'] = sys.modules['beartype'] = None\n"
-            "from dapo.algorithms import advantages, correction, diagnostics, keep, shaping, statistics, weights\n"
+            "from dapo.algorithms import advantages, correction, diagnostics, keep, reduction, shaping, statistics\n"
             "assert 'torch' not in sys.modules\n"
             "import dapo.algorithms.losses\n"
         )

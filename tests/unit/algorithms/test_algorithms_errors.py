@@ -10,16 +10,16 @@ from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import scale_rewards, shape_rewards, soft_overlong_punishment
 from dapo.algorithms.statistics import majority_correct, mean_interval, pass_at_k
-from dapo.algorithms.weights import token_weights
 
 TWO = [[True], [True, False]]
 EVERY = [[True, True]]
 
 
 def weights(reduction, **settings):
-    return lambda: token_weights(TWO, [0, 1], reduction, **settings)
+    return lambda: loss_weights(TWO, [0, 1], reduction, **settings)
 
 
 def scale(low, high, target_min=0, target_max=1):
@@ -38,7 +38,7 @@ def correct(kind="truncate", cap=2, floor=0, learner=(0,), sampler=(0,), mask=(T
     ("message", "call"),
     [
         ("unknown reduction 'mean'; expected one of token_mean, prompt_mean, sequence_mean", weights("mean")),
-        (r"groups has shape \(1,\) for 2 rows", lambda: token_weights(TWO, [0], "token_mean")),
+        (r"groups has shape \(1,\) for 2 rows", lambda: loss_weights(TWO, [0], "token_mean")),
         ("needs constant_length > 0 tokens, got None", weights("constant")),
         ("got 0", weights("constant", constant_length=0)),
         ("^reduction 'micro_batch_mean' is defined by its split; give micro_batches$", weights("micro_batch_mean")),

@@ -8,7 +8,7 @@ import numpy as np
 
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.weights import token_weights
+from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, content_id
@@ -182,7 +182,7 @@ def make_algorithm(**changes):
         "judge": partial(judge_group, metric_is_accuracy=True),
         "shape": lambda rewards, lengths, truncated: (2 * rewards - 1, np.zeros(len(rewards))),
         "advantages": group_advantages,
-        "weights": partial(token_weights, reduction="token_mean"),
+        "loss_weights": partial(loss_weights, reduction="token_mean"),
     }
     return Algorithm(**(settings | changes))
 

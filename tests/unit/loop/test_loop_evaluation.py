@@ -226,8 +226,8 @@ class FirstStep(Trainer):
             evaluation=lambda step, result: recorded.append(("evaluation", step)),
             warn=lambda message: recorded.append(("warn", message)),
         )
-        learner = SimpleNamespace(publish=lambda: None, take_traces=list)
-        settings = LoopSettings(1, None, recompute_old_logprobs=False, evaluate_every=1, save_every=0)
+        learner = SimpleNamespace(publish=lambda: None)
+        settings = LoopSettings(1, None, ratio_against="sampler", evaluate_every=1, save_every=0)
         super().__init__(
             collector=None,
             learner=learner,

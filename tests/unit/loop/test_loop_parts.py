@@ -1,4 +1,4 @@
-"""Schedule, plan, reduction of metrics, sync check, evaluation: the small parts of the loop."""
+"""Schedule, plan, sync check, evaluation: the small parts of the loop."""
 
 import math
 
@@ -7,13 +7,14 @@ import pytest
 from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
 from dapo.contracts.enums import FinishReason
+from dapo.contracts.handle import Done
 from dapo.contracts.types import Completion, Group, Prompt, SamplingParams, Score, TensorSum
 from dapo.errors import EngineError
 from dapo.loop import sync_check
 from dapo.loop.account import wasted_seconds
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.plan import minibatch_rows, split_minibatches
-from dapo.loop.reduce import reduce_updates, trained_metrics
+from dapo.loop.reduce import trained_metrics
 from dapo.loop.schedule import Schedule
 from dapo.loop.seeds import EVALUATION, TRAINING, derive_seed
 from dapo.loop.sync_check import SyncCheck
@@ -58,25 +59,26 @@ def test_minibatches_are_whole_groups_and_weights_sum_to_one_in_each():
     assert [[g.id for g in m] for m in split_minibatches(groups, 2)] == [[0, 1], [2, 3], [4]]
     assert [len(m) for m in split_minibatches(groups, None)] == [5]
     assert split_minibatches([], None) == []
-    rows = minibatch_rows(groups[:2], algorithm, version=0)
+    rows = minibatch_rows(groups[:2], algorithm)
     assert [row.group for row in rows] == [0, 0, 1, 1]
-    assert sum(row.weights.sum() for row in rows) == pytest.approx(1.0)
-    np.testing.assert_allclose(rows[0].weights, 0.1)
-    assert rows[0].advantages[0] == pytest.approx(-math.sqrt(0.5), abs=1e-5)
-    assert rows[1].advantages[0] == pytest.approx(math.sqrt(0.5), abs=1e-5)
-    assert rows[0].current.all()
-    assert not minibatch_rows(groups[:1], algorithm, version=1)[0].current.any()
+    assert sum(row.loss_weights().sum() for row in rows) == pytest.approx(1.0)
+    np.testing.assert_allclose(rows[0].loss_weights(), np.float32(0.1))
+    assert [row.advantage for row in rows[:2]] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
+    for row, completion in zip(rows[:2], groups[0].completions_G, strict=True):
+        np.testing.assert_array_equal(row.sampler_logprobs, completion.logprobs)
+        np.testing.assert_array_equal(row.versions, completion.versions)
+        assert row.token_ids.dtype == row.prompt_ids.dtype == np.int32
 
 
 def test_unscored_and_filtered_responses_carry_no_loss_and_are_not_counted():
     algorithm = make_algorithm()
     group = make_group(0, [2, 3, 4, 5], [0.0, 1.0, None, 1.0], truncated=(3,))
-    rows = minibatch_rows(shaped(algorithm, [group]), algorithm, version=0)
+    rows = minibatch_rows(shaped(algorithm, [group]), algorithm)
     assert [row.loss_mask.all() for row in rows] == [True, True, False, False]
-    np.testing.assert_allclose(np.concatenate([row.weights for row in rows]), [0.2] * 5 + [0.0] * 9)
-    assert [row.advantages[0] for row in rows[2:]] == [0.0, 0.0]
+    np.testing.assert_allclose(np.concatenate([row.loss_weights() for row in rows]), [0.2] * 5 + [0.0] * 9)
+    assert [row.advantage for row in rows[2:]] == [0.0, 0.0]
     voting = make_algorithm(overlong_filtering=False, truncated_vote=True)
-    rows = minibatch_rows(shaped(voting, [group]), voting, version=0)
+    rows = minibatch_rows(shaped(voting, [group]), voting)
     assert [row.loss_mask.all() for row in rows] == [True, True, False, True]
 
 
@@ -88,7 +90,7 @@ def test_who_votes_and_who_carries_loss_are_two_numbers(filtering, vote, voters,
     """Two scored, one unscored, one cut off, in each of two groups."""
     algorithm = make_algorithm(overlong_filtering=filtering, truncated_vote=vote)
     groups = [make_group(n, [2, 3, 4, 5], [0.0, 1.0, None, 1.0], truncated=(3,)) for n in range(2)]
-    rows = minibatch_rows(shaped(algorithm, groups), algorithm, version=0)
+    rows = minibatch_rows(shaped(algorithm, groups), algorithm)
     tokens_R = [int(row.loss_mask.sum()) for row in rows]
     found = trained_metrics(groups, tokens_R, 28.0)
     assert (found["response/voters"], found["response/with_loss"]) == (voters, with_loss)
@@ -98,23 +100,8 @@ def test_who_votes_and_who_carries_loss_are_two_numbers(filtering, vote, voters,
 def test_a_group_with_one_voter_has_no_loss():
     algorithm = make_algorithm()
     group = make_group(0, [2, 3], [1.0, None])
-    rows = minibatch_rows(shaped(algorithm, [group]), algorithm, version=0)
-    assert not any(row.loss_mask.any() or row.weights.any() for row in rows)
-
-
-def test_means_over_tokens_are_weighted_by_tokens_and_nan_is_left_out():
-    updates = [
-        {"train/entropy": 1.0, "train/loss_tokens": 1.0, "train/ratio_max": 2.0, "train/grad_norm": 3.0},
-        {"train/entropy": 2.0, "train/loss_tokens": 3.0, "train/ratio_max": 5.0, "train/grad_norm": math.nan},
-    ]
-    out = reduce_updates(updates)
-    assert out["train/entropy"] == 1.75
-    assert out["train/ratio_max"] == 5.0
-    assert out["train/grad_norm"] == out["train/grad_norm_max"] == 3.0
-    assert out["train/optimizer_steps"] == 2
-    with pytest.raises(KeyError, match="no reduction is stated"):
-        reduce_updates([{"train/new": 1.0, "train/loss_tokens": 1.0}])
-    assert reduce_updates([]) == {"train/optimizer_steps": 0}
+    rows = minibatch_rows(shaped(algorithm, [group]), algorithm)
+    assert not any(row.loss_mask.any() or row.loss_weights().any() for row in rows)
 
 
 class FixedLearner:
@@ -126,7 +113,7 @@ class FixedLearner:
     def logprobs(self, rows):
         self.calls += 1
         value = self.value(self.calls) if callable(self.value) else self.value
-        return [np.full(len(row.token_ids), value, np.float32) for row in rows]
+        return Done([np.full(len(row.token_ids), value, np.float32) for row in rows])
 
     def checksums(self, dtypes):
         return {name: self.sums[name, dtype] for name, dtype in dtypes.items() if (name, dtype) in self.sums}
@@ -178,7 +165,7 @@ def test_sync_check_looks_at_single_tokens():
     class OneWrong(FixedLearner):
         def logprobs(self, rows):
             found = super().logprobs(rows)
-            found[0][2] -= 0.7
+            found.result()[0][2] -= 0.7
             return found
 
     with pytest.raises(EngineError, match=r"0.7 at most \(accepted 0.6\)"):

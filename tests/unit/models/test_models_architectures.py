@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from dapo.algorithms.objective import Objective
 from dapo.build.engines import make_engine
 from dapo.config import schema
 from dapo.config.schema import Recipe
 from dapo.config.schema_rollout import Rollout
-from dapo.contracts.types import SampleRequest, SamplingParams, TrainRow
+from dapo.contracts.types import SampleRequest, SamplingParams, TokenRow
 from dapo.errors import EngineError, ModelError
 from dapo.learner.local import LocalLearner
 from dapo.models import load, machine, probe
@@ -48,8 +49,7 @@ def rows_of(*lengths):
     random = np.random.default_rng(0)
     out = []
     for group, length in enumerate(lengths):
-        zeros = np.zeros(length, np.float32)
-        out.append(TrainRow(group, np.array([2, 3, 4]), random.integers(2, 80, length), zeros, zeros, zeros))
+        out.append(TokenRow(group, np.array([2, 3, 4]), random.integers(2, 80, length)))
     return out
 
 
@@ -73,9 +73,9 @@ def test_dropout_of_any_kind_is_off(architecture, checkpointing, tmp_path):
     save_random(tmp_path, architecture, **DROPOUT[architecture])
     loaded = load_model(tmp_path, device="cpu", gradient_checkpointing=checkpointing)
     assert loaded.model.training is checkpointing
-    learner = LocalLearner(loaded, lambda inputs: (inputs.logprobs, {}), schema.Learner(), 1.0)
+    learner = LocalLearner(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
     rows = rows_of(9, 14)
-    first, again = learner.logprobs(rows), learner.logprobs(rows)
+    first, again = learner.logprobs(rows).result(), learner.logprobs(rows).result()
     own = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     for row, found, repeated in zip(rows, first, again, strict=True):
         ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids]))
@@ -131,7 +131,7 @@ def test_a_machine_that_refuses_is_told_as_that(error, words, tmp_path, monkeypa
         raise error
 
     places = ("AutoModelForCausalLM.from_pretrained", "AutoTokenizer.from_pretrained")
-    for place in (*(f"transformers.{name}" for name in places), "dapo.models.probe.token_logprobs"):
+    for place in (*(f"transformers.{name}" for name in places), "dapo.models.probe.Policy.forward"):
         with monkeypatch.context() as patch:
             patch.setattr(place, fails)
             with pytest.raises(ModelError, match=f"not because of the model: .*{words}"):
@@ -181,9 +181,9 @@ def test_positions_are_exact_up_to_the_switching_point_and_refused_beyond(archit
     make_tiny_model(tmp_path, architecture, rope_parameters=rope, **config)
     loaded = load_model(tmp_path, device="cpu")
     assert loaded.exact_positions == 64
-    learner = LocalLearner(loaded, lambda inputs: (inputs.logprobs, {}), schema.Learner(), 1.0)
-    alone = learner.logprobs(rows_of(12))[0]
-    np.testing.assert_allclose(learner.logprobs(rows_of(12, 62))[0], alone, atol=1e-5)  # 3 + 62 - 1 inputs
+    learner = LocalLearner(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
+    alone = learner.logprobs(rows_of(12)).result()[0]
+    np.testing.assert_allclose(learner.logprobs(rows_of(12, 62)).result()[0], alone, atol=1e-5)  # 3 + 62 - 1 inputs
     with pytest.raises(ModelError, match=r"beyond 64 tokens .*may grow to 65 "):
         learner.logprobs(rows_of(12, 63))
     recipe = Recipe.model_construct(rollout=Rollout())

@@ -1,4 +1,4 @@
-"""The layout of micro-batches, written out by hand, and how rows are split into them."""
+"""The layout of micro-batches, written out by hand."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.contracts.types import TrainRow
+from dapo.contracts.types import TokenRow
 from dapo.errors import LearnerError
 from dapo.models.packed_attention import Segment
-from dapo.models.packing import pack, pad, split
+from dapo.models.packing import pack, pad
 
 CPU = torch.device("cpu")
 
 
-def row(group: int, prompt: list[int], tokens: list[int]) -> TrainRow:
-    zeros = np.zeros(len(tokens), dtype=np.float32)
-    return TrainRow(group, np.array(prompt), np.array(tokens, dtype=np.int64), zeros, zeros, zeros)
+def row(group: int, prompt: list[int], tokens: list[int]) -> TokenRow:
+    return TokenRow(group, np.array(prompt), np.array(tokens, dtype=np.int64))
 
 
 ROWS = [row(7, [10, 11, 12], [1, 2, 3]), row(8, [20], [4, 5]), row(7, [10, 11, 12], [6])]
@@ -63,24 +62,3 @@ def test_an_empty_response_has_no_tokens():
 def test_an_empty_prompt_is_refused(layout):
     with pytest.raises(LearnerError, match="group 3 has an empty prompt"):
         layout([row(3, [], [1, 2])])
-
-
-def test_split_keeps_groups_together_where_they_fit():
-    # Input tokens: each group has a prompt of 3, and responses of 3 tokens cost 2.
-    rows = [row(group, [1, 2, 3], [1, 2, 3]) for group in (0, 0, 1, 1, 2)]
-    assert split(rows, 100) == [[0, 1, 2, 3, 4]]
-    assert split(rows, 14) == [[0, 1, 2, 3], [4]]  # 7 + 7, then 5
-    assert split(rows, 13) == [[0, 1], [2, 3, 4]]  # group 1 does not fit behind group 0; 7 + 5 do
-    assert split(rows, 11) == [[0, 1], [2, 3], [4]]
-
-
-def test_split_divides_a_group_that_is_too_large_and_repeats_its_prompt():
-    rows = [row(0, [1, 2, 3], [1, 2, 3]) for _ in range(5)]
-    assert split(rows, 7) == [[0, 1], [2, 3], [4]]
-    assert split(rows, 1) == [[0], [1], [2], [3], [4]]  # each row over the limit is a micro-batch of its own
-
-
-def test_padded_split_counts_padding_and_sorts_by_length():
-    rows = [row(0, [1], list(range(n))) for n in (2, 9, 3, 8)]  # 2, 9, 3, 8 input tokens
-    assert split(rows, 18, packed=False) == [[1, 3], [2, 0]]
-    assert split(rows, 8, packed=False) == [[1], [3], [2, 0]]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.contracts.types import Prompt, SamplingParams
 from dapo.errors import EngineError
@@ -27,7 +28,7 @@ PROMPTS = [Prompt(str(n), "p", np.array([2 + n, 3, 4]), "p", "", "s") for n in r
 
 
 def learner_of(loaded) -> LocalLearner:
-    return LocalLearner(loaded, lambda inputs: (inputs.logprobs, {}), schema.Learner(), 1.0)
+    return LocalLearner(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
 
 
 def move(model, size=1e-3) -> None:

@@ -1,4 +1,4 @@
-"""token_logprobs against the model's own logits, values and gradients, on packed and padded rows."""
+"""Policy against the model's own logits, values and gradients, on packed and padded rows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.contracts.types import TrainRow
-from dapo.models import attention, forward
-from dapo.models.forward import token_logprobs
+from dapo.contracts.types import TokenRow
+from dapo.models import attention, policy
 from dapo.models.load import load_model
 from dapo.models.packing import pack, pad
+from dapo.models.policy import Policy
 from dapo.models.tiny import make_tiny_model
 
 # architecture, its configuration, and why it is here
@@ -27,18 +27,17 @@ CASES = [
 ]
 
 
-def make_rows(seed: int = 0) -> list[TrainRow]:
+def make_rows(seed: int = 0) -> list[TokenRow]:
     """Interleaved groups, a one-token response, and a group whose prompt equals another's."""
     random = np.random.default_rng(seed)
     prompts = [random.integers(3, 78, 5), random.integers(3, 78, 9)]
     rows = []
     for group, prompt, length in [(0, 0, 7), (1, 1, 4), (0, 0, 1), (2, 0, 3), (1, 1, 12), (0, 0, 2)]:
-        zeros = np.zeros(length, dtype=np.float32)
-        rows.append(TrainRow(group, prompts[prompt], random.integers(3, 78, length), zeros, zeros, zeros))
+        rows.append(TokenRow(group, prompts[prompt], random.integers(3, 78, length)))
     return rows
 
 
-def naive_logprobs(model: torch.nn.Module, row: TrainRow, temperature: float) -> torch.Tensor:
+def naive_logprobs(model: torch.nn.Module, row: TokenRow, temperature: float) -> torch.Tensor:
     """One unpadded row through the unmodified model."""
     ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids]))[None]
     logits = model(input_ids=ids, use_cache=False).logits[0]
@@ -71,7 +70,7 @@ def test_log_probabilities_and_gradients_equal_the_models_own(tmp_path, architec
         expected_gradients = gradients(loaded.model)
 
     batch = pack(rows, loaded.device) if packed else pad(rows, loaded.device, loaded.pad_token_id)
-    found, _ = token_logprobs(loaded, batch, 0.7)
+    found, _ = Policy(loaded)(batch, 0.7)
     (torch.cat([factors[i] for i in batch.order]) * found).sum().backward()
     torch.testing.assert_close(found, torch.cat([expected[i] for i in batch.order]), rtol=tolerance, atol=tolerance)
     found_gradients = gradients(loaded.model)
@@ -84,7 +83,7 @@ def test_float32_agrees_closely(tmp_path):
     loaded = load_model(make_tiny_model(tmp_path, kv_heads=2), attention_mode="packed")
     rows = make_rows()
     batch = pack(rows, loaded.device)
-    found, _ = token_logprobs(loaded, batch, 1.0)
+    found, _ = Policy(loaded)(batch, 1.0)
     with attention.own_attention(loaded.model):
         expected = torch.cat([naive_logprobs(loaded.model, rows[i], 1.0) for i in batch.order])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -93,16 +92,16 @@ def test_float32_agrees_closely(tmp_path):
 def test_chunks_change_nothing(tmp_path, monkeypatch):
     loaded = load_model(make_tiny_model(tmp_path), dtype=torch.float64)
     batch = pack(make_rows(), loaded.device)
-    whole, whole_entropy = token_logprobs(loaded, batch, 0.8)
+    whole, whole_entropy = Policy(loaded)(batch, 0.8)
     whole.square().sum().backward()
     expected = gradients(loaded.model)
-    monkeypatch.setattr(forward, "MAX_LOGITS", 80 * 4)
-    monkeypatch.setattr(forward, "MIN_CHUNK", 1)
+    monkeypatch.setattr(policy, "MAX_LOGITS", 80 * 4)
+    monkeypatch.setattr(policy, "MIN_CHUNK", 1)
     calls = []
     monkeypatch.setattr(
-        forward, "checkpoint", lambda f, *a, **k: calls.append(1) or torch.utils.checkpoint.checkpoint(f, *a, **k)
+        policy, "checkpoint", lambda f, *a, **k: calls.append(1) or torch.utils.checkpoint.checkpoint(f, *a, **k)
     )
-    chunked, entropy = token_logprobs(loaded, batch, 0.8)
+    chunked, entropy = Policy(loaded)(batch, 0.8)
     chunked.square().sum().backward()
     assert len(calls) == -(-len(batch.targets) // 4)
     torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-12)
@@ -114,7 +113,7 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
 def test_entropy_is_that_of_the_tempered_distribution_and_carries_no_gradient(tmp_path):
     loaded = load_model(make_tiny_model(tmp_path), dtype=torch.float64)
     row = make_rows()[:1]
-    _, entropy = token_logprobs(loaded, pack(row, loaded.device), 0.5)
+    _, entropy = Policy(loaded)(pack(row, loaded.device), 0.5)
     with attention.own_attention(loaded.model):
         ids = torch.from_numpy(np.concatenate([row[0].prompt_ids, row[0].token_ids]))[None]
         logits = loaded.model(input_ids=ids).logits[0, len(row[0].prompt_ids) - 1 : -1]
@@ -138,7 +137,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(tmp_path):
     for flag in (False, True):
         loaded = load_model(folder, dtype=torch.float64, gradient_checkpointing=flag)
         assert loaded.model.training is flag
-        token_logprobs(loaded, pack(make_rows(), loaded.device), 1.0)[0].sum().backward()
+        Policy(loaded)(pack(make_rows(), loaded.device), 1.0)[0].sum().backward()
         found.append(gradients(loaded.model))
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=1e-10, msg=name)
@@ -150,10 +149,10 @@ def test_gradient_checkpointing_gives_the_same_gradient(tmp_path):
 def test_cuda_agrees_with_the_models_own_attention(tmp_path, dtype, config):
     folder = make_tiny_model(tmp_path, **config)
     loaded = load_model(folder, dtype=dtype, device="cuda", attention_mode="packed")
-    token_logprobs(loaded, pack(make_rows(), loaded.device), 1.0)[0].sum().backward()
+    Policy(loaded)(pack(make_rows(), loaded.device), 1.0)[0].sum().backward()
     found = gradients(loaded.model)
     padded = load_model(folder, dtype=torch.float64, device="cpu", attention_mode="padded")
-    token_logprobs(padded, pad(make_rows(), padded.device, 0), 1.0)[0].sum().backward()
+    Policy(padded)(pad(make_rows(), padded.device, 0), 1.0)[0].sum().backward()
     for name, gradient in gradients(padded.model).items():
         error = (found[name].cpu().double() - gradient).norm() / gradient.norm()
         assert error < (0.05 if dtype == torch.bfloat16 else 1e-3), name

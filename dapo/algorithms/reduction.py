@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 Reduction = Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant", "micro_batch_mean"]
 
 
-def token_weights(
+def loss_weights(
     loss_masks: Sequence[ArrayLike],
     groups: ArrayLike,
     reduction: Reduction,

@@ -1,0 +1,123 @@
+"""Which rows go through the model together, and on which rank: planned once, by whoever holds all the rows.
+
+Ranks that shard a model must make equal numbers of forward and of backward passes, in one order, or they wait for each
+other for ever. So nothing about counts is decided by a rank: it gets its passes, an empty one where it has no rows left
+(a filler row without loss goes through it). No torch here: the driver plans for learners elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dapo.contracts.types import HasTokens, by_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One micro-batch of one rank."""
+
+    rows: tuple[int, ...]  # indices of the rows given to ``plan_passes``; empty: a filler keeps the ranks in step
+    backward: bool = True  # False: these rows have no gradient, and only report
+
+
+def plan_passes(
+    rows: Sequence[HasTokens],
+    max_tokens: int,
+    *,
+    ranks: int = 1,
+    packed: bool = True,
+    forward_only: Sequence[bool] | None = None,
+) -> list[list[Pass]]:
+    """The passes of each rank: [rank][pass], as many for every rank, backward passes first.
+
+    Args:
+        rows: of one optimiser step.
+        max_tokens: input tokens of a micro-batch; a row above it is one of its own.
+        ranks: How many share the rows. Whole groups are dealt out by their tokens, largest first onto the least
+            loaded rank; a group larger than a rank's share is divided, at the price of its prompt once more.
+        packed: rows of a group share their prompt; otherwise rows are padded, and the padding counts.
+        forward_only: rows that need no backward pass; default: none.
+    """
+    idle = forward_only or [False] * len(rows)
+    planned: list[list[Pass]] = [[] for _ in range(ranks)]
+    for backward in (True, False):
+        of_rank = _dealt(rows, [n for n in range(len(rows)) if bool(idle[n]) != backward], ranks)
+        passes = [
+            [
+                Pass(tuple(chosen[i] for i in batch), backward)
+                for batch in split([rows[n] for n in chosen], max_tokens, packed=packed)
+            ]
+            for chosen in of_rank
+        ]
+        most = max(map(len, passes))
+        for rank, own in enumerate(passes):
+            planned[rank] += own + [Pass((), backward)] * (most - len(own))
+    return planned
+
+
+def split(rows: Sequence[HasTokens], max_tokens: int, *, packed: bool = True) -> list[list[int]]:
+    """Indices of the rows of each micro-batch, at most ``max_tokens`` input tokens each.
+
+    Packed, a group stays together where it fits, so its prompt is computed once; a larger group is divided. Padded,
+    rows of similar length come together and the padding counts. A row over the limit is a micro-batch of its own.
+    """
+    return _split_packed(rows, max_tokens) if packed else _split_padded(rows, max_tokens)
+
+
+def _dealt(rows: Sequence[HasTokens], chosen: Sequence[int], ranks: int) -> list[list[int]]:
+    """The chosen rows of each rank, in the order in which they came."""
+    if ranks == 1:
+        return [list(chosen)]
+    pieces: list[tuple[int, list[int]]] = []  # (tokens, row indices)
+    groups = by_prompt([rows[n] for n in chosen])
+    costs = [(_prompt(rows, chosen, g) + sum(_inputs(rows[chosen[i]]) for i in g), g) for g in groups]
+    share = -(-sum(cost for cost, _ in costs) // ranks)
+    for cost, members in costs:
+        parts = min(len(members), max(1, -(-cost // max(share, 1))))
+        for part in range(parts):
+            own = [chosen[i] for i in members[part * len(members) // parts : (part + 1) * len(members) // parts]]
+            pieces.append((len(rows[own[0]].prompt_ids) + sum(_inputs(rows[n]) for n in own), own))
+    loads = [(0, rank) for rank in range(ranks)]
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    for cost, own in sorted(pieces, key=lambda piece: (-piece[0], piece[1][0])):
+        load, rank = heapq.heappop(loads)
+        dealt[rank] += own
+        heapq.heappush(loads, (load + cost, rank))
+    return [sorted(own) for own in dealt]
+
+
+def _prompt(rows: Sequence[HasTokens], chosen: Sequence[int], members: Sequence[int]) -> int:
+    return len(rows[chosen[members[0]]].prompt_ids)
+
+
+def _split_packed(rows: Sequence[HasTokens], max_tokens: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    used = max_tokens + 1  # the first row opens a micro-batch
+    for members in by_prompt(rows):
+        prompt = len(rows[members[0]].prompt_ids)
+        whole = prompt + sum(_inputs(rows[index]) for index in members)
+        opened = used + whole > max_tokens  # a group that does not fit behind the others starts a new micro-batch
+        for number, index in enumerate(members):
+            cost = _inputs(rows[index]) + (prompt if number == 0 else 0)
+            if (opened and number == 0) or used + cost > max_tokens:
+                batches.append([])
+                used, cost = 0, prompt + _inputs(rows[index])
+            batches[-1].append(index)
+            used += cost
+    return batches
+
+
+def _split_padded(rows: Sequence[HasTokens], max_tokens: int) -> list[list[int]]:
+    lengths = [len(row.prompt_ids) + _inputs(row) for row in rows]
+    batches: list[list[int]] = []
+    for index in sorted(range(len(rows)), key=lambda i: -lengths[i]):  # the first of a micro-batch is its longest
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
+def _inputs(row: HasTokens) -> int:
+    return max(len(row.token_ids) - 1, 0)

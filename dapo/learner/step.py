@@ -1,0 +1,210 @@
+"""What one rank does in an optimiser step: passes, sums of what they say, and the update. A world of one is all of it.
+
+Every pass adds to the gradient of the plain sum of weight x correction x L, so passes and ranks may cut a minibatch as
+they like. What a pass says of itself are sums; ``optimizer_step`` counts the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dapo.algorithms.losses import LossInputs
+from dapo.algorithms.objective import Objective
+from dapo.config import schema
+from dapo.contracts.stats import Stats, merge, stat
+from dapo.contracts.types import BoolArray, FloatArray, HasTokens, RatioAgainst, Row, TokenRow
+from dapo.errors import LearnerError
+from dapo.learner.metrics import Rated, TokenRecord
+from dapo.learner.optimizer import Optimizer
+from dapo.models.loaded import LoadedModel
+from dapo.models.packing import PackedBatch, pack, pad
+from dapo.models.policy import Policy
+from dapo.models.positions import check_positions
+
+Correction = Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None]
+"""Learner's and sampler's log-probabilities and the loss mask of one response -> its importance correction w."""
+
+
+class PolicyStep:
+    """The maths of one rank over its part of the rows.
+
+    Args:
+        loaded: The model; its weights are updated in place.
+        objective: The loss.
+        settings: The recipe's ``learner`` section.
+        temperature: Of sampling; log-probabilities are those of logits / temperature.
+        correction: Where the ratio runs against the learner's own log-probabilities.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        objective: Objective,
+        settings: schema.Learner,
+        temperature: float,
+        correction: Correction | None = None,
+    ) -> None:
+        self.loaded, self.objective, self.settings = loaded, objective, settings
+        self.temperature, self.correction = temperature, correction
+        self.policy = Policy(loaded)
+        self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
+        self.skipped_in_a_row = 0
+
+    def logprobs(self, rows: Sequence[HasTokens]) -> list[FloatArray]:
+        """Log-probability of every response token of one pass under the present weights, in the order of ``rows``."""
+        batch = self._batch(rows)
+        with torch.no_grad():
+            logprobs, _ = self.policy(batch, self.temperature, "none")
+        found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(rows)
+        for number, part in zip(batch.order, _by_row(logprobs, batch), strict=True):
+            found[number] = part.astype(np.float32)
+        return found
+
+    def forward_backward(
+        self,
+        rows: Sequence[Row],
+        record: TokenRecord,
+        *,
+        ratio_against: RatioAgainst,
+        old_logprobs: Sequence[FloatArray] | None = None,
+        backward: bool = True,
+    ) -> Stats:
+        """One pass: the gradient of its rows' loss is added up, and their tokens go on record.
+
+        Args:
+            rows: one micro-batch.
+            record: of this optimiser step.
+            ratio_against: with ``learner`` and no ``old_logprobs``, the detached current ones.
+            old_logprobs: of each row, where the weights moved since they were computed.
+            backward: False: only for the metrics; the rows have no gradient.
+        """
+        batch = self._batch(rows)
+        with torch.set_grad_enabled(backward):
+            logprobs, entropy = self.policy(batch, self.temperature, self.objective.entropy)
+            rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs)
+            loss, flags = self.objective.loss(_inputs(rated, batch, logprobs, entropy, self.objective))
+            weights = [
+                r.row.loss_weights() if r.correction is None else r.row.loss_weights() * r.correction for r in rated
+            ]
+            mask = _mask(rated, logprobs)
+            weighted = torch.where(mask, _tokens(weights, logprobs) * loss, 0.0)
+            total = weighted.sum()
+        record.add(rated, logprobs, entropy, weighted, flags)
+        if backward:
+            torch.autograd.backward(total)
+            self.optimizer.accumulate()
+        return merge([stat("train/micro_batches", 1), stat("train/packed_tokens", batch.input_ids.numel())])
+
+    def empty_pass(self, *, backward: bool = True) -> None:
+        """Go through the model with one token that carries no loss: other ranks have rows in this pass."""
+        one = np.zeros(1, dtype=np.int64)
+        with torch.set_grad_enabled(backward):
+            logprobs, _ = self.policy(self._batch([TokenRow(0, one, one)]), self.temperature, self.objective.entropy)
+        if backward:
+            torch.autograd.backward((0.0 * logprobs).sum())
+            self.optimizer.accumulate()
+
+    def optimizer_step(self, learning_rate: float) -> Stats:
+        """Clip and apply what the passes added up; counts the step that their loss and tokens belong to.
+
+        Raises:
+            LearnerError: More than ``max_skipped_steps`` steps in a row had a gradient that is not finite.
+        """
+        norm, applied = self.optimizer.step(learning_rate)
+        self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row > self.settings.max_skipped_steps:
+            raise LearnerError(
+                f"{self.skipped_in_a_row} optimiser steps in a row had a gradient that is not finite (norm {norm}); "
+                f"learner.max_skipped_steps = {self.settings.max_skipped_steps} allows no more. The weights are those "
+                "before the first of them: resume from the last checkpoint with a smaller learner.learning_rate, or "
+                "with model.dtype=float32"
+            )
+        return merge(
+            [
+                step_counts(skipped=not applied),
+                stat("train/loss", 0, 1),
+                stat("train/grad_norm", norm if applied else 0, applied),
+                stat("train/grad_norm_max", norm) if applied else {},
+            ]
+        )
+
+    def _batch(self, rows: Sequence[HasTokens]) -> PackedBatch:
+        longest = max(len(row.prompt_ids) + len(row.token_ids) - 1 for row in rows)
+        check_positions(self.loaded.name, self.loaded.exact_positions, longest)
+        if self.loaded.packed:
+            return pack(rows, self.loaded.device)
+        return pad(rows, self.loaded.device, self.loaded.pad_token_id)
+
+    def _rated(
+        self,
+        rows: Sequence[Row],
+        batch: PackedBatch,
+        logprobs: Tensor,
+        ratio_against: RatioAgainst,
+        old_logprobs: Sequence[FloatArray] | None,
+    ) -> list[Rated]:
+        """The batch's rows in packed order, each with what its ratio runs against."""
+        chosen = [rows[number] for number in batch.order]
+        if ratio_against == "sampler":
+            return [Rated(row, row.sampler_logprobs, None) for row in chosen]
+        if old_logprobs is None:
+            olds: Sequence[FloatArray] = _by_row(logprobs, batch)
+        else:
+            olds = [old_logprobs[number] for number in batch.order]
+        return [
+            Rated(row, old, self.correction(old, row.sampler_logprobs, row.loss_mask) if self.correction else None)
+            for row, old in zip(chosen, olds, strict=True)
+        ]
+
+
+def step_counts(*, skipped: bool = False, empty: bool = False) -> Stats:
+    """One optimiser step, as its counters see it."""
+    return merge(
+        [
+            stat("train/optimizer_steps", 1),
+            stat("train/skipped_steps", skipped),
+            stat("train/empty_steps", empty),
+            stat("train/loss_tokens", 0, 1),
+        ]
+    )
+
+
+def _inputs(
+    rated: Sequence[Rated], batch: PackedBatch, logprobs: Tensor, entropy: Tensor, objective: Objective
+) -> LossInputs:
+    rows = [r.row for r in rated]
+    reference = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
+    if "reference" in objective.needs and len(reference) != len(rows):
+        raise LearnerError(
+            f"the loss needs reference log-probabilities, and {len(rows) - len(reference)} of {len(rows)} rows have "
+            "none; take a loss without a reference"
+        )
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=_tokens([r.old_logprobs for r in rated], logprobs),
+        advantages=_tokens([row.advantages() for row in rows], logprobs),
+        loss_mask=_mask(rated, logprobs),
+        rows=batch.row_of_token,
+        num_rows=len(rows),
+        entropy=entropy,
+        reference_logprobs=_tokens(reference, logprobs) if "reference" in objective.needs else None,
+    )
+
+
+def _mask(rated: Sequence[Rated], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate([r.row.loss_mask for r in rated])).to(like.device)
+
+
+def _tokens(arrays: Sequence[NDArray], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays)).to(like)
+
+
+def _by_row(values: Tensor, batch: PackedBatch) -> list[NDArray]:
+    """Values of all response tokens, cut into rows of the batch."""
+    parts: list[NDArray] = np.split(values.detach().float().cpu().numpy(), np.cumsum(batch.lengths)[:-1])
+    return parts

@@ -1,0 +1,87 @@
+"""The one root module of the forward pass: a micro-batch in, log-probabilities of its response tokens out.
+
+Whatever wraps modules (sharding, compilation, hooks) wraps this one, and nothing enters the decoder or the head past
+it: FSDP2 gathers a root's parameters in the root's own forward and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dapo.models.loaded import LoadedModel
+from dapo.models.packing import PackedBatch
+
+# Logits held at once (rows x vocabulary). Above it the head runs chunk by chunk and again in the backward pass.
+MAX_LOGITS = 2**24
+MIN_CHUNK = 256  # rows of a chunk; fewer would starve the matrix product
+
+Entropy = Literal["none", "value", "gradient"]
+
+
+class Policy(nn.Module):
+    """A language model as the learner sees it.
+
+    Args:
+        loaded: The model; its probe decided whether batches are packed or padded.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__()
+        self.model = loaded.model
+        self._loaded = loaded
+
+    def forward(self, batch: PackedBatch, temperature: float, entropy: Entropy = "value") -> tuple[Tensor, Tensor]:
+        """Log-probability of every response token, and the entropy of the distribution it was drawn from.
+
+        Both are those of logits / temperature, in float32 (float64 for float64 models).
+
+        Args:
+            batch: From ``pack`` or ``pad``, with N response tokens.
+            temperature: Of sampling.
+            entropy: ``value``: without gradient. ``gradient``: differentiable. ``none``: zeros, which saves a pass
+                over the logits.
+
+        Returns:
+            logprobs [N], differentiable, and entropy [N] in nats.
+        """
+        hidden = hidden_states(self._loaded, batch).flatten(0, 1).index_select(0, batch.predictors)
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        chunk = max(MIN_CHUNK, MAX_LOGITS // vocabulary)
+        if len(hidden) <= chunk:
+            return _head_logprobs(self._loaded, hidden, batch.targets, temperature, entropy)
+        parts = [
+            checkpoint(_head_logprobs, self._loaded, rows, targets, temperature, entropy, use_reentrant=False)
+            for rows, targets in zip(torch.split(hidden, chunk), torch.split(batch.targets, chunk), strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def hidden_states(loaded: LoadedModel, batch: PackedBatch) -> Tensor:
+    """Last hidden states, shaped as ``batch.input_ids`` with the model's width behind."""
+    inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
+    if batch.context is not None:
+        inputs["attention_context"] = batch.context
+    else:
+        inputs["attention_mask"] = batch.attention_mask
+    hidden: Tensor = loaded.decoder(**inputs).last_hidden_state
+    return hidden
+
+
+def _head_logprobs(
+    loaded: LoadedModel, hidden: Tensor, targets: Tensor, temperature: float, entropy: Entropy
+) -> tuple[Tensor, Tensor]:
+    """hidden [n, width], targets [n] -> log-probabilities [n] and entropies [n]."""
+    logits = loaded.head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logprobs = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
+    chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    if entropy == "none":
+        return chosen, torch.zeros_like(chosen, requires_grad=False)
+    with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):
+        # A token that a model masks with -inf has probability 0 and adds 0, not nan.
+        entropies = -(logprobs.exp() * logprobs.clamp_min(torch.finfo(logprobs.dtype).min)).sum(-1)
+    return chosen, entropies
