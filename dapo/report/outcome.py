@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dapo.observe.text import clean, number, percent, shorten
+from dapo.observe.text import clean, number, percent
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import Run
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
 from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
 from dapo.report.status import first_sentence, last_words, status_of, unfilled_said
-from dapo.report.words import big, seconds_said, sentence
+from dapo.report.words import big, brief, seconds_said, sentence
 
 __all__ = ["sentences_of", "status_of", "tiles_of"]
 
@@ -88,11 +88,10 @@ def _ended(run: Run, status: Status) -> str:
     step, of = status["step"], f" of {status['steps']}" if status["steps"] else ""
     where = "after its last step" if 0 < status["steps"] <= step else f"in step {step + 1}{of}"
     if status["state"] == "unfilled":
-        met, cause, _ = unfilled_said(run)
-        said = f"The run stopped because step {step + 1}{of} could not fill its batch. {met} {first_sentence(cause)}"
-        return said.strip()
+        met, _, _ = unfilled_said(run)  # the cause stands among the warnings
+        return f"The run stopped because step {step + 1}{of} could not fill its batch. {met}".strip()
     if status["state"] == "failed":
-        error = shorten(clean(last_words(run), newlines=False), 200).rstrip(".")
+        error = brief(first_sentence(clean(last_words(run), newlines=False)), 300).rstrip(".")
         return f"The run ended with an error {where}: {error or 'it does not say which'}."
     if status["state"] == "killed":
         return f"The run was killed {where}: its process was gone without a word."
@@ -112,7 +111,7 @@ def _learned(facts: Facts) -> str:
     if not found:
         tried = sum(bool(row.get("validation/unscored")) for row in facts.run.rows)
         silent = f"No response of its {tried} evaluation{'s' * (tried > 1)} could be scored"
-        return _learned_in_training(facts, silent if tried else "It has no held-out accuracy")
+        return _learned_in_training(facts, silent if tried else _not_held_out(facts))
     first, last = found[0], found[-1]
     if len(found) == 1:
         when = "before training" if first.step == 0 else f"at step {first.step}"
@@ -129,6 +128,16 @@ def _learned(facts: Facts) -> str:
         verb = "rose" if change > 0 else "fell"
         said = f"Held-out accuracy {verb} from {span}, {_times(abs(change), noise)}"
     return said + "."
+
+
+def _not_held_out(facts: Facts) -> str:
+    """Why there is no held-out accuracy."""
+    recipe = facts.run.recipe
+    if recipe is None:
+        return "It has no held-out accuracy"
+    if not recipe.data.validation:
+        return "The recipe names no validation data, so there is no held-out accuracy"
+    return "No evaluation was made, so there is no held-out accuracy"
 
 
 def _times(change: float, noise: float) -> str:
@@ -208,7 +217,13 @@ def _stands_out(advice: Sequence[Advice], status: Status, facts: Facts) -> str:
         more = len(worst) - 1
         others = f" ({more} further warning{'s' if more > 1 else ''} below)" if more else ""
         return f"What stands out: {_lower(chosen['title'])}{others}."
-    return "No warning sign was found." if status["state"] == "finished" and facts.steps else ""
+    if status["state"] != "finished" or not facts.steps:
+        return ""
+    notes = [a for a in advice if a["severity"] == "note"]
+    if not notes:
+        return "No warning sign was found."
+    more = f", and {len(notes) - 1} more" if len(notes) > 1 else ""
+    return f"No warning sign was found; a note below says: {_lower(notes[0]['title'])}{more}."
 
 
 # ---------------------------------------------------------------------------------------------------- tiles

@@ -9,10 +9,10 @@ import shlex
 import time
 from typing import Any, get_args
 
-from dapo.observe.text import clean, number, shorten
+from dapo.observe.text import clean, number
 from dapo.report.page_data import State, Status
 from dapo.report.reader import Run
-from dapo.report.words import seconds_said, sentence
+from dapo.report.words import brief, seconds_said, sentence
 
 ELSEWHERE = 600.0
 """Seconds after the last sign of life for which a run on another machine, whose lock cannot be seen here, counts as
@@ -22,7 +22,7 @@ CLOCKS_APART = 60.0
 STILL = 60.0
 """Seconds without a sign of life from which that is told, where it is also ten times a step's."""
 LOG_LINES = 20
-LONGEST = 300  # characters of an error's message in a sentence
+LONGEST = 500  # characters of an error's message in a sentence
 _RESUME = re.compile(r"dapo train --resume (\S[^`\n]{2,}?)(?: KEY=VALUE)?`")
 _CAP = re.compile(r"the cap of ([\d.]+) x (\d+) dispatched groups was met")
 _JUDGED = re.compile(r"Judged in this step: (\d+) groups")
@@ -93,7 +93,7 @@ def unfilled_said(run: Run) -> tuple[str, str, str]:
     cap, judged = _CAP.search(words), _JUDGED.search(words)
     if met and cap and judged and float(judged[1]) > float(cap[1]) * float(cap[2]):
         met = f"{met[:-1]}; {judged[1]} were judged, since some had been sent out in earlier steps."
-    return met or sentence(shorten(words, LONGEST)), cause, further
+    return met or sentence(brief(words, LONGEST)), cause, further
 
 
 def first_sentence(text: str) -> str:
@@ -190,7 +190,7 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
     if state == "running":
         return _running(run, of, steps - step, silent)
     if state == "interrupted":
-        how = sentence(shorten(last_words(run), LONGEST))
+        how = sentence(brief(last_words(run), LONGEST))
         return f"{of} are done. {how or 'Stopped by Ctrl-C, and saved.'} {go_on}"
     if state == "unfilled":
         met, cause, _ = unfilled_said(run)
@@ -199,7 +199,7 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
         because = first_sentence(cause) or "What was judged stands in rollouts/stopped_*.parquet."
         return f"{met} {because} {_refill(run)}"
     if state == "failed":
-        error = sentence(shorten(clean(last_words(run), newlines=False), LONGEST)) or "It does not say which."
+        error = sentence(brief(clean(last_words(run), newlines=False), LONGEST)) or "It does not say which."
         where = "after its last step" if 0 < steps <= step else f"in step {step + 1}{f' of {steps}' if steps else ''}"
         return f"An error ended it {where}: {error} Once that is mended, {go_on}"
     if state == "killed":
@@ -233,7 +233,7 @@ def _running(run: Run, of: str, left: int, silent: float | None) -> str:
         )
     doing = str((run.status_record or {}).get("doing") or "")
     if doing:
-        said += f" Now: {shorten(clean(doing, newlines=False), LONGEST)}."
+        said += f" Now: {brief(clean(doing, newlines=False), LONGEST)}."
     if silent is not None and silent >= STILL and silent >= 10 * (pace or 0.0):
         said += f" Its last sign of life was {seconds_said(silent)} ago."
     return f"{said} Ctrl-C in its terminal saves and stops it."

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dapo.observe.text import shorten
+
+_WORD = 60
+"""Characters of a word, or a path, that is not cut."""
+
 
 def seconds_said(seconds: float) -> str:
     """9 s, 3 min 5 s, 2 h 3 min: in a sentence, 3:05 could be either."""
@@ -20,6 +25,19 @@ def big(count: float) -> str:
     if count >= 1e9:
         return f"{count / 1e9:.2f} billion"
     return f"{count / 1e6:.1f} million" if count >= 1e7 else f"{count:,.0f}"
+
+
+def brief(text: str, limit: int) -> str:
+    """At most ``limit`` characters; what is left out is whole words in the middle, unless one is very long."""
+    short = shorten(text, limit)
+    if short == text:
+        return text
+    head, _, tail = short.partition(" … ")
+    if " " in head[-_WORD:]:
+        head = head.rpartition(" ")[0]
+    if " " in tail[:_WORD]:
+        tail = tail.partition(" ")[2]
+    return f"{head} … {tail}"
 
 
 def sentence(text: str) -> str:

@@ -33,7 +33,7 @@ def batch_unfilled(facts: Facts) -> Found | None:
     return Found(
         "bad",
         f"Step {step} could not fill its batch",
-        f"{met} {cause}".strip(),
+        cause or met,  # what was met is the run's end, and told there
         step,
         step,
         ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share"],

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from made_rows import rows, run_of
 
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.text import shorten
 from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.reader import read_run
+from dapo.report.rules import advice_of
 from dapo.report.status import unfilled_said
-from dapo.report.words import big, seconds_said, sentence
+from dapo.report.words import big, brief, seconds_said, sentence
 
 UNFILLED = (
     "dynamic sampling stopped: the cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept.\n"
@@ -100,7 +102,7 @@ def test_a_failed_run_names_its_error_on_one_line():
     status = status_of(run_of(rows(25), state="failed", said="ValueError: a\nb \x1b[31m" + "x" * 5000))
     assert status["said"].startswith("An error ended it in step 26 of 60: ValueError: a b ␛[31mxxx")
     assert "\x1b" not in status["said"]
-    assert len(status["said"]) < 500
+    assert len(status["said"]) < 700
 
 
 def test_a_run_that_was_interrupted_or_ended_early_says_so():
@@ -207,14 +209,24 @@ def test_variety_that_shrinks_is_said():
 def test_without_validation_training_accuracy_is_told():
     none = rows(60, **{f"validation__{key}": None for key in ("accuracy", "accuracy_low", "accuracy_high")})
     assert sentences_of(run_of(none))[0] == (
-        "It has no held-out accuracy; accuracy on training prompts went from 40.4% to 85.0%."
+        "No evaluation was made, so there is no held-out accuracy; accuracy on training prompts went from 40.4% to "
+        "85.0%."
     )
+
+
+def test_a_recipe_without_validation_data_is_told_as_that():
+    run = run_of(rows(60, **{f"validation__{key}": None for key in ("accuracy", "accuracy_low", "accuracy_high")}))
+    run.recipe = run.recipe.model_copy(deep=True)  # the tests share one
+    run.recipe.data.validation.clear()
+    assert sentences_of(run)[0].startswith("The recipe names no validation data, so there is no held-out accuracy; ")
+    run.recipe = None
+    assert sentences_of(run)[0].startswith("It has no held-out accuracy; ")
 
 
 def test_zero_steps_and_only_the_first_evaluation():
     assert sentences_of(run_of([], state="failed", said="OSError: no space")) == [
         "The run ended with an error in step 1 of 60: OSError: no space.",
-        "It has no held-out accuracy; no step was trained.",
+        "No evaluation was made, so there is no held-out accuracy; no step was trained.",
     ]
     assert sentences_of(run_of(rows(0), state="running", held=True)) == [
         "The run is going on: 0 of 60 steps are done.",
@@ -232,8 +244,7 @@ def test_a_crash_at_step_3_is_said_first():
 def test_a_batch_that_could_not_be_filled_is_said_first():
     assert sentences_of(run_of(rows(54), state="unfilled", said=UNFILLED))[0] == (
         "The run stopped because step 55 of 60 could not fill its batch. The cap of 4 x 32 dispatched groups was met "
-        "with 31 of 32 groups kept; 154 were judged, since some had been sent out in earlier steps. 80% of the groups "
-        "are all correct: many problems are solved."
+        "with 31 of 32 groups kept; 154 were judged, since some had been sent out in earlier steps."
     )
 
 
@@ -243,7 +254,38 @@ def test_the_worst_warning_is_told_and_the_others_counted():
 
 
 def test_notes_are_no_warning():
-    assert sentences_of(run_of(rows(60, groups__all_correct_share=0.55)))[-1] == "No warning sign was found."
+    assert sentences_of(run_of(rows(60, groups__all_correct_share=0.55)))[-1] == (
+        "No warning sign was found; a note below says: most problems are solved."
+    )
+
+
+def test_a_verifier_that_fails_on_everything_is_told_once_and_whole(tmp_path):
+    reason = "KeyError: 'level' (prompt.extra has 'answer', 'question' and 'difficulty_of_the_problem')"
+    said = (
+        f"the verifier fails on everything: none of 64 responses could be scored.\nReasons: {reason!r} x 64.\n"
+        f"Mend the reward function ({tmp_path}/rewards.txt has what it printed); {tmp_path}/log.txt has the first "
+        f"failure of each kind. Then continue with `dapo train --resume {tmp_path}`."
+    )
+    run = run_of(rows(4), state="failed", said=said, folder=RunFolder(tmp_path))
+    status = status_of(run)
+    assert status["title"] == "ended by an error"
+    assert said.partition("\n")[0][4:] in status["said"]
+    assert f"{tmp_path}/rewards.txt has what" in status["said"]
+    first = sentences_of(run)[0]
+    assert first == (
+        "The run ended with an error in step 5 of 60: The verifier fails on everything: none of 64 responses could be "
+        "scored."
+    )
+    assert not [a for a in advice_of(run) if "batch" in a["title"]]
+
+
+def test_words_are_left_out_whole():
+    text = " ".join(f"word{n}" for n in range(100))
+    short = brief(text, 80)
+    assert len(short) <= 80
+    assert set(short.replace(" … ", " ").split()) <= set(text.split())
+    assert brief("x" * 200, 50) == shorten("x" * 200, 50)
+    assert brief("a few words", 50) == "a few words"
 
 
 # ------------------------------------------------------------------ tiles
