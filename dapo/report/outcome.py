@@ -222,8 +222,8 @@ def _stands_out(advice: Sequence[Advice], status: Status, facts: Facts) -> str:
     notes = [a for a in advice if a["severity"] == "note"]
     if not notes:
         return "No warning sign was found."
-    more = f", and {len(notes) - 1} more" if len(notes) > 1 else ""
-    return f"No warning sign was found; a note below says: {_lower(notes[0]['title'])}{more}."
+    others_say = f", and {len(notes) - 1} more" if len(notes) > 1 else ""
+    return f"No warning sign was found; a note below says: {_lower(notes[0]['title'])}{others_say}."
 
 
 # ---------------------------------------------------------------------------------------------------- tiles

@@ -11,6 +11,12 @@ function linked(column, i, side) {
   return k >= 0 && k < column.length && column[k] !== null;
 }
 
+/** Whether a row was measured more than once, and never was anything but 0. */
+function zeroThroughout(row) {
+  const there = row.values.filter((v) => v !== null && v !== undefined);
+  return there.length > 1 && there.every((v) => v === 0);
+}
+
 /** A chart's card. `page` gives the glossary and takes zooms; `height` is that of the drawing, in pixels. */
 class Chart {
   constructor(spec, rows, x, page, height = 190, heading = "h4") {
@@ -96,6 +102,7 @@ class Chart {
     this.note.textContent = how.join(" ");
     this.note.hidden = !how.length;
     this.values(null);
+    this.root.classList.toggle("flat", rows.every(zeroThroughout));
     if (this.asTable) this.fillTable();
   }
 
@@ -312,8 +319,7 @@ class Chart {
       if (missing(at) || row.sparse) while (place >= 0 && missing(row.values[place])) place -= 1;
       const value = row.values[place];
       let text = measured(value === undefined ? null : value, this.spec.unit);
-      const there = row.values.filter((v) => !missing(v));
-      if (missing(at) && there.length > 1 && there.every((v) => v === 0)) text = `${text} throughout`;
+      if (missing(at) && zeroThroughout(row)) text = `${text} throughout`;
       if (row.low && row.interval !== "thinned" && row.low[place] !== null && row.low[place] !== undefined)
         text += ` (${measured(row.low[place], this.spec.unit)} to ${measured(row.high[place], this.spec.unit)})`;
       if (place >= 0 && place !== asked) text += ` at step ${number(this.x[place])}`;

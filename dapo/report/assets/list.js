@@ -32,7 +32,7 @@ function rate(correct, scored) {
 class List {
   /** `columns`: [{title, field, width, node(row), ...}]; a row has a `key`; `open(row)`: by click and Enter. */
   constructor(label, columns, open, height) {
-    Object.assign(this, { open, chosen: null, current: null });
+    Object.assign(this, { open, chosen: null, current: null, focused: false });
     this.root = el("div", { class: "list" });
     const holder = el("div", {});
     this.root.append(holder);
@@ -63,15 +63,27 @@ class List {
   keyboard(label) {
     const grid = this.table.element;
     grid.setAttribute("aria-label", `${label}: arrow keys walk, Enter opens`);
-    grid.tabIndex = 0;
+    grid.tabIndex = -1;
+    // What scrolls has to hold something that Tab reaches: the rows, as long as the grid has not the focus. They pass it
+    // on to the grid, and are out of Tab's way while it is there, so that the list is one stop for the keyboard.
     const holder = grid.querySelector(".tabulator-tableholder");
-    holder.tabIndex = -1;
+    holder.removeAttribute("tabindex");
     holder.setAttribute("role", "presentation");
+    grid.addEventListener("focusin", (event) => {
+      this.reached(true);
+      if (event.target !== grid && event.target.classList.contains("tabulator-row")) grid.focus({ preventScroll: true });
+    });
+    grid.addEventListener("focusout", (event) => grid.contains(event.relatedTarget) || this.reached(false));
     grid.addEventListener("keydown", (event) => event.target === grid && this.key(event));
     grid.addEventListener(
       "focus",
       () => this.current === null && this.walk(this.row(this.chosen) || this.table.getRows("active")[0]),
     );
+  }
+
+  reached(focused) {
+    this.focused = focused;
+    for (const node of this.table.element.querySelectorAll(".tabulator-row")) node.tabIndex = focused ? -1 : 0;
   }
 
   row(key) {
@@ -126,6 +138,7 @@ class List {
     node.classList.toggle("chosen", on);
     node.classList.toggle("current", here);
     node.setAttribute("aria-selected", String(on));
+    node.tabIndex = this.focused ? -1 : 0;
     if (!here) return;
     if (!node.id) node.id = fresh("row");
     this.table.element.setAttribute("aria-activedescendant", node.id);

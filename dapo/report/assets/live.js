@@ -179,7 +179,7 @@ function liveSource(live, page) {
   const singles = names.length > 1 ? names.map((name) => linkTo(addressOfRun(name), {}, oneLine(name, 40))) : [];
   const trace = linkTo(`${live.api}trace?${names.map((name) => query({ run: name })).join("&")}`,
     { title: "Where the time went, as a file; open it at ui.perfetto.dev" }, "trace.json");
-  document.body.prepend(el("nav", { class: "live-line", "aria-label": "This server" },
+  document.querySelector(".skip").after(el("nav", { class: "live-line", "aria-label": "This server" },
     live.alone ? null : linkTo("/", {}, "All runs"), singles, trace));
   const stands = touch(page.freshness);
   const show = (how) => stands(how, !goesOn);

@@ -117,7 +117,7 @@ class RecipeSection {
               el(
                 "tr",
                 {},
-                el("th", { scope: "col" }, ""),
+                el("th", { scope: "col" }, "What"),
                 machines.map((machine, i) => el("th", { scope: "col" }, since(machine, i))),
               ),
             )
