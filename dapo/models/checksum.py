@@ -25,6 +25,9 @@ def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     total = 0
     for start in range(0, flat.numel(), _CHUNK):
         part = flat[start : start + _CHUNK].to(dtype or flat.dtype).contiguous()
+        part = (
+            part + 0 if part.is_floating_point() else part
+        )  # -0.0 as 0.0: a kernel that is read through loses the sign
         words = part.view(_WORDS[part.element_size()]).to(torch.int64)
         weights = torch.arange(start, start + len(words), device=part.device).mul_(2).add_(1)
         total += int(words.mul_(weights).sum())

@@ -50,3 +50,10 @@ def test_same_bits():
     assert not same_bits(nan, torch.ones(2))
     assert not same_bits(nan, nan[:1])
     assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sign_of_a_zero_is_no_difference(dtype):
+    """A packed matrix is read by multiplying it, which makes 0.0 of -0.0."""
+    assert checksum(torch.tensor([-0.0, 1.0], dtype=dtype)) == checksum(torch.tensor([0.0, 1.0], dtype=dtype))
+    assert checksum(torch.tensor([-1.0], dtype=dtype)) != checksum(torch.tensor([1.0], dtype=dtype))
