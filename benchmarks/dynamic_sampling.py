@@ -31,8 +31,6 @@ from published_rules import LimitedResampling, Rounds, RoundsUntilFull
 from pydantic import ValidationError
 
 import dapo
-from dapo.build.parts import make_algorithm, make_sampling
-from dapo.build.session import Session
 from dapo.config.schema import DynamicSampling, Recipe
 from dapo.contracts.enums import Verdict
 from dapo.contracts.types import Group, Metrics, StepBatch
@@ -42,6 +40,8 @@ from dapo.models.builtin import ensure_builtin_model
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
+from dapo.run.parts import make_algorithm, make_sampling
+from dapo.run.session import Session
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours"

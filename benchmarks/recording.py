@@ -26,8 +26,6 @@ from typing import Any
 import numpy as np
 from machine import describe_machine
 
-from dapo.build.recorder import RunRecorder
-from dapo.build.session import Session
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import load_recipe
 from dapo.observe.console import Console
@@ -36,6 +34,8 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter
 from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import Trackers
+from dapo.run.recorder import RunRecorder
+from dapo.run.session import Session
 
 HERE = Path(__file__).resolve().parent
 NOTHING = ["logging.rollouts=none", "logging.tokens=0", "logging.spans=false"]

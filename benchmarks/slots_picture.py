@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from dynamic_sampling import HERE, OURS, SETTINGS, CountingEngine, make_arms, make_recipe
 
-from dapo.build.session import Session
 from dapo.contracts.types import SampleEvent
 from dapo.observe.console import Console
+from dapo.run.session import Session
 
 SHOWN = {
     "rounds of P": "whole rounds of P",

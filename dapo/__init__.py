@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dapo.build import evaluate, export, resume, train
     from dapo.config import LoadedRecipe, Recipe, load_recipe, recipe_from_dict
+    from dapo.run import evaluate, export, resume, train
 
 _HOMES = {
     "LoadedRecipe": "dapo.config",
     "Recipe": "dapo.config",
     "load_recipe": "dapo.config",
     "recipe_from_dict": "dapo.config",
-    "train": "dapo.build",
-    "resume": "dapo.build",
-    "evaluate": "dapo.build",
-    "export": "dapo.build",
+    "train": "dapo.run",
+    "resume": "dapo.run",
+    "evaluate": "dapo.run",
+    "export": "dapo.run",
 }
 
 __all__ = [

@@ -60,9 +60,9 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
 
 def _missing(recipe: Recipe) -> Iterator[str]:
     """What this machine lacks. Another one may have it, so it is no reason to end here."""
-    from dapo.build.engines import missing_package
     from dapo.errors import ModelError
     from dapo.models.load import find_device
+    from dapo.run.engines import missing_package
 
     if missing := missing_package(recipe):
         yield missing
@@ -87,7 +87,7 @@ def _difference(loaded: LoadedRecipe) -> Iterator[str]:
 
 
 def _engine_lines(recipe: Recipe) -> Iterator[str]:
-    from dapo.build.engines import describe_engine
+    from dapo.run.engines import describe_engine
 
     yield describe_engine(recipe).removeprefix("engine: ")
     if recipe.rollout.engine == "vllm_server":
@@ -101,8 +101,8 @@ def check_hooks(recipe: Recipe) -> None:
         RecipeError: a module or function that is not there, with the key that names it.
         RewardError: a reward function that cannot be loaded.
     """
-    from dapo.build.parts import load_hook
     from dapo.rewards.compose import build_scorer
+    from dapo.run.parts import load_hook
 
     algorithm = recipe.algorithm
     named = {

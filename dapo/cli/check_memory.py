@@ -48,10 +48,10 @@ def load_tokenizer_and_shape(recipe: Recipe) -> tuple[Any, Shape]:
     Raises:
         ModelError: neither a folder nor a hub name that can be reached.
     """
-    from dapo.build.parts import check_model_path, make_tokenizer
     from dapo.models.builtin import is_builtin
     from dapo.models.load import quiet_transformers
     from dapo.models.tiny import make_tiny_model
+    from dapo.run.parts import check_model_path, make_tokenizer
 
     path = recipe.model.path
     check_model_path(path)

@@ -54,7 +54,7 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
     Raises:
         RewardError: a reward function cannot be loaded.
     """
-    from dapo.build.session import make_scorer
+    from dapo.run.session import make_scorer
 
     by_source: dict[str, list[Prompt]] = {}
     for prompt in (p for prompts in [data.train, *data.validation.values()] for p in prompts):

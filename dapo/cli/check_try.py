@@ -12,8 +12,8 @@ from dapo.config import Recipe
 from dapo.contracts.types import Group, LearnStep
 
 if TYPE_CHECKING:
-    from dapo.build.session import Session
     from dapo.learner.local import LocalLearner
+    from dapo.run.session import Session
 
 _SHOWN = 16  # groups with a line of their own
 
@@ -26,8 +26,8 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
     Raises:
         DapoError: whatever would end a run at its start.
     """
-    from dapo.build.session import Session
     from dapo.observe.console import Console
+    from dapo.run.session import Session
 
     with Console("quiet") as console:
         session = Session.make(recipe, console)
@@ -48,9 +48,9 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
 
 def _generate(session: Session, count: int) -> list[Group]:
     """Groups of the prompts that training would take first."""
-    from dapo.build.parts import make_sampling
     from dapo.data.stream import EpochStream
     from dapo.loop.evaluation import Evaluator
+    from dapo.run.parts import make_sampling
 
     recipe = session.recipe
     stream = EpochStream(session.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=1)
@@ -76,8 +76,8 @@ def _generate(session: Session, count: int) -> list[Group]:
 
 def _learn(session: Session, learner: LocalLearner, groups: Sequence[Group]) -> None:
     """A training step at rate 0: its time is a step's, and the weights stay."""
-    from dapo.build.parts import make_algorithm
     from dapo.loop.plan import minibatch_rows, split_minibatches
+    from dapo.run.parts import make_algorithm
 
     algorithm = make_algorithm(session.recipe)
     for group in groups:

@@ -105,16 +105,16 @@ def train(
         from dapo.config.resume import load_for_resume
 
         load_for_resume(resume, overrides)  # refuse what may not change before torch is imported
-        from dapo import build
+        import dapo.run
 
-        return build.resume(resume, overrides)
+        return dapo.run.resume(resume, overrides)
     recipe, overrides = _recipe_and_overrides(arguments)
     from dapo.config import load_recipe
 
     loaded = load_recipe(recipe, overrides)
-    from dapo import build
+    import dapo.run
 
-    return build.train(loaded)
+    return dapo.run.train(loaded)
 
 
 @app.command()
@@ -194,9 +194,9 @@ def evaluate(
         "run.seed": seed,
     }
     loaded, run = evaluation_recipe(model_or_run, data or [], options, settings or [])
-    from dapo import build
+    import dapo.run
 
-    return build.evaluate(loaded, run, step)
+    return dapo.run.evaluate(loaded, run, step)
 
 
 @app.command()
@@ -212,9 +212,9 @@ def export(
         raise RecipeError(f"{run} is not a run folder: it holds no {RESOLVED}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not empty; give a new folder")
-    from dapo import build
+    import dapo.run
 
-    return build.export(run, out, step)
+    return dapo.run.export(run, out, step)
 
 
 @app.command()

@@ -118,12 +118,12 @@ def test_the_verdicts_of_a_history_are_numbered_as_they_are_here(run):
 
 
 def test_the_recorder_hands_the_filling_batch_to_the_console(tmp_path):
-    from dapo.build.recorder import RunRecorder
     from dapo.config.schema import Logging
     from dapo.observe.console import Console
     from dapo.observe.run_folder import RunFolder
     from dapo.observe.trackers import Trackers
     from dapo.observe.why import Filling, Shares
+    from dapo.run.recorder import RunRecorder
 
     rich = RichConsole(file=io.StringIO(), width=300)
     console = Console("plain", rich)

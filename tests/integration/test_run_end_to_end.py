@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from small_run import assert_none_lost_or_doubled, command, dapo, environment, write_recipe
 
 from dapo import __version__
-from dapo.build.train import resume, train
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import load_recipe
 from dapo.contracts.glossary import lookup
@@ -29,6 +28,7 @@ from dapo.observe.run_folder import is_held
 from dapo.observe.status import read_status
 from dapo.observe.tokens import read_tokens
 from dapo.rollout.embedded import EmbeddedEngine
+from dapo.run.train import resume, train
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 from small_run import assert_none_lost_or_doubled, command, dapo, environment, write_recipe
 
-from dapo.build.session import Session
-from dapo.build.train import resume, train
 from dapo.config.load import load_recipe
 from dapo.errors import EngineError
 from dapo.observe.console import Console
 from dapo.observe.metrics import read_metrics
+from dapo.run.session import Session
+from dapo.run.train import resume, train
 
 pytestmark = pytest.mark.vllm
 

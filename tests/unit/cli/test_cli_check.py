@@ -79,7 +79,7 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_check_of_an_engine_that_is_not_here(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dapo.build.engines.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("dapo.run.engines.importlib.util.find_spec", lambda name: None)
     assert main(["check", str(recipe), "rollout.engine=vllm_server", "rollout.server.url=http://h:1"]) == 0
     told = capsys.readouterr().out
     assert "needs the package aiohttp, which is not installed" in told

@@ -27,8 +27,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """``dapo.build`` in place of the real one: records what it was called with."""
+def commands(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """``dapo.run`` in place of the real one: records what it was called with."""
     fake = types.SimpleNamespace(calls=[], outcome=0)
 
     def record(name: str) -> Any:
@@ -40,11 +40,11 @@ def build(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
         return call
 
-    module = types.ModuleType("dapo.build")
+    module = types.ModuleType("dapo.run")
     for name in ("train", "resume", "evaluate", "export"):
         setattr(module, name, record(name))
-    monkeypatch.setitem(sys.modules, "dapo.build", module)
-    monkeypatch.setattr(dapo, "build", module, raising=False)
+    monkeypatch.setitem(sys.modules, "dapo.run", module)
+    monkeypatch.setattr(dapo, "run", module, raising=False)
     return fake
 
 
@@ -96,31 +96,33 @@ def test_python_m_dapo() -> None:
     ],
 )
 def test_refused_input_exits_with_2(
-    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str], build: types.SimpleNamespace
+    arguments: list[str], part: str, capsys: pytest.CaptureFixture[str], commands: types.SimpleNamespace
 ) -> None:
     assert main(arguments) == 2
     told = capsys.readouterr()
     assert part in told.err
     assert "Traceback" not in told.err
     assert told.out == ""
-    assert build.calls == []
+    assert commands.calls == []
 
 
-def test_errors_are_told_word_for_word(capsys: pytest.CaptureFixture[str], build: types.SimpleNamespace) -> None:
-    build.outcome = LearnerError("5 steps [bold]in a row[/bold] :smile: had no finite gradient; " + "x" * 200)
+def test_errors_are_told_word_for_word(capsys: pytest.CaptureFixture[str], commands: types.SimpleNamespace) -> None:
+    commands.outcome = LearnerError("5 steps [bold]in a row[/bold] :smile: had no finite gradient; " + "x" * 200)
     assert main(["train", QUICKSTART]) == 1
-    assert capsys.readouterr().err == f"error: {build.outcome}\n"
+    assert capsys.readouterr().err == f"error: {commands.outcome}\n"
 
 
 @pytest.mark.parametrize("code", [0, 1, 130])
-def test_the_exit_code_is_that_of_the_command(code: int, build: types.SimpleNamespace) -> None:
-    build.outcome = code
+def test_the_exit_code_is_that_of_the_command(code: int, commands: types.SimpleNamespace) -> None:
+    commands.outcome = code
     assert main(["train", QUICKSTART]) == code
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, typer.Abort])  # which of them arrives depends on typer
-def test_a_keyboard_interrupt_exits_with_130(build: types.SimpleNamespace, interruption: type[BaseException]) -> None:
-    build.outcome = interruption()
+def test_a_keyboard_interrupt_exits_with_130(
+    commands: types.SimpleNamespace, interruption: type[BaseException]
+) -> None:
+    commands.outcome = interruption()
     assert main(["train", QUICKSTART]) == 130
 
 
@@ -128,9 +130,9 @@ def test_ctrl_c_while_a_process_works() -> None:
     code = (
         # started in the background of a shell, a process inherits that Ctrl-C is ignored
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import sys, time, types, dapo; m = types.ModuleType('dapo.build')\n"
+        "import sys, time, types, dapo; m = types.ModuleType('dapo.run')\n"
         "def train(loaded): print('started', flush=True); time.sleep(60)\n"
-        "m.train = train; sys.modules['dapo.build'] = m; dapo.build = m\n"
+        "m.train = train; sys.modules['dapo.run'] = m; dapo.run = m\n"
         f"from dapo.cli.main import main; sys.exit(main(['train', {QUICKSTART!r}]))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -142,37 +144,37 @@ def test_ctrl_c_while_a_process_works() -> None:
     assert b"Traceback" not in stderr
 
 
-def test_train_hands_over_the_recipe_with_its_overrides(build: types.SimpleNamespace) -> None:
+def test_train_hands_over_the_recipe_with_its_overrides(commands: types.SimpleNamespace) -> None:
     assert main(["train", QUICKSTART, "trainer.steps=20", "run.name=other"]) == 0
-    ((name, loaded),) = build.calls
+    ((name, loaded),) = commands.calls
     assert name == "train"
     assert (loaded.recipe.trainer.steps, loaded.recipe.run.name) == (20, "other")
     assert loaded.overrides == ("trainer.steps=20", "run.name=other")
 
 
-def test_resume_hands_over_folder_and_overrides(build: types.SimpleNamespace, run_folder: Path) -> None:
+def test_resume_hands_over_folder_and_overrides(commands: types.SimpleNamespace, run_folder: Path) -> None:
     assert main(["train", "--resume", str(run_folder), "trainer.steps=20"]) == 0
-    assert build.calls == [("resume", run_folder, ["trainer.steps=20"])]
+    assert commands.calls == [("resume", run_folder, ["trainer.steps=20"])]
 
 
 def test_resume_refuses_what_is_fixed(
-    build: types.SimpleNamespace, run_folder: Path, capsys: pytest.CaptureFixture[str]
+    commands: types.SimpleNamespace, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", str(run_folder), "run.seed=9"]) == 2
     assert "(fixed)" in capsys.readouterr().err
-    assert build.calls == []
+    assert commands.calls == []
 
 
-def test_export(build: types.SimpleNamespace, run_folder: Path, tmp_path: Path) -> None:
+def test_export(commands: types.SimpleNamespace, run_folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(run_folder), str(tmp_path / "out"), "--step", "3"]) == 0
-    assert build.calls == [("export", run_folder, tmp_path / "out", 3)]
+    assert commands.calls == [("export", run_folder, tmp_path / "out", 3)]
     assert main(["export", str(run_folder), str(run_folder)]) == 2  # holds files already
 
 
-def test_evaluate_a_run(build: types.SimpleNamespace, run_folder: Path) -> None:
+def test_evaluate_a_run(commands: types.SimpleNamespace, run_folder: Path) -> None:
     arguments = ["evaluate", str(run_folder), "--data", "task:signed_sum", "-k", "8", "--no-greedy", "--limit", "5"]
     assert main([*arguments, "--seed", "7", "validation.temperature=0.6", "--step", "2"]) == 0
-    ((name, loaded, run, step),) = build.calls
+    ((name, loaded, run, step),) = commands.calls
     assert (name, run, step) == ("evaluate", run_folder, 2)
     validation = loaded.recipe.validation
     assert (validation.samples, validation.greedy, validation.limit, validation.temperature) == (8, False, 5, 0.6)
@@ -210,11 +212,11 @@ def test_evaluation_of_a_run_keeps_the_names_that_its_rewards_use(tmp_path: Path
     assert [s.path for s in loaded.recipe.data.train] == [None, None]  # training data is not read again
 
 
-def test_the_python_api_says_the_same(build: types.SimpleNamespace) -> None:
+def test_the_python_api_says_the_same(commands: types.SimpleNamespace) -> None:
     """The example of the package's docstring."""
     recipe = dapo.load_recipe(QUICKSTART, ["trainer.steps=20"])
     dapo.train(recipe)
-    assert build.calls == [("train", recipe)]
+    assert commands.calls == [("train", recipe)]
     assert recipe.recipe.trainer.steps == 20
     with pytest.raises(dapo.errors.RecipeError, match=r"trainer\.steps"):
         dapo.load_recipe(QUICKSTART, ["trainer.stps=20"])

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from dapo.build.engines import describe_engine
 from dapo.config import recipe_from_dict
 from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
 from dapo.config.presets import PRESETS, preset_settings
 from dapo.config.schema import Recipe
+from dapo.run.engines import describe_engine
 
 SMALL = {"model": {"path": "someone/model"}, "data": {"train": [{"task": "signed_sum"}]}}
 BOTH = {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 1}]}

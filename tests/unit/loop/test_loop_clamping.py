@@ -7,10 +7,10 @@ import pytest
 from test_loop_parts import make_group
 
 from dapo.algorithms.shaping import clamped
-from dapo.build.parts import make_algorithm
 from dapo.config import recipe_from_dict
 from dapo.contracts.types import Score
 from dapo.loop.trainer import Trainer
+from dapo.run.parts import make_algorithm
 
 MINE = {"name": "mine", "kind": "function", "function": "json:loads"}  # a function: the recipe passes with a warning
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dapo.algorithms.objective import Objective
-from dapo.build.engines import make_engine
 from dapo.config import schema
 from dapo.config.schema import Recipe
 from dapo.config.schema_rollout import Rollout
@@ -26,6 +25,7 @@ from dapo.models.positions import exact_positions
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
 from dapo.rollout import decoders
 from dapo.rollout.embedded import EmbeddedEngine
+from dapo.run.engines import make_engine
 
 LONG = {
     "rope_type": "longrope", "rope_theta": 1000.0, "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,

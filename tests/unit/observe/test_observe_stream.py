@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dapo.build.train import _outliving_its_terminal
 from dapo.contracts.types import EvaluationProgress
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
 from dapo.observe.status import StatusWriter, read_status
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.why import Filling, Shares
+from dapo.run.train import _outliving_its_terminal
 
 ROOT = Path(__file__).parents[3]
 

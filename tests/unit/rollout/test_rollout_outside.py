@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.build import engines
 from dapo.config import recipe_from_dict
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 from dapo.errors import EngineError, RecipeError
 from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_options import check_names
 from dapo.rollout.weights import read_weights, write_weights
+from dapo.run import engines
 
 
 def request(seed, made):

@@ -15,11 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dapo.build.engines import describe_engine
-from dapo.build.environment import record_machine
-from dapo.build.parts import make_algorithm, make_objective
-from dapo.build.recorder import RunRecorder
-from dapo.build.session import Session
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
@@ -36,6 +31,11 @@ from dapo.observe.status import StatusWriter, ending
 from dapo.observe.summary import print_summary
 from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import open_trackers
+from dapo.run.engines import describe_engine
+from dapo.run.environment import record_machine
+from dapo.run.parts import make_algorithm, make_objective
+from dapo.run.recorder import RunRecorder
+from dapo.run.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from dapo.build.session import Session
 from dapo.observe.machine import FILE, append_machine, describe_machine
 from dapo.observe.run_folder import RunFolder
+from dapo.run.session import Session
 
 
 def record_machine(folder: RunFolder, session: Session, step: int) -> None:

@@ -7,19 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo.build.engines import check_engine, make_engine
-from dapo.build.parts import (
-    check_model,
-    make_algorithm,
-    make_correction,
-    make_decode,
-    make_model,
-    make_objective,
-    make_sampling,
-    make_schedule,
-    make_tokenizer,
-    make_validation_sampling,
-)
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
@@ -37,6 +24,19 @@ from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.observe.spans import Phases
 from dapo.rewards.compose import CompositeScorer, build_scorer
+from dapo.run.engines import check_engine, make_engine
+from dapo.run.parts import (
+    check_model,
+    make_algorithm,
+    make_correction,
+    make_decode,
+    make_model,
+    make_objective,
+    make_sampling,
+    make_schedule,
+    make_tokenizer,
+    make_validation_sampling,
+)
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16

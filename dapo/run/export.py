@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo.build.parts import make_model
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree
 from dapo.config.load import load_recipe
@@ -12,6 +11,7 @@ from dapo.learner import storage
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.run_folder import RunFolder
+from dapo.run.parts import make_model
 
 
 def export(run: Path, out: Path, step: int | None = None) -> int:

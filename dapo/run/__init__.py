@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dapo.build.evaluate import evaluate
-from dapo.build.export import export
-from dapo.build.train import resume, train
+from dapo.run.evaluate import evaluate
+from dapo.run.export import export
+from dapo.run.train import resume, train
 
 __all__ = ["evaluate", "export", "resume", "train"]

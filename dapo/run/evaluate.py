@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dapo.build.session import Session
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import LoadedRecipe
 from dapo.errors import DataError
 from dapo.observe.console import Console
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.view import validation_lines
+from dapo.run.session import Session
 
 
 def evaluate(loaded: LoadedRecipe, run: Path | None = None, step: int | None = None) -> int:

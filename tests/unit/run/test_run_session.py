@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from dapo.build import session as module
-from dapo.build.parts import make_tokenizer
-from dapo.build.session import Session
 from dapo.config import recipe_from_dict
 from dapo.config.schema import Model
 from dapo.data.signed_sum import make_problem
@@ -19,6 +16,9 @@ from dapo.errors import DataError, ModelError
 from dapo.models.tiny import make_tiny_model
 from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
+from dapo.run import session as module
+from dapo.run.parts import make_tokenizer
+from dapo.run.session import Session
 
 
 class ModelMade(Exception):
