@@ -3,6 +3,8 @@
 checkpoints/step_000040/
     manifest.json    size and checksum of every file: what was written is what is read
     ...              whatever the caller's ``write`` put there
+
+Whoever wrote a file may describe it (a rank of the learner its part); the others are read once more for their checksum.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 
 _NAME = re.compile(r"step_(\d{6,})$")
 _MANIFEST = "manifest.json"
+
+Write = Callable[[Path], Iterable[SavedFile]]
+"""Fills a folder; returns files that are on the disk already, by their names in that folder. It may leave some out."""
 
 
 class CheckpointStore:
@@ -27,8 +33,12 @@ class CheckpointStore:
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
 
-    def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Save step ``step`` through ``write(folder)``. A crash at any instant leaves the previous ones whole."""
+    def save(self, step: int, write: Write) -> Path:
+        """Save step ``step`` through ``write(folder)``. A crash at any instant leaves the previous ones whole.
+
+        Raises:
+            CheckpointError: a file that ``write`` described is not there, or has another size.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._mend()
         target = self.folder / f"step_{step:06d}"
@@ -94,15 +104,25 @@ class CheckpointStore:
         shutil.rmtree(folder.rename(self.folder / f".removing-{folder.name}"))
 
 
-def write_into(folder: Path, write: Callable[[Path], None]) -> None:
+def write_into(folder: Path, write: Write) -> None:
     """Fill a fresh ``folder`` by ``write``, add a manifest, flush everything to disk."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write(folder)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    manifest = {str(path.relative_to(folder)): [path.stat().st_size, _checksum(path)] for path in files}
+    described = {file.name: file for file in write(folder)}
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    for name, file in described.items():
+        if sizes.get(name) != file.size:
+            there = f"has {sizes[name]} bytes" if name in sizes else "is not there"
+            raise CheckpointError(
+                f"{folder / name} {there}, and whoever wrote it speaks of {file.size} bytes: the checkpoint was not "
+                "made; look at the disk (full? a shared folder that lags behind?), then continue with "
+                "`dapo train --resume`"
+            )
+    own = [name for name in sizes if name not in described]
+    checksums = {name: file.crc32 for name, file in described.items()} | {n: _checksum(folder / n) for n in own}
+    manifest = {name: [sizes[name], checksums[name]] for name in sorted(sizes, key=lambda name: Path(name).parts)}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for path in [*files, folder / _MANIFEST, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
+    for path in [*(folder / n for n in own), folder / _MANIFEST, *filter(Path.is_dir, folder.rglob("*")), folder]:
         _flush(path)
 
 

@@ -22,6 +22,7 @@ from dapo.contracts.types import (
     Prompt,
     SampleEvent,
     SampleRequest,
+    SavedFile,
     Score,
     StepBatch,
     TensorSum,
@@ -122,7 +123,9 @@ class Learner(Protocol):
         a tied tensor answers to each of its names.
         """
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> Handle[list[SavedFile]]:
+        """Write everything that ``load`` needs into ``folder``, made if missing; the files are on the disk, not only on
+        their way, when the result is there."""
 
     def load(self, folder: Path) -> None: ...
 

@@ -320,4 +320,13 @@ class EvaluationProgress:
     total: int
 
 
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file of a checkpoint, described by whoever wrote it, from what was to be written: nobody need read it again."""
+
+    name: str  # relative to the folder that its writer was given, with "/"
+    size: int  # bytes
+    crc32: int
+
+
 Metrics = dict[str, float]

@@ -12,7 +12,7 @@ from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.contracts.handle import Done
 from dapo.contracts.stats import Stats, merge
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, RatioAgainst, Row, TokenTrace
+from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, RatioAgainst, Row, SavedFile, TokenTrace
 from dapo.learner import storage
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import Pass, plan_passes, split
@@ -101,9 +101,10 @@ class LocalLearner:
         present = self.loaded.model.state_dict()
         return {name: checksum(present[name], getattr(torch, to)) for name, to in dtypes.items() if name in present}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Done[list[SavedFile]]:
         """Weights, optimiser state and the count of skipped steps; ``load`` restores them to the bit."""
-        storage.save(folder, self.loaded, self.rank.optimizer.state(), {"skipped_in_a_row": self.rank.skipped_in_a_row})
+        counters = {"skipped_in_a_row": self.rank.skipped_in_a_row}
+        return Done(storage.save(folder, self.loaded, self.rank.optimizer.state(), counters))
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, in place: an engine that shares the weights sees them at the next publish.

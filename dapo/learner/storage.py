@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 from dapo.models.loaded import LoadedModel
 
@@ -19,23 +22,51 @@ WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state
 
 
 def model_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; of tensors that share memory (a tied head) only the first."""
+    """Parameters and persistent buffers by name; one that the model holds under two names (a tied head) only once.
+
+    Told by the object and not by its address: a sharded parameter has none.
+    """
     tensors: dict[str, Tensor] = {}
-    seen: set[tuple[int, torch.Size]] = set()
-    for name, tensor in loaded.model.state_dict().items():
-        if (identity := (tensor.data_ptr(), tensor.shape)) not in seen or tensor.numel() == 0:
-            seen.add(identity)
-            tensors[name] = tensor
+    seen: set[int] = set()
+    for name, tensor in loaded.model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach()
     return tensors
 
 
-def save(folder: Path, loaded: LoadedModel, optimizer: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
-    """Write weights, optimiser tensors and counters. The caller makes the folder appear atomically."""
+def save(
+    folder: Path, loaded: LoadedModel, optimizer: Mapping[str, Tensor], counters: Mapping[str, Any]
+) -> list[SavedFile]:
+    """Write weights, optimiser tensors and counters, to the disk. The caller makes the folder appear atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(_contiguous(model_tensors(loaded)), folder / WEIGHTS)
-    save_file(_contiguous(optimizer), folder / OPTIMIZER)
-    state = {"fingerprint": loaded.fingerprint, "counters": dict(counters)}
-    (folder / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+    files = [_save_tensors(folder / WEIGHTS, model_tensors(loaded)), _save_tensors(folder / OPTIMIZER, optimizer)]
+    state = json.dumps({"fingerprint": loaded.fingerprint, "counters": dict(counters)}, indent=1).encode()
+    (folder / STATE).write_bytes(state)
+    files.append(SavedFile(STATE, len(state), zlib.crc32(state)))
+    for file in files:
+        _flush(folder / file.name)
+    return files
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> SavedFile:
+    """Write a safetensors file. Of it only the header is read again; the tensors' checksum is that of the memory."""
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(tensors, path)
+    with path.open("rb") as file:
+        header = file.read(8)
+        header += file.read(int.from_bytes(header, "little"))
+    crc = zlib.crc32(header)
+    starts = {name: entry["data_offsets"][0] for name, entry in json.loads(header[8:]).items() if name in tensors}
+    # Of an empty tensor and its neighbour both begin at one place: their order does not matter.
+    for name in sorted(starts, key=starts.__getitem__):
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+    return SavedFile(path.name, path.stat().st_size, crc)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -88,7 +119,3 @@ def _check_same_model(folder: Path, saved: Mapping[str, Any], present: Mapping[s
             f"{folder} belongs to another model: {'; '.join(unequal)}. Set model.path (and model.dtype) to "
             "the run's own, or start a new run"
         )
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

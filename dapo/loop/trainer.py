@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from dapo.contracts.types import (
     Metrics,
     RatioAgainst,
     SamplingParams,
+    SavedFile,
     StepBatch,
     TokenTrace,
 )
@@ -293,8 +294,8 @@ class Trainer:
             self.checkpoints.save(self.counters.training_steps, self._write)
         self._saved_at = self.counters.training_steps
 
-    def _write(self, folder: Path) -> None:
-        self.learner.save(folder / "learner")
+    def _write(self, folder: Path) -> list[SavedFile]:
+        saved = self.learner.save(folder / "learner").result()
         state = {
             "fingerprint": self.fingerprint,
             "counters": asdict(self.counters),
@@ -302,6 +303,7 @@ class Trainer:
             "recorder": self.recorder.state(),
         }
         save_tree(state, folder, "state")
+        return [replace(file, name=f"learner/{file.name}") for file in saved]
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint folder.

@@ -1,6 +1,8 @@
 """Checkpoints are whole or absent, whatever instant a crash picks."""
 
+import json
 import os
+import zlib
 
 import numpy as np
 import pytest
@@ -11,11 +13,20 @@ from hypothesis.extra import numpy as hnp
 from dapo.checkpoint import store as store_module
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_tree, save_tree
+from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 
 
 def writer(text):
-    return lambda folder: (folder / "data.txt").write_text(text)
+    """Of two files, one described and one not."""
+
+    def write(folder):
+        (folder / "data.txt").write_text(text)
+        (folder / "part").mkdir()
+        (folder / "part" / "rank0").write_text(text)
+        return [SavedFile("part/rank0", len(text), zlib.crc32(text.encode()))]
+
+    return write
 
 
 def test_newest_are_kept_and_the_newest_is_found(tmp_path):
@@ -32,6 +43,29 @@ def test_newest_are_kept_and_the_newest_is_found(tmp_path):
 def test_none_is_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* start it again"):
         CheckpointStore(tmp_path / "none").path()
+
+
+def test_a_described_file_is_not_read_again_and_the_manifest_is_that_of_reading_everything(tmp_path, monkeypatch):
+    read = []
+    checksum = store_module._checksum
+    monkeypatch.setattr(store_module, "_checksum", lambda path: read.append(path.name) or checksum(path))
+    folder = CheckpointStore(tmp_path).save(1, writer("whole"))
+    assert read == ["data.txt"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert list(manifest.items()) == [(n, [5, zlib.crc32(b"whole")]) for n in ("data.txt", "part/rank0")]
+    CheckpointStore(tmp_path).path(1)  # and everything is looked at before it is used
+    assert read == ["data.txt", "data.txt", "rank0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("data.txt", "has 5 bytes, and whoever wrote it speaks of 4"), ("other", "is not there")]
+)
+def test_a_description_that_is_wrong_makes_no_checkpoint(tmp_path, name, said):
+    store = CheckpointStore(tmp_path)
+    store.save(1, writer("whole"))
+    with pytest.raises(CheckpointError, match=said):
+        store.save(2, lambda folder: [*writer("whole")(folder), SavedFile(name, 4, 0)])
+    assert store.steps() == [1]
 
 
 class Crash(BaseException):

@@ -106,5 +106,5 @@ def make_run(
     if history is not None or state is not None:
         collector = {"stream": {"epoch": 0}, **({"history": history} if history is not None else {}), **(state or {})}
         store = CheckpointStore(path / "checkpoints")
-        store.save(step, lambda folder: save_tree({"collector": collector}, folder, "state"))
+        store.save(step, lambda folder: save_tree({"collector": collector}, folder, "state") or ())
     return path

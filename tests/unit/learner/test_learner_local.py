@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from learner_rows import learn, learn_step, make_groups, make_rows, masked, rows_of, with_sampler
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dapo.algorithms.correction import importance_correction
@@ -22,6 +24,7 @@ from dapo.contracts.stats import Max, Mean, Min, Sum, merge, values
 from dapo.contracts.token_metrics import TOKEN_METRICS
 from dapo.contracts.types import LearnStep
 from dapo.errors import CheckpointError, LearnerError
+from dapo.learner import storage
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -395,6 +398,36 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(folder, tm
     with pytest.raises(CheckpointError, match="intermediate_size 64 there, 48 here"):
         learner.load(tmp_path / "learner")
     assert moved(learner, before) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saved_files_are_described_as_they_lie_on_the_disk(folder, tmp_path, dtype):
+    learner = make_learner(folder, dtype=dtype)
+    for steps in range(2):  # before the first step the optimiser has no tensors
+        into = tmp_path / str(steps)
+        files = learner.save(into).result()
+        assert {file.name for file in files} == {path.name for path in into.iterdir()}
+        for file in files:
+            content = (into / file.name).read_bytes()
+            assert (file.size, file.crc32) == (len(content), zlib.crc32(content))
+        learn(learner, make_rows(), 1e-3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_saved_tensors_are_told_apart_by_object_and_not_by_address(tmp_path, monkeypatch, tied):
+    """A sharded parameter's address is 0."""
+    made = make_tiny_model(tmp_path, hidden=32, heads=2, ffn=48)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+    if not tied:
+        tensors = load_file(made / "model.safetensors")
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    loaded = load_model(made)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0)
+    names = [name for name, _ in loaded.model.named_parameters()]
+    assert ("lm_head.weight" in names) is not tied
+    assert list(storage.model_tensors(loaded)) == names
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
