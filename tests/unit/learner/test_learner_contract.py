@@ -1,0 +1,64 @@
+"""The learner contract, kept by the learner of this process, and by the scripted one that the loop's tests take."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from learner_contract import CHECKS, Subject
+from scripted_learner import ScriptedLearner
+
+from dapo.algorithms.objective import Objective, clip_objective
+from dapo.config import schema
+from dapo.learner.local import LocalLearner
+from dapo.models.load import load_model
+from dapo.models.tiny import make_tiny_model
+
+OBJECTIVE = clip_objective(low=0.2, high=0.28)
+EXPLOSIVE = Objective(lambda inputs: (inputs.logprobs * math.inf, {}))
+SETTINGS = schema.Learner(microbatch_tokens=48, max_skipped_steps=1)  # several passes a minibatch
+
+
+@pytest.fixture(scope="module", params=["packed float32", "padded float32", "packed bfloat16"])
+def local(request, tmp_path_factory):
+    """Learners of two models, each loaded once and copied."""
+    mode, dtype = request.param.split()
+    folder = tmp_path_factory.mktemp("models")
+    loaded = {
+        ffn: load_model(
+            make_tiny_model(folder / str(ffn), hidden=16, heads=2, ffn=ffn),
+            dtype=getattr(torch, dtype),
+            attention_mode=mode,
+        )
+        for ffn in (24, 32)
+    }
+
+    def make(ffn=24, objective=OBJECTIVE):
+        own = replace(loaded[ffn], model=copy.deepcopy(loaded[ffn].model))
+        return LocalLearner(own, objective, SETTINGS, temperature=1.0)
+
+    return Subject(
+        make=make,
+        other=lambda: make(ffn=32),
+        diverging=lambda: make(objective=EXPLOSIVE),
+        close_to=1e-5 if dtype == "float32" else 0.05,
+        dtype=dtype,
+    )
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_learner_of_this_process(local, check, tmp_path):
+    check(local, tmp_path)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_scripted_learner(check, tmp_path):
+    def diverging():
+        learner = ScriptedLearner(max_skipped_steps=1)
+        learner.diverge = True
+        return learner
+
+    check(Subject(ScriptedLearner, lambda: ScriptedLearner(50), diverging), tmp_path)
