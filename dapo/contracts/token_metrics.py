@@ -2,22 +2,24 @@
 
 A formula reads ``LossTokens`` and returns the numbers that its reduction merges (float64 [any number of them]: the mean
 is over these, wherever they come from), or None where it does not apply. The glossary, the learner and
-docs/metrics.md all take what stands here.
+docs/metrics.md all take what stands here. numpy is imported by the formulas that need it: a recipe's names are checked
+against the glossary, and a refused recipe needs no numpy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from dapo.contracts.metric import NATS, SHARE, Better, Metric, Reduction
 
-Float64: TypeAlias = NDArray[np.float64]
-Bools: TypeAlias = NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Float64: TypeAlias = "NDArray[np.float64]"
+Bools: TypeAlias = "NDArray[np.bool_]"
 
 CLIP_FLAGS = ("clip_low", "clip_high", "clip_dual")
 """Flags that the built-in losses name; a loss of one's own may name others, which are reported as ``custom/<name>``."""
@@ -56,11 +58,19 @@ def _flag(name: str) -> Formula:
 
 def k3(log_ratios: Float64) -> Float64:
     """r - 1 - log r: its mean estimates KL(q || p) for r = p/q and tokens from q; unbiased and never negative."""
+    import numpy as np
+
     return np.expm1(log_ratios) - log_ratios
 
 
+def _exp(values: Float64) -> Float64:
+    import numpy as np
+
+    return np.exp(values)
+
+
 def _clipped_high(tokens: LossTokens) -> Float64 | None:
-    return np.exp(tokens.logprobs[tokens.flags["clip_high"]]) if "clip_high" in tokens.flags else None
+    return _exp(tokens.logprobs[tokens.flags["clip_high"]]) if "clip_high" in tokens.flags else None
 
 
 def _gap(of: Callable[[Float64], Float64], chosen: Callable[[LossTokens], Bools] | None) -> Formula:
@@ -95,20 +105,20 @@ def _entries() -> Iterator[TokenMetric]:
         "ratio_mean",
         "1",
         "Mean probability ratio r over tokens with loss.",
-        lambda tokens: np.exp(tokens.log_ratios),
+        lambda tokens: _exp(tokens.log_ratios),
     )
     yield entry(
         "ratio_max",
         "1",
         "Largest probability ratio r of a token with loss.",
-        lambda tokens: np.exp(tokens.log_ratios),
+        lambda tokens: _exp(tokens.log_ratios),
         reduction="max",
     )
     yield entry(
         "ratio_min",
         "1",
         "Smallest probability ratio r of a token with loss.",
-        lambda tokens: np.exp(tokens.log_ratios),
+        lambda tokens: _exp(tokens.log_ratios),
         reduction="min",
     )
     yield entry(
@@ -148,14 +158,14 @@ def _entries() -> Iterator[TokenMetric]:
         ("_older", "over tokens with loss made by older weights", lambda tokens: ~tokens.current),
     ):
         yield entry(
-            f"gap_mean{suffix}", NATS, f"Mean |learner - sampler| log-probability {of}.", _gap(np.abs, chosen), "lower"
+            f"gap_mean{suffix}", NATS, f"Mean |learner - sampler| log-probability {of}.", _gap(abs, chosen), "lower"
         )
         yield entry(f"gap_kl{suffix}", NATS, f"K3 estimate of KL(sampler, learner) {of}.", _gap(k3, chosen), "lower")
         yield entry(
             f"gap_max{suffix}",
             NATS,
             f"Largest |learner - sampler| log-probability {of}.",
-            _gap(np.abs, chosen),
+            _gap(abs, chosen),
             "lower",
             "max",
         )
