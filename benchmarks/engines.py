@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from machine import describe_machine
 
-from dapo.config.schema_rollout import Vllm
+from dapo.config.schema import Vllm
 from dapo.contracts.types import SampleRequest, SamplingParams
 from dapo.learner.local import SharedWeights
 from dapo.models.load import load_model

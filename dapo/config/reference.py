@@ -15,7 +15,7 @@ from dapo.config.settings import REQUIRED, Setting, settings
 
 _HEAD = """# Configuration reference
 
-Every setting of a recipe, generated from `dapo/config/schema.py` by `python -m dapo.config.reference`.
+Every setting of a recipe, generated from `dapo/config/schema` by `python -m dapo.config.reference`.
 
 Settings are laid on top of each other: the preset, then the recipe file, then `key=value` on the command line
 (`algorithm.clip.high=0.3`). Sections are merged key by key; a list replaces the list below it. On the command line a

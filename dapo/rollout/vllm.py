@@ -24,7 +24,7 @@ import torch
 import torch._dynamo.config
 from torch import Tensor
 
-from dapo.config.schema_rollout import Vllm
+from dapo.config.schema import Vllm
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import WeightSource
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum

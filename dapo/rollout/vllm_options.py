@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dapo.config.schema_rollout import Vllm
+from dapo.config.schema import Vllm
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 

@@ -10,8 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dapo.config.checks import correction_kind, uses_sampler_logprobs
-from dapo.config.schema import Recipe
-from dapo.config.schema_rollout import Rollout
+from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.protocols import Engine
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import torch
 
-from dapo.config.schema_rollout import Vllm
+from dapo.config.schema import Vllm
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 from dapo.models.attention import own_attention
 

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
-from dapo.config.schema import Recipe
-from dapo.config.schema_rollout import Rollout
+from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.types import SampleRequest, SamplingParams, TokenRow
 from dapo.errors import EngineError, ModelError
 from dapo.learner.local import LocalLearner

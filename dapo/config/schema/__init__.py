@@ -1,0 +1,81 @@
+"""The recipe: every setting of a run, with its meaning where it stands, one file for each section. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dapo.config.schema.algorithm import (
+    Advantage,
+    Algorithm,
+    Clip,
+    Correction,
+    DynamicSampling,
+    Loss,
+    OverlongPunishment,
+    RewardScaling,
+)
+from dapo.config.schema.checkpoint import Checkpoint
+from dapo.config.schema.data import Data, DataSource
+from dapo.config.schema.learner import Learner
+from dapo.config.schema.logging import Logging
+from dapo.config.schema.model import Model
+from dapo.config.schema.rewards import Reward
+from dapo.config.schema.rollout import Rollout, Server, Vllm
+from dapo.config.schema.run import Run
+from dapo.config.schema.trainer import Trainer
+from dapo.config.schema.validation import Validation
+from dapo.config.section import Section
+
+__all__ = [
+    "Advantage",
+    "Algorithm",
+    "Checkpoint",
+    "Clip",
+    "Correction",
+    "Data",
+    "DataSource",
+    "DynamicSampling",
+    "Learner",
+    "Logging",
+    "Loss",
+    "Model",
+    "OverlongPunishment",
+    "Recipe",
+    "Reward",
+    "RewardScaling",
+    "Rollout",
+    "Run",
+    "Server",
+    "Trainer",
+    "Validation",
+    "Vllm",
+]
+
+
+class Recipe(Section):
+    preset: Literal["dapo", "dapo-paper", "dapo-verl", "grpo", "dr-grpo", "gspo", "scalerl-loss"] = "dapo"
+    """Named starting point; what the file sets lies on top."""
+    run: Run = Run()
+    """Where the run lives."""
+    model: Model
+    """What is trained."""
+    data: Data
+    """What it is trained on."""
+    rewards: list[Reward] = Field(default_factory=lambda: [Reward()], min_length=1)
+    """How responses are scored."""
+    rollout: Rollout = Rollout()
+    """How responses are made."""
+    algorithm: Algorithm = Algorithm()
+    """DAPO and its relatives."""
+    learner: Learner = Learner()
+    """The optimiser."""
+    validation: Validation = Validation()
+    """Evaluation during training."""
+    trainer: Trainer = Trainer()
+    """The loop."""
+    checkpoint: Checkpoint = Checkpoint()
+    """Saving."""
+    logging: Logging = Logging()
+    """What is recorded."""

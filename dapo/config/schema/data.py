@@ -1,0 +1,55 @@
+"""The recipe's section ``data``: where problems come from, and how they become prompts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dapo.config.section import Positive, Section, Tokens
+
+
+class DataSource(Section):
+    name: str | None = None
+    """Name in metrics; default: the file's (without its suffix), folder's or task's name."""
+    path: str | None = None
+    """JSONL, JSON, CSV, Parquet or Arrow file; a pattern such as ``data/*.jsonl``; a folder that ``save_to_disk`` wrote
+    or that was downloaded from the hub; or ``hub:owner/name[:subset]`` (needs the extra ``data``)."""
+    split: str = "train"
+    """Split of a folder or hub data set."""
+    format: Literal["auto", "plain", "gsm8k", "dapo_math", "aime", "amc", "math", "svamp", "multiarith"] = "auto"
+    """Named record layout of the public sets; ``plain`` uses ``fields``."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Field mapping, e.g. ``{problem: question, answer: target}``. Columns not named keep their names."""
+    task: str | None = None
+    """A procedural source instead of a file: ``signed_sum`` or ``reasoning_gym/NAME`` (extra ``tasks``)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of a procedural task."""
+    seed: int = 0
+    """Seed of a procedural task (evaluation and training sets need different ones)."""
+    size: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
+    """Problems to take; for a procedural task how many to make."""
+
+
+class Data(Section):
+    train: list[DataSource] = Field(min_length=1)
+    """Where training problems come from."""
+    validation: list[DataSource] = Field(default_factory=list)
+    """Held-out sets. Problems that also stand in the training data are taken out of training, and counted."""
+    prompt: Literal["auto", "chat", "template", "raw"] = "auto"
+    """``chat``: the tokenizer's chat template. ``template``: ``prompt_template``. ``raw``: the problem text itself.
+    ``auto``: template if given, else chat if the tokenizer has one, else raw."""
+    prompt_template: str | None = None
+    """Text with ``{problem}`` in it."""
+    system_prompt: str | None = None
+    """System message for ``chat``."""
+    instruction: str | None = None
+    """Appended to the problem, e.g. "Answer with \\\\boxed{}."."""
+    max_prompt_tokens: Tokens = 1024
+    """Limit of a prompt."""
+    overlong_prompts: Literal["drop", "refuse"] = "drop"
+    """Prompts over the limit are dropped (counted and said) or refused. Never cut."""
+    shuffle: bool = True
+    """A new order each epoch, from the run's seed."""
+    epochs: Positive | None = None
+    """Passes over the data; None: endless."""

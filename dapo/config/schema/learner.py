@@ -1,0 +1,36 @@
+"""The recipe's section ``learner``: the optimiser, and the memory of a pass."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dapo.config.section import Pair, Positive, Section
+
+
+class Learner(Section):
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
+    betas: Pair = (0.9, 0.999)
+    """AdamW."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; linear and cosine fall to ``final_ratio`` at ``trainer.steps``."""
+    schedule_unit: Literal["rollout", "optimizer"] = "rollout"
+    """What the schedule counts."""
+    warmup: Annotated[int, Field(ge=0)] = 10
+    """Steps (of ``schedule_unit``) of linear warm-up."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the peak at the end of linear and cosine."""
+    minibatch_prompts: Positive | None = None
+    """Groups per optimiser step; None: all P (one optimiser step)."""
+    microbatch_tokens: Positive = 16384
+    """Tokens (prompts and responses) in one forward pass. Memory only: it cannot change the gradient."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Gradient clipping."""
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 5
+    """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""
