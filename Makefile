@@ -1,4 +1,5 @@
-# `make quickstart` trains a small model for real; `make test` runs the tests; `make check` is what a commit must pass.
+# `make quickstart` trains a small model for real; `make check` and `make test` are what a commit must pass.
+# `make test` leaves out what is marked slow, gpu, vllm or browser: each has a target of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -40,7 +41,7 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not vllm"
 
-# Also part of `make test`; skipped, with the reason, where no Chromium is found.
+# Not part of `make test`; skipped, with the reason, where no Chromium is found.
 test-browser: setup
 	$(BIN)/python -m pytest -m browser tests/browser
 

@@ -6,6 +6,14 @@ returns: 2 for input that was refused before work started, 1 for a failure while
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""A disk that takes no more: full, over a quota or a limit, or read-only."""
+
 
 class DapoError(Exception):
     """Base of every error raised on purpose by this package."""
@@ -53,6 +61,54 @@ class LearnerError(DapoError, RuntimeError):
 
 class DiskError(DapoError, RuntimeError):
     """The run's folder takes no more: a full disk, a limit on files, or a file system that was made read-only."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        """``reason``: the system's own word for it."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class MachineError(DapoError, RuntimeError):
+    """The machine refuses memory, threads or processes: nothing that was given is wrong."""
+
+
+def of_the_machine(error: BaseException) -> DapoError | None:
+    """What a machine refused, as an error that says so; None for any other error.
+
+    Libraries pass such refusals on inside errors of their own, and who catches those would blame a model or a file.
+    """
+    for cause in _causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        if found := re.search(r"\(os error (\d+)\)", str(cause)):  # how safetensors tells it
+            number = int(found[1])
+        if number in DISK_FULL:
+            where = getattr(cause, "filename", None)
+            place = f"{where} cannot be written" if where else "a file cannot be written"
+            reason = os.strerror(number)
+            return DiskError(f"{place}: {reason}. Make room (or the disk writable), and try again", reason)
+        text = str(cause).lower()
+        if number in (errno.EMFILE, errno.ENFILE):
+            return MachineError(f"too many files are open here ({cause}): raise the limit (`ulimit -n`)")
+        if "can't start new thread" in text or "unable to create new thread" in text or number == errno.EAGAIN:
+            return MachineError(
+                f"this machine starts no further thread or process ({cause}): its limit is met (`ulimit -u`, a "
+                "container's pids limit, or other programs). Nothing is wrong with recipe, model or data; try again "
+                "when there is room, or with fewer run.reward_workers and run.threads"
+            )
+        if isinstance(cause, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
+            return MachineError(
+                f"this machine has no memory left ({type(cause).__name__}: {cause}). Use a smaller model, fewer "
+                "rollout.slots, or smaller learner.microbatch_tokens; `dapo check` estimates the need"
+            )
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 class SamplingStopped(DapoError, RuntimeError):

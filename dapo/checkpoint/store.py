@@ -56,8 +56,14 @@ class CheckpointStore:
         return target
 
     def steps(self) -> list[int]:
-        """Steps with a whole checkpoint, ascending."""
+        """Steps with a whole checkpoint, ascending.
+
+        Raises:
+            CheckpointError: something else than a folder has the checkpoints' name.
+        """
         if not self.folder.is_dir():
+            if self.folder.exists() or self.folder.is_symlink():
+                raise CheckpointError(f"{self.folder} is no folder, so its checkpoints are not there; put them back")
             return []
         found = (_NAME.match(entry.name) for entry in self.folder.iterdir() if entry.is_dir())
         return sorted(int(match.group(1)) for match in found if match)
@@ -88,11 +94,11 @@ class CheckpointStore:
         for old in self.folder.glob(".old-step_*"):
             target = self.folder / old.name.removeprefix(".old-")
             if target.exists():
-                shutil.rmtree(old)
+                _delete(old)
             else:
                 old.rename(target)
         for left_over in [*self.folder.glob(".writing-step_*"), *self.folder.glob(".removing-step_*")]:
-            shutil.rmtree(left_over)
+            _delete(left_over)
 
     def _prune(self) -> None:
         for step in self.steps()[: -self.keep]:
@@ -106,7 +112,8 @@ class CheckpointStore:
 
 def write_into(folder: Path, write: Write) -> None:
     """Fill a fresh ``folder`` by ``write``, add a manifest, flush everything to disk."""
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        _delete(folder)
     folder.mkdir(parents=True)
     described = {file.name: file for file in write(folder)}
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
@@ -133,24 +140,40 @@ def check_manifest(folder: Path) -> None:
         raise CheckpointError(f"{folder} has no {_MANIFEST}: it is not a checkpoint of this program, or is damaged")
     try:
         entries = [(name, size, checksum) for name, (size, checksum) in json.loads(path.read_text("utf-8")).items()]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"checkpoint {folder} is damaged: {_MANIFEST} cannot be read ({error}). To go on from the one before, "
-            "delete this folder"
-        ) from None
+        problem = "" if entries else f"{_MANIFEST} names no file"
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        entries, problem = [], f"{_MANIFEST} cannot be read ({error})"
     for name, size, checksum in entries:
-        file = folder / name
-        if not file.exists():
-            problem = "is missing"
-        elif file.stat().st_size != size:
-            problem = f"has {file.stat().st_size} bytes, {size} bytes were written"
-        elif _checksum(file) != checksum:
-            problem = "does not hold what was written (its checksum differs)"
-        else:
-            continue
+        problem = problem or _damage(folder, name, size, checksum)
+    if problem:
         raise CheckpointError(
-            f"checkpoint {folder} is damaged: {name} {problem}. To go on from the one before, delete this folder"
+            f"checkpoint {folder} is damaged: {problem}. To go on from the one before, delete this folder"
         )
+
+
+def _damage(folder: Path, name: str, size: object, checksum: object) -> str:
+    """What is wrong with a file of the manifest; "" when it is what was written."""
+    file = folder / name
+    try:
+        if not file.exists():
+            return f"{name} is missing"
+        if not file.is_file():
+            return f"{name} is no file"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, {size} bytes were written"
+        if _checksum(file) != checksum:
+            return f"{name} does not hold what was written (its checksum differs)"
+    except (OSError, ValueError) as error:
+        return f"{name} cannot be read ({error})"
+    return ""
+
+
+def _delete(path: Path) -> None:
+    """A folder with all that is in it, or whatever else has the name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _checksum(path: Path) -> int:

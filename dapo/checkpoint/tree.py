@@ -8,15 +8,61 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dapo.errors import CheckpointError
+from dapo.errors import CheckpointError, DapoError
 
+FORMAT = 1
+"""Of a run's state. A checkpoint of the first release has no number, and is read as this one."""
+STATE = "state"
 _ARRAY = "__array__"
+_MISSHAPEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What values of another shape than expected raise, wherever they are used."""
 Flat = dict[str, list[np.ndarray]]
+
+
+def save_state(tree: dict[str, Any], folder: Path) -> None:
+    """Write a run's state, with the number of its format."""
+    save_tree({"format": FORMAT, **tree}, folder, STATE)
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """What ``save_state`` wrote.
+
+    Raises:
+        CheckpointError: it is damaged, or of another format.
+        FileNotFoundError: it is not there, perhaps since a running process removed the checkpoint.
+    """
+    tree = load_tree(folder, STATE)
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{folder / STATE}.json holds {type(tree).__name__}, expected the state of a run")
+    if tree.get("format", FORMAT) != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder} has format {tree['format']!r}; this version of dapo reads format {FORMAT}. Go on "
+            "with the version that wrote it, or start a new run from its exported model"
+        )
+    return tree
+
+
+@contextmanager
+def as_damage(folder: Path, what: str = f"{STATE}.json") -> Iterator[None]:
+    """Whatever goes wrong while a part of a checkpoint is taken over, as a CheckpointError that names the file."""
+    try:
+        yield
+    except _MISSHAPEN as error:
+        if isinstance(error, DapoError):
+            raise
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {what} does not hold what this version of dapo writes "
+            f"({type(error).__name__}: {str(error)[:200]}). To go on from the one before, delete this folder"
+        ) from error
 
 
 def save_tree(tree: Any, folder: Path, name: str) -> None:
@@ -32,14 +78,33 @@ def load_tree(folder: Path, name: str) -> Any:
     """What ``save_tree`` wrote. Nothing is unpickled.
 
     Raises:
-        CheckpointError: an earlier version wrote it, in another layout.
+        CheckpointError: a file cannot be read, or an earlier version wrote it in another layout.
+        FileNotFoundError: there is no ``name.json``.
     """
-    tree = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    path = folder / f"{name}.npz"
-    if not path.exists():
-        return tree
-    with np.load(path, allow_pickle=False) as archive:
-        return _put_arrays(tree, {key: archive[key] for key in archive.files})
+    path = folder / f"{name}.json"
+    arrays = folder / f"{name}.npz"
+    with _readable(folder, path):
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, np.ndarray] = {}
+    with _readable(folder, arrays):
+        if arrays.exists():
+            with np.load(arrays, allow_pickle=False) as archive:
+                found = {key: archive[key] for key in archive.files}
+    with as_damage(folder, f"{path.name} or {arrays.name}"):
+        return _put_arrays(tree, found)
+
+
+@contextmanager
+def _readable(folder: Path, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (*_MISSHAPEN, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {path.name} cannot be read ({error}). To go on from the one before, "
+            "delete this folder"
+        ) from error
 
 
 def _take_arrays(tree: Any, arrays: Flat, used: dict[str, int]) -> Any:

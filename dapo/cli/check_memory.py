@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.config import Recipe
-from dapo.errors import ModelError
+from dapo.errors import ModelError, of_the_machine
 
 _GIB = 1024**3
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -75,6 +75,8 @@ def _shape(path: str, recipe: Recipe) -> Shape:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=remote)
         return _sizes(config.get_text_config(), sum(p.numel() for p in model.parameters()))
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
+        if told := of_the_machine(error):
+            raise told from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"model.path: {path} cannot be loaded: {reason}; give the folder of a Hugging Face causal language model, "

@@ -14,12 +14,11 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
-from dapo.errors import DapoError, RecipeError
+from dapo.errors import DapoError, RecipeError, of_the_machine
 
 INTERRUPTED = 130
-UsageError: type[Exception] = typer.BadParameter.__bases__[
-    0
-]  # click's own class, which newer typer releases carry inside
+UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
+"""click's own class, which newer releases of typer carry inside themselves."""
 
 app = typer.Typer(
     name="dapo",
@@ -40,18 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = typer.main.get_command(app).main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name="dapo", standalone_mode=False
         )
-    except DapoError as error:
-        _tell(error)
-        return error.exit_code
     except UsageError as error:
         error.show()  # type: ignore[attr-defined]
         return 2
+    except DapoError as error:
+        _tell(error)
+        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `dapo check RECIPE | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (OSError, RuntimeError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):  # `dapo check RECIPE | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        told = of_the_machine(error)
+        if told is None:
+            raise
+        _tell(told)
+        return told.exit_code
     return result if isinstance(result, int) else 0
 
 
@@ -59,8 +64,13 @@ def _tell(error: DapoError) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from dapo.config.problems import visible
+    from dapo.config.secrets import redact_text
+
+    # It may quote a recipe, a data file or a response.
+    said = "\n".join(visible(line) for line in redact_text(str(error)).split("\n"))
     Console(stderr=True, soft_wrap=True, highlight=False).print(
-        Text("error: ", "bold red").append(str(error), "not bold default")
+        Text("error: ", "bold red").append(said, "not bold default")
     )
 
 

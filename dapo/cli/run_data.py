@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import load_tree
+from dapo.checkpoint.tree import load_state
 from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
 from dapo.contracts.enums import FinishReason, Verdict
@@ -104,13 +104,13 @@ def _load_history(data: RunData, step: int | None) -> None:
 def _read_collector(folder: Path) -> dict[str, Any]:
     try:
         _check_size(folder)
-        collector: dict[str, Any] = load_tree(folder, "state")["collector"]
-        if not isinstance(collector, dict):
-            raise TypeError(f"collector is {type(collector).__name__}")
+        collector: dict[str, Any] = dict(load_state(folder)["collector"])
         return collector
     except FileNotFoundError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, OSError, RecursionError, zipfile.BadZipFile) as error:
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. `--step` reads another one") from None
+    except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"checkpoint {folder} is damaged: its state cannot be read ({error!r}). `--step` reads another one"
         ) from None
@@ -187,8 +187,8 @@ def _known(data: RunData) -> dict[str, Any]:
 def _stopped_file(data: RunData) -> Path | None:
     """Rollouts of the step that stopped the run, unless it went on since."""
     last = int(data.rows[-1]["step"]) if data.rows else 0
-    files = sorted(data.folder.rollouts.glob("stopped_*.parquet"))
-    return files[-1] if files and int(files[-1].stem.removeprefix("stopped_")) > last else None
+    files = data.folder.stopped_files()
+    return files[max(files)] if files and max(files) > last else None
 
 
 def _shares_of_file(data: RunData, path: Path, known: dict[str, Any]) -> Shares:

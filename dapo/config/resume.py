@@ -7,13 +7,13 @@ something else without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from dapo.config.load import LoadedRecipe, load_recipe
 from dapo.config.problems import brief
@@ -143,6 +143,26 @@ def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> lis
         others = [c.sentence() for c in changes]
         tail = f"\nallowed to change: {'; '.join(others)}" if others else ""
         raise RecipeError("the run cannot be resumed with these settings:\n" + "\n".join(refused) + tail)
+    return changes
+
+
+def changed_since(saved: Mapping[str, Any], new: Recipe) -> list[Change]:
+    """Where a recipe differs from the one that a checkpoint was saved with, given as plain values.
+
+    ``ask`` settings are taken, and told: the run may have been resumed with them since the checkpoint.
+
+    Raises:
+        RecipeError: a ``fixed`` setting differs: somebody edited recipe.resolved.yaml.
+    """
+    try:
+        old = Recipe.model_validate(saved)
+    except ValidationError:
+        return []  # of a version with other settings, whose checkpoints cannot be compared in this way
+    found = [(path, redact(b, path), redact(a, path)) for path, b, a in _differences(old, new)]
+    changes = [Change(path, b, a, rule_of(path)) for path, b, a in found if b != a]
+    if fixed := [f"  {c.sentence()}\n    {_why_fixed(c.path)}" for c in changes if c.rule == "fixed"]:
+        told = "\n".join(fixed)
+        raise RecipeError(f"{RESOLVED} is not the recipe that the checkpoint was saved with; mend it:\n{told}")
     return changes
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dapo.contracts.glossary import GLOSSARY
-
 MAX_NAME = 80  # characters
 
 
@@ -26,6 +24,8 @@ def name_problem(name: str) -> str | None:
 
 def reward_name_problem(name: str) -> str | None:
     """``name_problem``, and whether ``reward/NAME`` or ``reward/NAME_kept`` would be another metric; None: neither."""
+    from dapo.contracts.glossary import GLOSSARY  # takes numpy along, which a recipe that is not there has no need of
+
     wrong = name_problem(name)
     if wrong is not None:
         return wrong

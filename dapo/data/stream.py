@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ class EpochStream:
         self._epoch = 0
         self._position = 0  # prompts taken of this epoch
         self._order = self._make_order()
-        self._fingerprint = fingerprint(prompts)
+        self._fingerprint, self._content = fingerprint(prompts), content(prompts)
 
     @property
     def epoch(self) -> int:
@@ -73,6 +74,7 @@ class EpochStream:
             "shuffle": self._shuffle,
             "count": len(self._prompts),
             "fingerprint": self._fingerprint,
+            "content": self._content,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -85,10 +87,11 @@ class EpochStream:
         for key, meaning in (
             ("count", "number of training prompts"),
             ("fingerprint", "content or order of the training prompts"),
+            ("content", "gold answers, sources, rendered prompts or further columns of the training data"),
             ("seed", "`run.seed`"),
             ("shuffle", "`data.shuffle`"),
         ):
-            if state[key] != mine[key]:
+            if state.get(key, mine[key] if key == "content" else None) != mine[key]:  # the first release had none
                 raise DataError(
                     f"the saved position belongs to other data: the {meaning} was {state[key]}, now it is {mine[key]}. "
                     "Resume with the data, prompt limit and seed of the first run, or start a new run"
@@ -110,4 +113,16 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(prompt.id.encode())
+    return digest.hexdigest()[:16]
+
+
+def content(prompts: Sequence[Prompt]) -> str:
+    """16 hex digits over all that rewards and the model get of the prompts, in their order: what ids leave out."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        extra = json.dumps(dict(prompt.extra), sort_keys=True, default=repr)
+        for part in (prompt.text, prompt.answer, prompt.source, extra):
+            data = part.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "little") + data)
+        digest.update(np.asarray(prompt.token_ids, np.int64).tobytes())
     return digest.hexdigest()[:16]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import Verdict
+from dapo.contracts.enums import FIRST_VERDICTS, Verdict
 from dapo.contracts.types import BoolArray, Group
 
 VERDICTS = list(Verdict)
@@ -76,10 +76,15 @@ class PromptHistory:
         return [correct / responses for correct, responses in before if responses]
 
     def state(self) -> dict[str, Any]:
-        """Columns of equal length: ``ids`` and one int64 array per field of :class:`PromptRecord`."""
+        """Columns of equal length: ``ids`` and one int64 array per field of :class:`PromptRecord`.
+
+        ``verdicts`` says what the numbers in the column ``verdict`` mean.
+        """
         columns = {name: np.array([getattr(r, name) for r in self.records.values()], np.int64) for name in _FIELDS}
-        return {"ids": list(self.records), **columns}
+        return {"ids": list(self.records), "verdicts": [verdict.value for verdict in VERDICTS], **columns}
 
     def load(self, state: Mapping[str, Any]) -> None:
+        here = np.array([VERDICTS.index(Verdict(name)) for name in state.get("verdicts", FIRST_VERDICTS)], np.int64)
+        state = {**state, "verdict": here[state["verdict"]]}
         rows = zip(*(state[name].tolist() for name in _FIELDS), strict=True)
         self.records = {name: PromptRecord(*row) for name, row in zip(state["ids"], rows, strict=True)}

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # Unscored responses, and not a scored one, after which a step gives up: few, for each may have cost a time limit.
 HOPELESS = 32
-EVIDENCE = "<RUN>/rollouts/stopped_*.parquet"
+EVIDENCE = "<RUN>/stopped/*.parquet"
 ENGINE = "engine: "
 """What begins the reason of a response that the engine, and not the verifier, could not finish."""
 

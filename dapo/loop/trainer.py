@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import load_tree, save_tree
+from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.contracts.enums import Disposition
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.stats import values
@@ -109,12 +110,17 @@ class Trainer:
         fingerprint: dict[str, Any],
         phases: Phases,
         check_sync: Callable[[int], Metrics],
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """``check_sync`` is called with the step after each publish; see ``dapo.loop.sync_check``."""
+        """``check_sync`` is called with the step after each publish; see ``dapo.loop.sync_check``.
+
+        ``facts``: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
+        """
         self.collector, self.learner, self.engine = collector, learner, engine
         self.algorithm, self.sampling, self.schedule, self.evaluator = algorithm, sampling, schedule, evaluator
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
+        self.facts = dict(facts or {})
         self.counters = Counters()
         self.stopped_by = ""  # "Ctrl-C" or "SIGTERM", where one did
         self.ended_early = ""  # why there was no further batch before ``settings.steps``
@@ -298,26 +304,41 @@ class Trainer:
         saved = self.learner.save(folder / "learner").result()
         state = {
             "fingerprint": self.fingerprint,
+            "facts": self.facts,
             "counters": asdict(self.counters),
             "collector": self.collector.state(),
             "recorder": self.recorder.state(),
         }
-        save_tree(state, folder, "state")
+        save_state(state, folder)
         return [replace(file, name=f"learner/{file.name}") for file in saved]
 
-    def load(self, folder: Path) -> None:
-        """Continue from a checkpoint folder.
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Continue from a checkpoint folder. Nothing of the run's files is touched.
+
+        Returns:
+            What was saved: ``recorder`` (its state) and ``facts`` ({} in a checkpoint of the first release).
 
         Raises:
-            CheckpointError: it belongs to another model; the message names the difference.
+            CheckpointError: it is damaged, or belongs to another model; the message names the difference.
+            DataError: the training data are not those that it was saved with.
         """
-        state = load_tree(folder, "state")
-        check_fingerprint(state["fingerprint"], self.fingerprint, folder)
-        self.learner.load(folder / "learner")
-        self.counters = Counters(**state["counters"])
-        self.phases.step = self.counters.training_steps
-        self.collector.load(state["collector"])
+        try:
+            state = load_state(folder)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"checkpoint {folder} is damaged: {error.filename} is missing") from None
+        with as_damage(folder):
+            check_fingerprint(state["fingerprint"], self.fingerprint, folder)
+            counters = Counters(**{name: operator.index(value) for name, value in state["counters"].items()})
+            if folder.name != f"step_{counters.training_steps:06d}":
+                raise ValueError(f"it is the state of step {counters.training_steps}")
+            self.collector.load(state["collector"])
+            saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
+        with as_damage(folder, "learner/"):
+            self.learner.load(folder / "learner")
+        self.counters = counters
+        self.phases.step = counters.training_steps
         self._publish()
+        return saved
 
     def _interrupted(self, cause: str) -> None:
         self.stopped_by = cause

@@ -78,6 +78,21 @@ def read_jsonl(path: Path) -> list[Record]:
     return [_parse(path, number, line) for number, line in enumerate(whole.splitlines(), 1) if line.strip()]
 
 
+def read_steps(path: Path) -> list[int]:
+    """The step of each whole line; [] when there is no such file.
+
+    Raises:
+        DataError: a line that is not the last is no JSON object, or names no step.
+    """
+    steps = []
+    for number, record in enumerate(read_jsonl(path), 1):
+        step = record.get("step")
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise DataError(f"{path}: record {number} names no step. Was the file edited? Take that line out.")
+        steps.append(step)
+    return steps
+
+
 def cut_jsonl(path: Path, keep: Callable[[Record], bool], *, forgiving: bool = False) -> int:
     """Remove the records that ``keep`` refuses, and a half-written last line. Atomic; returns how many were removed.
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dapo.contracts.enums import Verdict
+from dapo.contracts.enums import FIRST_VERDICTS, Verdict
 from dapo.contracts.types import BoolArray, IntArray, Prompt
 from dapo.errors import CheckpointError, DataError
 from dapo.observe.parquet import read_parquet
@@ -112,10 +112,12 @@ class History:
             raise CheckpointError(f"the prompt history of this checkpoint cannot be read: {error!r}") from None
         if any(column.shape != (len(ids),) for column in columns.values()):
             raise CheckpointError("the prompt history of this checkpoint has columns of different lengths")
-        if ((columns["verdict"] < 0) | (columns["verdict"] >= len(_VERDICTS))).any():
+        known = [str(name) for name in state.get("verdicts", FIRST_VERDICTS)]
+        if ((columns["verdict"] < 0) | (columns["verdict"] >= len(known))).any() or not set(known) <= set(_VERDICTS):
             raise CheckpointError(
                 "the prompt history of this checkpoint holds verdicts that this version does not know"
             )
+        columns["verdict"] = np.array([_VERDICTS.index(Verdict(name)) for name in known], np.int64)[columns["verdict"]]
         return cls(ids=ids, size=max(size, len(ids)), **columns, **numbers)
 
     @property

@@ -6,10 +6,16 @@
       recipe.yaml              as given            metrics.jsonl            one object a step
       recipe.resolved.yaml     every setting       rollouts/step_000012.parquet
       difference.txt           against the preset  tokens/step_000012.parquet
-      prompts.parquet          training problems   checkpoints/step_000012/
-      status.json              how the run stands  samples.jsonl            validation responses
-      log.txt, curve.png                           spans.jsonl, tensorboard/
+      prompts.parquet          training problems   stopped/step_000012.parquet
+      status.json              how the run stands  checkpoints/step_000012/
+      log.txt, curve.png                           samples.jsonl            validation responses
       machine.jsonl            processor, versions, commit: at the start and each resume
+                                                   spans.jsonl, tensorboard/
+
+``stopped/`` holds what was judged in a step that could not be filled. Its groups stand once more in the step's own
+file when a resume completes it, so they have a folder of their own.
+
+The folder can be entered by its owner alone: prompts, responses and recipes are theirs until they share them.
 """
 
 from __future__ import annotations
@@ -18,17 +24,21 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import struct
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from dapo.errors import RecipeError
+from dapo.errors import DISK_FULL, DapoError, DataError, RecipeError
 from dapo.observe.files import open_regular
-from dapo.observe.jsonl import cut_jsonl, write_atomically
+from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
 
 LOCK = "lock"
+_BEGUN = {LOCK, "recipe.yaml", "difference.txt"}
+"""What stands in the folder of a run that ended before its recipe was written: as good as none."""
+_FOLDERS = ("rollouts", "tokens", "stopped", "checkpoints", "tensorboard")
 _HELD: dict[tuple[int, int], int] = {}
 """Lock files that a process holds: device and inode -> its pid."""
 
@@ -46,21 +56,28 @@ class RunFolder:
 
         Raises:
             RecipeError: the name is no folder name; or the folder holds a run and ``if_exists`` is ``refuse``; or
-                another process is writing there.
+                another process is writing there; or no folder can be made there.
         """
         if name in ("", ".", "..") or Path(name).name != name:
             raise RecipeError(f"run.name is {name!r}, expected the name of one folder. Put the path into run.dir.")
         path = Path(directory) / name
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            if if_exists == "refuse":
-                raise RecipeError(
-                    f"{path} exists already. Continue it with `dapo train --resume {path}`, choose another run.name, "
-                    "or set run.if_exists=backup to move it aside."
-                )
-            _move_aside(path)
-        path.mkdir(parents=True, exist_ok=True)
-        run = cls(path)
-        run.lock()
+        try:
+            if path.exists() and (not path.is_dir() or not _begun(path)):
+                if if_exists == "refuse":
+                    raise RecipeError(
+                        f"{path} exists already. Continue it with `dapo train --resume {shlex.quote(str(path))}`, "
+                        "choose another run.name, or set run.if_exists=backup to move it aside."
+                    )
+                _move_aside(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)  # one that is there already keeps its rights
+            run = cls(path)
+            run.lock()
+        except (OSError, ValueError) as error:
+            if isinstance(error, DapoError) or getattr(error, "errno", None) in DISK_FULL:
+                raise
+            said = getattr(error, "strerror", None) or error
+            raise RecipeError(f"no run can be made at {path}: {said}. Change run.dir or run.name.") from None
         return run
 
     @classmethod
@@ -71,7 +88,12 @@ class RunFolder:
             RecipeError: there is no run in it.
         """
         run = cls(Path(path))
-        if not run.resolved_recipe.exists():
+        if not run.resolved_recipe.is_file():
+            if run.path.is_dir() and _begun(run.path) and (run.path / LOCK).exists():
+                raise RecipeError(
+                    f"{run.path} holds no run yet: it ended before its recipe was written. Start it again with "
+                    "`dapo train RECIPE`; it takes the same folder."
+                )
             near = sorted(p.parent.name for p in run.path.parent.glob("*/recipe.resolved.yaml"))
             raise RecipeError(
                 f"{run.path} holds no run: {run.resolved_recipe.name} is missing. "
@@ -124,6 +146,10 @@ class RunFolder:
         return self.path / "rollouts"
 
     @property
+    def stopped(self) -> Path:
+        return self.path / "stopped"
+
+    @property
     def tokens(self) -> Path:
         return self.path / "tokens"
 
@@ -138,6 +164,14 @@ class RunFolder:
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"step_{step:06d}.parquet"
 
+    def stopped_file(self, step: int) -> Path:
+        return self.stopped / f"step_{step:06d}.parquet"
+
+    def stopped_files(self) -> dict[int, Path]:
+        """Step -> what was judged in it before it was given up, in order; the first release kept them in rollouts/."""
+        there = [*_names(self.rollouts, r"stopped_(\d{6,9})\.parquet"), *_names(self.stopped, _STEP_FILE)]
+        return dict(sorted(there))
+
     def tokens_file(self, step: int) -> Path:
         return self.tokens / f"step_{step:06d}.parquet"
 
@@ -149,16 +183,39 @@ class RunFolder:
         write_atomically(path, text)
 
     def cut_back(self, step: int) -> None:
-        """Remove what was recorded after ``step``: a resumed run writes those steps again."""
+        """Remove what was recorded after ``step``: a resumed run writes those steps again.
+
+        Raises:
+            DataError: metrics.jsonl is damaged, or something has the name of a file that is none. Nothing is removed.
+        """
+        self.check_kinds()
+        read_steps(self.metrics)
         for path in (self.metrics, self.samples, self.spans):
             # Of samples and spans no step depends: a damaged line there must not keep a run from going on.
             cut_jsonl(path, lambda record: int(record["step"]) <= step, forgiving=path != self.metrics)
-        for folder in (self.rollouts, self.tokens):
-            for file in folder.glob("step_*.parquet"):
-                if int(file.stem.removeprefix("step_")) > step:
+        # What the step after ``step`` was given up with is what a person resumes for, and is not written again.
+        for folder, last in ((self.rollouts, step), (self.tokens, step), (self.stopped, max(step, 0) + 1)):
+            for number, file in _names(folder, _STEP_FILE):
+                if number > last:
                     file.unlink()
             for left_over in folder.glob(".*.tmp"):  # of a process killed while it wrote
                 left_over.unlink()
+
+    def check_kinds(self) -> None:
+        """Refuse a folder in a file's place and a file in a folder's, before anything is opened or removed.
+
+        Raises:
+            DataError: naming it.
+        """
+        files = [p.fget(self) for p in vars(type(self)).values() if isinstance(p, property) and p.fget]
+        for path in [*files, *(self.path / name for name in (LOCK, "machine.jsonl", "rewards.txt"))]:
+            folder = path.name in _FOLDERS
+            if path.exists() and not (path.is_dir() if folder else path.is_file()):
+                raise DataError(f"{path} is no {'folder' if folder else 'file'}, which a run keeps there; move it away")
+        for folder_path in (self.rollouts, self.tokens, self.stopped):
+            for _, file in _names(folder_path, _STEP_FILE):
+                if not file.is_file():
+                    raise DataError(f"{file} is no file; move it away")
 
     def lock(self) -> None:
         """Keep other processes out until ``release``, or until this process ends, however it ends.
@@ -167,10 +224,12 @@ class RunFolder:
         processes forked from this one (verifier workers) do not hold it. ``RUN/lock`` names the holder.
 
         Raises:
-            RecipeError: another process holds it.
+            RecipeError: another process holds it, or something else has the lock's name.
         """
         if self._lock is not None:
             return
+        if (self.path / LOCK).exists() and not (self.path / LOCK).is_file():
+            raise RecipeError(f"{self.path / LOCK} is no file, which a run keeps there; move it away")
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,6 +253,23 @@ class RunFolder:
             _HELD.pop(_identity(os.fstat(self._lock)), None)
             os.close(self._lock)  # closing drops the lock
             self._lock = None
+
+
+_STEP_FILE = r"step_(\d{6,9})\.parquet"
+
+
+def _names(folder: Path, pattern: str) -> list[tuple[int, Path]]:
+    """Step and path of what is called like that; names of anybody else's files are left alone."""
+    try:
+        found = [(re.fullmatch(pattern, entry.name), entry) for entry in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted((int(match[1]), entry) for match, entry in found if match)
+
+
+def _begun(path: Path) -> bool:
+    """Whether a folder is empty, or of a run that ended before its recipe was written."""
+    return all(p.name in _BEGUN or re.fullmatch(r"\.\S+\.tmp", p.name) for p in path.iterdir())
 
 
 def is_held(path: str | Path) -> bool:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from dapo.report.reader import Run
 Stamp = tuple[int, int]
 """Time of the last change in nanoseconds, and size."""
 
-_FILE = re.compile(r"(step|stopped)_(\d{1,9})\.parquet")
+_FILE = re.compile(r"step_(\d{1,9})\.parquet")
 _COLUMNS = ("group", "sample", "prompt_id", "source", "verdict", "disposition", "finish", "accuracy", "length")
 _MOST_FILES, _MOST_RUNS = 100_000, 16  # kept in memory: about 5 KB a file of 32 groups
 THREADS = min(4, os.cpu_count() or 1)
@@ -101,18 +102,16 @@ def files_of(run: Run) -> dict[int, tuple[Path, Stamp]]:
     found: dict[int, tuple[Path, Stamp]] = {}
     try:
         with os.scandir(run.folder.rollouts) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):  # stopped_ before step_
-                if match := _FILE.fullmatch(entry.name):
-                    try:
-                        if not entry.is_file():
-                            continue
-                        stat = entry.stat()
-                    except OSError:  # removed just now, by a resume
-                        continue
-                    found[int(match[2])] = (Path(entry.path), (stat.st_mtime_ns, stat.st_size))
+            steps = {int(match[1]): Path(e.path) for e in entries if (match := _FILE.fullmatch(e.name))}
     except OSError:
-        return {}
-    # "stopped" sorts after "step", so in reverse it comes first and the step's own file replaces it
+        steps = {}
+    for step, path in {**run.folder.stopped_files(), **steps}.items():
+        try:
+            stat = path.stat()
+        except OSError:  # removed just now, by a resume
+            continue
+        if S_ISREG(stat.st_mode):
+            found[step] = (path, (stat.st_mtime_ns, stat.st_size))
     return dict(sorted(found.items()))
 
 
@@ -167,7 +166,8 @@ def opened(run: Run, step: int) -> Iterator[tuple[Source, Summary]]:
 
 
 def _paths(run: Run, step: int) -> list[Path]:
-    return [run.folder.rollout_file(step), run.folder.rollouts / f"stopped_{step:06d}.parquet"]
+    stopped = run.folder.stopped_files().get(step)
+    return [run.folder.rollout_file(step), *([stopped] if stopped else [])]
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def unfilled_said(run: Run) -> tuple[str, str, str]:
     A part that is not there is "".
     """
     words = last_words(run)
-    files = clean(f"{run.folder.rollouts}/stopped_*.parquet", newlines=False)
+    files = clean(f"{run.folder.stopped}/*.parquet", newlines=False)
     met = cause = further = ""
     for line in words.splitlines():
         if line.startswith("dynamic sampling stopped: "):
@@ -152,8 +152,7 @@ def _state(run: Run, now: float) -> State:
         return "running"
     if _steps(run) and run.last_step >= _steps(run):
         return "finished"
-    stopped = [int(match[1]) for path in _stopped(run) if (match := re.fullmatch(r"stopped_(\d+)", path))]
-    return "unfilled" if stopped and max(stopped) > run.last_step else "unknown"
+    return "unfilled" if max(run.folder.stopped_files(), default=0) > run.last_step else "unknown"
 
 
 def _elsewhere(run: Run, now: float) -> bool:
@@ -163,13 +162,6 @@ def _elsewhere(run: Run, now: float) -> bool:
     if record.get("host") in (None, os.uname().nodename) or updated is None:
         return False
     return -CLOCKS_APART < now - updated < max(ELSEWHERE, 10 * (_pace(run) or 0.0))
-
-
-def _stopped(run: Run) -> list[str]:
-    try:
-        return [path.stem for path in run.folder.rollouts.glob("stopped_*.parquet")]
-    except OSError:
-        return []
 
 
 def _steps(run: Run) -> int:
@@ -196,7 +188,7 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
         met, cause, _ = unfilled_said(run)
         if not met:
             met = f"Step {step + 1} did not get enough groups with both right and wrong responses."
-        because = first_sentence(cause) or "What was judged stands in rollouts/stopped_*.parquet."
+        because = first_sentence(cause) or "What was judged stands in stopped/*.parquet."
         return f"{met} {because} {_refill(run)}"
     if state == "failed":
         error = sentence(brief(clean(last_words(run), newlines=False), LONGEST)) or "It does not say which."

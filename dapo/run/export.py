@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import load_tree
+from dapo.checkpoint.tree import as_damage, load_state
 from dapo.config.load import load_recipe
 from dapo.learner import storage
 from dapo.loop.trainer import check_fingerprint
@@ -21,7 +21,8 @@ def export(run: Path, out: Path, step: int | None = None) -> int:
         recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
         saved = CheckpointStore(folder.checkpoints).path(step)
         loaded = make_model(recipe, console)
-        check_fingerprint(load_tree(saved, "state")["fingerprint"], loaded.fingerprint, saved)
+        with as_damage(saved):
+            check_fingerprint(load_state(saved)["fingerprint"], loaded.fingerprint, saved)
         storage.load(saved / "learner", loaded)
         storage.export(out, loaded)
         console.say(f"{saved} -> {out}")

@@ -32,16 +32,31 @@ class RunRecorder:
         self,
         folder: RunFolder,
         console: Console,
-        trackers: Trackers,
+        trackers: Trackers | None,
         settings: Logging,
         pieces: Pieces | None = None,
         status: StatusWriter | None = None,
     ) -> None:
-        """``pieces`` cuts responses into tokens' texts; None: no token records. ``status`` hears of steps."""
-        self.folder, self.console, self.trackers, self.settings = folder, console, trackers, settings
+        """``pieces`` cuts responses into tokens' texts; None: no token records. ``status`` hears of steps.
+
+        Without ``trackers`` no file is opened before ``open``: a resume reads its checkpoint first.
+        """
+        self.folder, self.console, self.settings = folder, console, settings
         self.pieces, self.status = pieces, status
-        self.writer, self.tables = MetricWriter(folder.metrics), TableWriter()
-        self.spans = SpanLog(folder.spans) if settings.spans else None
+        self.tables = TableWriter()
+        self.trackers: Trackers
+        self.writer: MetricWriter
+        self.spans: SpanLog | None = None
+        self._opened = False
+        if trackers is not None:
+            self.open(trackers)
+
+    def open(self, trackers: Trackers, status: StatusWriter | None = None) -> None:
+        """Open the files to append to, once nothing can refuse the run any more."""
+        self.trackers, self.status = trackers, status or self.status
+        self.writer = MetricWriter(self.folder.metrics)
+        self.spans = SpanLog(self.folder.spans) if self.settings.spans else None
+        self._opened = True
 
     def filling(self, progress: Filling) -> None:
         """A group was judged while a batch is collected. Called for every group, so it does next to nothing."""
@@ -87,9 +102,9 @@ class RunRecorder:
         self.console.evaluation(step, result.metrics, result.reasons)
 
     def stopped(self, step: int, judged: Sequence[Group]) -> None:
-        """``rollouts/stopped_NNNNNN.parquet``; a resume leaves it, and a further stop at the same step adds to it."""
+        """``stopped/step_NNNNNN.parquet``; a resume leaves it, and a further stop at the same step adds to it."""
         if judged and self.settings.rollouts != "none":
-            write_rollouts(self.folder.rollouts / f"stopped_{step:06d}.parquet", step, judged, add=True)
+            write_rollouts(self.folder.stopped_file(step), step, judged, add=True)
 
     def say(self, message: str) -> None:
         self.console.say(message)
@@ -105,9 +120,11 @@ class RunRecorder:
 
     def close(self) -> None:
         with ExitStack() as stack:  # the others, where one fails
+            stack.callback(self.tables.close)
+            if not self._opened:
+                return
             stack.callback(self.trackers.close)
             stack.callback(self.writer.close)
-            stack.callback(self.tables.close)
             if self.spans is not None:
                 stack.callback(self.spans.close)
 

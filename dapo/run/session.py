@@ -11,10 +11,11 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
+from dapo.config.secrets import redact
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.types import EvaluationProgress, IntArray, Prompt
 from dapo.data.load import PreparedData, prepare
-from dapo.data.stream import EpochStream
+from dapo.data.stream import EpochStream, content
 from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
@@ -176,6 +177,10 @@ class Session:
                 save_every=recipe.checkpoint.every,
             ),
             fingerprint=self.loaded.fingerprint,
+            facts={
+                "recipe": redact(recipe.model_dump(mode="json")),
+                "validation": {name: content(prompts) for name, prompts in self.data.validation.items()},
+            },
             phases=phases,
             check_sync=self.sync_check(learner),
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import re
+import shlex
 import shutil
 import signal
 import sys
@@ -16,21 +15,21 @@ from types import FrameType
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import load_tree
 from dapo.config.load import LoadedRecipe
-from dapo.config.resume import Change, load_for_resume
+from dapo.config.resume import RESOLVED, Change, changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
-from dapo.errors import DapoError, DiskError, EngineError, SamplingStopped
-from dapo.loop.trainer import check_fingerprint
+from dapo.errors import DapoError, DiskError, EngineError, SamplingStopped, of_the_machine
+from dapo.loop.trainer import Trainer
 from dapo.observe.console import Console
+from dapo.observe.jsonl import read_steps
 from dapo.observe.log import logging_to
 from dapo.observe.prompts import write_prompts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter, ending
 from dapo.observe.summary import print_summary
 from dapo.observe.tokens import Pieces
-from dapo.observe.trackers import open_trackers
+from dapo.observe.trackers import Trackers, open_trackers
 from dapo.run.engines import describe_engine
 from dapo.run.environment import record_machine
 from dapo.run.parts import make_algorithm, make_objective
@@ -46,7 +45,7 @@ def train(loaded: LoadedRecipe) -> int:
     """Start a new run. Returns the exit code: 0, or 130 after Ctrl-C (the step was finished and saved)."""
     recipe = loaded.recipe
     make_algorithm(recipe), make_objective(recipe)  # functions of the user's that are not there are refused first
-    with Console(recipe.logging.console) as console:
+    with Console(recipe.logging.console) as console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         _write_recipe(folder, loaded)
         try:
@@ -54,16 +53,19 @@ def train(loaded: LoadedRecipe) -> int:
         except DapoError as error:
             started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
             if not started and (error.exit_code == REFUSED or isinstance(error, EngineError)):
-                shutil.rmtree(folder.path)  # nothing was done: the mended command finds its place free
+                # nothing was done: the mended command finds its place free
+                shutil.rmtree(folder.path, ignore_errors=True)
             raise
 
 
 def resume(run_folder: Path, overrides: list[str]) -> int:
     """Continue a run from its newest checkpoint; what was recorded after it is cut off and done again."""
     loaded, changes = load_for_resume(run_folder, overrides)
-    with Console(loaded.recipe.logging.console) as console:
+    with Console(loaded.recipe.logging.console) as console, _machine_told(run_folder, resume=True):
         folder = RunFolder.open(run_folder)
         folder.lock()
+        folder.check_kinds()
+        read_steps(folder.metrics)
         checkpoints = CheckpointStore(folder.checkpoints)
         if checkpoints.steps():
             checkpoints.path()  # a damaged one is refused before anything is written
@@ -116,41 +118,30 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
     with ExitStack() as stack:
         status = None if resume else _say_running(stack, folder, recipe)
         session = Session.make(recipe, console, folder.path)
+        recorder = RunRecorder(folder, console, None, recipe.logging, _pieces(session))
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
-            saved = checkpoints.path() if resume and checkpoints.steps() else None
-            state = _saved_state(saved, session)
-            step = int(state["counters"]["training_steps"]) if saved is not None else 0
-            if resume:
-                folder.cut_back(step or -1)  # a run that is at step 0 evaluates its start again
-                console.say(
-                    f"resuming after step {step} from {saved}"
-                    if saved is not None
-                    else "the run was stopped before its first checkpoint: it starts again from its beginning"
-                )
-                if recipe.trainer.steps <= step:
-                    console.warn(
-                        f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}"
-                    )
+            trainer = session.trainer(recorder, checkpoints)
+            saved = _load(trainer, checkpoints, loaded, console) if resume else {}
+            step = trainer.counters.training_steps
+            if resume:  # from here on nothing refuses it, and what it wrote after the checkpoint goes
+                _cut_back(folder, console, step, checkpoints, recipe)
             status = status or _say_running(stack, folder, recipe, step)  # a refused resume leaves what it says
             record_machine(folder, session, step)
-            recorder = _recorder(session, folder, console, status, step, state.get("recorder"))
-            try:
-                trainer = session.trainer(recorder, checkpoints)
-                if saved is not None:
-                    trainer.load(saved)
-                folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
-                if not folder.prompts.exists():
-                    write_prompts(folder.prompts, session.data.train)
-                clips_tokens = make_objective(recipe).clips_tokens
-                console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
-                finished = trainer.run()
-            except SamplingStopped as stopped:
-                raise type(stopped)(str(stopped).replace("<RUN>", str(folder.path))) from None
-            finally:
-                recorder.close()
+            recorder.open(_trackers(recipe, folder, console, step, saved.get("recorder")), status)
+            folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
+            if not folder.prompts.exists():
+                write_prompts(folder.prompts, session.data.train)
+            clips_tokens = make_objective(recipe).clips_tokens
+            console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
+            finished = trainer.run()
+        except SamplingStopped as stopped:
+            raise type(stopped)(str(stopped).replace("<RUN>", str(folder.path))) from None
         finally:
-            session.close()
+            try:
+                recorder.close()
+            finally:
+                session.close()
         if finished:
             status.end("finished", trainer.ended_early)
         else:
@@ -162,46 +153,72 @@ def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int 
     """``status.json``: running, until ``stack`` is left with an exception, which it will then tell."""
     status = StatusWriter(folder.status, recipe.trainer.steps, step)
     stack.enter_context(ending(status))
-    stack.enter_context(_full_disk_told(folder))
+    stack.enter_context(_machine_told(folder.path, resume=True))
     return status
 
 
 @contextmanager
-def _full_disk_told(folder: RunFolder) -> Iterator[None]:
-    """A disk that takes no more is no defect: say so in one line, instead of a traceback of whoever wrote just then."""
+def _machine_told(folder: Path, *, resume: bool = False) -> Iterator[None]:
+    """What the machine refuses is no defect: say so in one line, instead of a traceback of whoever asked just then."""
     try:
         yield
     except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        if found := re.search(r"\(os error (\d+)\)", str(error)):  # how safetensors tells it
-            number = int(found[1])
-        if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        told = None if isinstance(error, DapoError) else of_the_machine(error)
+        if told is None:
             raise
-        raise DiskError(
-            f"{folder.path} cannot be written: {os.strerror(number)} ({error}). Make room, then continue with "
-            f"`{_program()} train --resume {folder.path}`; steps after the last checkpoint are done again"
-        ) from error
+        if isinstance(told, DiskError):
+            begun = resume or (folder / RESOLVED).is_file()
+            go_on = f"{_program()} train --resume {shlex.quote(str(folder))}"
+            again = f"continue with `{go_on}`; steps after the last checkpoint are done again"
+            said = f"{folder} cannot be written: {told.reason} ({error}). Make room, then "
+            told = DiskError(said + (again if begun else "start again"), told.reason)
+        raise told from error
 
 
-def _saved_state(saved: Path | None, session: Session) -> dict[str, Any]:
-    """The state in a checkpoint, {} for none; another model's is refused before any file of the run is touched."""
-    if saved is None:
+def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, console: Console) -> dict[str, Any]:
+    """Take over the newest checkpoint, if there is one; returns what it says of its run. Touches no file of the run.
+
+    Raises:
+        CheckpointError: it is damaged, of another model, or of a recipe with other fixed settings.
+        DataError: the training data are others.
+    """
+    if not checkpoints.steps():
         return {}
-    state: dict[str, Any] = load_tree(saved, "state")
-    check_fingerprint(state["fingerprint"], session.loaded.fingerprint, saved)
-    return state
+    saved = trainer.load(checkpoints.path())
+    before, now = saved["facts"], trainer.facts
+    if before.get("recipe"):
+        for change in changed_since(before["recipe"], loaded.recipe):
+            console.say(f"other than at the checkpoint: {change.sentence()}")
+    if before.get("validation", now["validation"]) != now["validation"]:
+        console.warn(
+            "the held-out problems are not those that this run was measured on so far (other problems, answers or "
+            "prompts): accuracy before and after this resume cannot be compared"
+        )
+    return saved
 
 
-def _recorder(
-    session: Session,
-    folder: RunFolder,
-    console: Console,
-    status: StatusWriter,
-    first_step: int,
-    state: dict[str, Any] | None,
-) -> RunRecorder:
-    recipe = session.recipe
-    trackers = open_trackers(
+def _cut_back(folder: RunFolder, console: Console, step: int, checkpoints: CheckpointStore, recipe: Recipe) -> None:
+    steps = set(read_steps(folder.metrics))
+    folder.cut_back(step or -1)  # a run that is at step 0 evaluates its start again
+    if checkpoints.steps():
+        console.say(f"resuming after step {step} from {checkpoints.folder / f'step_{step:06d}'}")
+    else:
+        console.say("the run was stopped before its first checkpoint: it starts again from its beginning")
+    if lost := [n for n in range(1, step + 1) if n not in steps]:
+        named = f"{lost[0]}" if len(lost) == 1 else f"{lost[0]} to {lost[-1]} ({len(lost)} steps)"
+        console.warn(f"{folder.metrics} has lost step {named}: charts have a gap there; training is not changed by it")
+    if recipe.trainer.steps <= step:
+        console.warn(f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}")
+
+
+def _pieces(session: Session) -> Pieces | None:
+    return Pieces(session.loaded.tokenizer) if session.recipe.logging.tokens else None
+
+
+def _trackers(
+    recipe: Recipe, folder: RunFolder, console: Console, first_step: int, state: dict[str, Any] | None
+) -> Trackers:
+    return open_trackers(
         tensorboard=folder.tensorboard if recipe.logging.tensorboard else None,
         wandb_project=recipe.logging.wandb,
         run_name=recipe.run.name,
@@ -211,14 +228,12 @@ def _recorder(
         first_step=first_step,
         state=state,
     )
-    pieces = Pieces(session.loaded.tokenizer) if recipe.logging.tokens else None
-    return RunRecorder(folder, console, trackers, recipe.logging, pieces, status)
 
 
 def _write_recipe(folder: RunFolder, loaded: LoadedRecipe) -> None:
     folder.write(folder.recipe, loaded.text)
-    folder.write(folder.resolved_recipe, loaded.resolved)
     folder.write(folder.difference, "\n".join(_difference_lines(loaded)) + "\n")
+    folder.write(folder.resolved_recipe, loaded.resolved)  # last: with it there is a run
 
 
 def _difference_lines(loaded: LoadedRecipe) -> list[str]:
@@ -249,9 +264,9 @@ def _say_changes(console: Console, changes: list[Change]) -> None:
 def _say_end(folder: RunFolder, console: Console, finished: bool) -> None:
     console.finish()
     if not finished:
-        console.say(f"stopped and saved. Continue with: {_program()} train --resume {folder.path}")
+        console.say(f"stopped and saved. Continue with: {_program()} train --resume {shlex.quote(str(folder.path))}")
         return
-    print_summary(folder, console, next_command=f"{_program()} report {folder.path}")
+    print_summary(folder, console, next_command=f"{_program()} report {shlex.quote(str(folder.path))}")
 
 
 def _program() -> str:

@@ -184,7 +184,7 @@ def test_a_batch_that_cannot_fill_stops_with_its_state_saved_and_goes_on_with_ot
     assert f"dapo train --resume {run}" in stopped.stderr
     assert "For example: " in stopped.stderr
     assert (run / "checkpoints" / "step_000000").is_dir()
-    evidence = read_rollouts(run / "rollouts" / "stopped_000001.parquet").to_pylist()
+    evidence = read_rollouts(run / "stopped" / "step_000001.parquet").to_pylist()
     assert {row["verdict"] for row in evidence} == {"all_wrong"}
     partial = ["algorithm.dynamic_sampling.on_cap=fill", "algorithm.dynamic_sampling.max_groups=2", "trainer.steps=2"]
     dapo("train", "--resume", run, *partial)

@@ -274,7 +274,7 @@ def test_a_run_that_stopped_is_explained_by_the_step_that_could_not_be_filled(
 ) -> None:
     run = make_run(tmp_path / "r", rows=[step_row(3)])
     groups = [stopped_group(n, Verdict.ALL_WRONG) for n in range(79)] + [stopped_group(79, Verdict.KEPT)]
-    write_rollouts(run / "rollouts" / "stopped_000004.parquet", 4, groups)
+    write_rollouts(run / "stopped" / "step_000004.parquet", 4, groups)
     text = told(capsys, run)
     assert "80 groups judged in the step that could not be filled: 1.2% kept, 98.8% all wrong." in text
     assert "99% of the groups are all wrong" in text
@@ -287,7 +287,7 @@ def test_the_end_of_the_data_and_a_failing_verifier_are_recognised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path / "r", rows=[step_row(3)], settings={"data": {"epochs": 1}})
-    stopped = run / "rollouts" / "stopped_000004.parquet"
+    stopped = run / "stopped" / "step_000004.parquet"
     write_rollouts(stopped, 4, [stopped_group(n, Verdict.ALL_WRONG) for n in range(3)])
     assert "data.epochs ran out" in told(capsys, run)
     write_rollouts(stopped, 4, [stopped_group(n, Verdict.ALL_WRONG) for n in range(80)])  # 20 x P: the cap

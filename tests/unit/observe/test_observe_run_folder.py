@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 
 import pytest
 
@@ -47,9 +48,50 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name):
 
 
 def test_an_existing_run_is_refused_with_the_ways_out(tmp_path):
-    RunFolder.create(tmp_path, "r").release()
+    run = RunFolder.create(tmp_path, "r")
+    run.write(run.resolved_recipe, "preset: dapo\n")
+    run.release()
     with pytest.raises(RecipeError, match=r"--resume .*backup"):
         RunFolder.create(tmp_path, "r")
+
+
+@pytest.mark.parametrize(
+    "there", [[], ["lock"], ["lock", "recipe.yaml"], ["lock", "difference.txt", ".recipe.yaml.tmp"]]
+)
+def test_a_run_that_ended_before_its_recipe_was_written_is_as_good_as_none(tmp_path, there):
+    (tmp_path / "r").mkdir()
+    for name in there:
+        (tmp_path / "r" / name).write_text("half")
+    if there:
+        with pytest.raises(RecipeError, match=r"before its recipe was written. Start it again"):
+            RunFolder.open(tmp_path / "r")
+    run = RunFolder.create(tmp_path, "r")
+    assert run.path == tmp_path / "r"
+    assert [p.name for p in tmp_path.iterdir()] == ["r"]
+
+
+@pytest.mark.parametrize("there", ["recipe.resolved.yaml", "notes.txt", "metrics.jsonl", "checkpoints"])
+def test_anything_else_in_a_folder_is_somebodys(tmp_path, there):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / there).touch()
+    with pytest.raises(RecipeError, match="exists already"):
+        RunFolder.create(tmp_path, "r")
+
+
+def test_a_new_run_is_its_owners_alone_and_a_folder_made_before_keeps_its_rights(tmp_path):
+    assert RunFolder.create(tmp_path / "runs", "r").path.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "shared").mkdir(mode=0o775)
+    (tmp_path / "shared").chmod(0o775)
+    assert RunFolder.create(tmp_path, "shared").path.stat().st_mode & 0o777 == 0o775
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"), [("file", "r"), ("file/below", "r"), (".", "x" * 300), ("a\0b", "r"), ("x" * 300, "r")]
+)
+def test_where_no_folder_can_be_made_it_is_said(tmp_path, directory, name):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RecipeError, match=r"run\.(dir|name)"):
+        RunFolder.create(tmp_path / directory, name)
 
 
 def test_an_empty_folder_is_taken(tmp_path):
@@ -61,6 +103,7 @@ def test_backup_moves_aside_to_the_next_free_name(tmp_path):
     for _ in range(3):
         run = RunFolder.create(tmp_path, "r", if_exists="backup")
         run.write(run.difference, str(len(list(tmp_path.iterdir()))))
+        run.write(run.resolved_recipe, "preset: dapo\n")
         run.release()
     (tmp_path / "r.x").mkdir()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["r", "r.1", "r.2", "r.x"]
@@ -122,7 +165,43 @@ def test_cut_back_removes_everything_later(tmp_path):
     for step in (1, 2, 3):
         run.rollout_file(step).write_text("x")
     (run.rollouts / ".step_000004.parquet.tmp").write_text("x")
+    (run.rollouts / "step_x.parquet").write_text("not ours")
+    run.stopped.mkdir()
+    for step in (2, 3, 4):
+        run.stopped_file(step).write_text("x")
     run.cut_back(2)
+    assert list(run.stopped_files()) == [2, 3]  # why step 3 could not be filled, which a resume is about to do again
     assert [row["step"] for row in read_metrics(run.metrics)] == [0, 1, 2]
     assert run.samples.read_text() == '{"step": 2}\n'
-    assert sorted(p.name for p in run.rollouts.iterdir()) == ["step_000001.parquet", "step_000002.parquet"]
+    assert sorted(p.name for p in run.rollouts.iterdir()) == [
+        "step_000001.parquet",
+        "step_000002.parquet",
+        "step_x.parquet",
+    ]
+
+
+def test_groups_of_a_step_that_was_given_up_are_not_among_the_rollouts(tmp_path):
+    """Whoever reads rollouts/*.parquet after the resume sees each group once."""
+    run = RunFolder.create(tmp_path, "r")
+    assert run.stopped_file(4).parent != run.rollouts
+    assert not fnmatch(str(run.stopped_file(4)), str(run.rollouts / "*"))
+    run.rollouts.mkdir()
+    (run.rollouts / "stopped_000002.parquet").touch()  # where the first release kept them
+    run.stopped.mkdir()
+    run.stopped_file(4).touch()
+    (run.stopped / "step_x.parquet").touch()
+    assert run.stopped_files() == {2: run.rollouts / "stopped_000002.parquet", 4: run.stopped_file(4)}
+
+
+def test_a_damaged_metrics_file_is_refused_before_anything_is_removed(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    run.rollouts.mkdir()
+    run.rollout_file(3).write_text("x")
+    run.samples.write_text('{"step": 3}\n')
+    for line in ('{"loss": 1}', '{"step": true}', '{"step": "2"}', "[1]", "[" * 100_000):
+        run.metrics.write_text(f'{{"step": 1}}\n{{"step": 3}}\n{line}\n')
+        with pytest.raises(DataError, match=r"metrics\.jsonl"):
+            run.cut_back(2)
+        assert run.rollout_file(3).exists()
+        assert run.samples.read_text() == '{"step": 3}\n'
+        assert '{"step": 3}' in run.metrics.read_text()

@@ -98,7 +98,7 @@ def make_run(
         for step, made in judged.items():
             write_rollouts(folder / "rollouts" / f"step_{step:06d}.parquet", step, made)
         if stopped is not None:
-            write_rollouts(folder / "rollouts" / f"stopped_{steps + 1:06d}.parquet", steps + 1, stopped)
+            write_rollouts(folder / "stopped" / f"step_{steps + 1:06d}.parquet", steps + 1, stopped)
     if "tokens" in parts:
         for step, made in judged.items():
             write_tokens(folder / "tokens" / f"step_{step:06d}.parquet", step, made[:2])

@@ -78,15 +78,15 @@ def test_a_run_that_could_not_fill_its_batch_says_what_was_met_and_why():
     none_kept = status_of(run_of(rows(54), state="unfilled", said=UNFILLED.replace("with 31 of", "with 0 of")))
     assert "`dapo train --resume runs/it KEY=VALUE` goes on with changed settings." in none_kept["said"]
     other = status_of(run_of(rows(54), state="unfilled", said="words of another version"))
-    assert other["said"].startswith("Words of another version. What was judged stands in rollouts/")
+    assert other["said"].startswith("Words of another version. What was judged stands in stopped/")
 
 
 def test_a_run_that_was_copied_is_told_where_it_lies(tmp_path):
-    said = UNFILLED.replace("Add harder", "Look at /first/my home/rollouts/stopped_*.parquet, not at /first/my homes.")
+    said = UNFILLED.replace("Add harder", "Look at /first/my home/stopped/*.parquet, not at /first/my homes.")
     folder = RunFolder(tmp_path / "new home")
     run = run_of(rows(54), state="unfilled", said=said, folder=folder, log_tail=["x", *said.splitlines()])
     _, cause, further = unfilled_said(run)
-    assert f"Look at its rollouts ({tmp_path}/new home/rollouts/stopped_*.parquet), not at /first/my homes." in cause
+    assert f"Look at its rollouts ({tmp_path}/new home/stopped/*.parquet), not at /first/my homes." in cause
     assert further.startswith(f"`dapo train --resume '{tmp_path}/new home' KEY=VALUE` goes on")
     assert "/first/my home/" not in "".join(status_of(run)["log"])
     assert f"--resume '{tmp_path}/new home' KEY=VALUE" in status_of(run)["log"][-1]
