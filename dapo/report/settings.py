@@ -38,7 +38,11 @@ def made_of(recipe: Recipe | None) -> list[tuple[str, str]]:
     found = [("model.path", _as_text(recipe.model.path))]
     for name, sources in (("train", recipe.data.train), ("validation", recipe.data.validation)):
         for i, source in enumerate(sources):
-            found += [(f"data.{name}.{i}.{leaf}", value) for leaf, _, value in _leaves_that_differ(None, source)]
+            found += [
+                (f"data.{name}.{i}.{leaf}", value)
+                for leaf, _, value in _leaves_that_differ(None, source)
+                if value != "null"
+            ]
     return found
 
 

@@ -99,7 +99,8 @@ def sample_group(step: int, group: int) -> GroupView:
         "born": step,
         "prompt_id": f"id{group % 8}",
         "source": "sums" if group % 2 else "products",
-        "prompt": f"prompt {group % 8}: {group} + {step} =",
+        "problem": f"prompt {group % 8}: {group} + {step} =",
+        "prompt": f"<|user|>prompt {group % 8}: {group} + {step} =<|end|>",
         "answer": str(group + step),
         "verdict": verdict,
         "disposition": "trained" if kept else "discarded",
@@ -162,9 +163,14 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
         "curves": sample_curves(shift=shift),
         "recipe": {
             "preset": "dapo",
+            "made_of": [("model.path", '"a/b"'), ("data.train.0.path", '"train.jsonl"')],
             "resolved": f"run:\n  name: {name!r}\n",
             "difference": [("run.seed", "0", str(seed)), ("trainer.steps", "100", "20")],
         },
+        "machines": [
+            {"step": 0, "time": 1.8e9, "facts": [("processor", "EPYC, 2 cores"), ("packages", "torch 2.13.0")]},
+            {"step": 7, "time": 1.8e9, "facts": [("processor", "Xeon, 4 cores"), ("packages", "torch 2.13.0")]},
+        ],
         "timeline": {
             "phases": ["generate", "learn"],
             "spans": spans,
@@ -199,6 +205,7 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
                 {
                     "set": "test",
                     "prompt_id": f"h{k}",
+                    "problem": f"held out {k}",
                     "prompt": f"held out {k}",
                     "answer": str(k),
                     "greedy": True,

@@ -48,7 +48,7 @@ def hostile_run(text: str) -> Any:
     run["status"] = (
         poison({**run["status"], "title": "t", "said": "s", "log": ["l"]}, text) | keep | {"state": "failed"}
     )
-    for key in ("sentences", "tiles", "recipe", "notes", "timeline"):
+    for key in ("sentences", "tiles", "recipe", "notes", "timeline", "machines"):
         run[key] = poison(run[key] or ["note"], text)
     for tile in run["tiles"]:
         tile.update(tone="bad", key="train/entropy")
@@ -60,7 +60,7 @@ def hostile_run(text: str) -> Any:
     values["__proto__"] = [1.0] * length
     values["constructor"] = [1.0] * length
     group: Any = sample_group(1, 0)
-    for name in ("prompt", "answer", "source", "why", "prompt_id"):
+    for name in ("problem", "prompt", "answer", "source", "why", "prompt_id"):
         group[name] = text
     group["disposition"] = text
     for response in group["responses"]:

@@ -288,6 +288,46 @@ def test_the_page_has_landmarks_and_headings_in_order(show: Show) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_charts_of_zeros_fold_and_those_of_a_row_end_at_one_height(show: Show) -> None:
+    run = sample_run()
+    values = run["curves"]["values"]
+    for key in ("train/gap_mean", "train/gap_kl"):
+        values[key] = [None] + [0.0] * (len(run["curves"]["steps"]) - 1)
+    seen = show(sample_bundle(run))
+    folded = seen.page.locator(".chart.flat")
+    assert folded.count() == 2
+    assert "0 throughout" in folded.first.locator(".legend").inner_text()
+    assert not folded.first.locator(".plot").is_visible()
+    ends = seen.js("""() => [...document.querySelectorAll('.grid')].map((grid) => {
+        const rows = {};
+        for (const chart of grid.querySelectorAll('.chart:not(.flat)')) {
+            const top = Math.round(chart.getBoundingClientRect().top);
+            (rows[top] = rows[top] || []).push(Math.round(chart.querySelector('.plot').getBoundingClientRect().bottom));
+        }
+        return Object.values(rows).map((row) => new Set(row).size);
+    }).flat()""")
+    assert set(ends) == {1}
+
+
+def test_model_data_and_machines_stand_in_the_recipe(show: Show) -> None:
+    text = show().page.locator("#recipe").inner_text()
+    for part in ("model.path", "train.jsonl", "From the start", "After step 7", "EPYC, 2 cores", "Xeon, 4 cores"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("width", [1400, 420])
+def test_a_legend_breaks_between_words(show: Show, width: int) -> None:
+    """Where a run ended early, its last value names its step, and the line is long."""
+    runs = [sample_run(f"run {i}", family=f"f{i}") for i in range(3)]
+    values = runs[2]["curves"]["values"]
+    for key in values:
+        values[key] = [v if i < 12 else None for i, v in enumerate(values[key])]
+    seen = show(sample_bundle(*runs), width=width)
+    narrow = seen.js("""() => [...document.querySelectorAll('.legend button > span')].filter((n) => n.offsetParent)
+        .filter((n) => n.textContent.length > 3 && n.getBoundingClientRect().width < 24).map((n) => n.textContent)""")
+    assert narrow == []
+
+
 def test_the_keyboard_begins_with_a_way_past_the_header(show: Show) -> None:
     seen = show()
     seen.page.keyboard.press("Tab")

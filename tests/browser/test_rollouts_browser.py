@@ -113,6 +113,37 @@ def test_a_link_to_what_is_not_there_says_so(show: Show) -> None:
     seen.page.locator(PANEL).get_by_text("is not in this page").wait_for()
 
 
+def test_the_problem_is_shown_and_the_template_on_demand(show: Show) -> None:
+    seen = show(link="#run=sample&step=1&group=2")
+    wait_group(seen, 1, 2)
+    row = seen.page.locator(f"{PANEL} .tabulator-row[aria-selected=true]")
+    assert "prompt 2: 2 + 1 =" in row.inner_text()
+    assert "<|user|>" not in seen.page.locator(PANEL).inner_text()
+    seen.page.locator(f"{PANEL} .template summary").click()
+    assert "<|user|>prompt 2: 2 + 1 =<|end|>" in seen.page.locator(f"{PANEL} .template").inner_text()
+
+
+def test_the_list_is_one_stop_of_the_keyboard(show: Show) -> None:
+    """And what scrolls holds something that Tab reaches, as long as the list has not the focus."""
+    seen = show()
+    wait_count(seen, "160 of 160 groups")
+    rows = f"{PANEL} .tabulator-row[tabindex='0']"
+    assert seen.page.locator(rows).count() > 0
+    assert seen.js("() => document.querySelectorAll('.tabulator-tableholder[tabindex]').length") == 0
+    seen.page.locator(f"{PANEL} .controls button", has_text="Clear").focus()
+    stops = []
+    for _ in range(3):
+        seen.page.keyboard.press("Tab")
+        stops.append(seen.js("() => document.activeElement.className"))
+    assert [stop.startswith("tabulator") for stop in stops] == [True, False, False]
+    seen.page.keyboard.press("Shift+Tab")
+    seen.page.keyboard.press("Shift+Tab")
+    assert seen.js("() => document.activeElement.getAttribute('role')") == "grid"
+    assert seen.page.locator(rows).count() == 0
+    seen.page.keyboard.press("Shift+Tab")
+    assert seen.js("() => document.activeElement.textContent") == "Clear"
+
+
 def test_the_keyboard_walks_the_list_and_opens(show: Show) -> None:
     seen = show()
     wait_count(seen, "160 of 160 groups")

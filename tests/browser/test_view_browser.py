@@ -202,6 +202,16 @@ def test_a_run_opens_and_its_groups_are_fetched(seen: Watched, server: Server) -
     seen.well(server)
 
 
+def test_the_way_past_the_header_comes_before_the_server_s_links(seen: Watched, server: Server) -> None:
+    seen.page.goto(server("/run/good"))
+    seen.page.locator("#outcome .lead").wait_for()
+    first = []
+    for _ in range(2):
+        seen.page.keyboard.press("Tab")
+        first.append(seen.page.evaluate("() => document.activeElement.textContent"))
+    assert first == ["Skip to the outcome", "All runs"]
+
+
 def test_more_than_one_answer_holds_is_fetched_in_parts(seen: Watched, server: Server, runs: Path) -> None:
     make_run(runs / "many", steps=100, prompts=450, parts="status rollouts prompts")
     page = seen.page

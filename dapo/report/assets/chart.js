@@ -68,10 +68,10 @@ class Chart {
       ),
       el("p", { class: "says" }, spec.says),
       this.legend,
+      this.note,
       this.plot,
       this.table,
       this.said,
-      this.note,
     );
     this.take(rows, x);
     this.watch = new ResizeObserver(() => this.fit());

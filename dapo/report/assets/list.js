@@ -83,7 +83,11 @@ class List {
 
   reached(focused) {
     this.focused = focused;
-    for (const node of this.table.element.querySelectorAll(".tabulator-row")) node.tabIndex = focused ? -1 : 0;
+    const { element } = this.table;
+    for (const node of element.querySelectorAll(".tabulator-row")) node.tabIndex = focused ? -1 : 0;
+    const holder = element.querySelector(".tabulator-tableholder"); // Else a browser makes it a stop of its own.
+    if (focused) holder.tabIndex = -1;
+    else holder.removeAttribute("tabindex");
   }
 
   row(key) {

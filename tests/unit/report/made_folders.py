@@ -71,7 +71,8 @@ def make_run(
     folder.mkdir(parents=True)
     wanted = wanted or (steps if how in ("good", "collapsed") else steps + 10)
     given: dict[str, Any] = {
-        "run": {"name": folder.name, "seed": seed},
+        # a folder may have been called anything since; no recipe has such a name
+        "run": {"name": folder.name if folder.name.isprintable() else "run", "seed": seed},
         "model": {"path": "a/b"},
         "data": {"train": [{"task": "signed_sum"}]},
         "rollout": {"prompts_per_step": 4, "group_size": size},

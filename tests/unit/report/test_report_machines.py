@@ -63,3 +63,18 @@ def test_a_resume_elsewhere_is_a_second_column_and_one_on_the_same_machine_is_no
 def test_an_older_run_has_none(tmp_path, make_run):
     (view,) = bundle_of([read_run(make_run(tmp_path / "run"))], live=True)["runs"]
     assert view["machines"] == []
+
+
+def test_model_and_data_are_told_beside_the_difference(tmp_path, make_run):
+    settings = {
+        "data": {"train": [{"task": "signed_sum", "seed": 3}], "validation": [{"task": "signed_sum", "seed": 4}]}
+    }
+    (view,) = bundle_of([read_run(make_run(tmp_path / "run", settings=settings))], live=True)["runs"]
+    assert view["recipe"]["made_of"] == [
+        ("model.path", '"a/b"'),
+        ("data.train.0.task", '"signed_sum"'),
+        ("data.train.0.seed", "3"),
+        ("data.validation.0.task", '"signed_sum"'),
+        ("data.validation.0.seed", "4"),
+    ]
+    assert "model.path" not in {path for path, _, _ in view["recipe"]["difference"]}
