@@ -30,11 +30,11 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import load_recipe
 from dapo.observe.console import Console
 from dapo.observe.metrics import read_metrics
+from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter
 from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import Trackers
-from dapo.run.recorder import RunRecorder
 from dapo.run.session import Session
 
 HERE = Path(__file__).resolve().parent

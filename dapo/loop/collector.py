@@ -19,6 +19,8 @@ from typing import Any
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
+from dapo.contracts.evidence import CollectProgress, Shares
+from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, PromptStream, Scorer
 from dapo.contracts.types import (
     Completion,
@@ -42,8 +44,7 @@ from dapo.loop.scores import Scores
 from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.selection import PromptSelector
 from dapo.loop.state import group_state, load_group
-from dapo.observe.spans import Phases
-from dapo.observe.why import Filling, Shares, why
+from dapo.observe.why import why
 
 PULSE = 5.0
 """Seconds after which a watcher hears of a batch in which no further group was judged."""
@@ -67,7 +68,7 @@ class StreamingCollector:
         decode: Callable[[Sequence[IntArray]], list[str]],
         verdict_lag: int = 0,
         phases: Phases | None = None,
-        watch: Callable[[Filling], None] | None = None,
+        watch: Callable[[CollectProgress], None] | None = None,
         reads_answers: bool = False,
     ) -> None:
         """``watch`` hears of every judged group, and now and then; ``reads_answers``: see ``outcomes.shares_of``."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dapo.contracts.enums import FinishReason
+from dapo.contracts.evaluation import Evaluated, EvaluationResult
 from dapo.contracts.protocols import Engine, Scorer
 from dapo.contracts.types import (
     Completion,
@@ -23,7 +24,7 @@ from dapo.contracts.types import (
     Score,
 )
 from dapo.errors import EngineError, RewardError
-from dapo.loop.evaluation_metrics import Evaluated, EvaluationResult, kind_of, reason_of, result_of
+from dapo.loop.evaluation_metrics import kind_of, reason_of, result_of
 from dapo.loop.outcomes import ENGINE
 from dapo.loop.seeds import EVALUATION, derive_seed
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,37 +21,12 @@ from dapo.algorithms.statistics import (
     paired_interval,
     pass_at_k,
 )
-from dapo.contracts.types import Completion, Metrics, Prompt, Score
+from dapo.contracts.evaluation import Evaluated, EvaluationResult
+from dapo.contracts.types import Metrics, Score
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan)
 _COUNTS = ("unscored", "failed_rewards", "responses", "problems")
 """Keys whose value over all sets is the sum and not the mean."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """One response to one held-out problem."""
-
-    dataset: str
-    problem: int  # index in its data set
-    sample: int  # -1: greedy
-    prompt: Prompt
-    completion: Completion
-    score: Score
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    metrics: Metrics
-    responses: list[Evaluated]
-    reasons: Mapping[str, str] = field(default_factory=dict)  # by set: the commonest reason of those without accuracy
-
-    @property
-    def silent(self) -> list[str]:
-        """Sets with responses of which not one has an accuracy."""
-        known = {r.dataset: False for r in self.responses}
-        known |= {r.dataset: True for r in self.responses if r.score.accuracy is not None}
-        return [name for name, any_known in known.items() if not any_known]
 
 
 def result_of(by_set: Mapping[str, Sequence[Evaluated]], samples: int, greedy: bool) -> EvaluationResult:

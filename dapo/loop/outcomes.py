@@ -13,11 +13,12 @@ from typing import Literal
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
+from dapo.contracts.evidence import CollectProgress, Shares
 from dapo.errors import NothingScored, RewardError, SamplingStopped
 from dapo.loop.account import Account
 from dapo.loop.refill import in_time
 from dapo.observe.text import clean, percent, shorten
-from dapo.observe.why import FRACTION, HEALTHY, UNREAD, Filling, Shares, why
+from dapo.observe.why import FRACTION, HEALTHY, UNREAD, why
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +77,9 @@ def shares_of(
     )
 
 
-def filling(step: int, kept: int, shares: Shares, waiting: int = 0) -> Filling:
+def filling(step: int, kept: int, shares: Shares, waiting: int = 0) -> CollectProgress:
     """How far the batch of ``step`` is; ``waiting``: responses that ended and have no score yet."""
-    return Filling(step, kept, shares.prompts_per_step, shares.judged, shares, shares.generated_tokens, waiting)
+    return CollectProgress(step, kept, shares.prompts_per_step, shares.judged, shares, shares.generated_tokens, waiting)
 
 
 def stopped(account: Account, settings: DynamicSampling, kept: int, shares: Shares) -> SamplingStopped:

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from dapo.contracts.enums import FinishReason
+from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Scorer
 from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
 from dapo.loop.outcomes import ENGINE
-from dapo.observe.spans import Phases
 
 
 class Scores:

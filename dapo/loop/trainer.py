@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.contracts.enums import Disposition
+from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner
+from dapo.contracts.recorder import Recorder
 from dapo.contracts.stats import values
 from dapo.contracts.types import (
-    EvaluationProgress,
     Group,
     LearnStep,
     Metrics,
@@ -30,44 +31,13 @@ from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
-from dapo.loop.evaluation_metrics import EvaluationResult
 from dapo.loop.interrupt import Interrupt
 from dapo.loop.outcomes import nothing_scored
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
 from dapo.loop.schedule import Schedule
-from dapo.observe.spans import Phases, Span, peak_rss_mib
+from dapo.observe.spans import peak_rss_mib
 from dapo.observe.text import percent
-from dapo.observe.why import Filling
-
-
-class Recorder(Protocol):
-    """Where a run shows itself: metrics file, rollout files, console, trackers."""
-
-    def step(self, step: int, metrics: Metrics, finished: Sequence[Group], traces: Sequence[TokenTrace]) -> None: ...
-
-    def traced(self, finished: Sequence[Group]) -> Collection[int]:
-        """Ids of the groups of this step whose tokens the learner shall keep on record for ``step``."""
-
-    def span(self, span: Span) -> None:
-        """A stretch of a phase has ended."""
-
-    def evaluation(self, step: int, result: EvaluationResult) -> None: ...
-
-    def stopped(self, step: int, judged: Sequence[Group]) -> None:
-        """Step ``step`` could not fill its batch: what was judged on the way is the evidence."""
-
-    def filling(self, progress: Filling) -> None:
-        """The batch is being collected; called after every judged group."""
-
-    def evaluating(self, progress: EvaluationProgress) -> None:
-        """An evaluation is going on; called whenever a response ended or was scored."""
-
-    def say(self, message: str) -> None: ...
-
-    def warn(self, message: str) -> None: ...
-
-    def state(self) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)

@@ -20,11 +20,12 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dapo.contracts.evidence import CollectProgress
 from dapo.contracts.types import EvaluationProgress
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
 from dapo.observe.view import RunState, dashboard, sample_lines, step_line, validation_lines
-from dapo.observe.why import Filling, evaluating_line, filling_line, heartbeat
+from dapo.observe.why import evaluating_line, filling_line, heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class Console:
         self._line_at = run.marks[-1]
         self._plain(Text(step_line(run, self._width)))
 
-    def filling(self, progress: Filling) -> None:
+    def filling(self, progress: CollectProgress) -> None:
         """A group of the batch that is being collected was judged. Called for every group: cheap when nothing is due.
 
         The live view shows how far the batch is. A batch that takes long is told with its likely cause in every mode

@@ -1,4 +1,4 @@
-"""Where the time goes: exclusive seconds of each phase of a step, and when each phase began and ended."""
+"""RUN/spans.jsonl: when each phase of each step began and ended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import itertools
 import json
 import resource
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
+from dapo.contracts.phases import Span
 from dapo.observe.jsonl import JsonlWriter
 
 MOST_LINES = 200
@@ -21,75 +19,6 @@ _LATE_LINES = 10
 """Of these, lines for what a step still does after it was recorded: report, save."""
 _MOST_HELD = 10_000
 """Spans kept in memory; a remote engine may answer very often before a step is recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One stretch of one phase, phases inside it included, or several merged: a line of RUN/spans.jsonl. In seconds."""
-
-    step: int
-    name: str
-    start: float  # since 1970; of the first stretch
-    seconds: float  # from there to the end of the last stretch
-    busy: float  # sum of the stretches
-    count: int = 1  # stretches
-
-
-class Phases:
-    """Adds up the seconds of named phases. For one thread.
-
-    A phase inside another counts for the inner one only, so the phases of a step add up to the step::
-
-        with phases("generate"):
-            ...
-            with phases("score"):  # the clock of generate stands still
-                ...
-        metrics |= phases.take()  # {"time/generate": ..., "time/score": ..., "time/other": ..., "time/step": ...}
-    """
-
-    def __init__(
-        self,
-        sink: Callable[[Span], None] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        epoch: Callable[[], float] = time.time,
-    ) -> None:
-        """``sink`` is called with every span when it ends.
-
-        Spans speak of seconds since 1970: ``epoch`` is read once, and ``clock``, which never jumps, tells the rest.
-        """
-        self.step = 0  # the training step that spans belong to; the trainer sets it
-        self._sink, self._clock = sink, clock
-        self._taken = self._mark = clock()
-        self._origin = epoch() - self._mark
-        self._stack: list[str] = []
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = self._switch()
-        self._stack.append(name)
-        try:
-            yield
-        finally:
-            end = self._switch()
-            self._stack.pop()
-            if self._sink is not None:
-                self._sink(Span(self.step, name, self._origin + start, end - start, end - start))
-
-    def take(self) -> dict[str, float]:
-        """Seconds of each phase since the last ``take`` as ``time/<phase>``, the rest and the whole; starts anew."""
-        now = self._switch()
-        seconds, self._seconds = self._seconds, {}
-        whole, self._taken = now - self._taken, now
-        return {f"time/{name}": value for name, value in sorted(seconds.items())} | {"time/step": whole}
-
-    def _switch(self) -> float:
-        """Give the time since the last switch to the innermost phase."""
-        now = self._clock()
-        current = self._stack[-1] if self._stack else "other"
-        self._seconds[current] = self._seconds.get(current, 0.0) + now - self._mark
-        self._mark = now
-        return now
 
 
 class SpanLog:

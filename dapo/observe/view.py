@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dapo.contracts.evidence import CollectProgress
 from dapo.observe.text import clean, duration, interval, number, percent, shorten, sparkline
-from dapo.observe.why import Filling
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
 
@@ -60,7 +60,7 @@ class RunState:
     validation: Mapping[str, float] = field(default_factory=dict)
     validation_step: int = 0
     best_validation: Mapping[str, float] = field(default_factory=dict)
-    filling: Filling | None = None  # the last one of the run
+    filling: CollectProgress | None = None  # the last one of the run
     clips_tokens: bool = True  # the loss clips token by token; False for GSPO, CISPO and a loss of one's own
     ended: str = ""  # how it ended where that was not well, in a few words
 

@@ -20,13 +20,13 @@ from pydantic import ValidationError
 
 from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
+from dapo.contracts.phases import Span
 from dapo.errors import RecipeError
 from dapo.observe import jsonl, machine
 from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row
 from dapo.observe.run_folder import RunFolder, is_held
 from dapo.observe.samples import Sample
-from dapo.observe.spans import Span
 from dapo.observe.status import read_status
 from dapo.observe.text import utf8
 from dapo.report.family import LARGEST, family_of

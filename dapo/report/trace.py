@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dapo.contracts.phases import Span
 from dapo.observe.metrics import series
-from dapo.observe.spans import Span
 from dapo.report.page_data import Timeline
 from dapo.report.phases import in_order, phases_of_row
 from dapo.report.reader import Run

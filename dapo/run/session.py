@@ -12,7 +12,9 @@ from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
+from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner
+from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import EvaluationProgress, IntArray, Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream, content
@@ -20,10 +22,9 @@ from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.sync_check import SyncCheck
-from dapo.loop.trainer import LoopSettings, Recorder, Trainer
+from dapo.loop.trainer import LoopSettings, Trainer
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
-from dapo.observe.spans import Phases
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine
 from dapo.run.parts import (

@@ -25,6 +25,7 @@ from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
 from dapo.observe.log import logging_to
 from dapo.observe.prompts import write_prompts
+from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter, ending
 from dapo.observe.summary import print_summary
@@ -33,7 +34,6 @@ from dapo.observe.trackers import Trackers, open_trackers
 from dapo.run.engines import describe_engine
 from dapo.run.environment import record_machine
 from dapo.run.parts import make_algorithm, make_objective
-from dapo.run.recorder import RunRecorder
 from dapo.run.session import Session
 
 log = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ import pytest
 from scripted import ScriptedEngine
 
 from dapo.config.schema import Reward
+from dapo.contracts.phases import Phases
 from dapo.contracts.types import EvaluationProgress, Prompt, SamplingParams, Score
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation import FIRST_EVALUATION_GROUP, Evaluator
 from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
 from dapo.loop.trainer import LoopSettings, Trainer
 from dapo.observe.log import logging_to
-from dapo.observe.spans import Phases
 from dapo.rewards.compose import build_scorer
 
 

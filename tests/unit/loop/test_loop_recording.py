@@ -6,10 +6,10 @@ from scripted import ScriptedScorer, make_algorithm, make_collector
 from test_loop_parts import make_group, shaped
 
 from dapo.contracts.enums import Disposition
+from dapo.contracts.phases import Phases
 from dapo.errors import RewardError
 from dapo.loop.account import wasted_seconds
 from dapo.loop.plan import minibatch_rows
-from dapo.observe.spans import Phases
 from dapo.observe.tokens import select_for_tokens
 
 

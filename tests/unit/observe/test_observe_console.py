@@ -9,10 +9,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
+from dapo.contracts.evidence import CollectProgress, Shares
 from dapo.errors import SamplingStopped
 from dapo.observe.console import Console
 from dapo.observe.view import RunState, dashboard, hint_lines, sample_lines
-from dapo.observe.why import Filling, Shares, why
+from dapo.observe.why import why
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/] [link=http://evil]y\u202ez\x9b31m"
@@ -207,7 +208,9 @@ def test_samples_are_marked_and_shortened():
 
 def progress(step=24, kept=12, wanted=32, judged=40, shares=None):
     given = {"kept": 0.3, "all_wrong": 0.55, "all_correct": 0.15, "judged": judged, "prompts_per_step": wanted}
-    return Filling(step=step, kept=kept, wanted=wanted, judged=judged, shares=Shares(**{**given, **(shares or {})}))
+    return CollectProgress(
+        step=step, kept=kept, wanted=wanted, judged=judged, shares=Shares(**{**given, **(shares or {})})
+    )
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from dapo.contracts.evidence import CollectProgress, Shares
 from dapo.contracts.types import EvaluationProgress
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
 from dapo.observe.status import StatusWriter, read_status
 from dapo.observe.stream import UnbreakableStream
-from dapo.observe.why import Filling, Shares
 from dapo.run.train import _outliving_its_terminal
 
 ROOT = Path(__file__).parents[3]
@@ -154,7 +154,7 @@ def test_a_batch_without_a_judged_group_says_what_it_waits_for(capsys):
     console = Console("plain", clock=lambda: now[0])
     console.start("r", 2)
     now[0] = 61.0
-    console.filling(Filling(1, 0, 16, 0, Shares(), waiting=12))
+    console.filling(CollectProgress(1, 0, 16, 0, Shares(), waiting=12))
     assert "step 1: 0 of 16 groups kept, none judged yet, 12 responses wait for their score" in capsys.readouterr().out
 
 

@@ -2,7 +2,8 @@ import itertools
 
 import pytest
 
-from dapo.observe.why import Filling, Shares, filling_line, heartbeat, mixed, why
+from dapo.contracts.evidence import CollectProgress, Shares
+from dapo.observe.why import filling_line, heartbeat, mixed, why
 
 
 def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
@@ -100,6 +101,6 @@ def test_a_reason_is_untrusted():
 
 def test_the_lines_of_a_batch_that_fills_slowly():
     shares = Shares(kept=0.3, all_wrong=0.7, judged=667, prompts_per_step=512)
-    progress = Filling(step=12, kept=200, wanted=512, judged=667, shares=shares)
+    progress = CollectProgress(step=12, kept=200, wanted=512, judged=667, shares=shares)
     assert heartbeat(progress) == "step 12: 200 of 512 groups kept, 30% of those judged"
     assert filling_line(progress) == heartbeat(progress) + ", 667 groups judged. " + why(shares)

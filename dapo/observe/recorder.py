@@ -7,26 +7,28 @@ from contextlib import ExitStack
 from typing import Any
 
 from dapo.config.schema import Logging
+from dapo.contracts.evaluation import Evaluated, EvaluationResult
+from dapo.contracts.evidence import CollectProgress
+from dapo.contracts.phases import Span
 from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
-from dapo.loop.evaluation_metrics import Evaluated, EvaluationResult
 from dapo.observe.console import Console
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.rollouts import select_groups, write_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, write_samples
-from dapo.observe.spans import Span, SpanLog
+from dapo.observe.spans import SpanLog
 from dapo.observe.status import StatusWriter
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.trackers import Trackers
-from dapo.observe.why import Filling, evaluating_line, heartbeat
+from dapo.observe.why import evaluating_line, heartbeat
 
 SAMPLED_PROBLEMS = 24
 """Validation problems per set whose responses are kept at every evaluation."""
 
 
 class RunRecorder:
-    """Implements ``dapo.loop.trainer.Recorder`` with the files of a run folder."""
+    """Implements ``dapo.contracts.recorder.Recorder`` with the files of a run folder."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class RunRecorder:
         self.spans = SpanLog(self.folder.spans) if self.settings.spans else None
         self._opened = True
 
-    def filling(self, progress: Filling) -> None:
+    def filling(self, progress: CollectProgress) -> None:
         """A group was judged while a batch is collected. Called for every group, so it does next to nothing."""
         self.console.filling(progress)
         if self.status is not None:

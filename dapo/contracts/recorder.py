@@ -1,0 +1,40 @@
+"""Where a run shows itself: what the loop tells it, as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from dapo.contracts.evaluation import EvaluationResult
+from dapo.contracts.evidence import CollectProgress
+from dapo.contracts.phases import Span
+from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
+
+
+class Recorder(Protocol):
+    """Where a run shows itself: metrics file, rollout files, console, trackers."""
+
+    def step(self, step: int, metrics: Metrics, finished: Sequence[Group], traces: Sequence[TokenTrace]) -> None: ...
+
+    def traced(self, finished: Sequence[Group]) -> Collection[int]:
+        """Ids of the groups of this step whose tokens the learner shall keep on record for ``step``."""
+
+    def span(self, span: Span) -> None:
+        """A stretch of a phase has ended."""
+
+    def evaluation(self, step: int, result: EvaluationResult) -> None: ...
+
+    def stopped(self, step: int, judged: Sequence[Group]) -> None:
+        """Step ``step`` could not fill its batch: what was judged on the way is the evidence."""
+
+    def filling(self, progress: CollectProgress) -> None:
+        """The batch is being collected; called after every judged group."""
+
+    def evaluating(self, progress: EvaluationProgress) -> None:
+        """An evaluation is going on; called whenever a response ended or was scored."""
+
+    def say(self, message: str) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
