@@ -6,88 +6,27 @@ A test file of a learner makes a ``Subject`` and runs ``CHECKS``:
     def test_contract(check, subject, tmp_path):
         check(subject, tmp_path)
 
-Rows are those that production makes (tests/helpers/learner_rows.py). How weights are published and saved is said in
-``publish`` and ``save`` alone.
+Rows are those that production makes (tests/helpers/learner_rows.py).
 """
 
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from learner_rows import make_groups, make_rows, masked, rows_of, with_sampler
+from learner_subject import Subject, learn, logprobs, loss_tokens, publish, same, save, traced
 
 from dapo.contracts.glossary import lookup
 from dapo.contracts.stats import Max, Mean, Min, Sum, merge, values
-from dapo.contracts.types import FloatArray, Learned, LearnStep, Row, SavedFile, TokenRow
+from dapo.contracts.types import LearnStep, TokenRow
 from dapo.errors import CheckpointError, LearnerError
 
 KINDS = {"mean": Mean, "sum": Sum, "max": Max, "min": Min}
-
-
-@dataclass
-class Subject:
-    """One learner under test."""
-
-    make: Callable[[], Any]  # -> a new learner; every one has the same weights, and nothing is published yet
-    other: Callable[[], Any]  # -> a learner of another model
-    diverging: Callable[[], Any]  # -> one whose gradients are never finite; the second one in a row ends it
-    close_to: float = 1e-5  # nats between two computations of one log-probability (float32; bfloat16 needs more)
-    dtype: str = "float32"  # of the weights
-
-
-def publish(learner: Any, version: int = 0) -> list[str]:
-    """The names of what was published."""
-    return [name for name, _ in learner.publish().named_tensors()]
-
-
-def save(learner: Any, folder: Path) -> list[SavedFile]:
-    """The files are what it says of them."""
-    saved: list[SavedFile] = learner.save(folder).result(timeout=600)
-    assert saved
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
-        file.name for file in saved
-    }
-    for file in saved:
-        content = (folder / file.name).read_bytes()
-        assert (len(content), zlib.crc32(content)) == (file.size, file.crc32), file.name
-    return saved
-
-
-def learn(
-    learner: Any,
-    minibatches: Sequence[Sequence[Row]],
-    rate: float | Sequence[float] = 1e-2,
-    *,
-    version: int = 0,
-    against: Any = "sampler",
-) -> Learned:
-    rates = [rate] * len(minibatches) if isinstance(rate, float) else list(rate)
-    found: Learned = learner.learn(LearnStep(minibatches, rates, version, against)).result(timeout=600)
-    return found
-
-
-def logprobs(learner: Any, rows: Sequence[Any]) -> list[FloatArray]:
-    found: list[FloatArray] = learner.logprobs(rows).result(timeout=600)
-    return found
-
-
-def same(left: Sequence[FloatArray], right: Sequence[FloatArray]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
-
-
-def traced(rows: Sequence[Row], which: Callable[[Row], bool] = lambda row: True) -> list[Row]:
-    return [replace(row, traced=which(row)) for row in rows]
-
-
-def loss_tokens(rows: Sequence[Row]) -> int:
-    return sum(int(row.loss_mask.sum()) for row in rows)
 
 
 # ---------------------------------------------------------------- learn

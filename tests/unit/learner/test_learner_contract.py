@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learner_contract import CHECKS, Subject
+from learner_contract import CHECKS
+from learner_subject import Subject
 from scripted_learner import ScriptedLearner
 
 from dapo.algorithms.objective import Objective, clip_objective

@@ -130,10 +130,13 @@ class ScriptedEngine:
 
 
 class ScriptedScorer:
-    """Accuracy of response i of group g is ``accuracy(g, i)``; a string is the reason why it is unscored."""
+    """Accuracy of response i of group g is ``accuracy(g, i)``; a string is the reason why it is unscored.
+
+    Groups in ``slow`` are not ready until they leave it.
+    """
 
     def __init__(self, accuracy):
-        self.accuracy, self.pending, self.keys = accuracy, [], []
+        self.accuracy, self.pending, self.keys, self.slow = accuracy, [], [], set()
 
     def submit(self, key, prompt, completion):
         self.keys.append(key)
@@ -141,15 +144,16 @@ class ScriptedScorer:
 
     def poll(self, timeout=None):
         out = []
-        for key in reversed(self.pending):  # late and out of order on purpose
+        ready = [key for key in self.pending if key[0] not in self.slow]
+        for key in reversed(ready):  # late and out of order on purpose
             value = self.accuracy(*key)
             score = Score(reason=value) if isinstance(value, str) else Score({"accuracy": value}, value)
             out.append((key, score))
-        self.pending = []
+        self.pending = [key for key in self.pending if key[0] in self.slow]
         return out
 
     def close(self):
-        pass
+        self.pending = []
 
 
 class CountingStream:

@@ -35,6 +35,13 @@ def hang_in_c(prompt, completion):
     return re.match(r"(a+)+$", "a" * 64 + "b")
 
 
+def gate(prompt, completion):
+    """Waits until somebody opens the pipe at its other end."""
+    with open(prompt.extra["gate"]) as pipe:
+        pipe.read()
+    return 1.0
+
+
 def crash(prompt, completion):
     os._exit(7)
 
@@ -165,6 +172,7 @@ def orphan(folder):
 
 ORDERS = {
     "one": lambda p, c: 1,
+    "zero": lambda p, c: 0,
     "true": lambda p, c: True,
     "half": lambda p, c: 0.5,
     "numpy": lambda p, c: __import__("numpy").float32(1.0),
@@ -184,6 +192,7 @@ ORDERS = {
     "hostile": lambda p, c: Hostile(),
     "hang": hang,
     "hang in c": hang_in_c,
+    "gate": gate,
     "crash": crash,
     "segfault": segfault,
     "fail": fail,
