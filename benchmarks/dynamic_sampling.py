@@ -266,7 +266,7 @@ def make_recipe(setting: Setting, models: Path) -> Recipe:
 def make_arms(session: Session, slots: int | None, variants: list[str]) -> dict[str, Tally]:
     """Ours, the published rules, and further rows of ours; each with an engine and a place in the data of its own."""
     recipe, prompts = session.recipe, session.recipe.rollout.prompts_per_step
-    sampling = make_sampling(recipe, session.loaded)
+    sampling = make_sampling(recipe, session.facts)
     common: dict[str, Any] = {
         "scorer": session.scorer,  # scores at once, so the arms cannot meet in it
         "algorithm": make_algorithm(recipe),

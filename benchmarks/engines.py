@@ -26,6 +26,7 @@ from machine import describe_machine
 from dapo.config.schema import Vllm
 from dapo.contracts.types import SampleRequest, SamplingParams
 from dapo.learner.local import SharedWeights
+from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
@@ -100,12 +101,13 @@ def publish_seconds(engine: Any, loaded: LoadedModel) -> float:
 
 def measure(size: Size, folder: Path) -> list[dict[str, Any]]:
     loaded = load_model(str(make_tiny_model(folder / size.name, "llama", **size.model)), device="cpu")
+    facts = facts_of(loaded)
     longest = max(lengths.prompt + lengths.limit for lengths in LENGTHS)
     engines: dict[str, Any] = {}
     starts = {}
     for name, make in (
         ("embedded", lambda: EmbeddedEngine(loaded, slots=SLOTS)),
-        ("vllm", lambda: VllmEngine(loaded, longest=longest, slots=SLOTS, settings=Vllm())),
+        ("vllm", lambda: VllmEngine(facts, cuda=False, longest=longest, slots=SLOTS, settings=Vllm())),
     ):
         start = time.perf_counter()
         engines[name] = make()

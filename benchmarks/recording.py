@@ -56,7 +56,7 @@ class Side:
         console = Console("quiet")
         self.folder = RunFolder.create(work, name)
         self.session = Session.make(recipe, console, self.folder.path)
-        pieces = Pieces(self.session.loaded.tokenizer) if recipe.logging.tokens else None
+        pieces = Pieces(self.session.tokenizer) if recipe.logging.tokens else None
         status = StatusWriter(self.folder.status, steps)
         trackers = Trackers([], print)
         self.recorder = RunRecorder(self.folder, console, trackers, recipe.logging, pieces, status)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dapo.cli.check_memory import Shape, load_tokenizer_and_shape, memory_lines, size_text
+from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines, size_text
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.problems import brief
+from dapo.contracts.model import ModelFacts
 from dapo.loop.refill import least_kept
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
     _section("different from the preset", _difference(loaded))
     _section("warnings", [*loaded.warnings, *_missing(recipe)])
     check_hooks(recipe)
-    tokenizer, shape = load_tokenizer_and_shape(recipe)
+    tokenizer, facts = load_tokenizer_and_facts(recipe)
     data = prepare(recipe.data, tokenizer)
     _section("data", data.report.lines())
     _section("first prompt", [repr(data.train[0].text[:400])])
@@ -49,9 +50,9 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
     _section("look at this before you start", trial.doubts)
     trial.refuse()
     _section("arithmetic", arithmetic(recipe, data))
-    _section("memory, estimated", memory_lines(recipe, shape, _longest_prompt(data)))
+    _section("memory, estimated", memory_lines(recipe, facts, _longest_prompt(data)))
     _section("engine", _engine_lines(recipe))
-    _section("files", files(recipe, shape))
+    _section("files", files(recipe, facts))
     if tries:
         _section(f"{tries} groups, generated and scored", try_groups(recipe, tries))
     verdict = "Apart from the doubts above the recipe is good" if trial.doubts else "The recipe is good"
@@ -173,11 +174,11 @@ def _evaluations(recipe: Recipe, data: PreparedData) -> str:
     return f"evaluations: {times}, each of {problems} problems = {each:,} responses"
 
 
-def files(recipe: Recipe, shape: Shape) -> list[str]:
+def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
     """What the run folder will hold, and whether it exists already."""
     folder = Path(recipe.run.dir) / recipe.run.name
     state = 4 if recipe.model.dtype == "float32" else 2
-    one = shape.parameters * (state + 8 + 4 * (recipe.model.dtype != "float32"))
+    one = facts.parameters * (state + 8 + 4 * (recipe.model.dtype != "float32"))
     kept = recipe.checkpoint.keep
     every = f"every {recipe.checkpoint.every} steps" if recipe.checkpoint.every else "at the end"
     lines = [

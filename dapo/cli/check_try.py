@@ -60,7 +60,7 @@ def _generate(session: Session, count: int) -> list[Group]:
         engine=session.engine,
         scorer=session.scorer,
         prompts={"tried": prompts},
-        sampling=make_sampling(recipe, session.loaded),
+        sampling=make_sampling(recipe, session.facts),
         samples=size,
         greedy=False,
         seed=recipe.run.seed,

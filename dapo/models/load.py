@@ -51,27 +51,27 @@ def load_model(
     """
     name = str(path)
     if isinstance(dtype, str):
-        dtype = _dtype(dtype)
+        dtype = torch_dtype(dtype)
     target = find_device(device)
     check_files(name)
     notes: list[str] = []
     tokenizer = load_tokenizer(name, trust_remote_code, notes)
     model = _to_device(name, _load_weights(name, dtype, trust_remote_code), target)
-    _check_vocabulary(name, model, tokenizer)
-    stops = _stop_token_ids(model, tokenizer)
+    check_vocabulary(name, model, tokenizer)
+    stops = stop_tokens_of(model, tokenizer)
     if not stops:
         notes.append("no end-of-sequence token is known; set rollout.stop_token_ids, or every response is truncated")
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         stop_token_ids=stops,
-        pad_token_id=_pad_token_id(model, tokenizer, stops),
+        pad_token_id=pad_token_of(model, tokenizer, stops),
         device=target,
         dtype=dtype,
         packed=False,
         fp32_head=fp32_head,
         name=name,
-        fingerprint=_fingerprint(model, dtype),
+        fingerprint=fingerprint_of(model, dtype),
         exact_positions=exact_positions(model),
     )
     _quiet(model, gradient_checkpointing)
@@ -87,7 +87,8 @@ def load_model(
     return loaded
 
 
-def _dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
+    """``bfloat16`` -> ``torch.bfloat16``; ModelError for what is no floating-point type."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ModelError(f"model.dtype is {name!r}; use float32 or bfloat16")
@@ -222,7 +223,8 @@ def _to_device(name: str, model: Any, device: torch.device) -> Any:
         raise
 
 
-def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+    """Raise ModelError for a tokenizer with more tokens than the embedding has rows."""
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ModelError(
@@ -231,7 +233,7 @@ def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
         )
 
 
-def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def stop_tokens_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every end-of-sequence id that config, generation config and tokenizer name."""
     generation = getattr(model, "generation_config", None)
     found: set[int] = set()
@@ -242,7 +244,7 @@ def _stop_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _pad_token_id(model: Any, tokenizer: Any, stops: tuple[int, ...]) -> int:
+def pad_token_of(model: Any, tokenizer: Any, stops: tuple[int, ...]) -> int:
     """The id that fills padding. No mask is ever made from it, so a stop token or 0 does as well."""
     for candidate in (tokenizer.pad_token_id, getattr(model.config, "pad_token_id", None), *stops):
         if candidate is not None:
@@ -254,7 +256,7 @@ def _pad_token_id(model: Any, tokenizer: Any, stops: tuple[int, ...]) -> int:
     return int(candidate)
 
 
-def _fingerprint(model: Any, dtype: torch.dtype) -> dict[str, Any]:
+def fingerprint_of(model: Any, dtype: torch.dtype) -> dict[str, Any]:
     """JSON-able identity of the architecture, compared when a checkpoint is loaded."""
     config = model.config.get_text_config()
     fields = (

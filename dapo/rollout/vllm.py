@@ -26,13 +26,13 @@ from torch import Tensor
 
 from dapo.config.schema import Vllm
 from dapo.contracts.enums import FinishReason
+from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import WeightSource
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
 from dapo.errors import EngineError
-from dapo.models.loaded import LoadedModel
 from dapo.rollout.roster import Gate, ended_before, sequence_of
 from dapo.rollout.seeds import generator_seed
-from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, head_size, shared_memory, speaking_of
+from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, shared_memory, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
 from dapo.rollout.weights import write_weights
@@ -67,7 +67,8 @@ class VllmEngine:
     """An ``Engine`` (``dapo.contracts.protocols``) over vLLM's ``LLMEngine``.
 
     Args:
-        loaded: The learner's model; vLLM reads its folder's configuration, and gets its weights by ``publish``.
+        facts: Of the learner's model; vLLM reads its folder's configuration, and gets its weights by ``publish``.
+        cuda: Run on a GPU.
         longest: Tokens of the longest sequence (prompt and response) that will be asked for.
         slots: Responses that decode at once (vLLM's ``max_num_seqs``); None: 256.
         settings: The recipe's section ``rollout.vllm``.
@@ -81,8 +82,9 @@ class VllmEngine:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        facts: ModelFacts,
         *,
+        cuda: bool,
         longest: int,
         slots: int | None = None,
         settings: Vllm,
@@ -91,10 +93,9 @@ class VllmEngine:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
-        self._gate = Gate.of(loaded.model)
-        self._parameters = {name for name, _ in loaded.model.named_parameters()}  # a tied one once
-        self._cuda = loaded.device.type == "cuda"
-        self._sleeps = settings.sleep and self._cuda
+        self._gate = Gate(facts.vocabulary, facts.positions)
+        self._parameters = set(facts.shapes)  # a tied one once
+        self._sleeps = settings.sleep and cuda
         self._asleep = False
         self._longest = longest
         self._shapes: dict[str, list[int]] = {}  # of what was published, by name
@@ -106,9 +107,9 @@ class VllmEngine:
         if _living:
             raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-        args = engine_args(loaded, longest, self.capacity, settings, self._sleeps)
+        args = engine_args(facts, longest, self.capacity, settings, cuda=cuda, sleeps=self._sleeps)
         args["trust_remote_code"] = trust_remote_code
-        self._engine: Any = _start(args, None if self._cuda else head_size(loaded))
+        self._engine: Any = _start(args, None if cuda else facts.head_size)
         _living.add(self)
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:

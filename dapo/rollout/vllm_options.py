@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Vllm
+from dapo.contracts.model import ModelFacts
 from dapo.errors import EngineError
-from dapo.models.loaded import LoadedModel
 
 WEIGHT_WORKER = "dapo.rollout.vllm.WeightWorker"
 _BLOCK = 32  # tokens of a cache block: a prompt is shared in whole blocks; CPU kernels want multiples of 32
@@ -26,13 +26,14 @@ ENVIRONMENT = {
 }
 
 
-def engine_args(loaded: LoadedModel, longest: int, slots: int, settings: Vllm, sleeps: bool) -> dict[str, Any]:
+def engine_args(
+    facts: ModelFacts, longest: int, slots: int, settings: Vllm, *, cuda: bool, sleeps: bool
+) -> dict[str, Any]:
     """Arguments of vLLM's ``EngineArgs``: what exactness needs, the recipe's, and what a CPU needs."""
-    cuda = loaded.device.type == "cuda"
-    positions = getattr(loaded.model.config, "max_position_embeddings", None)
+    positions = facts.positions
     args: dict[str, Any] = {
-        "model": loaded.name,
-        "dtype": settings.dtype or str(loaded.dtype).removeprefix("torch."),
+        "model": facts.name,
+        "dtype": settings.dtype or facts.dtype,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "logprobs_mode": "processed_logprobs",  # of what was sampled from: temperature, top-p and top-k applied
@@ -56,7 +57,7 @@ def engine_args(loaded: LoadedModel, longest: int, slots: int, settings: Vllm, s
     if settings.kv_cache_mib is not None:
         args["kv_cache_memory_bytes"] = settings.kv_cache_mib * _MIB
     elif not cuda:
-        args["kv_cache_memory_bytes"] = _cpu_cache_bytes(loaded, longest, slots)
+        args["kv_cache_memory_bytes"] = _cpu_cache_bytes(facts, longest, slots)
     return args | settings.engine_args
 
 
@@ -75,17 +76,9 @@ def check_names(args: Mapping[str, Any], known: Sequence[str]) -> None:
             )
 
 
-def head_size(loaded: LoadedModel) -> int:
-    """Dimensions of an attention head."""
-    config = loaded.model.config.get_text_config()
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _cpu_cache_bytes(loaded: LoadedModel, longest: int, slots: int) -> int:
+def _cpu_cache_bytes(facts: ModelFacts, longest: int, slots: int) -> int:
     """Enough for every slot at full length, at most a quarter of the free memory."""
-    config = loaded.model.config.get_text_config()
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    per_token = config.num_hidden_layers * 2 * kv_heads * head_size(loaded) * 4
+    per_token = facts.layers * facts.key_values * 4
     blocks = slots * -(-longest // _BLOCK) + 1
     return int(min(blocks * _BLOCK * per_token, _free_memory() // 4))
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from dapo.config.checks import correction_kind, uses_sampler_logprobs
 from dapo.config.schema import Recipe, Rollout
+from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine
 from dapo.errors import RecipeError
+from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
 from dapo.rollout.embedded import EmbeddedEngine
@@ -64,12 +66,13 @@ def _installed(*distributions: str) -> str:
     return "(version unknown)"
 
 
-def make_engine(recipe: Recipe, loaded: LoadedModel, *, longest: int, folder: Path | None) -> Engine:
+def make_engine(recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, folder: Path | None) -> Engine:
     """The engine that the recipe names. The embedded and the plain one share the learner's weights.
 
     Args:
         recipe: Its section ``rollout``.
-        loaded: The learner's model.
+        facts: Of the learner's model.
+        loaded: That model; engines with weights of their own do not look at it.
         longest: Tokens of the longest sequence that will be asked for.
         folder: The run's; weights travel through it to a server, unless the recipe names another one.
 
@@ -77,7 +80,7 @@ def make_engine(recipe: Recipe, loaded: LoadedModel, *, longest: int, folder: Pa
         EngineError: the engine does not start, or cannot run the model.
         ModelError: the model's positions are not exact up to ``longest``.
     """
-    check_positions(loaded.name, loaded.exact_positions, longest)
+    check_positions(facts.name, facts.exact_positions, longest)
     rollout = recipe.rollout
     if rollout.engine == "generate":
         return GenerateEngine(loaded, slots=rollout.slots)
@@ -85,18 +88,19 @@ def make_engine(recipe: Recipe, loaded: LoadedModel, *, longest: int, folder: Pa
         from dapo.rollout.vllm import VllmEngine
 
         return VllmEngine(
-            loaded,
+            facts,
+            cuda=find_device(recipe.model.device).type == "cuda",
             longest=longest,
             slots=rollout.slots,
             settings=rollout.vllm,
             trust_remote_code=recipe.model.trust_remote_code,
         )
     if rollout.engine == "vllm_server":
-        return _server_engine(rollout, loaded, longest, folder)
+        return _server_engine(rollout, facts, longest, folder)
     return EmbeddedEngine(loaded, slots=rollout.slots)
 
 
-def _server_engine(rollout: Rollout, loaded: LoadedModel, longest: int, folder: Path | None) -> Engine:
+def _server_engine(rollout: Rollout, facts: ModelFacts, longest: int, folder: Path | None) -> Engine:
     from dapo.rollout.vllm_server import ServerEngine
 
     server = rollout.server
@@ -109,9 +113,9 @@ def _server_engine(rollout: Rollout, loaded: LoadedModel, longest: int, folder: 
     return ServerEngine(
         server.url,
         weights,
-        vocabulary=loaded.model.get_input_embeddings().weight.shape[0],
+        vocabulary=facts.vocabulary,
         longest=longest,
-        config=loaded.model.config.to_dict(),
+        config=facts.config,
         slots=rollout.slots,
         patience=server.patience,
         api_key=_api_key(server.api_key_variable),

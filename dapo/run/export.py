@@ -11,7 +11,7 @@ from dapo.learner import storage
 from dapo.loop.trainer import check_fingerprint
 from dapo.observe.console import Console
 from dapo.observe.run_folder import RunFolder
-from dapo.run.parts import make_model
+from dapo.run.parts import make_facts, make_model
 
 
 def export(run: Path, out: Path, step: int | None = None) -> int:
@@ -20,9 +20,10 @@ def export(run: Path, out: Path, step: int | None = None) -> int:
         folder = RunFolder.open(run)
         recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
         saved = CheckpointStore(folder.checkpoints).path(step)
-        loaded = make_model(recipe, console)
+        facts = make_facts(recipe, console)  # another model is refused before any weight of it is read
         with as_damage(saved):
-            check_fingerprint(load_state(saved)["fingerprint"], loaded.fingerprint, saved)
+            check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
+        loaded = make_model(recipe, console)
         storage.load(saved / "learner", loaded)
         storage.export(out, loaded)
         console.say(f"{saved} -> {out}")

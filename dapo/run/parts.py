@@ -20,11 +20,13 @@ from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import shape_rewards
 from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
 from dapo.config.schema import Model, Recipe
+from dapo.contracts.model import ModelFacts
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
 from dapo.loop.algorithm import Algorithm, Float64
 from dapo.loop.schedule import Schedule
 from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
+from dapo.models.facts import read_facts
 from dapo.models.load import check_files, find_device, load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_word_tokenizer
@@ -194,6 +196,17 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
     return loaded
 
 
+def make_facts(recipe: Recipe, console: Console) -> ModelFacts:
+    """What is to be known of the recipe's model, without its weights (of a built-in one: made first).
+
+    Raises:
+        ModelError: as loading would, as far as configuration and tokenizer go.
+    """
+    model = recipe.model
+    path = model_path(model.path, recipe, console)
+    return read_facts(path, model.dtype, trust_remote_code=model.trust_remote_code)
+
+
 def check_model(model: Model) -> None:
     """Refuse a device, a built-in name or a model folder before anything is made, read or warmed up.
 
@@ -244,38 +257,38 @@ def model_path(name: str, recipe: Recipe, console: Console) -> str:
         return str(ensure_builtin_model(name, cache, seed=seed, progress=progress))
 
 
-def make_sampling(recipe: Recipe, loaded: LoadedModel) -> SamplingParams:
+def make_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParams:
     rollout = recipe.rollout
     return SamplingParams(
         max_tokens=rollout.max_response_tokens,
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
-        stop_token_ids=stop_tokens(recipe, loaded),
+        stop_token_ids=stop_tokens(recipe, facts),
     )
 
 
-def make_validation_sampling(recipe: Recipe, loaded: LoadedModel) -> SamplingParams:
+def make_validation_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParams:
     validation = recipe.validation
     return SamplingParams(
         max_tokens=validation.max_response_tokens or recipe.rollout.max_response_tokens,
         temperature=validation.temperature,
         top_p=validation.top_p,
-        stop_token_ids=stop_tokens(recipe, loaded),
+        stop_token_ids=stop_tokens(recipe, facts),
     )
 
 
-def stop_tokens(recipe: Recipe, loaded: LoadedModel) -> tuple[int, ...]:
+def stop_tokens(recipe: Recipe, facts: ModelFacts) -> tuple[int, ...]:
     """What ends a response.
 
     Raises:
         ModelError: neither the model nor the recipe names an end token: every response would run to the limit.
     """
     given = recipe.rollout.stop_token_ids
-    stops = loaded.stop_token_ids if given is None else tuple(given)
+    stops = facts.stop_token_ids if given is None else tuple(given)
     if not stops:
         raise ModelError(
-            f"{loaded.name} names no end-of-sequence token and rollout.stop_token_ids is "
+            f"{facts.name} names no end-of-sequence token and rollout.stop_token_ids is "
             f"{'not set' if given is None else 'empty'}; set it to the token ids that end a response"
         )
     return stops

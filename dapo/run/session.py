@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
 from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
+from dapo.contracts.model import ModelFacts
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.recorder import Recorder
@@ -23,6 +25,7 @@ from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import LoopSettings, Trainer
+from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
@@ -64,7 +67,9 @@ class Session:
 
     recipe: Recipe
     scorer: CompositeScorer
-    loaded: LoadedModel
+    loaded: LoadedModel  # of the learner, and of an engine that shares its tensors
+    facts: ModelFacts
+    tokenizer: Any
     data: PreparedData
     engine: Engine
     decode: Callable[[Sequence[IntArray]], list[str]]
@@ -87,14 +92,16 @@ class Session:
             for line in data.report.lines():
                 console.say(line)
             loaded = make_model(recipe, console)
-            engine = make_engine(recipe, loaded, longest=_longest(recipe, data), folder=folder)
+            facts = facts_of(loaded)
+            engine = make_engine(recipe, facts, loaded, longest=_longest(recipe, data), folder=folder)
         except BaseException:
             scorer.close()
             raise
         lag = recipe.algorithm.dynamic_sampling.verdict_lag
         if lag is None:
             lag = 0 if scorer.quick else WORKER_VERDICT_LAG
-        return cls(recipe, scorer, loaded, data, engine, make_decode(loaded.tokenizer), lag)
+        decode = make_decode(loaded.tokenizer)
+        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, decode, lag)
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
         """None without validation data. ``watch`` hears how far an evaluation is."""
@@ -108,7 +115,7 @@ class Session:
             engine=self.engine,
             scorer=self.scorer,
             prompts=sets,
-            sampling=make_validation_sampling(self.recipe, self.loaded),
+            sampling=make_validation_sampling(self.recipe, self.facts),
             samples=validation.samples,
             greedy=validation.greedy,
             seed=self.recipe.run.seed,
@@ -133,7 +140,7 @@ class Session:
             self.engine,
             learner,
             self.data.train or validation,
-            make_sampling(self.recipe, self.loaded),
+            make_sampling(self.recipe, self.facts),
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
         )
@@ -141,7 +148,7 @@ class Session:
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore) -> Trainer:
         recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases(recorder.span)
         algorithm, learner = make_algorithm(recipe), self.learner()
-        sampling = make_sampling(recipe, self.loaded)
+        sampling = make_sampling(recipe, self.facts)
         collector = StreamingCollector(
             engine=self.engine,
             scorer=self.scorer,
@@ -177,7 +184,7 @@ class Session:
                 evaluate_every=recipe.validation.every,
                 save_every=recipe.checkpoint.every,
             ),
-            fingerprint=self.loaded.fingerprint,
+            fingerprint=dict(self.facts.fingerprint),
             facts={
                 "recipe": redact(recipe.model_dump(mode="json")),
                 "validation": {name: content(prompts) for name, prompts in self.data.validation.items()},

@@ -212,7 +212,7 @@ def _cut_back(folder: RunFolder, console: Console, step: int, checkpoints: Check
 
 
 def _pieces(session: Session) -> Pieces | None:
-    return Pieces(session.loaded.tokenizer) if session.recipe.logging.tokens else None
+    return Pieces(session.tokenizer) if session.recipe.logging.tokens else None
 
 
 def _trackers(

@@ -10,6 +10,7 @@ import torch
 from dapo.config.schema import Vllm
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 from dapo.models.attention import own_attention
+from dapo.models.facts import facts_of
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -76,4 +77,5 @@ def partial_of(event):
 def start(loaded, *, slots=32, **settings):
     from dapo.rollout.vllm import VllmEngine
 
-    return VllmEngine(loaded, longest=LONGEST, slots=slots, settings=Vllm(**({"kv_cache_mib": 64} | settings)))
+    settings = {"kv_cache_mib": 64} | settings
+    return VllmEngine(facts_of(loaded), cuda=False, longest=LONGEST, slots=slots, settings=Vllm(**settings))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli.check_memory import Shape, estimate_memory
+from dapo.cli.check_memory import estimate_memory
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
+from dapo.contracts.model import ModelFacts
 
 ROOT = Path(__file__).parents[3]
 
@@ -130,7 +131,11 @@ def test_the_quickstart_checks(
 
 
 def test_memory_by_hand() -> None:
-    shape = Shape(parameters=1000, layers=2, hidden=8, ffn=16, key_values=16, vocabulary=50)
+    shape = ModelFacts(
+        name="", dtype="float32", vocabulary=50, positions=None, exact_positions=None, stop_token_ids=(1,),
+        pad_token_id=0, shapes={"a": (50, 8), "b": (600,)}, layers=2, hidden=8, ffn=16, kv_heads=2, head_size=4,
+        fingerprint={}, config={},
+    )  # fmt: skip
     given = {
         "model": {"path": "a/b"},
         "data": {"train": [{"task": "signed_sum"}]},

@@ -18,6 +18,7 @@ from dapo.contracts.types import SampleRequest, SamplingParams, TokenRow
 from dapo.errors import EngineError, ModelError
 from dapo.learner.local import LocalLearner
 from dapo.models import load, machine, probe
+from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import decoder_of
 from dapo.models.positions import exact_positions
@@ -186,9 +187,9 @@ def test_positions_are_exact_up_to_the_switching_point_and_refused_beyond(archit
     with pytest.raises(ModelError, match=r"beyond 64 tokens .*may grow to 65 "):
         learner.logprobs(rows_of(12, 63))
     recipe = Recipe.model_construct(rollout=Rollout())
-    make_engine(recipe, loaded, longest=64, folder=None)
+    make_engine(recipe, facts_of(loaded), loaded, longest=64, folder=None)
     with pytest.raises(ModelError, match=r"longrope or dynamic.*to 65 tokens.*max_response_tokens"):
-        make_engine(recipe, loaded, longest=65, folder=None)
+        make_engine(recipe, facts_of(loaded), loaded, longest=65, folder=None)
     engine = EmbeddedEngine(loaded)
     with pytest.raises(EngineError, match="64 positions"):
         engine.submit([SampleRequest((0, 0), np.array([2, 3]), SamplingParams(63), 1)])

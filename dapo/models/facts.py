@@ -1,0 +1,116 @@
+"""``ModelFacts`` of a loaded model, or of its folder alone: config and tokenizer are read, no weight is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from dapo.contracts.model import ModelFacts
+from dapo.errors import ModelError, of_the_machine
+from dapo.models.checksum import dtype_name
+from dapo.models.load import check_vocabulary, fingerprint_of, pad_token_of, stop_tokens_of, torch_dtype
+from dapo.models.loaded import LoadedModel
+from dapo.models.machine import first_line
+from dapo.models.positions import exact_positions
+from dapo.models.tokenizer import load_tokenizer
+
+
+def facts_of(loaded: LoadedModel) -> ModelFacts:
+    """What is to be known of a model that is here with its weights."""
+    return _facts(
+        loaded.model,
+        name=loaded.name,
+        dtype=dtype_name(loaded.dtype),
+        stop_token_ids=loaded.stop_token_ids,
+        pad_token_id=loaded.pad_token_id,
+        exact_positions=loaded.exact_positions,
+        fingerprint=loaded.fingerprint,
+    )
+
+
+def read_facts(name: str, dtype: str, *, trust_remote_code: bool = False, tokenizer: Any = None) -> ModelFacts:
+    """What loading the model would find, without its weights: equal to ``facts_of(load_model(name, ...))``.
+
+    Args:
+        name: Local Hugging Face folder, or a name on the model hub.
+        dtype: Parameter type that it would be loaded in.
+        trust_remote_code: Run Python code that comes with the model.
+        tokenizer: The model's own, where it is here already.
+
+    Raises:
+        ModelError: the configuration or the tokenizer cannot be used; the message names the next move.
+    """
+    model = _without_weights(name, dtype, trust_remote_code)
+    tokenizer = load_tokenizer(name, trust_remote_code, notes=[]) if tokenizer is None else tokenizer
+    check_vocabulary(name, model, tokenizer)
+    stops = stop_tokens_of(model, tokenizer)
+    return _facts(
+        model,
+        name=name,
+        dtype=dtype,
+        stop_token_ids=stops,
+        pad_token_id=pad_token_of(model, tokenizer, stops),
+        exact_positions=exact_positions(model),
+        fingerprint=fingerprint_of(model, torch_dtype(dtype)),
+    )
+
+
+def _facts(model: Any, **known: Any) -> ModelFacts:
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None) or 1  # one without attention keeps no keys and values
+    hidden = getattr(config, "hidden_size", None) or model.get_input_embeddings().weight.shape[1]
+    return ModelFacts(
+        vocabulary=model.get_input_embeddings().weight.shape[0],
+        positions=getattr(model.config, "max_position_embeddings", None),
+        shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
+        layers=getattr(config, "num_hidden_layers", None) or 0,
+        hidden=hidden,
+        ffn=getattr(config, "intermediate_size", None) or 4 * hidden,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or hidden // heads,
+        config=model.config.to_dict(),
+        **known,
+    )
+
+
+def _without_weights(name: str, dtype: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        with _parameters_on_meta():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code
+            )
+    except ModelError:
+        raise
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
+        if told := of_the_machine(error):
+            raise told from error
+        raise ModelError(
+            f"model.path: {name} cannot be loaded: {first_line(error)}; give the folder of a Hugging Face causal "
+            "language model, or a hub name that can be reached from here"
+        ) from error
+    with suppress(OSError):  # without the file it is what the configuration says, as in loading
+        model.generation_config = GenerationConfig.from_pretrained(name)
+    return model
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules made here have parameters without memory. Buffers are real: rotations are asked of them."""
+
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
+        if parameter is None or parameter.is_meta:
+            return None  # as it is: a tied one stays the same object
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(without_memory)
+    try:
+        yield
+    finally:
+        hook.remove()
