@@ -9,7 +9,7 @@ from typing import Any
 from dapo.config import LoadedRecipe, load_recipe, recipe_from_dict
 from dapo.config.check_data import source_name
 from dapo.config.resume import RESOLVED
-from dapo.config.schema import DataSource
+from dapo.config.schema import DataSource, Recipe
 from dapo.errors import RecipeError
 
 TASK = "task:"
@@ -58,6 +58,27 @@ def evaluation_recipe(
     for path, value in settings.items():
         _set(given, path, value)
     return recipe_from_dict(given, overrides), folder if (folder / RESOLVED).is_file() else None
+
+
+def recipe_against(recipe: Recipe, model_or_run: str) -> tuple[LoadedRecipe, Path | None]:
+    """The second model of a comparison: asked what the first one is asked, in the same way.
+
+    Args:
+        recipe: of the first.
+        model_or_run: a run folder, of whose recipe the model is taken, or a model's folder or hub name.
+
+    Returns:
+        The recipe, and the run folder if it is one.
+    """
+    folder = Path(model_or_run)
+    is_run = (folder / RESOLVED).is_file()
+    given = recipe.model_dump(mode="json")
+    if is_run:
+        other = load_recipe(folder / RESOLVED, of_a_run=True).recipe.model_dump(mode="json")
+        given["model"], given["run"] = other["model"], other["run"]  # `run` says which built-in model it began with
+    else:
+        given["model"]["path"] = model_or_run
+    return recipe_from_dict(given), folder if is_run else None
 
 
 def _placeholders(names: list[str]) -> list[dict[str, Any]]:

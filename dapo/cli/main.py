@@ -190,9 +190,20 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Problems per data set.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampled responses.")] = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint of a run; default: the newest.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL_OR_RUN", help="Compare with it, problem by problem; or with a file of --out."),
+    ] = None,
+    against_step: Annotated[int | None, typer.Option(help="Checkpoint of --against; default: the newest.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every answer there, a line of JSON each.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object on stdout; everything else goes to stderr.")
+    ] = False,
 ) -> int:
     """Accuracy with its interval, pass@k, majority vote, lengths and truncation, per data set."""
-    from dapo.cli.evaluate import evaluation_recipe
+    from dapo.cli.evaluate import evaluation_recipe, recipe_against
 
     options = {
         "validation.samples": samples,
@@ -204,9 +215,14 @@ def evaluate(
         "run.seed": seed,
     }
     loaded, run = evaluation_recipe(model_or_run, data or [], options, settings or [])
+    if against_step is not None and against is None:
+        raise typer.BadParameter("it needs --against RUN", param_hint="--against-step")
+    answers = Path(against) if against is not None and Path(against).is_file() else None
+    other = recipe_against(loaded.recipe, against) if against is not None and answers is None else None
     import dapo.run
 
-    return dapo.run.evaluate(loaded, run, step)
+    second = answers if other is None else dapo.run.Subject(*other, against_step)
+    return dapo.run.evaluate(loaded, run, step, against=second, out=out, as_json=as_json)
 
 
 @app.command()
@@ -215,7 +231,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")],
     step: Annotated[int | None, typer.Option(help="Checkpoint to export; default: the newest.")] = None,
 ) -> int:
-    """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
+    """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads, with a model card."""
     from dapo.config.resume import RESOLVED
 
     if not (run / RESOLVED).is_file():

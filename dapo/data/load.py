@@ -84,8 +84,10 @@ class DataReport:
     overlap: dict[str, Overlap] = field(default_factory=dict)  # by validation set
     conflicts: list[Conflict] = field(default_factory=list)  # in the training data, all sources together
 
-    def lines(self) -> list[str]:
-        """Lines for the console."""
+    def lines(self, *, training: bool = True) -> list[str]:
+        """Lines for the console; without ``training`` those of the validation sets alone."""
+        if not training:
+            return [f"validation  {source.sentence()}" for source in self.validation]
         lines = [f"training    {source.sentence()}" for source in self.train]
         lines += [f"validation  {source.sentence()}" for source in self.validation]
         lines += [

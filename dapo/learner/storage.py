@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,7 @@ def save(
     state = json.dumps({"fingerprint": loaded.fingerprint, "counters": dict(counters)}, indent=1).encode()
     (folder / STATE).write_bytes(state)
     files.append(SavedFile(STATE, len(state), zlib.crc32(state)))
+    _readable_as(folder / STATE, folder)
     for file in files:
         _flush(folder / file.name)
     return files
@@ -103,6 +105,13 @@ def export(folder: Path, loaded: LoadedModel) -> None:
     """Model, tokenizer and generation settings as an ordinary Hugging Face folder."""
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
+    _readable_as(folder / "config.json", folder)
+
+
+def _readable_as(file: Path, folder: Path) -> None:
+    """Tensors get the mode of ``file``, written the ordinary way: safetensors makes them the owner's alone."""
+    for tensors in folder.glob("*.safetensors"):
+        shutil.copymode(file, tensors)
 
 
 def _check_same_model(folder: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:

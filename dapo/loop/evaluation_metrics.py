@@ -53,6 +53,14 @@ def result_of(by_set: Mapping[str, Sequence[Evaluated]], samples: int, greedy: b
     return EvaluationResult(metrics, [r for responses in by_set.values() for r in responses], reasons)
 
 
+def by_set_of(responses: Sequence[Evaluated]) -> dict[str, list[Evaluated]]:
+    """Responses by name of their set, in order of appearance."""
+    sets: dict[str, list[Evaluated]] = {}
+    for response in responses:
+        sets.setdefault(response.dataset, []).append(response)
+    return sets
+
+
 def reason_of(score: Score) -> str:
     """The first line of why a verifier failed, cut to a length that a line can hold."""
     return ((score.reason or "").strip() or "no reason given").splitlines()[0][:200]

@@ -45,6 +45,17 @@ def logging_to(path: Path, warn: Callable[[str], None] | None = None) -> Iterato
         package.propagate = propagate
 
 
+@contextmanager
+def warnings_to(warn: Callable[[str], None]) -> Iterator[None]:
+    """Show the package's records from WARNING on, where no file takes them."""
+    package, screen = logging.getLogger("dapo"), _ConsoleHandler(warn)
+    package.addHandler(screen)
+    try:
+        yield
+    finally:
+        package.removeHandler(screen)
+
+
 class _File(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """On a full disk the log is silent: whatever stops the run then is told by the run."""

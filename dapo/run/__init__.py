@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dapo.run.evaluate import evaluate
+from dapo.run.evaluate import Subject, evaluate
 from dapo.run.export import export
 from dapo.run.train import resume, train
 
-__all__ = ["evaluate", "export", "resume", "train"]
+__all__ = ["Subject", "evaluate", "export", "resume", "train"]

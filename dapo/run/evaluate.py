@@ -1,38 +1,140 @@
-"""``dapo evaluate``: the validation sets of a recipe on a model or on a run's checkpoint."""
+"""``dapo evaluate``: the validation sets of a recipe on a model or on a run's checkpoint, alone or against another."""
 
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console as RichConsole
+
+from dapo.algorithms.statistics import mean_of_estimates
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import LoadedRecipe
+from dapo.contracts.evaluation import EvaluationResult
 from dapo.errors import DataError
+from dapo.loop.evaluation_metrics import by_set_of, paired_difference, result_of
+from dapo.loop.outcomes import nothing_scored
+from dapo.observe.answers import read_answers, write_answers
 from dapo.observe.console import Console
+from dapo.observe.evaluation_table import Difference, Shown, as_object, comparison, table
+from dapo.observe.log import warnings_to
 from dapo.observe.run_folder import RunFolder
-from dapo.observe.view import validation_lines
 from dapo.run.session import Session
 
 
-def evaluate(loaded: LoadedRecipe, run: Path | None = None, step: int | None = None) -> int:
-    """Print each set's metrics; for a run, of checkpoint ``step`` (default: the newest). Returns the exit code."""
-    with Console(loaded.recipe.logging.console) as console:
-        saved = CheckpointStore(RunFolder.open(run).checkpoints).path(step) if run is not None else None
-        session = Session.make(loaded.recipe, console)
-        try:
-            learner = session.learner()
-            if saved is not None:
-                learner.load(saved / "learner")
-                console.say(f"weights of {saved}")
-            session.engine.publish(0, learner.publish())
-            session.sync_check(learner)(0)
-            evaluator = session.evaluator()
-            if evaluator is None:
-                raise DataError("there is nothing to evaluate on: give --data FILE")
-            result = evaluator.evaluate()
-        finally:
-            session.close()
-        for line in validation_lines(0, result.metrics):
-            console.print(line)
-        print(json.dumps(result.metrics, indent=1, sort_keys=True))
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is evaluated: a recipe, and the run and the step of the checkpoint whose weights it takes."""
+
+    loaded: LoadedRecipe
+    run: Path | None = None  # None: the recipe's model itself
+    step: int | None = None  # None: the newest checkpoint
+
+
+def evaluate(
+    loaded: LoadedRecipe,
+    run: Path | None = None,
+    step: int | None = None,
+    *,
+    against: Subject | Path | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Evaluate and print. Returns the exit code.
+
+    Args:
+        loaded: The recipe; its ``data.validation`` and ``validation`` say on what and how.
+        run: The run whose weights are taken; None: the recipe's model.
+        step: Of which checkpoint; default: the newest.
+        against: A second model, or a file that ``out`` wrote, to be compared problem by problem.
+        out: Write every answer there, a line of JSON each.
+        as_json: Print one JSON object on stdout, and everything else on stderr.
+
+    Raises:
+        DataError: there is no validation data; ``out`` exists; ``against`` is a file that holds no answers.
+        RewardError: of a whole set no response could be scored; what there is was printed first.
+    """
+    if out is not None and out.exists():
+        raise DataError(f"{out} exists already; give another name to --out")
+    earlier = _read(against) if isinstance(against, Path) else None
+    rich = RichConsole(stderr=True, highlight=False) if as_json else None
+    with Console(loaded.recipe.logging.console, rich) as console, warnings_to(console.show_warning):
+        found, result = _evaluate(Subject(loaded, run, step), console)
+        if out is not None:
+            write_answers(out, result.responses, found.model, found.step)
+            console.say(f"{len(result.responses):,} answers in {out}")
+        if isinstance(against, Subject):
+            earlier = _evaluate(against, console)
+    _print(found, result, earlier, as_json)
+    if result.silent:
+        raise nothing_scored({name: result.reasons[name] for name in result.silent})
     return 0
+
+
+def _evaluate(subject: Subject, console: Console) -> tuple[Shown, EvaluationResult]:
+    recipe, run = subject.loaded.recipe, subject.run
+    saved = CheckpointStore(RunFolder.open(run).checkpoints).path(subject.step) if run is not None else None
+    session = Session.make(recipe, console, training=False)
+    try:
+        learner = session.learner()
+        if saved is not None:
+            learner.load(saved / "learner")
+            console.say(f"weights of {saved}")
+        session.engine.publish(0, learner.publish())
+        session.sync_check(learner)(0)
+        evaluator = session.evaluator(console.evaluating)
+        if evaluator is None:
+            raise DataError("there is nothing to evaluate on: give --data FILE")
+        result = evaluator.evaluate()
+    finally:
+        session.close()
+    name, step = (recipe.model.path, None) if saved is None else (str(run), int(saved.name.rpartition("_")[2]))
+    return _shown(name, step, recipe.validation.samples, result), result
+
+
+def _read(path: Path) -> tuple[Shown, EvaluationResult]:
+    """The evaluation that a file of answers holds."""
+    name, step, responses = read_answers(path)
+    sampled = {r.sample for r in responses if r.sample >= 0}
+    result = result_of(by_set_of(responses), len(sampled), any(r.sample < 0 for r in responses))
+    return _shown(name, step, len(sampled), result), result
+
+
+def _shown(model: str, step: int | None, samples: int, result: EvaluationResult) -> Shown:
+    sets = {
+        name: {
+            key.removeprefix(f"validation/{name}/"): value
+            for key, value in result.metrics.items()
+            if key.startswith(f"validation/{name}/")
+        }
+        for name in by_set_of(result.responses)
+    }
+    keys = dict.fromkeys(key for metrics in sets.values() for key in metrics)
+    mean = {key: result.metrics[f"validation/{key}"] for key in keys if f"validation/{key}" in result.metrics}
+    return Shown(model, step, samples, sets, mean, result.reasons)
+
+
+def _print(found: Shown, result: EvaluationResult, other: tuple[Shown, EvaluationResult] | None, as_json: bool) -> None:
+    differences: dict[str, Difference] = {}
+    if other is not None:
+        ours, theirs = by_set_of(result.responses), by_set_of(other[1].responses)
+        both = [name for name in ours if name in theirs]
+        if not both:
+            raise DataError(
+                f"there is nothing to compare: one has the sets {', '.join(ours)}, the other {', '.join(theirs)}"
+            )
+        differences = {name: Difference(*paired_difference(ours[name], theirs[name])) for name in both}
+    mean = mean_of_estimates([d.estimate for d in differences.values()]) if differences else None
+    shown = [found] if other is None else [found, other[0]]
+    if as_json:
+        print(json.dumps(as_object(shown, differences, mean), indent=1))
+        return
+    paper = RichConsole(file=sys.stdout, highlight=False)
+    for each in shown:
+        paper.print()
+        paper.print(table(each))
+    if mean is not None:
+        paper.print()
+        paper.print(comparison(shown[0].name, shown[1].name, differences, mean))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 from pathlib import Path
+from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state
 from dapo.config.load import load_recipe
+from dapo.config.schema import Recipe
 from dapo.learner import storage
 from dapo.loop.trainer import check_fingerprint
+from dapo.models.loaded import LoadedModel
+from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
+from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.text import clean, interval, number, percent
 from dapo.run.parts import make_facts, make_model
+
+CARD = "README.md"
+_GENERIC = "PreTrainedTokenizerFast"
 
 
 def export(run: Path, out: Path, step: int | None = None) -> int:
@@ -27,5 +38,110 @@ def export(run: Path, out: Path, step: int | None = None) -> int:
         storage.load(saved / "learner", loaded)
         storage.export(out, loaded)
         console.say(f"{saved} -> {out}")
+        tokenizer = tokenizer_class(out, loaded)
+        rows = [row for row in read_metrics(folder.metrics) if row["step"] <= _step(saved)]
+        difference = folder.difference.read_text(encoding="utf-8") if folder.difference.exists() else ""
+        card = model_card(out.name, recipe, rows, _step(saved), difference, tokenizer)
+        (out / CARD).write_text(card, encoding="utf-8")
+        if tokenizer != "AutoTokenizer":
+            console.warn(
+                "AutoTokenizer splits text otherwise than the tokenizer that this model was trained with: transformers "
+                f'picks a class by the model type. Load it with {tokenizer}.from_pretrained("{out}"); the model card '
+                "says so. A server that loads its tokenizer by AutoTokenizer gets other tokens: send it token ids"
+            )
         console.say(f'load it with AutoModelForCausalLM.from_pretrained("{out}")')
     return 0
+
+
+def tokenizer_class(folder: Path, loaded: LoadedModel) -> str:
+    """The class of transformers whose ``from_pretrained(folder)`` gives the tokenizer that training used.
+
+    ``AutoTokenizer`` wherever it does; for some model types it takes a class that replaces what tokenizer.json says.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    texts = [PROBE_TEXT, " ".join(loaded.tokenizer.get_vocab()), *_chats(loaded.tokenizer)]
+    expected = [loaded.tokenizer.encode(text) for text in texts]
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice on tokenizers speaks of the old folder
+    if [AutoTokenizer.from_pretrained(folder).encode(text) for text in texts] == expected:
+        return "AutoTokenizer"
+    generic = PreTrainedTokenizerFast.from_pretrained(folder)
+    return _GENERIC if [generic.encode(text) for text in texts] == expected else type(loaded.tokenizer).__name__
+
+
+def _chats(tokenizer: Any) -> list[str]:
+    """A conversation as the tokenizer's template writes it, where it has one."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    messages = [{"role": "user", "content": PROBE_TEXT}]
+    return [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)]
+
+
+def model_card(name: str, recipe: Recipe, rows: list[Row], step: int, difference: str, tokenizer: str) -> str:
+    """README.md of an exported folder: what was trained, how, and with which result.
+
+    Args:
+        name: of the model.
+        recipe: of the run.
+        rows: of its metrics, up to ``step``.
+        step: of the checkpoint.
+        difference: the recipe against its preset, as in difference.txt.
+        tokenizer: the class that loads the tokenizer as training used it.
+    """
+    base = recipe.model.path
+    evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [dapo, reinforcement-learning]\n---",
+        f"# {_inline(name)}",
+        f"{_inline(base)} trained for {step} steps with dapo {importlib.import_module('dapo').__version__}: "
+        f"{recipe.rollout.prompts_per_step} prompts a step, {recipe.rollout.group_size} responses a prompt, preset "
+        f"{recipe.preset}. Rewards: {', '.join(_inline(f'{r.name} ({r.kind})') for r in recipe.rewards)}.",
+        "## Result",
+        *(_result(evaluated) if evaluated else ["It was not evaluated on held-out problems."]),
+        "## Use",
+        "```python\n"
+        f"from transformers import AutoModelForCausalLM, {tokenizer}\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
+        f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n```',
+    ]
+    if tokenizer != "AutoTokenizer":
+        parts.append(
+            f"**Load the tokenizer with `{tokenizer}`.** `AutoTokenizer` takes another class for this type of model, "
+            "which splits text otherwise than in training."
+        )
+    parts += ["## Recipe", f"```\n{clean(difference).replace('```', '').strip()}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _result(evaluated: list[Row]) -> list[str]:
+    """The first and the last evaluation as a table; unscored responses are named."""
+    shown = evaluated[:1] + (evaluated[-1:] if len(evaluated) > 1 else [])
+    heads = [f"step {row['step']}" for row in shown]
+    lines = [f"| held-out | {' | '.join(heads)} |", f"| --- {'| --- ' * len(heads)}|"]
+    for title, key, form in (
+        ("accuracy, sampled", "accuracy", percent),
+        ("accuracy, greedy", "greedy_accuracy", percent),
+        ("response length", "length_mean", number),
+        ("truncated", "truncated_share", percent),
+        ("unscored responses", "unscored", lambda count: f"{count or 0:,.0f}"),
+    ):
+        values = [row.get(f"validation/{key}") for row in shown]
+        if not any(value is not None for value in values) or (key == "unscored" and not any(values)):
+            continue
+        cells = [form(value) for value in values]
+        if key == "accuracy":
+            ends = [interval(row.get("validation/accuracy_low"), row.get("validation/accuracy_high")) for row in shown]
+            cells = [f"{cell} ({end})" if end else cell for cell, end in zip(cells, ends, strict=True)]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    problems = shown[-1].get("validation/problems")
+    about = f" over {problems:,.0f} problems" if problems else ""
+    return ["\n".join(lines), f"In brackets: the 95 % interval{about}."]
+
+
+def _inline(text: str, quote: str = "`") -> str:
+    """Text of the user's inside a line of Markdown."""
+    return f"{quote}{clean(text, newlines=False).replace('`', '').replace(chr(34), '')}{quote}"
+
+
+def _step(saved: Path) -> int:
+    return int(saved.name.rpartition("_")[2])

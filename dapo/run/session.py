@@ -76,8 +76,10 @@ class Session:
     verdict_lag: int
 
     @classmethod
-    def make(cls, recipe: Recipe, console: Console, folder: Path | None = None) -> Session:
+    def make(cls, recipe: Recipe, console: Console, folder: Path | None = None, *, training: bool = True) -> Session:
         """The parts of a run whose files live in ``folder`` (None: it leaves none).
+
+        Without ``training`` the recipe's training data are placeholders, and nothing is said of them.
 
         Raises:
             RecipeError: a package that the recipe needs is missing.
@@ -89,7 +91,7 @@ class Session:
         scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
             data = prepare(recipe.data, make_tokenizer(recipe.model))  # what is wrong with it is told before weights
-            for line in data.report.lines():
+            for line in data.report.lines(training=training):
                 console.say(line)
             loaded = make_model(recipe, console)
             facts = facts_of(loaded)

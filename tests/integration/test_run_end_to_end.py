@@ -396,10 +396,12 @@ def test_export_and_evaluate_speak_of_the_trained_weights(finished, tmp_path):
     for name, tensor in model.state_dict().items():
         if name in trained:
             assert (tensor.numpy() == trained[name]).all(), name
-    evaluated = dapo("evaluate", run, "--samples", "2")
+    evaluated = dapo("evaluate", run, "--samples", "2", "--json")
     last = read_metrics(run / "metrics.jsonl")[-1]
-    numbers = json.loads(evaluated.stdout[evaluated.stdout.index("{\n") :])
-    assert numbers["validation/accuracy"] == last["validation/accuracy"]
+    numbers = json.loads(evaluated.stdout)
+    assert numbers["step"] == last["step"]
+    assert numbers["sets"]["held_out"]["accuracy"] == pytest.approx(last["validation/accuracy"], abs=1e-6)
+    assert "trained for 6 steps" in (tmp_path / "out" / "README.md").read_text()
     of_export = dapo(
         "evaluate",
         tmp_path / "out",
@@ -411,4 +413,4 @@ def test_export_and_evaluate_speak_of_the_trained_weights(finished, tmp_path):
         "--limit",
         "5",
     )
-    assert '"validation/accuracy"' in of_export.stdout
+    assert "accuracy, greedy" in of_export.stdout

@@ -32,8 +32,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     fake = types.SimpleNamespace(calls=[], outcome=0)
 
     def record(name: str) -> Any:
-        def call(*arguments: Any) -> int:
-            fake.calls.append((name, *arguments))
+        def call(*arguments: Any, **named: Any) -> int:
+            fake.calls.append((name, *arguments, *([named] if named else [])))
             if isinstance(fake.outcome, BaseException):
                 raise fake.outcome
             return int(fake.outcome)
@@ -41,6 +41,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         return call
 
     module = types.ModuleType("dapo.run")
+    module.Subject = lambda *fields: fields  # type: ignore[attr-defined]
     for name in ("train", "resume", "evaluate", "export"):
         setattr(module, name, record(name))
     monkeypatch.setitem(sys.modules, "dapo.run", module)
@@ -174,12 +175,32 @@ def test_export(commands: types.SimpleNamespace, run_folder: Path, tmp_path: Pat
 def test_evaluate_a_run(commands: types.SimpleNamespace, run_folder: Path) -> None:
     arguments = ["evaluate", str(run_folder), "--data", "task:signed_sum", "-k", "8", "--no-greedy", "--limit", "5"]
     assert main([*arguments, "--seed", "7", "validation.temperature=0.6", "--step", "2"]) == 0
-    ((name, loaded, run, step),) = commands.calls
+    ((name, loaded, run, step, more),) = commands.calls
     assert (name, run, step) == ("evaluate", run_folder, 2)
+    assert more == {"against": None, "out": None, "as_json": False}
     validation = loaded.recipe.validation
     assert (validation.samples, validation.greedy, validation.limit, validation.temperature) == (8, False, 5, 0.6)
     assert loaded.recipe.run.seed == 7
     assert [s.task for s in loaded.recipe.data.validation] == ["signed_sum"]
+
+
+def test_evaluate_against_another(commands: types.SimpleNamespace, run_folder: Path, tmp_path: Path) -> None:
+    ask = ["evaluate", str(run_folder), "--data", "task:signed_sum", "-k", "3", "--json", "--out", "a.jsonl"]
+    assert main([*ask, "--against", "some/model"]) == 0
+    *_, more = commands.calls.pop()
+    assert (more["as_json"], more["out"]) == (True, Path("a.jsonl"))
+    loaded, run, step = more["against"]
+    assert (loaded.recipe.model.path, run, step) == ("some/model", None, None)
+    assert loaded.recipe.validation.samples == 3
+    assert main([*ask, "--against", str(run_folder), "--against-step", "4"]) == 0
+    *_, more = commands.calls.pop()
+    assert more["against"][1:] == (run_folder, 4)
+    answers = tmp_path / "answers.jsonl"
+    answers.touch()
+    assert main([*ask, "--against", str(answers)]) == 0
+    *_, more = commands.calls.pop()
+    assert more["against"] == answers
+    assert main([*ask, "--against-step", "4"]) == 2
 
 
 def test_evaluation_of_a_bare_model() -> None:

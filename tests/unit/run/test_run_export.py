@@ -1,0 +1,88 @@
+"""What an exported folder and a checkpoint look like to others: modes, tokenizer, model card."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from dapo.config import recipe_from_dict
+from dapo.learner import storage
+from dapo.models.load import load_model
+from dapo.models.tiny import make_tiny_model
+from dapo.run.export import model_card, tokenizer_class
+
+
+def modes(folder):
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir() if file.is_file()}
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_tensors_are_as_readable_as_the_files_beside_them(tmp_path, mask, mode):
+    loaded = load_model(make_tiny_model(tmp_path / "model", "llama"))
+    before = os.umask(mask)
+    try:
+        storage.save(tmp_path / "saved", loaded, {"m": torch.zeros(3)}, {})
+        storage.export(tmp_path / "out", loaded)
+    finally:
+        os.umask(before)
+    for folder in ("saved", "out"):
+        found = modes(tmp_path / folder)
+        assert any(name.endswith(".safetensors") for name in found)
+        assert set(found.values()) == {mode}, (folder, found)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"), [("llama", "AutoTokenizer"), ("qwen2", "PreTrainedTokenizerFast")]
+)
+def test_the_class_that_loads_the_tokenizer_as_training_used_it_is_found(tmp_path, architecture, expected):
+    loaded = load_model(make_tiny_model(tmp_path / "model", architecture))
+    storage.export(tmp_path / "out", loaded)
+    assert tokenizer_class(tmp_path / "out", loaded) == expected
+    loader = {"AutoTokenizer": AutoTokenizer, "PreTrainedTokenizerFast": PreTrainedTokenizerFast}[expected]
+    text = "4 +7 -9 ="
+    assert loader.from_pretrained(tmp_path / "out").encode(text) == loaded.tokenizer.encode(text)
+
+
+def card(rows, tokenizer="AutoTokenizer", **model):
+    recipe = recipe_from_dict(
+        {
+            "model": {"path": "owner/base", **model},
+            "data": {"train": [{"task": "signed_sum", "size": 8}]},
+            "rewards": [{"name": "accuracy", "kind": "task"}],
+        }
+    ).recipe
+    return model_card("mine", recipe, rows, 60, "against preset dapo:\n  a  1 -> 2\n", tokenizer)
+
+
+def row(step, accuracy, **more):
+    return {
+        "step": step,
+        "validation/accuracy": accuracy,
+        "validation/accuracy_low": accuracy - 0.1,
+        "validation/accuracy_high": accuracy + 0.1,
+        "validation/problems": 128,
+        **more,
+    }
+
+
+def test_a_model_card_tells_recipe_and_result():
+    text = card([row(0, 0.25), row(30, 0.5), row(60, 0.75)])
+    assert text.startswith("---\nlibrary_name: transformers\n")
+    assert "`owner/base` trained for 60 steps" in text
+    assert "| accuracy, sampled | 25.0% (15.0–35.0) | 75.0% (65.0–85.0) |" in text
+    assert "| held-out | step 0 | step 60 |" in text
+    assert "unscored" not in text
+    assert "  a  1 -> 2" in text
+    assert "AutoTokenizer.from_pretrained" in text
+
+
+def test_a_model_card_hides_neither_unscored_responses_nor_a_tokenizer_that_auto_breaks():
+    text = card([row(0, 0.5, **{"validation/unscored": 24})], "PreTrainedTokenizerFast")
+    assert "| unscored responses | 24 |" in text
+    assert "PreTrainedTokenizerFast.from_pretrained" in text
+    assert "AutoTokenizer.from_pretrained" not in text
+    assert "not evaluated" in card([])
