@@ -42,6 +42,7 @@ _MODES = (
 )
 _KL = "DAPO has no KL term; one is planned"
 _CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
+_ONE = "one process on one device, and servers for the rollouts"
 _RESUME = "dapo train --resume RUN"
 
 
@@ -249,7 +250,46 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("warmup_steps lr_warmup_steps num_warmup_steps", (SWIFT, TRL, VERL), "learner.warmup")
     + _peer("max_grad_norm clip_grad", (SWIFT, TRL, VERL), "learner.max_grad_norm")
     + _peer("resume_from_checkpoint resume_mode", (SWIFT, TRL, SKYRL), "", f"use `{_RESUME}`")
-    + _peer("gpus_per_node num_nodes", NEMO, "", "one machine for now")
+    + _peer("gpus_per_node num_nodes n_gpus_per_node nnodes", (NEMO, VERL), "", _ONE)
+    + _peer("launcher allocation_mode deepspeed", (AREAL, TRL, SWIFT), "", _ONE)
+    + _peer("data.max_response_length", VERL, "rollout.max_response_tokens")
+    + _peer("rollout.n", VERL, "rollout.group_size")
+    + _peer("actor.reward_scaling", AREAL, f"{_SCALE}.target_min {_SCALE}.target_max", "a factor there, a range here")
+    + _peer("max_length", (SWIFT, TRL), "data.max_prompt_tokens", f"of the length penalty: `{_LEN}.max_length`")
+    + _peer("max_head_offpolicyness", AREAL, f"{_DS}.max_age")
+    + _peer(
+        "use_decoupled_loss", AREAL, "algorithm.old_logprobs algorithm.correction.kind", "`learner` and a correction"
+    )
+    + _peer("async_grpo.enabled", NEMO, f"{_DS}.unfinished", "`carry` goes on with them in the next step")
+    + _peer("entropy_coeff entropy_coef", (VERL, AREAL), "", "DAPO has no entropy bonus; `policy/entropy` is measured")
+    + _peer("train_files dataset dataset_name", (VERL, SWIFT, TRL), "data.train", "a list: [{path: FILE}]")
+    + _peer("val_files val_dataset eval_dataset", (VERL, SWIFT, TRL), "data.validation", "a list: [{path: FILE}]")
+    + _peer("prompt_key", VERL, "data.train.N.fields", "{problem: THE_COLUMN}")
+    + _peer("truncation filter_overlong_prompts", VERL, "data.overlong_prompts", "nothing is ever cut")
+    + _peer("total_epochs total_train_epochs num_train_epochs", (VERL, AREAL, TRL, SWIFT), "data.epochs")
+    + _peer("save_freq save_interval ckpt_interval", (VERL, SKYRL), "checkpoint.every")
+    + _peer("checkpointing.enabled", NEMO, "checkpoint.every", "0 saves at the end only")
+    + _peer("save_total_limit keep_top_k max_ckpts_to_keep", (TRL, SWIFT, NEMO, SKYRL), "checkpoint.keep", "the newest")
+    + _peer("test_freq eval_interval eval_strategy", (VERL, SKYRL, TRL), "validation.every", "0 is never")
+    + _peer("val_before_train eval_before_train", (VERL, SKYRL), "", "a run is always evaluated before its first step")
+    + _peer("report_to trainer.logger", (TRL, SWIFT, VERL, SKYRL), "logging.wandb logging.tensorboard")
+    + _peer("project_name wandb_project", (VERL, SKYRL), "logging.wandb")
+    + _peer("experiment_name run_name", (VERL, SKYRL, TRL), "run.name")
+    + _peer("logging_steps", (TRL, SWIFT), "", "every step is written to metrics.jsonl")
+    + _peer("bf16 torch_dtype", (TRL, SWIFT), "model.dtype", "bf16 is `bfloat16`")
+    + _peer("fp16", (TRL, SWIFT), "", "`model.dtype` is `float32` or `bfloat16`")
+    + _peer("attn_implementation attn_impl", (TRL, SWIFT), "model.attention")
+    + _peer(
+        "train_type tuner_type lora_rank lora_alpha use_peft",
+        (SWIFT, TRL),
+        "",
+        "every parameter is trained: no LoRA yet",
+    )
+    + _peer("lr_scheduler_type scheduler.type scheduler.name", (TRL, SWIFT, NEMO), "learner.schedule")
+    + _peer("optimizer.name optimizer.type", NEMO, "", "AdamW is the only one")
+    + _peer("adam_beta1 adam_beta2", (TRL, SWIFT), "learner.betas")
+    + _peer("warmup_ratio lr_warmup_steps_ratio", (TRL, SWIFT, VERL), "learner.warmup", "in steps")
+    + _peer("kl_coef ref_model sync_ref_model kl_loss_type", (VERL, TRL, SWIFT), "algorithm.kl_coefficient", _KL)
 )
 
 _BY_KEY: dict[str, PeerKey] = {}

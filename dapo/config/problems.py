@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,16 +171,52 @@ def unknown_key(path: str) -> str:
     return f"no such key; here may stand: {', '.join(siblings)}" if siblings else "no such key"
 
 
+_LONG = 6  # letters from which two names are alike by more than chance
+_COMMON = {
+    "name",
+    "path",
+    "dir",
+    "kind",
+    "mode",
+    "type",
+    "format",
+    "enabled",
+    "size",
+    "every",
+    "keep",
+    "dtype",
+    "limit",
+}
+"""Names that mean something else in every section."""
+
+
 def nearest(path: str, count: int = 3) -> list[str]:
-    """Settings whose name is closest: in the same section first, then of the same name, then anywhere."""
+    """Settings that somebody may have meant: a slip in the same section, then the name in another one. [] for none.
+
+    A wrong name is worse than none, so common names need a word of their sections in common.
+    """
+    path = generic(path)
     section, _, name = path.rpartition(".")
-    everywhere = settings()
-    here = {s.name: s.path for s in everywhere.values() if s.path.rpartition(".")[0] == section}
-    found = [here[n] for n in difflib.get_close_matches(name, here, 1, 0.7)]
-    found += [s.path for s in everywhere.values() if s.name == name and s.path not in found]
+    everywhere = [s for s in settings().values() if not s.section]
+    here = {s.name: s.path for s in settings().values() if s.path.rpartition(".")[0] == section}
+    found = [here[n] for n in difflib.get_close_matches(name, here, 1, 0.8) if _alike(name, n)]
+    found = found or [p for n, p in here.items() if len(name) > 1 and n.startswith(name)]
+    same = [s.path for s in everywhere if s.name == name and _in_common(section, s.path, name)]
+    found += [p for p in same if p not in found]
+    if not found and len(name) >= _LONG:
+        names = difflib.get_close_matches(name, {s.name for s in everywhere}, 1, 0.85)
+        found = [s.path for s in everywhere if s.name in names]
     if not found:
-        found = difflib.get_close_matches(path, everywhere, 1, 0.75)
-    if not found:
-        names = difflib.get_close_matches(name, {s.name for s in everywhere.values()}, 1, 0.8)
-        found = [s.path for s in everywhere.values() if s.name in names]
+        found = difflib.get_close_matches(path, [s.path for s in everywhere if _alike(name, s.name)], 1, 0.92)
     return found[:count]
+
+
+def _alike(given: str, name: str) -> bool:
+    return given[:1] == name[:1] or len(given) >= _LONG
+
+
+def _in_common(section: str, path: str, name: str) -> bool:
+    """Whether a name in ``section`` may be meant for ``path``: it is not common, or bare, or the sections are alike."""
+    ours = re.split(r"[._]", path.rpartition(".")[0])
+    theirs = re.split(r"[._]", section)
+    return not section or name not in _COMMON or any(difflib.get_close_matches(word, ours, 1, 0.8) for word in theirs)

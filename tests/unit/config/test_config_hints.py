@@ -1,0 +1,81 @@
+"""Which names an unknown key is answered with: a plausible one, or none."""
+
+from __future__ import annotations
+
+import pytest
+
+from dapo.config.peers import PEER_KEYS
+from dapo.config.problems import nearest, unknown_key
+from dapo.config.settings import settings
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("learner.learningrate", ["learner.learning_rate"]),
+        ("rollout.temprature", ["rollout.temperature"]),
+        ("algorithm.clip.hi", ["algorithm.clip.high"]),
+        ("trainer.step", ["trainer.steps"]),
+        ("algorithm.dynamic_sampling.oversampling", ["algorithm.dynamic_sampling.oversample"]),
+        ("run.nam", ["run.name"]),
+        ("weight_decay", ["learner.weight_decay"]),
+        ("optimizer.weight_decay", ["learner.weight_decay"]),
+        ("dataloader.shuffle", ["data.shuffle"]),
+        ("top_k", ["rollout.top_k"]),
+        ("temperature", ["rollout.temperature", "validation.temperature"]),
+        ("algoritm.clip.low", ["algorithm.clip.low"]),
+        ("rewards.0.wieght", ["rewards.N.weight"]),
+    ],
+)
+def test_slips_are_told_the_right_name(given: str, meant: list[str]) -> None:
+    assert [path.replace(".0.", ".N.") for path in nearest(given)] == meant
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("foo.type", "foo.bar", "optimizer.kind", "model.type", "model.name", "engine.name", "engine.path", "a.b.c"),
+        *("cache.size", "train.mode", "logger.dir", "dataset.truncated", "worker.every", "x.kind", "n", "model.tipe"),
+        *("max_prompt_len", "logging_dir", "ref.enabled", "data.truncations"),
+    ],
+)
+def test_what_resembles_nothing_gets_no_name(given: str) -> None:
+    assert nearest(given) == []
+
+
+def test_every_setting_with_a_letter_too_many_is_found_again() -> None:
+    """A property over the whole schema: the slip of one doubled letter in any longer name."""
+    for setting in settings().values():
+        name = setting.name
+        if len(name) >= 4:
+            slip = setting.path[: -len(name)] + name[:2] + name[1:]
+            assert setting.path in nearest(slip), (slip, nearest(slip))
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("actor_rollout_ref.rollout.n", "rollout.group_size"),
+        ("trainer.total_epochs", "data.epochs"),
+        ("trainer.logger", "logging.wandb"),
+        ("data.train_files", "data.train"),
+        ("num_train_epochs", "data.epochs"),
+        ("report_to", "logging.tensorboard"),
+        ("bf16", "model.dtype"),
+        ("logging_steps", "metrics.jsonl"),
+        ("scheduler.type", "learner.schedule"),
+        ("grpo.async_grpo.enabled", "algorithm.dynamic_sampling.unfinished"),
+        ("checkpointing.enabled", "checkpoint.every"),
+        ("train_type", "no LoRA"),
+        ("data.max_response_length", "called `rollout.max_response_tokens`"),
+        ("trainer.save_freq", "checkpoint.every"),
+        ("max_head_offpolicyness", "algorithm.dynamic_sampling.max_age"),
+    ],
+)
+def test_ordinary_keys_of_peers(key: str, ours: str) -> None:
+    assert ours in unknown_key(key)
+
+
+def test_every_name_that_a_peers_key_gets_is_a_setting() -> None:
+    missing = [(entry.key, path) for entry in PEER_KEYS for path in entry.ours if path not in settings()]
+    assert missing == []
