@@ -94,9 +94,10 @@ class RunFolder:
                     f"{run.path} holds no run yet: it ended before its recipe was written. Start it again with "
                     "`dapo train RECIPE`; it takes the same folder."
                 )
-            near = sorted(p.parent.name for p in run.path.parent.glob("*/recipe.resolved.yaml"))
+            near = sorted(p.parent.name for p in run.path.parent.glob("*/recipe.resolved.yaml") if p.is_file())
+            what = "is no regular file" if os.path.lexists(run.resolved_recipe) else "is missing"
             raise RecipeError(
-                f"{run.path} holds no run: {run.resolved_recipe.name} is missing. "
+                f"{run.path} holds no run: {run.resolved_recipe.name} {what}. "
                 + (f"Runs in {run.path.parent}: {', '.join(near)}." if near else f"No run in {run.path.parent} either.")
             )
         return run

@@ -90,6 +90,10 @@ from dapo.report.reader import read_run
 from dapo.report.runs_list import RunsFolder
 from dapo.report.shelf import Shelf
 folder = Path(sys.argv[1])
+if sys.argv[2] == "refused":
+    assert main(["report", str(folder)]) == main(["data", str(folder)]) == 2
+    print("lines", len(Shelf(RunsFolder.at(folder.parent)).lines()[0]))
+    sys.exit()
 run = read_run(folder)
 for step in browse.steps_of(run):
     found, _ = browse.groups(run, step)
@@ -110,10 +114,13 @@ def test_nobody_waits_at_a_named_pipe(tmp_path, make_run, name):
     if name == "difference.txt":
         with_recipe(folder, ODD_KEYS)  # else it is not read
     what = "report" if name in ("metrics.jsonl", "rollouts/step_000002.parquet") else "look"
+    if name == "recipe.resolved.yaml":
+        what = "refused"
     done = subprocess.run(
         [sys.executable, "-c", ASK, str(folder), what], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert (f"{name} is no regular file" in done.stderr) == (what == "refused")
     assert f"lines {int(name != 'recipe.resolved.yaml')}" in done.stdout  # without a recipe it is no run
 
 
