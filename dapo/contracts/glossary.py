@@ -300,7 +300,7 @@ def _validation() -> Iterator[Metric]:
             "lower",
         )
         yield Metric(
-            f"{prefix}unscored/<reason>",
+            f"{prefix}unscored_<reason>",
             COUNT,
             f"Of these, by reason (its text before the first colon){all_of}.",
             "lower",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,7 @@ class ScriptedLearner:
     Args:
         vocabulary: tokens beyond it are taken modulo.
         max_skipped_steps: gradients in a row that may not be finite.
+        note: hears of every call before it is answered.
 
     Attributes:
         calls: what it was asked, in order: "learn", "logprobs", "publish", "save", ...
@@ -50,18 +51,21 @@ class ScriptedLearner:
         diverge: when set, no gradient is finite.
     """
 
-    def __init__(self, vocabulary: int = 97, *, max_skipped_steps: int = 3) -> None:
+    def __init__(
+        self, vocabulary: int = 97, *, max_skipped_steps: int = 3, note: Callable[[str], None] = lambda call: None
+    ) -> None:
         self.scores = np.sin(np.arange(vocabulary, dtype=np.float64))
         self.moments = np.zeros(vocabulary)
         self.max_skipped_steps, self.skipped_in_a_row = max_skipped_steps, 0
         self.calls: list[str] = []
+        self._note = note
         self.steps: list[LearnStep] = []
         self.diverge = False
         self._weights_moved = False  # since the last publish
 
     def learn(self, step: LearnStep) -> Done[Learned]:
         """One step of gradient descent with momentum per minibatch, on -sum(weight x A x log p)."""
-        self.calls.append("learn")
+        self._asked("learn")
         self.steps.append(step)
         stats: list[Stats] = []
         traces: list[TokenTrace] = []
@@ -86,23 +90,23 @@ class ScriptedLearner:
         return Done(Learned(merge(stats), traces))
 
     def logprobs(self, rows: Sequence[HasTokens]) -> Done[list[FloatArray]]:
-        self.calls.append("logprobs")
+        self._asked("logprobs")
         log_p = self._log_p()
         return Done([self._of(log_p, row) for row in rows])
 
     def publish(self) -> ScriptedWeights:
-        self.calls.append("publish")
+        self._asked("publish")
         self._weights_moved = False
         return ScriptedWeights(self.scores)
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """CRC of the numbers; numpy has no bfloat16, so float16 stands for it."""
-        self.calls.append("checksums")
+        self._asked("checksums")
         kinds = {"float32": np.float32, "bfloat16": np.float16}
         return {name: zlib.crc32(self.scores.astype(kinds[to])) for name, to in dtypes.items() if name == SCORES}
 
     def save(self, folder: Path) -> Done[list[SavedFile]]:
-        self.calls.append("save")
+        self._asked("save")
         folder.mkdir(parents=True, exist_ok=True)
         np.savez(folder / "learner.npz", scores=self.scores, moments=self.moments)
         (folder / "state.json").write_text(json.dumps({"skipped_in_a_row": self.skipped_in_a_row}))
@@ -115,7 +119,7 @@ class ScriptedLearner:
         Raises:
             CheckpointError: the folder is incomplete, or of another vocabulary; nothing is changed.
         """
-        self.calls.append("load")
+        self._asked("load")
         try:
             with np.load(folder / "learner.npz") as found:
                 scores, moments = found["scores"], found["moments"]
@@ -130,12 +134,16 @@ class ScriptedLearner:
         self._weights_moved = False
 
     def export(self, folder: Path) -> None:
-        self.calls.append("export")
+        self._asked("export")
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "scores.npy", self.scores)
 
     def close(self) -> None:
-        self.calls.append("close")
+        self._asked("close")
+
+    def _asked(self, call: str) -> None:
+        self.calls.append(call)
+        self._note(call)
 
     # ------------------------------------------------------------------ the little model
 

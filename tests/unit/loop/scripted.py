@@ -206,16 +206,19 @@ def make_collector(
     delay=lambda g, i: 0,
     watch=None,
     limit=1000,
+    engine=None,
+    algorithm=None,
+    phases=None,
     **settings,
 ):
-    engine = ScriptedEngine(length, capacity, version, fail, delay)
+    engine = engine or ScriptedEngine(length, capacity, version, fail, delay)
     chosen = DynamicSampling(**settings)
     judge = partial(judge_group, metric_is_accuracy=True, correct_at=chosen.correct_at, band=chosen.band)
     return StreamingCollector(
         engine=engine,
         scorer=ScriptedScorer(accuracy),
         stream=CountingStream(end, distinct),
-        algorithm=make_algorithm(judge=judge),
+        algorithm=algorithm or make_algorithm(judge=judge),
         sampling=SamplingParams(max_tokens=limit),
         settings=chosen,
         prompts_per_step=prompts,
@@ -224,6 +227,7 @@ def make_collector(
         decode=lambda ids: [" ".join(map(str, x)) for x in ids],
         verdict_lag=lag,
         watch=watch,
+        phases=phases,
     )
 
 

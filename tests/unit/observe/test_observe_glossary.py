@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[3]
         ("reward/format", "reward/<name>"),
         ("reward/format_kept", "reward/<name>_kept"),
         ("reward/unscored/timeout", "reward/unscored/<reason>"),
+        ("validation/unscored_no reason given", "validation/unscored_<reason>"),
+        ("validation/gym/sums/unscored_timeout", "validation/<set>/unscored_<reason>"),
+        ("validation/gym/sums/accuracy_unscored_wrong", "validation/<set>/accuracy_unscored_wrong"),
         ("custom/temperature", "custom/<name>"),
     ],
 )
