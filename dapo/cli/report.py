@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dapo.errors import DataError, RecipeError
+from dapo.observe.extra import PICTURES, check_installed
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean
 from dapo.observe.view import BAD, GOOD, QUIET
@@ -35,9 +36,10 @@ def report_runs(
         console: where to print; default the standard output.
 
     Raises:
-        RecipeError: a folder holds no run, or the budget is too small for any page.
+        RecipeError: a folder holds no run, the budget is too small for any page, or pictures cannot be drawn here.
         DataError: the report cannot be written there.
     """
+    check_installed("dapo report", PICTURES)
     if not math.isfinite(budget_mb) or budget_mb < LEAST_MB:
         raise RecipeError(f"--budget-mb {budget_mb:g}: a page without rollouts takes up to {LEAST_MB:g} MB; give more")
     console = console or Console(highlight=False)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dapo import __version__
 from dapo.errors import RecipeError
+from dapo.observe.extra import PAGES, check_installed
 
 PORTS_TRIED = 20
 
@@ -32,8 +33,10 @@ def view(folder: Path, port: int, host: str, open_browser: bool, expose: bool) -
         expose: the user has seen that anyone who reaches this machine may read, so ``host`` may be no loopback.
 
     Raises:
-        RecipeError: no such folder, a host that is not the loopback without ``expose``, or no free port.
+        RecipeError: no such folder, a host that is not the loopback without ``expose``, no free port, or the server's
+            packages are not installed.
     """
+    check_installed("dapo view", PAGES)
     from dapo.report.runs_list import RunsFolder
     from dapo.report.serve import make_app, make_server
 

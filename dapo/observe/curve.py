@@ -156,3 +156,13 @@ def terminal_curve(rows: Sequence[Row], width: int, height: int = 14) -> Text | 
     figure.ruler("y").lim(0, 100)
     figure.legend(x=steps[-1], y=0, ha="right", va="bottom", relative=True)
     return Text.from_ansi(figure.build().string())
+
+
+def curve_in_words(rows: Sequence[Row], most: int = 10) -> Text | None:
+    """The same as a line of at most ``most`` evaluations, first and last among them, where nothing can be drawn."""
+    steps, values = series(rows, "validation/accuracy")
+    if len(steps) < 2:
+        return None
+    count = min(most, len(steps))
+    chosen = [i * (len(steps) - 1) // (count - 1) for i in range(count)]
+    return Text("  ".join(f"{steps[i]}: {100 * values[i]:.1f}" for i in chosen))

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.observe.console import Console
-from dapo.observe.curve import terminal_curve, write_curve
+from dapo.observe.curve import curve_in_words, terminal_curve, write_curve
+from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, read_samples
@@ -27,7 +28,8 @@ def print_summary(
 ) -> None:
     """Draw RUN/curve.png and print the end of a run from its files alone.
 
-    A picture that cannot be drawn is named and left out: the run itself is done and saved.
+    A picture that cannot be drawn is named and left out: the run itself is done and saved. Without the extra ``report``
+    the curve is told in words.
 
     Args:
         run: the run's folder; metrics.jsonl and samples.jsonl are read.
@@ -36,13 +38,20 @@ def print_summary(
         seconds: wall-clock time of the whole run, to be told.
     """
     rows, samples = read_metrics(run.metrics), read_samples(run.samples)
+    absent = missing(PLOTS)
     try:
-        write_curve(run)
+        if not missing(PICTURES):
+            write_curve(run)
     except Exception as error:
         logging.getLogger(__name__).warning("the curve could not be drawn: %s: %s", type(error).__name__, error)
     width = min(console.rich.width, 100)
     console.print(summary(rows, samples, width, seconds))
     console.print(paths(run), soft_wrap=True)
+    if absent:
+        said = (
+            f"no plots: {' and '.join(absent)} not installed here; {INSTALL}, here or wherever the run's files are read"
+        )
+        console.print(Text(said, style=_QUIET), soft_wrap=True)
     if next_command:
         console.print(Text.assemble("next: ", (next_command, "bold cyan")), soft_wrap=True)
 
@@ -54,8 +63,8 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
         curve = terminal_curve(rows, width - 4, _HEIGHT)
     except (ImportError, OSError):  # plotext has a compiled part, which some platforms lack
         curve = None
-    if curve is not None:
-        parts += [Text("held-out accuracy, %, by training step", style=_QUIET), curve, Text()]
+    if (shown := curve or curve_in_words(rows)) is not None:
+        parts += [Text("held-out accuracy, %, by training step", style=_QUIET), shown, Text()]
     pairs = before_and_after(samples)
     if pairs:
         parts += [Text("answers to held-out problems before and after, those that gained most", style=_QUIET), Text()]

@@ -1,0 +1,73 @@
+"""What trains needs none of the packages that make pages and plots."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from small_run import environment, write_recipe
+
+from dapo.observe.extra import PAGES, PICTURES, PLOTS
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = """
+import sys
+for name in {blocked!r}:
+    sys.modules[name] = None  # as if it were not installed
+from dapo.cli.main import main
+folder = {folder!r}
+run = folder + "/run"
+for arguments in (
+    ["check", folder + "/recipe.yaml"],
+    ["train", folder + "/recipe.yaml", *{settings!r}],
+    ["data", run],
+    ["evaluate", run, "--limit", "2"],
+    ["export", run, folder + "/exported"],
+    ["report", run],
+    ["view", run, "--port", "0"],
+):
+    print("##", arguments[0], main(arguments), flush=True)
+"""
+SETTINGS = [
+    "trainer.steps=2",
+    "validation.every=1",
+    "algorithm.dynamic_sampling.mode=off",
+    "algorithm.reward_scaling.source_max=1",
+]
+
+
+def names(requirements):
+    return {re.match(r"[\w.-]+", one)[0] for one in requirements}
+
+
+def test_the_extra_holds_what_pages_and_plots_need_and_the_core_none_of_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    assert names(optional["report"]) == {*PLOTS, *PICTURES, *PAGES}
+    assert not names(optional["report"]) & names(project["dependencies"])
+    assert any(re.match(r"dapo-rl\[.*\breport\b", one) for one in optional["dev"])  # what `make setup` installs
+
+
+def test_every_command_but_report_and_view_does_without_the_extra(tmp_path):
+    recipe = write_recipe(tmp_path)
+    # judged in the driver: no process of a verifier has to start
+    recipe.write_text(
+        re.sub(r"^rewards:\n(  - .*\n)+", "rewards: [{name: accuracy, kind: task}]\n", recipe.read_text(), flags=re.M)
+    )
+    code = COMMANDS.format(blocked=(*PLOTS, *PAGES), folder=str(tmp_path), settings=SETTINGS)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=240
+    )
+    codes = dict(re.findall(r"^## (\w+) (\d+)$", done.stdout, re.M))
+    assert codes == {
+        "check": "0", "train": "0", "data": "0", "evaluate": "0", "export": "0", "report": "2", "view": "2"
+    }, done.stderr  # fmt: skip
+    assert not (tmp_path / "run" / "curve.png").exists()
+    assert "curve.png" not in done.stdout
+    assert re.search(r"0: \d+\.\d  1: \d+\.\d  2: \d+\.\d", done.stdout)  # the curve in words
+    assert "matplotlib and plotext not installed here; pip install 'dapo-rl[report]'" in done.stdout
+    assert done.stderr.splitlines() == [
+        "error: `dapo report` needs matplotlib, not installed here: pip install 'dapo-rl[report]'",
+        "error: `dapo view` needs starlette and uvicorn, not installed here: pip install 'dapo-rl[report]'",
+    ]
