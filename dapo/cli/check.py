@@ -28,7 +28,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
         tries: groups to generate and score with the model itself; 0: its weights are not loaded.
 
     Raises:
-        RecipeError: a hook cannot be imported.
+        RecipeError: a hook cannot be imported, or a limit or stop token does not fit the model.
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the data cannot be read, or nothing is left to train on.
         RewardError: the rewards fail on gold answers, or call them wrong.
@@ -36,6 +36,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
     from dapo.cli.check_rewards import try_rewards
     from dapo.cli.check_try import try_groups
     from dapo.data import prepare
+    from dapo.run.fits import check_fits
 
     recipe = loaded.recipe
     print(f"{loaded.path or 'recipe'}: preset {recipe.preset}")
@@ -44,6 +45,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
     check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     data = prepare(recipe.data, tokenizer)
+    check_fits(recipe, facts, data)
     _section("data", data.report.lines())
     _section("first prompt", [repr(data.train[0].text[:400])])
     trial = try_rewards(recipe, data, tokenizer)

@@ -345,6 +345,8 @@ def _names(r: Recipe) -> Iterator[Problem]:
         yield Problem("run.name", "begins with a dot (a hidden folder) or a dash (an option); use another", name)
     elif len(name.encode()) > _LONGEST_NAME:
         yield Problem("run.name", f"is {len(name.encode())} bytes long; a folder takes {_LONGEST_NAME}", name)
+    if not r.run.dir.strip() or not r.run.dir.isprintable():
+        yield Problem("run.dir", "expected the path of a folder, without characters that cannot be seen", r.run.dir)
 
 
 _LONGEST_NAME = 200

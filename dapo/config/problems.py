@@ -204,7 +204,7 @@ def nearest(path: str, count: int = 3) -> list[str]:
     same = [s.path for s in everywhere if s.name == name and _in_common(section, s.path, name)]
     found += [p for p in same if p not in found]
     if not found and len(name) >= _LONG:
-        names = difflib.get_close_matches(name, {s.name for s in everywhere}, 1, 0.85)
+        names = difflib.get_close_matches(name, {s.name for s in everywhere} - {name}, 1, 0.85)
         found = [s.path for s in everywhere if s.name in names]
     if not found:
         found = difflib.get_close_matches(path, [s.path for s in everywhere if _alike(name, s.name)], 1, 0.92)

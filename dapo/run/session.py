@@ -25,11 +25,13 @@ from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import LoopSettings, Trainer
-from dapo.models.facts import facts_of
+from dapo.models.builtin import is_builtin
+from dapo.models.facts import facts_of, read_facts
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine
+from dapo.run.fits import check_fits
 from dapo.run.parts import (
     check_model,
     make_algorithm,
@@ -90,11 +92,15 @@ class Session:
         check_model(recipe.model)
         scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
-            data = prepare(recipe.data, make_tokenizer(recipe.model))  # what is wrong with it is told before weights
+            tokenizer = make_tokenizer(recipe.model)
+            data = prepare(recipe.data, tokenizer)  # what is wrong with it is told before weights
             for line in data.report.lines(training=training):
                 console.say(line)
+            if not is_builtin(recipe.model.path):
+                check_fits(recipe, _facts_without_weights(recipe, tokenizer), data, training=training)
             loaded = make_model(recipe, console)
             facts = facts_of(loaded)
+            check_fits(recipe, facts, data, training=training)
             engine = make_engine(recipe, facts, loaded, longest=_longest(recipe, data), folder=folder)
         except BaseException:
             scorer.close()
@@ -198,6 +204,11 @@ class Session:
     def close(self) -> None:
         self.scorer.close()
         self.engine.close()
+
+
+def _facts_without_weights(recipe: Recipe, tokenizer: Any) -> ModelFacts:
+    model = recipe.model
+    return read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
 
 
 def _longest(recipe: Recipe, data: PreparedData) -> int:

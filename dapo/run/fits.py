@@ -1,0 +1,60 @@
+"""Whether a recipe's limits and tokens fit the model: asked before weights are read, and not at the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dapo.config.schema import Recipe
+from dapo.contracts.model import ModelFacts
+from dapo.contracts.types import Prompt
+from dapo.data.load import PreparedData
+from dapo.errors import RecipeError
+
+
+def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, training: bool = True) -> None:
+    """Refuse sequences that are longer than the model reads, and stop tokens that it cannot write.
+
+    Args:
+        recipe: the recipe.
+        facts: of its model.
+        data: the prepared prompts, whose lengths count.
+        training: whether the training prompts are asked; without it they are placeholders.
+
+    Raises:
+        RecipeError: with the longest response that fits, and the tokens that do not.
+    """
+    problems = [*_lengths(recipe, facts, data, training), *_stop_tokens(recipe, facts)]
+    if problems:
+        raise RecipeError("\n".join(problems))
+
+
+def _lengths(recipe: Recipe, facts: ModelFacts, data: PreparedData, training: bool) -> Iterator[str]:
+    limit = facts.positions
+    if limit is None:
+        return
+    rollout, validation = recipe.rollout.max_response_tokens, recipe.validation.max_response_tokens
+    held_out = [prompt for prompts in data.validation.values() for prompt in prompts]
+    asked: list[tuple[str, Sequence[Prompt], int]] = [("rollout", data.train, rollout)] if training else []
+    asked.append(("rollout" if validation is None else "validation", held_out, validation or rollout))
+    told: set[str] = set()
+    for section, prompts, response in asked:
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        if prompts and longest + response > limit and section not in told:
+            told.add(section)
+            key = f"{section}.max_response_tokens"
+            move = f"set {key} to at most {limit - longest}" if longest < limit else "its prompts alone are too long"
+            yield (
+                f"{key} = {response} does not fit {facts.name}, which reads {limit} positions: the longest prompt has "
+                f"{longest} tokens. {move[0].upper()}{move[1:]}, or lower data.max_prompt_tokens (long prompts are "
+                "then dropped), or take a model that reads more"
+            )
+
+
+def _stop_tokens(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    outside = [token for token in recipe.rollout.stop_token_ids or [] if not 0 <= token < facts.vocabulary]
+    if outside:
+        yield (
+            f"rollout.stop_token_ids: {', '.join(map(str, outside))} is no token of {facts.name}, whose ids are 0 to "
+            f"{facts.vocabulary - 1}: it would never end a response. Its own end tokens are "
+            f"{', '.join(map(str, facts.stop_token_ids)) or 'not known'}; leave the key out to take those"
+        )

@@ -1,0 +1,75 @@
+"""Limits and tokens that do not fit the model are refused before its weights are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dapo.cli.main import main
+from dapo.config import Recipe, recipe_from_dict
+from dapo.data.load import PreparedData, prepare
+from dapo.errors import RecipeError
+from dapo.models.facts import read_facts
+from dapo.models.tiny import make_tiny_model, make_word_tokenizer
+from dapo.run.fits import check_fits
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder, "llama", seed=0)
+    return str(folder)
+
+
+def prepared(model: str, *overrides: str) -> tuple[Recipe, Any, PreparedData]:
+    given = {
+        "model": {"path": model},
+        "data": {
+            "train": [{"task": "signed_sum", "size": 8}],
+            "validation": [{"task": "signed_sum", "name": "held", "size": 8, "seed": 2}],
+        },
+    }
+    recipe = recipe_from_dict(given, overrides).recipe
+    tokenizer = make_word_tokenizer()
+    return recipe, read_facts(model, "float32", tokenizer=tokenizer), prepare(recipe.data, tokenizer)
+
+
+def test_the_longest_response_that_fits_is_taken_and_one_token_more_is_not(model):
+    _, facts, data = prepared(model)
+    longest = max(len(p.token_ids) for p in [*data.train, *data.validation["held"]])
+    assert facts.positions is not None
+    room = facts.positions - longest
+    for key in ("rollout", "validation"):
+        check_fits(*prepared(model, f"{key}.max_response_tokens={room}"))
+        with pytest.raises(RecipeError, match=rf"^{key}\.max_.* = {room + 1} does not fit.*at most {room},"):
+            check_fits(*prepared(model, f"{key}.max_response_tokens={room + 1}"))
+
+
+def test_training_prompts_that_are_placeholders_do_not_count(model):
+    recipe, facts, data = prepared(model, "rollout.max_response_tokens=100000", "validation.max_response_tokens=10")
+    check_fits(recipe, facts, data, training=False)
+
+
+@pytest.mark.parametrize(("tokens", "outside"), [("[1000000]", "1000000"), ("[1, 16, 99999]", "99999")])
+def test_a_stop_token_that_the_model_cannot_write_is_refused(model, tokens, outside):
+    with pytest.raises(RecipeError, match=rf"stop_token_ids: .*{outside} is no token"):
+        check_fits(*prepared(model, f"rollout.stop_token_ids={tokens}"))
+    _, facts, _ = prepared(model)
+    check_fits(*prepared(model, f"rollout.stop_token_ids=[0, {facts.vocabulary - 1}]"))
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_both_commands_refuse_it_before_weights_are_read(model, tmp_path, capsys, monkeypatch, command):
+    def never(*arguments: object, **more: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("dapo.run.session.make_model", never)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"run: {{dir: {tmp_path}}}\nmodel: {{path: {model}}}\ndata: {{train: [{{task: signed_sum, size: 8}}]}}\n"
+        "rollout: {max_response_tokens: 100000}\n"
+    )
+    assert main([command, str(recipe)]) == 2
+    assert "does not fit" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
