@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from dapo.models.tiny import make_tiny_model
-from dapo.observe.metrics import read_metrics
+from dapo.observe.metrics import read_metrics, unknown_keys
 from dapo.observe.rollouts import read_rollouts
 
 RECIPE = """
@@ -48,13 +48,24 @@ def environment() -> dict[str, str]:
 
 
 def dapo(*arguments: str | Path, cwd: Path | None = None, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a process of its own. Whatever a run logged has a line in the glossary."""
     done = subprocess.run(
         command(*arguments), capture_output=True, text=True, env=environment(), cwd=cwd, timeout=240, check=False
     )
     if expect is not None:
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    for argument in arguments:
+        assert_metrics_are_defined((cwd or Path()) / argument)
     return done
+
+
+def assert_metrics_are_defined(path: Path) -> None:
+    """Of the runs that lie in the folder ``path``, or beside the recipe ``path``."""
+    folder = path.parent if path.is_file() else path
+    for file in sorted({*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")}):
+        assert (unknown := unknown_keys({key for row in read_metrics(file) for key in row})) == [], (
+            f"{file}: no line in dapo/contracts/glossary.py for {unknown}"
+        )
 
 
 def groups_by_fate(run: Path) -> dict[int, list[str]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from scripted import random_world
 from scripted_run import STEPS, make_run
 
+from dapo.contracts.handle import Done
+from dapo.contracts.stats import Sum
 from dapo.contracts.types import LearnStep
 from dapo.errors import CheckpointError, EngineError, LearnerError, RewardError, SamplingStopped
 
@@ -90,6 +93,20 @@ def test_the_gap_is_that_of_older_weights_and_of_nothing_else(tmp_path):
         row = run.recorder.rows[step]
         assert row["train/gap_max_current"] == row["train/sync_gap_max"] == 0.0
         assert row["train/sync_tensors"] == 1
+
+
+def test_a_metric_that_nobody_defined_fails_a_test(tmp_path):
+    """Not a run: there it is written, and warned of."""
+    run = make_run(tmp_path)
+    learn = run.learner.learn
+
+    def with_news(step):
+        learned = learn(step).result()
+        return Done(replace(learned, stats={**learned.stats, "train/brand_new": Sum(1.0)}))
+
+    run.learner.learn = with_news
+    with pytest.raises(AssertionError, match="train/brand_new"):
+        run()
 
 
 # ---------------------------------------------------------------- an engine is lost
