@@ -10,6 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from typing import Self
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """A disk that takes no more: full, over a quota or a limit, or read-only."""
@@ -111,7 +112,23 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-class SamplingStopped(DapoError, RuntimeError):
+class WithEvidence(DapoError):
+    """An error that carries what was seen, as data (``dapo.contracts.evidence``); its sentences are found later."""
+
+    def __init__(self, evidence: object, told: str = "") -> None:
+        """``told``: the evidence in words, from whoever knows where the run lives."""
+        super().__init__(evidence, told)
+        self.evidence, self.told = evidence, told
+
+    def __str__(self) -> str:
+        return self.told or repr(self.evidence)
+
+    def in_words(self, told: str) -> Self:
+        """The same error, told."""
+        return type(self)(self.evidence, told)
+
+
+class SamplingStopped(WithEvidence, RuntimeError):
     """Dynamic sampling met its cap or the end of the data with the outcome ``stop``.
 
     Raised after the step-boundary state was saved; the run can be resumed with changed settings.
@@ -123,3 +140,7 @@ class NothingScored(SamplingStopped):
 
     State and evidence are saved as for any ``SamplingStopped``, but it is not the batch that did not fill.
     """
+
+
+class AccuracyUnknown(WithEvidence, RewardError):
+    """Not one response of a held-out set has an accuracy, so that the run could not be judged by it."""

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dapo.cli.run_data import RunData, load_run, recent_shares
 from dapo.contracts.enums import Verdict
+from dapo.contracts.evidence import HEALTHY
 from dapo.contracts.types import BoolArray, IntArray
 from dapo.errors import CheckpointError
 from dapo.observe.metrics import Row, series
@@ -22,7 +23,7 @@ from dapo.observe.prompts import History, Standing
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, number, percent, shorten, sparkline
 from dapo.observe.view import ACCENT, BAD, GOOD, QUIET
-from dapo.observe.why import HEALTHY, why
+from dapo.observe.why import why
 
 Show = Literal["solved", "hopeless", "useful", "unseen", "all"]
 

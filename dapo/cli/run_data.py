@@ -18,7 +18,7 @@ from dapo.checkpoint.tree import load_state
 from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
 from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.evidence import Shares
+from dapo.contracts.evidence import Shares, hopeless_of
 from dapo.errors import CheckpointError, DataError, RecipeError
 from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row, read_metrics, series
@@ -177,7 +177,8 @@ def _known(data: RunData) -> dict[str, Any]:
     if (history := data.history) is not None:
         before = history.responses - history.last_responses
         chosen = history.standing(Standing.HOPELESS) & (before > 0)
-        known["hopeless_rates"] = (history.correct[chosen] / before[chosen]).tolist()
+        rates = (history.correct[chosen] / before[chosen]).tolist()
+        known["hopeless"] = hopeless_of(rates, known.get("group_size", 0))
         known["all_retired"] = (
             retire_at is not None and not reviewed and int(history.retired(retire_at).sum()) == history.size
         )

@@ -1,9 +1,59 @@
-"""What a step saw on its way to a batch: counts and shares. Whoever shows them finds the words."""
+"""What a step saw on its way to a batch, and what it had in hand when it gave up: counts, shares and codes.
+
+Whoever shows them finds the words (``dapo.observe.why``, ``dapo.observe.stopped``, ``dapo.report``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+HEALTHY = 0.3
+"""Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
+FRACTION = 0.1
+"""Mean accuracy of all-wrong groups from which they are not wrong but partly right."""
+BOTH = 0.25
+"""Share of all-wrong and of all-correct groups from which neither is the cause alone."""
+UNREAD = 0.2
+"""Share of responses with an answer below which the verifier is suspected, and not the model."""
+LARGER = 4
+"""Times the group size: the larger groups of which ``Hopeless`` tells."""
+
+Met = Literal["max_groups", "max_tokens", "data", "retired"]
+"""What a step met before its batch was full: a cap, the end of the data, or nothing left but retired prompts."""
+
+
+class Cause(StrEnum):
+    """The likely cause of a batch that does not fill; ``Shares`` has its numbers."""
+
+    UNJUDGED = "unjudged"  # no group was judged
+    NONE = "none"  # enough groups are kept
+    FRACTIONS = "fractions"  # all wrong, yet partly right: ``correct_at`` is too high for scores that are fractions
+    TRUNCATED = "truncated"  # all wrong, and most responses are cut off
+    UNREAD = "unread"  # all wrong, and the verifier finds no answer in nearly all of the responses
+    TOO_HARD = "too_hard"
+    SOLVED = "solved"
+    FEW_BETWEEN = "few_between"  # solved or hopeless, few between
+    TOO_FEW_SCORED = "too_few_scored"  # groups with fewer than two responses that vote
+    OUT_OF_BAND = "out_of_band"
+    UNIFORM = "uniform"
+    UNKNOWN = "unknown"  # few are kept, and no verdict says why
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """Prompts that were all wrong at their last visit and were judged before.
+
+    By each one's pass rate until then: the last visit chose these prompts, so it says nothing of how often they are
+    solved.
+    """
+
+    prompts: int
+    solved: int  # of them, those that were ever solved
+    mixed: float  # mean probability that a group of G of theirs has both correct and wrong responses
+    mixed_larger: float  # the same of a group of ``LARGER`` x G
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +70,6 @@ class Shares:
     truncated: float = 0.0  # share of the responses
     accuracy: float = 0.0  # mean over the scored responses
     correct_at: float = 1.0  # accuracy from which a response is correct
-    cap: str = ""  # what a step may spend, where that was met: "40 groups"
     answered: float | None = None  # share of the scored responses in which the verifier found an answer; None: unknown
     truncated_vote: bool = False  # whether truncated responses vote
     unscored: Mapping[str, int] = field(default_factory=dict)  # responses without a score, by reason
@@ -30,9 +79,7 @@ class Shares:
     generated_tokens: int = 0
     data_ended: bool = False  # the passes that the recipe allows are over
     all_retired: bool = False  # no prompt is left that is not retired
-    hopeless_rates: Sequence[float] = ()
-    """Of each prompt that was all wrong at its last visit and was judged before: its pass rate until then. (The last
-    visit chose these prompts, so it says nothing of how often they are solved.)"""
+    hopeless: Hopeless | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +93,117 @@ class CollectProgress:
     shares: Shares  # of this step
     generated_tokens: int = 0  # in this step
     waiting: int = 0  # responses that ended and have no score yet
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One response of a rejected group. Untrusted text."""
+
+    problem: str
+    answer: str  # the gold answer
+    response: str
+    accuracy: float | None  # None: unscored
+    reason: str | None = None  # why it is unscored
+
+
+@dataclass(frozen=True, slots=True)
+class StopEvidence:
+    """A step could not fill its batch, and the recipe says ``on_cap: stop``."""
+
+    met: Met
+    limit: float | None  # of a cap: groups for each group of the batch, or tokens
+    kept: int  # groups ready to train, those carried into the step included
+    wanted: int  # P
+    shares: Shares  # of this step
+    cause: Cause
+    example: Example | None = None  # of the commonest reason for rejection
+    kind: Literal["unfilled"] = "unfilled"
+
+
+@dataclass(frozen=True, slots=True)
+class UnscoredEvidence:
+    """Not one response of a step, and of those right before it, could be scored."""
+
+    responses: int
+    reasons: Mapping[str, int]  # responses by the commonest reasons
+    engine: bool  # most of them are responses that the engine could not finish
+    kind: Literal["unscored"] = "unscored"
+
+
+@dataclass(frozen=True, slots=True)
+class SilentEvidence:
+    """Of these held-out sets not one response has an accuracy."""
+
+    reasons: Mapping[str, str]  # by set: the commonest reason
+    engine: bool  # the engine finished none of them
+    kind: Literal["silent"] = "silent"
+
+
+Evidence = StopEvidence | UnscoredEvidence | SilentEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class PoorBatch:
+    """``on_cap: train_partial`` or ``fill`` goes on where a batch did not fill."""
+
+    useful: int  # groups to learn from
+    in_a_row: int  # steps of which that is so, this one included
+    shares: Shares | None
+
+
+@dataclass(frozen=True, slots=True)
+class Clamping:
+    """Reward scaling clamps rewards away: what differs beyond its range teaches nothing, whatever its weight."""
+
+    share: float  # of the rewards of a step
+    low: float  # the range of the scaling
+    high: float
+    least: float  # the range of the rewards
+    greatest: float
+
+
+Notice = PoorBatch | Clamping | SilentEvidence
+"""What a person should know, though the run goes on."""
+
+
+def cause_of(shares: Shares) -> Cause:
+    """The likely cause of a batch that does not fill: the commonest verdict of rejected groups, looked at closely."""
+    if not shares.judged:
+        return Cause.UNJUDGED
+    if shares.kept >= HEALTHY:
+        return Cause.NONE
+    by_verdict = {
+        Cause.TOO_HARD: shares.all_wrong,
+        Cause.SOLVED: shares.all_correct,
+        Cause.TOO_FEW_SCORED: shares.too_few_scored,
+        Cause.OUT_OF_BAND: shares.out_of_band,
+        Cause.UNIFORM: shares.uniform,
+    }
+    commonest = max(by_verdict, key=lambda cause: by_verdict[cause])
+    if not by_verdict[commonest]:
+        return Cause.UNKNOWN
+    alike = shares.all_wrong + shares.all_correct
+    if alike > 0.5 and (by_verdict[commonest] < 0.5 or min(shares.all_wrong, shares.all_correct) >= BOTH):
+        return Cause.FEW_BETWEEN
+    if commonest is not Cause.TOO_HARD:
+        return commonest
+    if shares.accuracy > FRACTION:
+        return Cause.FRACTIONS
+    if shares.truncated > 0.5:
+        return Cause.TRUNCATED
+    if shares.answered is not None and shares.answered < UNREAD:
+        return Cause.UNREAD
+    return Cause.TOO_HARD
+
+
+def mixed(pass_rate: float, group_size: int) -> float:
+    """Probability that a group of a problem solved with ``pass_rate`` has both correct and wrong responses."""
+    return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
+
+
+def hopeless_of(rates: Sequence[float], group_size: int) -> Hopeless | None:
+    """``rates``: of each such prompt, its pass rate before the last visit. None where there is none."""
+    if not rates:
+        return None
+    now, larger = (sum(mixed(rate, size) for rate in rates) / len(rates) for size in (group_size, LARGER * group_size))
+    return Hopeless(len(rates), sum(rate > 0 for rate in rates), now, larger)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.evidence import CollectProgress
+from dapo.contracts.evidence import CollectProgress, Notice
 from dapo.contracts.phases import Span
 from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
 
@@ -32,6 +32,9 @@ class Recorder(Protocol):
 
     def evaluating(self, progress: EvaluationProgress) -> None:
         """An evaluation is going on; called whenever a response ended or was scored."""
+
+    def notice(self, step: int, notice: Notice) -> None:
+        """Something of step ``step`` that a person should know, though the run goes on."""
 
     def say(self, message: str) -> None: ...
 

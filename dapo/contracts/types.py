@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
+from dapo.contracts.evidence import Shares
 
 IntArray = NDArray[np.int64]
 IdArray = NDArray[np.int32] | NDArray[np.int64]
@@ -308,7 +309,7 @@ class StepBatch:
     groups_P: list[Group]  # in training order
     finished: list[Group]  # every group judged or discarded during this step, the trained ones included
     metrics: dict[str, float] = field(default_factory=dict)
-    why: str = ""  # in plain words: what was judged on the way
+    shares: Shares | None = None  # what was judged on the way
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,10 +154,6 @@ class Account:
         return len(self.groups)
 
     @property
-    def unscored_responses(self) -> int:
-        return sum(self.unscored.values())
-
-    @property
     def generated_tokens(self) -> int:
         return int(self.count["sampling/generated_tokens"])
 

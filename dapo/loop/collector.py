@@ -19,7 +19,7 @@ from typing import Any
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.evidence import CollectProgress, Shares
+from dapo.contracts.evidence import CollectProgress, Shares, hopeless_of
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, PromptStream, Scorer
 from dapo.contracts.types import (
@@ -44,7 +44,6 @@ from dapo.loop.scores import Scores
 from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.selection import PromptSelector
 from dapo.loop.state import group_state, load_group
-from dapo.observe.why import why
 
 PULSE = 5.0
 """Seconds after which a watcher hears of a batch in which no further group was judged."""
@@ -185,8 +184,8 @@ class StreamingCollector:
             for group in copied:
                 account.disposed(group)
             batch += copied
-        finished, said = account.finished_groups(batch), why(self._shares())
-        return StepBatch(self.step, batch, finished, self._metrics(batch), said)
+        finished, shares = account.finished_groups(batch), self._shares()
+        return StepBatch(self.step, batch, finished, self._metrics(batch), shares)
 
     def state(self) -> dict[str, Any]:
         """Everything the next batch depends on, as a tree of plain values and arrays. Call between steps."""
@@ -364,7 +363,8 @@ class StreamingCollector:
         self.account.count["sampling/cap_reached"] = 1
         clean_end = self.exhausted and (self.selector.ended == "retired" or not self.account.groups)
         if settings.on_cap == "stop" and not clean_end:
-            shares = dataclasses.replace(self._shares(), hopeless_rates=self.history.hopeless_rates())
+            hopeless = hopeless_of(self.history.hopeless_rates(), self.group_size)
+            shares = dataclasses.replace(self._shares(), hopeless=hopeless)
             raise stopped(self.account, settings, len(self.kept), shares)
         if settings.on_cap == "fill":
             usable = [g for g in self.rejected if g.verdict is not Verdict.TOO_FEW_SCORED]

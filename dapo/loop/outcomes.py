@@ -1,11 +1,7 @@
-"""When a batch does not fill: what to say, and when a verifier must be suspected.
-
-The loop does not know where its run lives: ``<RUN>`` in a message is filled in by whoever does.
-"""
+"""When a batch does not fill: the evidence, and when a verifier must be suspected. The words are found elsewhere."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,30 +9,28 @@ from typing import Literal
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
-from dapo.contracts.evidence import CollectProgress, Shares
-from dapo.errors import NothingScored, RewardError, SamplingStopped
+from dapo.contracts.evidence import (
+    CollectProgress,
+    Example,
+    Met,
+    Shares,
+    SilentEvidence,
+    StopEvidence,
+    UnscoredEvidence,
+    cause_of,
+)
+from dapo.errors import NothingScored, SamplingStopped
 from dapo.loop.account import Account
 from dapo.loop.refill import in_time
-from dapo.observe.text import clean, percent, shorten
-from dapo.observe.why import FRACTION, HEALTHY, UNREAD, why
 
 log = logging.getLogger(__name__)
 
 # Unscored responses, and not a scored one, after which a step gives up: few, for each may have cost a time limit.
 HOPELESS = 32
-EVIDENCE = "<RUN>/stopped/*.parquet"
+COMMONEST = 3
+"""Reasons of unscored responses that are evidence, by their number."""
 ENGINE = "engine: "
 """What begins the reason of a response that the engine, and not the verifier, could not finish."""
-
-_NAMES = {
-    Verdict.KEPT: "kept",
-    Verdict.ALL_CORRECT: "all correct",
-    Verdict.ALL_WRONG: "all wrong",
-    Verdict.UNIFORM: "uniform in the metric",
-    Verdict.OUT_OF_BAND: "out of the band",
-    Verdict.TOO_FEW_SCORED: "with fewer than two responses that vote",
-}
-_ALWAYS_SAID = (Verdict.KEPT, Verdict.ALL_CORRECT, Verdict.ALL_WRONG)
 
 
 def shares_of(
@@ -67,7 +61,7 @@ def shares_of(
         correct_at=correct_at,
         answered=account.answered / account.scored if reads_answers and account.scored else None,
         truncated_vote=truncated_vote,
-        unscored=account.unscored,
+        unscored=dict(account.unscored.most_common()),
         prompts_per_step=prompts_per_step,
         group_size=group_size,
         dispatched=int(account.count["groups/dispatched"]),
@@ -83,79 +77,35 @@ def filling(step: int, kept: int, shares: Shares, waiting: int = 0) -> CollectPr
 
 
 def stopped(account: Account, settings: DynamicSampling, kept: int, shares: Shares) -> SamplingStopped:
-    """The error of the outcome ``stop``: what was seen, the likely cause, what to change."""
-    prompts = shares.prompts_per_step
-    met, cap = _met(settings, shares)
-    shares = dataclasses.replace(shares, cap=cap)
-    verdicts = [v for v in Verdict if v in _ALWAYS_SAID or account.share(v)]
-    lines = [
-        f"dynamic sampling stopped: {met} with {kept} of {prompts} groups kept.",
-        f"Judged in this step: {shares.judged} groups, "
-        + ", ".join(f"{percent(account.share(v))} {_NAMES[v]}" for v in verdicts)
-        + f"; {shares.generated_tokens} tokens were generated.",
-        f"Likely cause: {why(shares, EVIDENCE)}",
-        *_example(account),
-        f"The state and the kept groups are saved. {_go_on(shares)}",
-    ]
-    return SamplingStopped("\n".join(lines))
+    """The error of the outcome ``stop``, with what was seen."""
+    met, limit = _met(settings, shares)
+    wanted = shares.prompts_per_step
+    return SamplingStopped(StopEvidence(met, limit, kept, wanted, shares, cause_of(shares), _example(account)))
 
 
-def _met(settings: DynamicSampling, shares: Shares) -> tuple[str, str]:
-    """What was met, and what the cap allows ("" for the end of the data)."""
+def _met(settings: DynamicSampling, shares: Shares) -> tuple[Met, float | None]:
+    """What was met, and what a cap allows."""
     if shares.data_ended:
-        return "the data ended", ""
+        return "data", None
     if shares.all_retired:
-        return "every prompt is retired", ""
+        return "retired", None
     if settings.max_groups is not None and shares.dispatched >= settings.max_groups * shares.prompts_per_step:
-        cap = f"{settings.max_groups:g} x {shares.prompts_per_step}"
-        return f"the cap of {cap} dispatched groups was met", f"max_groups = {cap}"
-    return f"the cap of {settings.max_tokens} generated tokens was met", f"max_tokens = {settings.max_tokens}"
+        return "max_groups", settings.max_groups
+    return "max_tokens", settings.max_tokens
 
 
-def _go_on(shares: Shares) -> str:
-    """How a resume can go on; a resumed run keeps its problems, prompts and group size."""
-    own = "algorithm.dynamic_sampling"
-    resume = "`dapo train --resume <RUN> KEY=VALUE` goes on"
-    partial = f"`{own}.on_cap=train_partial` trains on the groups that there are"
-    if shares.data_ended:
-        return f"{resume}: `data.epochs=...` (more passes), or {partial}."
-    if shares.all_retired:
-        return f"{resume}: `{own}.retire_at=null` trains on solved prompts again, and {partial}."
-    if shares.kept >= HEALTHY:
-        return f"{resume}: `{own}.max_groups=...` or `max_tokens` (a higher cap), or {partial}."
-    if shares.all_wrong > 0.5 and shares.accuracy > FRACTION:
-        return f"{resume}: `{own}.correct_at=...`, or {partial}."
-    if shares.all_wrong > 0.5 and shares.answered is not None and shares.answered < UNREAD:
-        return f"{resume}: `rewards.0.pattern=...` or another reward. Another instruction needs a new run."
-    if shares.truncated > 0.5:
-        return f"{resume}: `rollout.max_response_tokens=...` (longer responses), or {partial}."
-    by_verdict = {
-        "band": (shares.out_of_band, f"`{own}.band=...`"),
-        "metric": (shares.uniform, f"`{own}.metric=...` or `{own}.tolerance=...`"),
-        "reward": (shares.too_few_scored, "once the reward function is mended"),
-    }
-    share, change = max(by_verdict.values())
-    if share > 0.5:
-        return f"{resume}: {change}, or {partial}."
-    return (
-        f"{resume}, with other `rewards` or `{own}` settings: a higher `{own}.max_groups` searches "
-        f"longer; {partial}. Other problems, another instruction or group size need a new run."
-    )
-
-
-def _example(account: Account) -> list[str]:
+def _example(account: Account) -> Example | None:
     """One response that shows the commonest reason for rejection: a wrong prompt or verifier is seen at once."""
     rejected = [group for group in account.groups if group.verdict is not Verdict.KEPT] or account.groups
     if not rejected:
-        return []
+        return None
     commonest = Counter(group.verdict for group in rejected).most_common(1)[0][0]
     group = [group for group in rejected if group.verdict is commonest][-1]
     index = next((i for i, score in enumerate(group.scores_G) if not score.scored), 0)
-    completion, score = group.completions_G[index], group.scores_G[index]
-    said = shorten(clean(completion.text, newlines=False), 160)
-    asked = shorten(clean(group.prompt.problem, newlines=False), 80)
-    result = f"accuracy {score.values['accuracy']:g}" if score.scored else f"unscored: {score.reason}"
-    return [f"For example: {asked!r}, expected {group.prompt.answer[:40]!r}, got {said!r} ({result})."]
+    score = group.scores_G[index]
+    accuracy = score.values["accuracy"] if score.scored else None
+    text = group.completions_G[index].text
+    return Example(group.prompt.problem, group.prompt.answer, text, accuracy, score.reason)
 
 
 def fails_on_everything(account: Account) -> None:
@@ -166,39 +116,13 @@ def fails_on_everything(account: Account) -> None:
     failures = account.barren
     if account.scored or failures.total() < HOPELESS:
         return
-    reasons = ", ".join(f"{reason!r} x {n}" for reason, n in failures.most_common(3))
     engine = sum(n for reason, n in failures.items() if reason.startswith(ENGINE)) > failures.total() / 2
-    what = "engine finishes no response" if engine else "verifier fails on everything"
-    mend = (
-        "Look at the engine's settings under `rollout` and at the model"
-        if engine
-        else "Mend the reward function (<RUN>/rewards.txt has what it printed)"
-    )
-    raise NothingScored(
-        f"the {what}: none of {failures.total()} responses could be scored.\n"
-        f"Reasons: {reasons}.\n"
-        f"{mend}; <RUN>/log.txt has the first failure of each kind. Then continue with `dapo train --resume <RUN>`."
-    )
+    raise NothingScored(UnscoredEvidence(failures.total(), dict(failures.most_common(COMMONEST)), engine))
 
 
-def nothing_scored(reasons: Mapping[str, str]) -> RewardError:
-    """The error of an evaluation in which the accuracy of no response of a set is known.
-
-    Args:
-        reasons: by set, the commonest reason.
-    """
-    named = "; ".join(f"{clean(name, newlines=False)}: {clean(why, newlines=False)}" for name, why in reasons.items())
-    engine = all(why.startswith(ENGINE) for why in reasons.values())
-    mend = (
-        "Look at the engine's settings under `rollout` and `validation`, and at the model"
-        if engine
-        else "Mend the reward called accuracy for these problems (rewards.txt has what it printed, samples.jsonl the "
-        "responses and the reasons), or raise its timeout"
-    )
-    return RewardError(
-        f"the held-out accuracy cannot be told: not one response could be scored ({named}). {mend}, or leave the set "
-        "out of data.validation."
-    )
+def silent(reasons: Mapping[str, str]) -> SilentEvidence:
+    """An evaluation in which the accuracy of no response of a set is known; ``reasons``: by set, the commonest."""
+    return SilentEvidence(dict(reasons), all(reason.startswith(ENGINE) for reason in reasons.values()))
 
 
 def warn_of_old_groups(settings: DynamicSampling, prompts_per_step: int, step: int, births: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.contracts.enums import Disposition
+from dapo.contracts.evidence import Clamping, PoorBatch
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.recorder import Recorder
@@ -26,18 +27,17 @@ from dapo.contracts.types import (
     StepBatch,
     TokenTrace,
 )
-from dapo.errors import CheckpointError, EngineError, RewardError, SamplingStopped
+from dapo.errors import AccuracyUnknown, CheckpointError, EngineError, RewardError, SamplingStopped
 from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.interrupt import Interrupt
-from dapo.loop.outcomes import nothing_scored
+from dapo.loop.outcomes import silent
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
 from dapo.loop.schedule import Schedule
 from dapo.observe.spans import peak_rss_mib
-from dapo.observe.text import percent
 
 
 @dataclass(slots=True)
@@ -174,8 +174,7 @@ class Trainer:
         poor = not useful or batch.metrics["sampling/cap_reached"]
         self._poor_batches = self._poor_batches + 1 if poor else 0
         if self._poor_batches and self._poor_batches.bit_count() == 1:  # 1, 2, 4, 8...
-            row = f", {self._poor_batches} steps in a row" if self._poor_batches > 1 else ""
-            self.recorder.warn(f"step {batch.step}: the batch has {useful} groups to learn from{row}. {batch.why}")
+            self.recorder.notice(batch.step, PoorBatch(useful, self._poor_batches, batch.shares))
 
     def _warn_of_clamping(self, step: int, metrics: Metrics) -> None:
         """Once: a reward that scaling clamps away teaches nothing, whatever its weight."""
@@ -183,12 +182,8 @@ class Trainer:
             return
         self._told_of_clamping = True
         low, high = self.algorithm.source_range or (-math.inf, math.inf)
-        self.recorder.warn(
-            f"step {step}: {percent(metrics['reward/clamped'])} of the rewards lie outside {low:g} .. {high:g} and are "
-            f"clamped to it, so what differs beyond teaches nothing. They run from {metrics['reward/raw_min']:g} to "
-            f"{metrics['reward/raw_max']:g}: algorithm.reward_scaling.source_min and source_max must hold them "
-            "(reward/clamped in metrics.jsonl has the share of each step)"
-        )
+        least, greatest = metrics["reward/raw_min"], metrics["reward/raw_max"]
+        self.recorder.notice(step, Clamping(metrics["reward/clamped"], low, high, least, greatest))
 
     def _learn(self, batch: StepBatch) -> tuple[Metrics, list[TokenTrace]]:
         """One optimiser step per minibatch of whole groups: what they say of themselves and of traced tokens."""
@@ -222,13 +217,13 @@ class Trainer:
         """Step 0: what the model could do before training.
 
         Raises:
-            RewardError: of a whole set no response has an accuracy, so that the run could never be judged by it.
+            AccuracyUnknown: of a whole set no response has an accuracy, so that the run could never be judged by it.
         """
         if self.evaluator is not None and self.settings.evaluate_every:
             metrics = self._evaluate(0)
             self._record(0, metrics)
             if self._silent_sets:
-                raise nothing_scored(self._silent_sets)
+                raise AccuracyUnknown(silent(self._silent_sets))
 
     def _evaluate_if_due(self, step: int) -> Metrics:
         every = self.settings.evaluate_every
@@ -243,7 +238,7 @@ class Trainer:
             self.recorder.evaluation(step, result)
         self._silent_sets = {name: result.reasons[name] for name in result.silent}
         if self._silent_sets and step:
-            self.recorder.warn(f"step {step}: {nothing_scored(self._silent_sets)}")
+            self.recorder.notice(step, silent(self._silent_sets))
         self._evaluated_at = step
         return result.metrics
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.config.schema import Logging
 from dapo.contracts.evaluation import Evaluated, EvaluationResult
-from dapo.contracts.evidence import CollectProgress
+from dapo.contracts.evidence import CollectProgress, Notice
 from dapo.contracts.phases import Span
 from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
 from dapo.observe.console import Console
@@ -18,6 +18,7 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, write_samples
 from dapo.observe.spans import SpanLog
 from dapo.observe.status import StatusWriter
+from dapo.observe.stopped import notice_said
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.trackers import Trackers
@@ -107,6 +108,9 @@ class RunRecorder:
         """``stopped/step_NNNNNN.parquet``; a resume leaves it, and a further stop at the same step adds to it."""
         if judged and self.settings.rollouts != "none":
             write_rollouts(self.folder.stopped_file(step), step, judged, add=True)
+
+    def notice(self, step: int, notice: Notice) -> None:
+        self.console.warn(notice_said(step, notice))
 
     def say(self, message: str) -> None:
         self.console.say(message)

@@ -11,13 +11,16 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from dapo.errors import DapoError, NothingScored, SamplingStopped
+from pydantic import Field, TypeAdapter, ValidationError
+
+from dapo.contracts.evidence import Evidence
+from dapo.errors import DapoError, NothingScored, SamplingStopped, WithEvidence
 from dapo.observe.files import read_regular
 from dapo.observe.jsonl import write_atomically
 from dapo.observe.text import shorten, utf8
@@ -28,7 +31,9 @@ State = Literal["running", "finished", "interrupted", "unfilled", "failed"]
 PATIENCE = 1.0
 """Seconds between two writes while a run goes on."""
 _LONGEST = 4000  # characters of an error's message
-_MOST_BYTES = 64 * 1024  # that are read: each character takes twelve at most
+_LONGEST_TEXT, _MOST_ENTRIES = 200, 40  # of a text of the evidence, and of its lists
+_MOST_BYTES = 192 * 1024  # that are read: each character takes twelve at most
+_EVIDENCE: TypeAdapter[Evidence] = TypeAdapter(Annotated[Evidence, Field(discriminator="kind")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class RunStatus:
     started: float  # first start of the run; a resume does not change it
     updated: float  # last sign of life
     doing: str = ""  # within a step or an evaluation that goes on: how far it is
+    folder: str = ""  # where the run lived when it said so; it may have been moved since
+    evidence: Mapping[str, Any] | None = None  # why it ended, as data: see ``read_evidence``
 
 
 class StatusWriter:
@@ -61,7 +68,8 @@ class StatusWriter:
         self._path, self._clock = path, clock
         earlier, now = read_status(path), clock()
         started = now if earlier is None else earlier.started
-        self.status = RunStatus("running", "", step, steps, os.getpid(), os.uname().nodename, started, now)
+        host, folder = os.uname().nodename, utf8(str(path.parent))
+        self.status = RunStatus("running", "", step, steps, os.getpid(), host, started, now, folder=folder)
         self._write()
 
     def step(self, step: int) -> None:
@@ -80,15 +88,20 @@ class StatusWriter:
             self.status = replace(self.status, doing=what, updated=now)
             self._write()
 
-    def end(self, state: State, said: str = "") -> None:
-        """The run ended; ``said`` is what a person should know."""
+    def end(self, state: State, said: str = "", evidence: Evidence | None = None) -> None:
+        """The run ended; ``said`` is what a person should know, ``evidence`` what a program should."""
         said = shorten(utf8(said), _LONGEST)
-        self.status = replace(self.status, state=state, said=said, doing="", updated=self._clock())
+        data = None if evidence is None else _bounded(asdict(evidence))
+        self.status = replace(self.status, state=state, said=said, doing="", updated=self._clock(), evidence=data)
         if not self._write():
             # On a full disk there is no room for a second file, but the first one's can be used again. A reader that
             # comes in the very middle finds no status for once.
             with suppress(OSError), self._path.open("r+b") as file:
-                file.write(json.dumps(asdict(replace(self.status, said=shorten(self.status.said, 200)))).encode())
+                file.write(
+                    json.dumps(
+                        asdict(replace(self.status, said=shorten(self.status.said, 200), evidence=None))
+                    ).encode()
+                )
                 file.truncate()
 
     def _write(self) -> bool:
@@ -106,18 +119,16 @@ def ending(status: StatusWriter) -> Iterator[None]:
     """Say how the run ended when an exception ends it; the exception goes on. Otherwise the caller says it."""
     try:
         yield
-    except NothingScored as error:
-        status.end("failed", str(error))
-        raise
     except SamplingStopped as stopped:
-        status.end("unfilled", str(stopped))
+        unscored = isinstance(stopped, NothingScored)
+        status.end("failed" if unscored else "unfilled", str(stopped), _evidence(stopped))
         raise
     except KeyboardInterrupt:
         status.end("interrupted", "left at once, in the middle of a step; a resume goes on from the last checkpoint")
         raise
     except BaseException as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        status.end("failed", said if isinstance(error, DapoError) else f"{said}, {_place(error)}")
+        status.end("failed", said if isinstance(error, DapoError) else f"{said}, {_place(error)}", _evidence(error))
         raise
 
 
@@ -125,6 +136,35 @@ def _place(error: BaseException) -> str:
     """Where it was raised: an error that nobody foresaw says little without."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"in {last.name} ({Path(last.filename).name}, line {last.lineno}; log.txt has the whole)"
+
+
+def _evidence(error: BaseException) -> Evidence | None:
+    found = error.evidence if isinstance(error, WithEvidence) else None
+    return found if isinstance(found, Evidence) else None
+
+
+def _bounded(data: Any) -> Any:
+    """Texts of models and verifiers, and lists of them, may be of any length: a status is small."""
+    if isinstance(data, str):
+        return shorten(utf8(data), _LONGEST_TEXT)
+    if isinstance(data, dict):
+        return {_bounded(key): _bounded(value) for key, value in list(data.items())[:_MOST_ENTRIES]}
+    return data
+
+
+def _sane(data: object) -> bool:
+    """No number that arithmetic or a sentence would trip over."""
+    if isinstance(data, Mapping):
+        return all(map(_sane, data.values()))
+    return not isinstance(data, int | float) or abs(data) < 2**63  # false for nan as well
+
+
+def read_evidence(data: object) -> Evidence | None:
+    """``RunStatus.evidence`` as what it was when it was written; None for anything else. Its texts are untrusted."""
+    try:
+        return _EVIDENCE.validate_python(data) if _sane(data) else None
+    except ValidationError:
+        return None
 
 
 def read_status(path: Path, within: Path | None = None) -> RunStatus | None:
@@ -144,6 +184,8 @@ def read_status(path: Path, within: Path | None = None) -> RunStatus | None:
             started=float(record["started"]),
             updated=float(record["updated"]),
             doing=str(record.get("doing", "")),
+            folder=str(record.get("folder", "")),
+            evidence=found if isinstance(found := record.get("evidence"), dict) else None,
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

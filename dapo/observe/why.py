@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from dapo.contracts.evidence import CollectProgress, Shares
+from dapo.contracts.evidence import HEALTHY, LARGER, Cause, CollectProgress, Shares, cause_of, mixed
 from dapo.contracts.types import EvaluationProgress
 from dapo.observe.text import percent, shorten
 
-HEALTHY = 0.3
-"""Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
 NEARLY_ALL = 0.8
 """Share of groups of one kind from which it is the cause, and not a tendency."""
-FRACTION = 0.1
-"""Mean accuracy of all-wrong groups from which they are not wrong but partly right."""
-BOTH = 0.25
-"""Share of all-wrong and of all-correct groups from which neither is the cause alone."""
-UNREAD = 0.2
-"""Share of responses with an answer below which the verifier is suspected, and not the model."""
 ENOUGH = 20
 """Prompts from which their pass rates are used instead of an example."""
 _LATER = "rollouts/ (written when the step ends)"
 
 
-def why(shares: Shares, rollouts: str = "rollouts/ of the run") -> str:
+def why(shares: Shares, rollouts: str = "rollouts/ of the run", cap: str = "") -> str:
     """One to three sentences: the likely cause of a batch that does not fill, and what to change.
 
     Args:
         shares: what was judged.
         rollouts: where the judged responses can be read, as the reader should be told.
+        cap: what a step may spend, where that was met: "max_groups = 4 x 32".
     """
     if shares.all_retired:
         return (
@@ -40,29 +33,26 @@ def why(shares: Shares, rollouts: str = "rollouts/ of the run") -> str:
         return "No group was judged yet."
     if shares.kept < HEALTHY:
         return _cause(shares, rollouts)
-    if shares.cap:
+    if cap:
         share = _percent(shares.kept)
-        return (
-            f"The cap is too low: {share} of the groups are kept, so {_need(shares)}, and the recipe has {shares.cap}."
-        )
+        return f"The cap is too low: {share} of the groups are kept, so {_need(shares)}, and the recipe has {cap}."
     return f"Nothing to mend: {_percent(shares.kept)} of the groups are kept, {_need(shares)}."
 
 
 def _cause(shares: Shares, rollouts: str) -> str:
-    causes = {
-        _too_hard: shares.all_wrong,
-        _solved: shares.all_correct,
-        _too_few: shares.too_few_scored,
-        _out_of_band: shares.out_of_band,
-        _uniform: shares.uniform,
+    words = {
+        Cause.FRACTIONS: _fractions,
+        Cause.TRUNCATED: _truncated,
+        Cause.UNREAD: _unread,
+        Cause.TOO_HARD: _too_hard,
+        Cause.SOLVED: _solved,
+        Cause.FEW_BETWEEN: _between,
+        Cause.TOO_FEW_SCORED: _too_few,
+        Cause.OUT_OF_BAND: _out_of_band,
+        Cause.UNIFORM: _uniform,
     }
-    cause = max(causes, key=lambda name: causes[name])
-    if not causes[cause]:
-        return f"{_percent(shares.kept)} of the groups are kept, {_need(shares)}."
-    alike = shares.all_wrong + shares.all_correct
-    if alike > 0.5 and (causes[cause] < 0.5 or min(shares.all_wrong, shares.all_correct) >= BOTH):
-        return _between(shares)
-    return cause(shares, rollouts)
+    found = words.get(cause_of(shares))
+    return found(shares, rollouts) if found else f"{_percent(shares.kept)} of the groups are kept, {_need(shares)}."
 
 
 def filling_line(progress: CollectProgress, cause: bool = True) -> str:
@@ -84,31 +74,36 @@ def evaluating_line(progress: EvaluationProgress, left: str = "") -> str:
     return f"{told}, about {left} left" if left else told
 
 
-def mixed(pass_rate: float, group_size: int) -> float:
-    """Probability that a group of a problem solved with ``pass_rate`` has both correct and wrong responses."""
-    return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
+def _all_wrong(shares: Shares) -> str:
+    return f"{_percent(shares.all_wrong)} of the groups are all wrong"
+
+
+def _fractions(shares: Shares, rollouts: str) -> str:
+    return (
+        f"{_all_wrong(shares)}, yet the mean accuracy is {shares.accuracy:.2g}: scores are fractions, and a response "
+        f"is correct from algorithm.dynamic_sampling.correct_at = {shares.correct_at:g} on. Lower it."
+    )
+
+
+def _truncated(shares: Shares, rollouts: str) -> str:
+    return (
+        f"{_all_wrong(shares)}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off "
+        "seldom has an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If "
+        "those that end by themselves are wrong too, the problems are too hard, or the verifier cannot read the "
+        "answers."
+    )
+
+
+def _unread(shares: Shares, rollouts: str) -> str:
+    return (
+        f"{_all_wrong(shares)}, and the verifier found an answer in {_percent(shares.answered or 0.0)} of the "
+        f"responses: it cannot read them. Look at {rollouts}; then ask for the form that it reads in data.instruction, "
+        "or mend the reward's settings."
+    )
 
 
 def _too_hard(shares: Shares, rollouts: str) -> str:
-    said = f"{_percent(shares.all_wrong)} of the groups are all wrong"
-    if shares.accuracy > FRACTION:
-        return (
-            f"{said}, yet the mean accuracy is {shares.accuracy:.2g}: scores are fractions, and a response is correct "
-            f"from algorithm.dynamic_sampling.correct_at = {shares.correct_at:g} on. Lower it."
-        )
-    if shares.truncated > 0.5:
-        return (
-            f"{said}, and {_percent(shares.truncated)} of the responses are truncated: one that is cut off seldom has "
-            "an answer. Raise rollout.max_response_tokens, or ask for shorter answers in data.instruction. If those "
-            "that end by themselves are wrong too, the problems are too hard, or the verifier cannot read the answers."
-        )
-    if shares.answered is not None and shares.answered < UNREAD:
-        return (
-            f"{said}, and the verifier found an answer in {_percent(shares.answered)} of the responses: it cannot read "
-            f"them. Look at {rollouts}; then ask for the form that it reads in data.instruction, or mend the reward's "
-            "settings."
-        )
-    said += ": "
+    said = f"{_all_wrong(shares)}: "
     if shares.answered is not None:
         said += f"the verifier found an answer in {_percent(shares.answered)} of the responses, so "
     if shares.all_wrong <= NEARLY_ALL:
@@ -125,23 +120,22 @@ def _too_hard(shares: Shares, rollouts: str) -> str:
 
 def _larger_groups(shares: Shares) -> str:
     """What a larger group would change: from the pass rates where they are known, else an example."""
-    now, more, known = shares.group_size, 4 * shares.group_size, len(shares.hopeless_rates)
+    now, more, known = shares.group_size, LARGER * shares.group_size, shares.hopeless
     if now < 2:
         return ", or start a run with a larger rollout.group_size."
     start = f", or start a run with a larger rollout.group_size (now {now}): "
-    if known < ENOUGH:
+    if known is None or known.prompts < ENOUGH:
         once = _round(3 * now)
         return (
             f"{start}of problems solved 1 time in {once}, groups of {now} hold right and wrong responses in "
             f"{_percent(mixed(1 / once, now))} of the tries, groups of {more} in {_percent(mixed(1 / once, more))}."
         )
-    prompts = f"the {known} prompts that were all wrong at their last visit and judged before"
-    if not any(shares.hopeless_rates):
+    prompts = f"the {known.prompts} prompts that were all wrong at their last visit and judged before"
+    if not known.solved:
         return f". A larger rollout.group_size would help little: none of {prompts} was ever solved."
-    before, after = (sum(mixed(rate, size) for rate in shares.hopeless_rates) / known for size in (now, more))
     return (
-        f"{start}by the earlier pass rates of {prompts}, {_percent(before)} of their groups of {now} are mixed, "
-        f"{_percent(after)} of {more}."
+        f"{start}by the earlier pass rates of {prompts}, {_percent(known.mixed)} of their groups of {now} are mixed, "
+        f"{_percent(known.mixed_larger)} of {more}."
     )
 
 
@@ -185,7 +179,7 @@ def _uniform(shares: Shares, rollouts: str) -> str:
     )
 
 
-def _between(shares: Shares) -> str:
+def _between(shares: Shares, rollouts: str) -> str:
     return (
         f"Few problems are between solved and hopeless: {_percent(shares.all_correct)} of the groups are all correct, "
         f"{_percent(shares.all_wrong)} all wrong, {_percent(shares.kept)} kept, so {_need(shares)}. Take problems of "

@@ -11,8 +11,8 @@ from dapo.report.reader import Run
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
 from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
-from dapo.report.status import first_sentence, last_words, status_of, unfilled_said
-from dapo.report.words import big, brief, seconds_said, sentence
+from dapo.report.status import last_words, status_of, unfilled_said
+from dapo.report.words import big, brief, first_sentence, seconds_said, sentence
 
 __all__ = ["sentences_of", "status_of", "tiles_of"]
 

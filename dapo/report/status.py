@@ -9,10 +9,13 @@ import shlex
 import time
 from typing import Any, get_args
 
+from dapo.contracts.evidence import StopEvidence
+from dapo.observe.status import read_evidence
+from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said
 from dapo.observe.text import clean, number
 from dapo.report.page_data import State, Status
 from dapo.report.reader import Run
-from dapo.report.words import brief, seconds_said, sentence
+from dapo.report.words import brief, first_sentence, seconds_said, sentence
 
 ELSEWHERE = 600.0
 """Seconds after the last sign of life for which a run on another machine, whose lock cannot be seen here, counts as
@@ -23,11 +26,6 @@ STILL = 60.0
 """Seconds without a sign of life from which that is told, where it is also ten times a step's."""
 LOG_LINES = 20
 LONGEST = 500  # characters of an error's message in a sentence
-_RESUME = re.compile(r"dapo train --resume (\S[^`\n]{2,}?)(?: KEY=VALUE)?`")
-_CAP = re.compile(r"the cap of ([\d.]+) x (\d+) dispatched groups was met")
-_JUDGED = re.compile(r"Judged in this step: (\d+) groups")
-_PARTIAL = "algorithm.dynamic_sampling.on_cap=train_partial"
-
 _TITLES: dict[State, str] = {
     "running": "running",
     "finished": "finished",
@@ -75,30 +73,25 @@ def last_words(run: Run) -> str:
     return clean(_here(run, _raw_words(run))).strip()
 
 
+def evidence_of(run: Run) -> StopEvidence | None:
+    """Why its batch did not fill, as data; None where it did, or where the run was made before that was recorded."""
+    found = read_evidence((run.status_record or {}).get("evidence"))
+    return found if isinstance(found, StopEvidence) else None
+
+
 def unfilled_said(run: Run) -> tuple[str, str, str]:
-    """What was met, the likely cause and how to go on, from the words of a run that could not fill its batch.
+    """What was met, the likely cause and how to go on, of a run that could not fill its batch.
 
-    A part that is not there is "".
+    A part that is not known is "". Of a run without evidence, what it said as a whole stands for the first.
     """
-    words = last_words(run)
+    evidence = evidence_of(run)
+    if evidence is None:
+        return sentence(brief(last_words(run), LONGEST)), "", ""
+    met = met_said(evidence)
+    if evidence.met == "max_groups" and evidence.shares.judged > (evidence.limit or 0.0) * evidence.wanted:
+        met += f"; {evidence.shares.judged} were judged, since some had been sent out in earlier steps"
     files = clean(f"{run.folder.stopped}/*.parquet", newlines=False)
-    met = cause = further = ""
-    for line in words.splitlines():
-        if line.startswith("dynamic sampling stopped: "):
-            met = sentence(line.removeprefix("dynamic sampling stopped: "))
-        elif line.startswith("Likely cause: "):
-            cause = line.removeprefix("Likely cause: ").replace(f"Look at {files}", f"Look at its rollouts ({files})")
-        elif line.startswith("The state and the kept groups are saved. "):
-            further = line.removeprefix("The state and the kept groups are saved. ")
-    cap, judged = _CAP.search(words), _JUDGED.search(words)
-    if met and cap and judged and float(judged[1]) > float(cap[1]) * float(cap[2]):
-        met = f"{met[:-1]}; {judged[1]} were judged, since some had been sent out in earlier steps."
-    return met or sentence(brief(words, LONGEST)), cause, further
-
-
-def first_sentence(text: str) -> str:
-    """The first of several sentences; a full stop in a number or a name ends none."""
-    return sentence(re.split(r"(?<=[.!?])\s+(?=[A-Z])", text.strip(), maxsplit=1)[0])
+    return sentence(met), cause_said(evidence, f"its rollouts ({files})"), go_on_said(evidence, run.folder.path)
 
 
 def resume_command(run: Run) -> str:
@@ -122,12 +115,13 @@ def _raw_words(run: Run) -> str:
 
 def _here(run: Run, text: str) -> str:
     """Text in which the folder that the run was made in is the one where it lies now: it may have been copied."""
-    named = _RESUME.findall(_raw_words(run))
+    before = (run.status_record or {}).get("folder")
     here = clean(str(run.folder.path), newlines=False)
-    if not named or named[-1] == here:
+    if not isinstance(before, str) or before in ("", ".", here):
         return text
-    place = rf"(dapo train --resume )?(?<![\w/.-]){re.escape(named[-1])}(?![\w.-])"
-    return re.sub(place, lambda found: resume_command(run) if found[1] else here, text)
+    for typed in (shlex.quote(before), before):
+        text = re.sub(rf"--resume {re.escape(typed)}(?![\w/.-])", lambda _: f"--resume {shlex.quote(here)}", text)
+    return re.sub(rf"(?<![\w/.'-]){re.escape(before)}(?![\w.-])", lambda _: here, text)
 
 
 def _seconds(run: Run) -> float | None:
@@ -203,10 +197,10 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
 
 
 def _refill(run: Run) -> str:
-    """How to go on after a batch that could not be filled: a command as it can be typed, where the run names one."""
-    _, _, further = unfilled_said(run)
-    if _PARTIAL in further and " with 0 of " not in last_words(run):
-        said = f"`{resume_command(run)} {_PARTIAL}` trains on the groups that there are."
+    """How to go on after a batch that could not be filled: a command as it can be typed, where there is one."""
+    evidence = evidence_of(run)
+    if evidence is not None and evidence.kept:
+        said = f"`{resume_command(run)} {PARTIAL}` trains on the groups that there are."
     else:
         said = f"`{resume_command(run)} KEY=VALUE` goes on with changed settings."
     return f"{said} Other problems or another rollout.group_size need a new run."

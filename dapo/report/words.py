@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from dapo.observe.text import shorten
 
 _WORD = 60
@@ -38,6 +40,11 @@ def brief(text: str, limit: int) -> str:
     if " " in tail[:_WORD]:
         tail = tail.partition(" ")[2]
     return f"{head} … {tail}"
+
+
+def first_sentence(text: str) -> str:
+    """The first of several sentences; a full stop in a number or a name ends none."""
+    return sentence(re.split(r"(?<=[.!?])\s+(?=[A-Z])", text.strip(), maxsplit=1)[0])
 
 
 def sentence(text: str) -> str:

@@ -13,14 +13,15 @@ from dapo.algorithms.statistics import mean_of_estimates
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import LoadedRecipe
 from dapo.contracts.evaluation import EvaluationResult
-from dapo.errors import DataError
+from dapo.errors import AccuracyUnknown, DataError
 from dapo.loop.evaluation_metrics import by_set_of, paired_difference, result_of
-from dapo.loop.outcomes import nothing_scored
+from dapo.loop.outcomes import silent
 from dapo.observe.answers import read_answers, write_answers
 from dapo.observe.console import Console
 from dapo.observe.evaluation_table import Difference, Shown, as_object, comparison, table
 from dapo.observe.log import warnings_to
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.stopped import silent_said
 from dapo.run.session import Session
 
 
@@ -54,7 +55,7 @@ def evaluate(
 
     Raises:
         DataError: there is no validation data; ``out`` exists; ``against`` is a file that holds no answers.
-        RewardError: of a whole set no response could be scored; what there is was printed first.
+        AccuracyUnknown: of a whole set no response could be scored; what there is was printed first.
     """
     if out is not None and out.exists():
         raise DataError(f"{out} exists already; give another name to --out")
@@ -69,7 +70,8 @@ def evaluate(
             earlier = _evaluate(against, console)
     _print(found, result, earlier, as_json)
     if result.silent:
-        raise nothing_scored({name: result.reasons[name] for name in result.silent})
+        evidence = silent({name: result.reasons[name] for name in result.silent})
+        raise AccuracyUnknown(evidence, silent_said(evidence))
     return 0
 
 

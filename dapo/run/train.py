@@ -19,7 +19,7 @@ from dapo.config.load import LoadedRecipe
 from dapo.config.resume import RESOLVED, Change, changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
-from dapo.errors import DapoError, DiskError, EngineError, SamplingStopped, of_the_machine
+from dapo.errors import DapoError, DiskError, EngineError, WithEvidence, of_the_machine
 from dapo.loop.trainer import Trainer
 from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
@@ -28,6 +28,7 @@ from dapo.observe.prompts import write_prompts
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter, ending
+from dapo.observe.stopped import stop_said
 from dapo.observe.summary import print_summary
 from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import Trackers, open_trackers
@@ -44,7 +45,8 @@ FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
 def train(loaded: LoadedRecipe) -> int:
     """Start a new run. Returns the exit code: 0, or 130 after Ctrl-C (the step was finished and saved)."""
     recipe = loaded.recipe
-    make_algorithm(recipe), make_objective(recipe)  # functions of the user's that are not there are refused first
+    make_algorithm(recipe)  # functions of the user's that are not there are refused first
+    make_objective(recipe)
     with Console(recipe.logging.console) as console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         _write_recipe(folder, loaded)
@@ -135,8 +137,8 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
             clips_tokens = make_objective(recipe).clips_tokens
             console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
             finished = trainer.run()
-        except SamplingStopped as stopped:
-            raise type(stopped)(str(stopped).replace("<RUN>", str(folder.path))) from None
+        except WithEvidence as error:
+            raise error.in_words(stop_said(error.evidence, folder.path)) from None
         finally:
             try:
                 recorder.close()

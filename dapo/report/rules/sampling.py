@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo.contracts.evidence import Shares
+from dapo.contracts.evidence import HEALTHY, Shares
 from dapo.observe.text import number, percent
-from dapo.observe.why import HEALTHY, why
+from dapo.observe.why import why
 from dapo.report.rules.facts import Facts, Found, Rule
 from dapo.report.status import status_of, unfilled_said
 

@@ -24,6 +24,7 @@ from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import LoopSettings, Trainer
 from dapo.observe.metrics import unknown_keys, without_clock
+from dapo.observe.stopped import notice_said
 
 STEPS = 4
 
@@ -145,6 +146,9 @@ class Recording:
 
     def say(self, message):
         self.said.append(message)
+
+    def notice(self, step, notice):
+        self.warned.append(notice_said(step, notice))
 
     def warn(self, message):
         self.warned.append(message)

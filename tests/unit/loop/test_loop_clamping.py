@@ -10,6 +10,7 @@ from dapo.algorithms.shaping import clamped
 from dapo.config import recipe_from_dict
 from dapo.contracts.types import Score
 from dapo.loop.trainer import Trainer
+from dapo.observe.stopped import notice_said
 from dapo.run.parts import make_algorithm
 
 MINE = {"name": "mine", "kind": "function", "function": "json:loads"}  # a function: the recipe passes with a warning
@@ -68,7 +69,9 @@ def test_the_first_clamped_step_is_told_once_with_the_range_that_was_seen():
     unused = ("collector", "learner", "engine", "sampling", "schedule", "evaluator", "checkpoints", "settings")
     parts = dict.fromkeys((*unused, "fingerprint", "phases", "check_sync"))
     algorithm = SimpleNamespace(source_range=(0.0, 1.0))
-    trainer = Trainer(**parts, algorithm=algorithm, recorder=SimpleNamespace(warn=said.append))
+    trainer = Trainer(
+        **parts, algorithm=algorithm, recorder=SimpleNamespace(notice=lambda *told: said.append(notice_said(*told)))
+    )
     trainer._warn_of_clamping(1, advantages(weight=0.0)[1])
     trainer._warn_of_clamping(2, {"reward/clamped": np.nan})
     assert said == []

@@ -1,6 +1,7 @@
 """The collector against a scripted engine: what is trained, what is lost, what a cap does."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from scripted import make_collector, random_world
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition, Verdict
-from dapo.errors import SamplingStopped
+from dapo.contracts.evidence import Cause
+from dapo.errors import NothingScored, SamplingStopped
+from dapo.observe.stopped import met_said, stop_said
 
 
 def ids(batch):
@@ -160,8 +163,12 @@ def test_stop_names_shares_cause_and_remedy_and_keeps_what_was_kept():
     )
     with pytest.raises(SamplingStopped) as stopped:
         collector.collect(1)
-    text = str(stopped.value)
-    assert "1 of 4 groups kept" in text
+    evidence = stopped.value.evidence
+    assert (evidence.met, evidence.limit, evidence.kept, evidence.cause) == ("max_groups", 3.0, 1, Cause.TOO_HARD)
+    assert (evidence.example.problem, evidence.example.accuracy) == ("problem 11", 0.0)
+    text = stop_said(evidence, Path("my run"))
+    assert "the cap of 3 x 4 dispatched groups was met with 1 of 4 groups kept" in text
+    assert "`dapo train --resume 'my run' KEY=VALUE` goes on" in text
     assert "Judged in this step: 12 groups, 8.3% kept, 0.0% all correct, 91.7% all wrong; 72 tokens" in text
     assert "72 tokens were generated" in text
     assert "too hard" in text
@@ -188,8 +195,9 @@ def test_train_partial_and_fill_are_the_other_outcomes():
 def test_the_end_of_the_data_is_named_and_a_clean_end_is_no_error():
     collector = make_collector(length=lambda g, i: 3, accuracy=lambda g, i: float(i), end=6)
     assert ids(collector.collect(1)) == [0, 1, 2, 3]
-    with pytest.raises(SamplingStopped, match="the data ended with 2 of 4 groups kept"):
+    with pytest.raises(SamplingStopped) as stopped:
         collector.collect(2)
+    assert (stopped.value.evidence.met, stopped.value.evidence.kept) == ("data", 2)
     even = make_collector(length=lambda g, i: 3, accuracy=lambda g, i: float(i), end=4)
     even.collect(1)
     batch = even.collect(2)
@@ -202,9 +210,12 @@ def test_a_verifier_that_fails_on_everything_is_recognised(max_groups):
     collector = make_collector(
         length=lambda g, i: 3, accuracy=lambda g, i: "exception: KeyError('answer')", max_groups=max_groups
     )
-    with pytest.raises(SamplingStopped, match="verifier fails on everything") as stopped:
+    with pytest.raises(NothingScored) as stopped:
         collector.collect(1)
-    assert "KeyError('answer')" in str(stopped.value)
+    said = stop_said(stopped.value.evidence, Path("RUN"))
+    assert said.startswith("the verifier fails on everything: none of 32 responses could be scored.")
+    assert "KeyError('answer')" in said
+    assert "(RUN/rewards.txt has what it printed)" in said
 
 
 def test_unscored_members_do_not_vote_and_groups_with_one_voter_are_too_few():
@@ -296,8 +307,9 @@ def test_replace_fills_the_batch_with_copies_of_kept_groups():
 
 def test_replace_meets_its_cap_like_any_mode():
     world = {"length": lambda g, i: 3, "accuracy": lambda g, i: 0.0, "mode": "replace", "max_groups": 2.0}
-    with pytest.raises(SamplingStopped, match="cap of 2 x 4 dispatched groups was met with 0 of 4"):
+    with pytest.raises(SamplingStopped) as stopped:
         make_collector(**world).collect(1)
+    assert met_said(stopped.value.evidence) == "the cap of 2 x 4 dispatched groups was met with 0 of 4 groups kept"
     one = world | {"accuracy": lambda g, i: float(i) if g == 2 else 0.0}
     assert ids(make_collector(**one, on_cap="train_partial").collect(1)) == [2]  # no copies of too few
 
@@ -340,8 +352,9 @@ def test_tokens_of_a_stopped_step_stay_in_the_account():
     ],
 )
 def test_the_message_of_a_stop_names_every_kind_of_rejected_group(changes, said):
-    with pytest.raises(SamplingStopped, match=said):
+    with pytest.raises(SamplingStopped) as stopped:
         make_collector(**({"length": lambda g, i: 3, "max_groups": 3} | changes)).collect(1)
+    assert said in stop_said(stopped.value.evidence, Path("RUN"))
 
 
 def test_state_is_plain():
@@ -363,8 +376,9 @@ def test_a_cap_on_tokens_stops_dispatching_and_is_named():
     collector = make_collector(
         length=lambda g, i: 10, accuracy=lambda g, i: 0.0, max_groups=None, max_tokens=200, capacity=8
     )
-    with pytest.raises(SamplingStopped, match="cap of 200 generated tokens was met with 0 of 4"):
+    with pytest.raises(SamplingStopped) as stopped:
         collector.collect(1)
+    assert met_said(stopped.value.evidence) == "the cap of 200 generated tokens was met with 0 of 4 groups kept"
     assert 200 <= collector.account.generated_tokens <= 200 + 8 * 10  # what was under way is finished
 
 

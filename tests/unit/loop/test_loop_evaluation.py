@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from scripted import ScriptedEngine
 
 from dapo.config.schema import Reward
+from dapo.contracts.evidence import SilentEvidence
 from dapo.contracts.phases import Phases
 from dapo.contracts.types import EvaluationProgress, Prompt, SamplingParams, Score
 from dapo.errors import EngineError, RewardError
@@ -17,6 +20,7 @@ from dapo.loop.evaluation import FIRST_EVALUATION_GROUP, Evaluator
 from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
 from dapo.loop.trainer import LoopSettings, Trainer
 from dapo.observe.log import logging_to
+from dapo.observe.stopped import notice_said, stop_said
 from dapo.rewards.compose import build_scorer
 
 
@@ -224,7 +228,7 @@ class FirstStep(Trainer):
         recorder = SimpleNamespace(
             step=lambda step, metrics, *_: recorded.append(("step", step)),
             evaluation=lambda step, result: recorded.append(("evaluation", step)),
-            warn=lambda message: recorded.append(("warn", message)),
+            notice=lambda step, notice: recorded.append(("notice", step, notice)),
         )
         learner = SimpleNamespace(publish=lambda: None)
         settings = LoopSettings(1, None, ratio_against="sampler", evaluate_every=1, save_every=0)
@@ -248,8 +252,14 @@ class FirstStep(Trainer):
 def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_training():
     recorded = []
     subject = evaluator(lambda p, s: Score(reason="exception: KeyError: 'level'"), sets=("easy", "hard"))
-    with pytest.raises(RewardError, match=r"not one response.*easy: exception: KeyError: 'level'; hard: .*rewards.txt"):
+    with pytest.raises(RewardError) as stopped:
         FirstStep(subject, recorded).run()
+    reason = "exception: KeyError: 'level'"
+    assert stopped.value.evidence == SilentEvidence({"easy": reason, "hard": reason}, engine=False)
+    assert re.match(
+        r".*not one response.*easy: exception: KeyError: 'level'; hard: .*rewards.txt",
+        stop_said(stopped.value.evidence, Path("RUN")),
+    )
     assert recorded == [("evaluation", 0), ("step", 0)]  # the evidence is written first
 
 
@@ -257,8 +267,8 @@ def test_a_set_that_falls_silent_later_is_told_and_training_goes_on():
     recorded = []
     trainer = FirstStep(evaluator(lambda p, s: Score(reason="crash")), recorded)
     trainer._evaluate(5)
-    assert recorded[1][0] == "warn"
-    assert recorded[1][1].startswith("step 5: the held-out accuracy cannot be told")
+    assert recorded[1] == ("notice", 5, SilentEvidence({"set": "crash"}, engine=False))
+    assert notice_said(*recorded[1][1:]).startswith("step 5: the held-out accuracy cannot be told")
     trainer.evaluator = evaluator(lambda p, s: right(1.0))
     trainer._evaluate(6)
     assert recorded[2:] == [("evaluation", 6)]

@@ -1,5 +1,7 @@
 """Prompt history, retirement and GRESO's skipping; numbers by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scripted import CountingStream, make_collector
@@ -11,6 +13,7 @@ from dapo.contracts.types import content_id
 from dapo.errors import SamplingStopped
 from dapo.loop.history import PromptHistory, PromptRecord
 from dapo.loop.selection import PromptSelector
+from dapo.observe.stopped import stop_said
 
 
 def prompt_id(n):
@@ -142,7 +145,8 @@ def test_data_that_is_all_retired_is_an_end_with_a_name():
     collector = make_collector(**world, accuracy=lambda g, i: 1.0 if g else float(i))
     with pytest.raises(SamplingStopped) as stopped:
         collector.collect(1)
-    text = str(stopped.value)
+    assert (stopped.value.evidence.met, stopped.value.evidence.kept) == ("retired", 1)
+    text = stop_said(stopped.value.evidence, Path("RUN"))
     assert "every prompt is retired with 1 of 4 groups kept" in text
     assert "retire_at=null" in text
     nothing_held = make_collector(**world, accuracy=lambda g, i: 1.0)

@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from dapo.errors import EngineError, NothingScored, SamplingStopped
+from dapo.contracts.evidence import Cause, Example, Hopeless, Shares, SilentEvidence, StopEvidence, UnscoredEvidence
+from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
 from dapo.observe.run_folder import RunFolder, is_held
-from dapo.observe.status import RunStatus, StatusWriter, ending, read_status
+from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
+from dapo.observe.stopped import stop_said
 
 
 class Clock:
@@ -38,6 +42,8 @@ def test_a_run_says_how_it_stands_at_most_once_a_second(path):
         "started": 1000.0,
         "updated": 1000.0,
         "doing": "",
+        "folder": str(path.parent),
+        "evidence": None,
     }
     clock.now = 1000.9
     status.step(1)
@@ -50,7 +56,8 @@ def test_a_run_says_how_it_stands_at_most_once_a_second(path):
     assert (read_status(path).step, read_status(path).updated) == (3, 900.0)
     status.step(4)
     status.end("finished")  # with the steps that were not written
-    assert read_status(path) == RunStatus("finished", "", 4, 9, os.getpid(), os.uname().nodename, 1000.0, 900.0)
+    us = (os.getpid(), os.uname().nodename)
+    assert read_status(path) == RunStatus("finished", "", 4, 9, *us, 1000.0, 900.0, folder=str(path.parent))
     assert [p.name for p in path.parent.iterdir()] == ["status.json"]
 
 
@@ -62,11 +69,31 @@ def test_a_resumed_run_says_running_again_and_keeps_its_first_start(path):
     assert (found.started, found.updated) == (1000.0, 2000.0)
 
 
+UNSCORED = UnscoredEvidence(32, {"timeout": 30, "crash": 2}, engine=False)
+UNFILLED = StopEvidence(
+    "max_groups",
+    4.0,
+    31,
+    32,
+    Shares(
+        kept=0.2, all_correct=0.8, judged=154, answered=None, unscored={"timeout": 3}, hopeless=Hopeless(3, 1, 0.1, 0.3)
+    ),
+    Cause.SOLVED,
+    Example("6 + 7", "13", "12", 0.0),
+)
+SILENT = SilentEvidence({"held out": "timeout"}, engine=False)
+
+
 @pytest.mark.parametrize(
     ("error", "state", "said"),
     [
-        (NothingScored("the verifier fails on everything"), "failed", "the verifier fails on everything"),
-        (SamplingStopped("step 3: full of\nhopeless prompts"), "unfilled", "step 3: full of\nhopeless prompts"),
+        (AccuracyUnknown(SILENT, "cannot be told"), "failed", "AccuracyUnknown: cannot be told"),
+        (NothingScored(UNSCORED, "the verifier fails on everything"), "failed", "the verifier fails on everything"),
+        (
+            SamplingStopped(UNFILLED, "step 3: full of\nhopeless prompts"),
+            "unfilled",
+            "step 3: full of\nhopeless prompts",
+        ),
         (KeyboardInterrupt(), "interrupted", "left at once"),
         (EngineError("gone\n\n  for good \ud800"), "failed", "EngineError: gone for good \ufffd"),
         (SystemExit(3), "failed", "SystemExit: 3"),
@@ -80,6 +107,8 @@ def test_how_a_run_ended_is_told_and_the_error_goes_on(path, error, state, said)
     found = read_status(path)
     assert found.state == state
     assert found.said.startswith(said)
+    assert read_evidence(found.evidence) == getattr(error, "evidence", None)
+    assert found.folder == str(path.parent)
 
 
 def test_without_an_error_the_caller_says_it(path):
@@ -105,6 +134,39 @@ def test_a_status_that_cannot_be_written_hides_no_error(tmp_path):
     status = StatusWriter(tmp_path / "gone" / "status.json", steps=9)
     with pytest.raises(EngineError), ending(status):
         raise EngineError("the engine is what to speak of")
+
+
+def test_evidence_stays_small_whatever_a_response_says(path):
+    """Of a long text the ends are kept, of many reasons the first; what is read back has words."""
+    long = Example("p" * 9999, "\ud800", "r" * 10**6, None, "timeout")
+    reasons = {f"reason {n} {'x' * 999}": 1000 - n for n in range(900)}
+    shares = replace(UNFILLED.shares, unscored=reasons)
+    StatusWriter(path, steps=9).end("unfilled", "said " * 2000, replace(UNFILLED, example=long, shares=shares))
+    assert path.stat().st_size < 64 * 1024
+    found = read_evidence(read_status(path).evidence)
+    assert found.example.response.startswith("rrr")
+    assert len(found.example.response) == 200
+    assert next(iter(found.shares.unscored.values())) == 1000
+    assert stop_said(found, Path("RUN")).count("\n") == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kept": "many"},
+        {"kind": "other"},
+        {"limit": float("nan")},
+        {"wanted": 10**30},
+        {"shares": {"kept": []}},
+        {"cause": "bad luck"},
+        {"met": None},
+    ],
+)
+def test_evidence_that_no_run_writes_is_none(change):
+    whole = json.loads(json.dumps(asdict(UNFILLED)))
+    assert read_evidence(whole) == UNFILLED
+    assert read_evidence(whole | {"later": "field"}) == UNFILLED
+    assert read_evidence(whole | change) is None
 
 
 WHOLE = {"state": "running", "said": "", "step": 1, "steps": 2, "pid": 3, "host": "h", "started": 1.5, "updated": 2}

@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 
-from dapo.contracts.evidence import CollectProgress, Shares
-from dapo.observe.why import filling_line, heartbeat, mixed, why
+from dapo.contracts.evidence import CollectProgress, Shares, hopeless_of, mixed
+from dapo.observe.why import filling_line, heartbeat, why
 
 
 def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
@@ -40,7 +40,7 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
         ({"data_ended": True, "kept": 0.5}, ["data.epochs ran out"]),
         ({"data_ended": True, "all_correct": 0.9}, ["data.epochs ran out", "the problems are solved"]),
         ({"all_wrong": 0.9, "accuracy": 0.37}, ["mean accuracy is 0.37", "correct_at = 1 on. Lower it"]),
-        ({"kept": 0.6, "cap": "max_groups = 1 x 32"}, ["The cap is too low", "53 groups", "has max_groups = 1 x 32"]),
+        ({"kept": 0.6}, ["Nothing to mend: 60% of the groups are kept", "takes about 53 groups"]),
         ({"all_wrong": 0.5, "all_correct": 0.5}, ["between solved and hopeless", "no batch gets full"]),
         ({"kept": 0.25, "all_wrong": 0.25, "all_correct": 0.5}, ["between solved and hopeless"]),
         ({"all_retired": True, "data_ended": True}, ["every prompt reached", "review_share"]),
@@ -68,13 +68,13 @@ def test_each_cause_names_its_numbers_and_the_setting_to_change(shares, parts):
 
 def test_pass_rates_that_are_known_take_the_place_of_the_example():
     rates = [0.0] * 20 + [0.05] * 20
-    said = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=rates))
+    said = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless=hopeless_of(rates, 8)))
     expected = [50 * (1 - 0.05**size - 0.95**size) for size in (8, 32)]
     assert f"{expected[0]:.0f}% of their groups of 8 are mixed, {expected[1]:.0f}% of 32" in said
     assert "by the earlier pass rates of the 40 prompts" in said
-    never = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=[0.0] * 20))
+    never = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless=hopeless_of([0.0] * 20, 8)))
     assert "would help little: none of the 20 prompts" in never
-    few = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless_rates=[0.0] * 19))
+    few = why(Shares(all_wrong=0.9, judged=100, group_size=8, hopeless=hopeless_of([0.0] * 19, 8)))
     assert "problems solved 1 time in 20" in few
 
 

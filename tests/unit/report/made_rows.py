@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dapo.config import load_recipe
 from dapo.config.schema import Recipe
+from dapo.contracts.evidence import Cause, Example, Shares, StopEvidence
 from dapo.observe.run_folder import RunFolder
 from dapo.report.reader import Run
 
@@ -47,6 +51,26 @@ def run_of(made: list[dict[str, Any]], *overrides: str, state: str = "finished",
     given = {"folder": RunFolder(Path("runs/it")), "name": "it", "rows": made, "recipe": recipe(*overrides)}
     record = {"state": state, "said": said, "step": last, "steps": steps, "pid": 1, "host": "", "started": 1e9}
     return Run(**{**given, "status_record": {**record, "updated": 1e9 + 60}, **more})
+
+
+UNFILLED = StopEvidence(
+    "max_groups",
+    4.0,
+    31,
+    32,
+    Shares(kept=0.2, all_correct=0.8, judged=154, prompts_per_step=32, group_size=8),
+    Cause.SOLVED,
+    Example("6 +7 -9 =", "4", "hostile \x1b[2J", 1.0),
+)
+
+
+def unfilled_run(folder: RunFolder | None = None, log_tail: Sequence[str] = (), **changes: Any) -> Run:
+    """A run whose 55th batch could not be filled; ``changes``: of ``UNFILLED``. It goes through the file's JSON."""
+    more = {"folder": folder} if folder else {}
+    run = run_of(rows(54), state="unfilled", said="in other words", log_tail=list(log_tail), **more)
+    assert run.status_record is not None
+    run.status_record |= {"evidence": json.loads(json.dumps(asdict(replace(UNFILLED, **changes))))}
+    return run
 
 
 def validation(step: int, steps: int) -> dict[str, float]:

@@ -136,7 +136,7 @@ def test_a_pipe_is_told(tmp_path, make_run):
 def test_a_status_and_a_recipe_have_a_largest_size(tmp_path, make_run):
     folder = make_run(tmp_path / "run", steps=3)
     assert read_status(folder / "status.json")
-    (folder / "status.json").write_text((folder / "status.json").read_text() + " " * 70_000)
+    (folder / "status.json").write_text((folder / "status.json").read_text() + " " * 200_000)
     with_recipe(folder, (folder / "recipe.resolved.yaml").read_text() + "#" * 1_000_001)
     run = read_run(folder)
     assert (run.status_record, run.recipe) == (None, None)

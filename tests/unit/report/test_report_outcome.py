@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_rows import rows, run_of
+from made_rows import UNFILLED, rows, run_of, unfilled_run
 
+from dapo.contracts.evidence import Shares
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import shorten
 from dapo.report.outcome import sentences_of, status_of, tiles_of
@@ -16,15 +18,6 @@ from dapo.report.reader import read_run
 from dapo.report.rules import advice_of
 from dapo.report.status import unfilled_said
 from dapo.report.words import big, brief, seconds_said, sentence
-
-UNFILLED = (
-    "dynamic sampling stopped: the cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept.\n"
-    "Judged in this step: 154 groups.\n"
-    "Likely cause: 80% of the groups are all correct: many problems are solved. Add harder problems.\n"
-    "For example: '6 +7 -9 =', expected '4', got 'hostile \x1b[2J' (accuracy 1).\n"
-    "The state and the kept groups are saved. `dapo train --resume /first/my home KEY=VALUE` goes on: a higher cap; "
-    "`algorithm.dynamic_sampling.on_cap=train_partial` trains on the groups that there are."
-)
 
 
 def words(run):
@@ -67,7 +60,7 @@ def test_a_running_run_says_how_long_it_takes_and_when_it_is_silent():
 
 
 def test_a_run_that_could_not_fill_its_batch_says_what_was_met_and_why():
-    status = status_of(run_of(rows(54), state="unfilled", said=UNFILLED, log_tail=["x"]))
+    status = status_of(unfilled_run(log_tail=["x"]))
     assert status["title"] == "could not fill its batch"
     assert status["said"] == (
         "The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept; 154 were judged, since some had been "
@@ -75,21 +68,38 @@ def test_a_run_that_could_not_fill_its_batch_says_what_was_met_and_why():
         "runs/it algorithm.dynamic_sampling.on_cap=train_partial` trains on the groups that there are. Other problems "
         "or another rollout.group_size need a new run."
     )
-    none_kept = status_of(run_of(rows(54), state="unfilled", said=UNFILLED.replace("with 31 of", "with 0 of")))
-    assert "`dapo train --resume runs/it KEY=VALUE` goes on with changed settings." in none_kept["said"]
-    other = status_of(run_of(rows(54), state="unfilled", said="words of another version"))
-    assert other["said"].startswith("Words of another version. What was judged stands in stopped/")
+    assert (
+        "`dapo train --resume runs/it KEY=VALUE` goes on with changed settings."
+        in status_of(unfilled_run(kept=0))["said"]
+    )
+    fewer = unfilled_run(shares=replace(UNFILLED.shares, judged=128))
+    assert "with 31 of 32 groups kept. 80% of the groups" in status_of(fewer)["said"]
+    ended = unfilled_run(met="data", limit=None, shares=replace(UNFILLED.shares, data_ended=True))
+    assert "The data ended with 31 of 32 groups kept. Data.epochs ran out." in status_of(ended)["said"]
+
+
+def test_a_run_of_before_evidence_was_recorded_says_what_it_said():
+    run = run_of(rows(54), state="unfilled", said="words of another version.\nLikely cause: this one.")
+    assert status_of(run)["said"].startswith(
+        "Words of another version.\nLikely cause: this one. What was judged stands in stopped/*.parquet. `dapo train "
+        "--resume runs/it KEY=VALUE` goes on with changed settings."
+    )
+    assert unfilled_said(run)[1:] == ("", "")
 
 
 def test_a_run_that_was_copied_is_told_where_it_lies(tmp_path):
-    said = UNFILLED.replace("Add harder", "Look at /first/my home/stopped/*.parquet, not at /first/my homes.")
-    folder = RunFolder(tmp_path / "new home")
-    run = run_of(rows(54), state="unfilled", said=said, folder=folder, log_tail=["x", *said.splitlines()])
+    log = ["/first/my home/stopped/*.parquet, not /first/my homes", "`dapo train --resume '/first/my home' KEY=VALUE`"]
+    shares = Shares(all_wrong=1.0, judged=100)
+    run = unfilled_run(folder=RunFolder(tmp_path / "new home"), log_tail=["x", *log], shares=shares)
+    run.status_record |= {"folder": "/first/my home"}
     _, cause, further = unfilled_said(run)
-    assert f"Look at its rollouts ({tmp_path}/new home/stopped/*.parquet), not at /first/my homes." in cause
+    assert f"Look at its rollouts ({tmp_path}/new home/stopped/*.parquet), at the prompt's" in cause
     assert further.startswith(f"`dapo train --resume '{tmp_path}/new home' KEY=VALUE` goes on")
-    assert "/first/my home/" not in "".join(status_of(run)["log"])
-    assert f"--resume '{tmp_path}/new home' KEY=VALUE" in status_of(run)["log"][-1]
+    assert status_of(run)["log"] == [
+        "x",
+        f"{tmp_path}/new home/stopped/*.parquet, not /first/my homes",
+        f"`dapo train --resume '{tmp_path}/new home' KEY=VALUE`",
+    ]
 
 
 def test_the_seconds_of_a_run_are_those_of_its_steps():
@@ -242,7 +252,7 @@ def test_a_crash_at_step_3_is_said_first():
 
 
 def test_a_batch_that_could_not_be_filled_is_said_first():
-    assert sentences_of(run_of(rows(54), state="unfilled", said=UNFILLED))[0] == (
+    assert sentences_of(unfilled_run())[0] == (
         "The run stopped because step 55 of 60 could not fill its batch. The cap of 4 x 32 dispatched groups was met "
         "with 31 of 32 groups kept; 154 were judged, since some had been sent out in earlier steps."
     )

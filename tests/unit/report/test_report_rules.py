@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_rows import ROOT, rows, run_of
+from made_rows import ROOT, rows, run_of, unfilled_run
 from rule_cases import CASES, at, falling, late, many
 
 from dapo.config.schema import Recipe
@@ -20,14 +20,6 @@ from dapo.report.rules import RULES, Facts, advice_of
 from dapo.report.rules.facts import RANK
 from dapo.report.rules.learning import _is_other
 from dapo.report.rules.table import table, with_table
-
-UNFILLED = (
-    "dynamic sampling stopped: the cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept.\n"
-    "Judged in this step: 154 groups, 20.1% kept; 13191 tokens were generated.\n"
-    "Likely cause: 80% of the groups are all correct: many problems are solved. Add harder problems.\n"
-    "For example: '6 +7 -9 =', expected '4', got 'x' (accuracy 1).\n"
-    "The state and the kept groups are saved. `dapo train --resume /first/home KEY=VALUE` goes on: a higher cap."
-)
 
 
 def found(made: list[dict[str, Any]], *overrides: str, **more: Any) -> dict[str, str]:
@@ -50,13 +42,16 @@ def test_no_rule_speaks_on_a_run_in_good_health(steps):
 
 
 def test_a_batch_that_could_not_be_filled_is_told_in_the_words_of_the_run():
-    run = run_of(rows(54), state="unfilled", said=UNFILLED)
+    run = unfilled_run()
     (advice,) = [a for a in advice_of(run) if a["rule"] == "batch_unfilled"]
     assert (advice["severity"], advice["first_step"]) == ("bad", 55)
-    assert advice["said"] == "80% of the groups are all correct: many problems are solved. Add harder problems."
+    assert advice["said"] == (
+        "80% of the groups are all correct: many problems are solved. Add harder problems; while others are left, "
+        "algorithm.dynamic_sampling.retire_at=1 passes over solved ones."
+    )
     assert "For example" not in advice["said"]  # it quotes a response
     assert advice["move"].startswith("`dapo train --resume runs/it KEY=VALUE`")  # where it lies now
-    assert "batch_unfilled" not in found(rows(54), state="interrupted", said=UNFILLED)
+    assert "batch_unfilled" not in found(rows(54), state="interrupted")
 
 
 def test_a_batch_that_fills_slowly_is_told_why():

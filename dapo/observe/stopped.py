@@ -1,0 +1,184 @@
+"""Why a run stopped, or cannot be judged, in sentences that end with what to do: from evidence and the run's folder."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from dapo.contracts.evidence import (
+    FRACTION,
+    HEALTHY,
+    UNREAD,
+    Example,
+    Notice,
+    PoorBatch,
+    Shares,
+    SilentEvidence,
+    StopEvidence,
+    UnscoredEvidence,
+)
+from dapo.observe.text import clean, percent, shorten
+from dapo.observe.why import why
+
+PARTIAL = "algorithm.dynamic_sampling.on_cap=train_partial"
+PROBLEM, ANSWER, RESPONSE = 80, 40, 160
+"""Characters of an example that are shown."""
+_OWN = "algorithm.dynamic_sampling"
+
+
+def stop_said(evidence: object, run: Path) -> str:
+    """What an error that carries evidence says.
+
+    Args:
+        evidence: ``StopEvidence``, ``UnscoredEvidence`` or ``SilentEvidence``; anything else is shown as it is.
+        run: the folder of the run.
+    """
+    if isinstance(evidence, StopEvidence):
+        return _unfilled(evidence, run)
+    if isinstance(evidence, UnscoredEvidence):
+        return _unscored(evidence, run)
+    return silent_said(evidence) if isinstance(evidence, SilentEvidence) else repr(evidence)
+
+
+def met_said(evidence: StopEvidence) -> str:
+    """What was met, and how far the batch was."""
+    met = {
+        "data": "the data ended",
+        "retired": "every prompt is retired",
+        "max_groups": f"the cap of {evidence.limit or 0:g} x {evidence.wanted} dispatched groups was met",
+        "max_tokens": f"the cap of {evidence.limit or 0:.0f} generated tokens was met",
+    }[evidence.met]
+    return f"{met} with {evidence.kept} of {evidence.wanted} groups kept"
+
+
+def cause_said(evidence: StopEvidence, rollouts: str) -> str:
+    """The likely cause and what to change; ``rollouts``: where the judged responses can be read."""
+    cap = {
+        "max_groups": f"max_groups = {evidence.limit or 0:g} x {evidence.wanted}",
+        "max_tokens": f"max_tokens = {evidence.limit or 0:.0f}",
+    }.get(evidence.met, "")
+    return why(evidence.shares, rollouts, cap)
+
+
+def go_on_said(evidence: StopEvidence, run: Path) -> str:
+    """How a resume can go on; a resumed run keeps its problems, prompts and group size."""
+    resume = f"`dapo train --resume {_typed(run)} KEY=VALUE` goes on"
+    partial = f"`{PARTIAL}` trains on the groups that there are"
+    if evidence.met == "data":
+        return f"{resume}: `data.epochs=...` (more passes), or {partial}."
+    if evidence.met == "retired":
+        return f"{resume}: `{_OWN}.retire_at=null` trains on solved prompts again, and {partial}."
+    change = _change(evidence.shares)
+    if change:
+        return f"{resume}: {change.format(partial=f', or {partial}')}"
+    return (
+        f"{resume}, with other `rewards` or `{_OWN}` settings: a higher `{_OWN}.max_groups` searches "
+        f"longer; {partial}. Other problems, another instruction or group size need a new run."
+    )
+
+
+def _change(shares: Shares) -> str:
+    """The setting to change; "" where no single one is."""
+    if shares.kept >= HEALTHY:
+        return f"`{_OWN}.max_groups=...` or `max_tokens` (a higher cap){{partial}}."
+    if shares.all_wrong > 0.5 and shares.accuracy > FRACTION:
+        return f"`{_OWN}.correct_at=...`{{partial}}."
+    if shares.all_wrong > 0.5 and shares.answered is not None and shares.answered < UNREAD:
+        return "`rewards.0.pattern=...` or another reward. Another instruction needs a new run."
+    if shares.truncated > 0.5:
+        return "`rollout.max_response_tokens=...` (longer responses){partial}."
+    share, change = max(
+        (shares.out_of_band, f"`{_OWN}.band=...`"),
+        (shares.uniform, f"`{_OWN}.metric=...` or `{_OWN}.tolerance=...`"),
+        (shares.too_few_scored, "once the reward function is mended"),
+    )
+    return f"{change}{{partial}}." if share > 0.5 else ""
+
+
+def silent_said(evidence: SilentEvidence) -> str:
+    """An evaluation in which the accuracy of no response of a set is known."""
+    named = "; ".join(clean(f"{name}: {reason}", newlines=False) for name, reason in evidence.reasons.items())
+    mend = (
+        "Look at the engine's settings under `rollout` and `validation`, and at the model"
+        if evidence.engine
+        else "Mend the reward called accuracy for these problems (rewards.txt has what it printed, samples.jsonl the "
+        "responses and the reasons), or raise its timeout"
+    )
+    return (
+        f"the held-out accuracy cannot be told: not one response could be scored ({named}). {mend}, or leave the set "
+        "out of data.validation."
+    )
+
+
+def notice_said(step: int, notice: Notice) -> str:
+    """What a person should know of step ``step``, though the run goes on."""
+    return f"step {step}: {_notice(notice)}"
+
+
+def _notice(notice: Notice) -> str:
+    if isinstance(notice, SilentEvidence):
+        return silent_said(notice)
+    if isinstance(notice, PoorBatch):
+        row = f", {notice.in_a_row} steps in a row" if notice.in_a_row > 1 else ""
+        because = f" {why(notice.shares)}" if notice.shares else ""
+        return f"the batch has {notice.useful} groups to learn from{row}.{because}"
+    return (
+        f"{percent(notice.share)} of the rewards lie outside {notice.low:g} .. {notice.high:g} and are clamped to it, "
+        f"so what differs beyond teaches nothing. They run from {notice.least:g} to {notice.greatest:g}: "
+        "algorithm.reward_scaling.source_min and source_max must hold them (reward/clamped in metrics.jsonl has the "
+        "share of each step)"
+    )
+
+
+def _unfilled(evidence: StopEvidence, run: Path) -> str:
+    shares = evidence.shares
+    verdicts = [f"{percent(share)} {name}" for name, share, always in _verdicts(shares) if always or share]
+    return "\n".join(
+        [
+            f"dynamic sampling stopped: {met_said(evidence)}.",
+            f"Judged in this step: {shares.judged} groups, {', '.join(verdicts)}; {shares.generated_tokens} tokens "
+            "were generated.",
+            f"Likely cause: {cause_said(evidence, f'{run}/stopped/*.parquet')}",
+            *([_example(evidence.example)] if evidence.example else []),
+            f"The state and the kept groups are saved. {go_on_said(evidence, run)}",
+        ]
+    )
+
+
+def _verdicts(shares: Shares) -> list[tuple[str, float, bool]]:
+    """Name, share, and whether it is said where it is 0."""
+    return [
+        ("kept", shares.kept, True),
+        ("all correct", shares.all_correct, True),
+        ("all wrong", shares.all_wrong, True),
+        ("uniform in the metric", shares.uniform, False),
+        ("out of the band", shares.out_of_band, False),
+        ("with fewer than two responses that vote", shares.too_few_scored, False),
+    ]
+
+
+def _example(example: Example) -> str:
+    said = shorten(clean(example.response, newlines=False), RESPONSE)
+    asked = shorten(clean(example.problem, newlines=False), PROBLEM)
+    result = f"unscored: {example.reason}" if example.accuracy is None else f"accuracy {example.accuracy:g}"
+    return f"For example: {asked!r}, expected {example.answer[:ANSWER]!r}, got {said!r} ({result})."
+
+
+def _unscored(evidence: UnscoredEvidence, run: Path) -> str:
+    reasons = ", ".join(f"{reason!r} x {n}" for reason, n in evidence.reasons.items())
+    what = "engine finishes no response" if evidence.engine else "verifier fails on everything"
+    mend = (
+        "Look at the engine's settings under `rollout` and at the model"
+        if evidence.engine
+        else f"Mend the reward function ({run}/rewards.txt has what it printed)"
+    )
+    return (
+        f"the {what}: none of {evidence.responses} responses could be scored.\n"
+        f"Reasons: {reasons}.\n"
+        f"{mend}; {run}/log.txt has the first failure of each kind. Then continue with "
+        f"`dapo train --resume {_typed(run)}`."
+    )
+
+
+def _typed(run: Path) -> str:
+    return shlex.quote(clean(str(run), newlines=False))
