@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
+from dapo.contracts.hooks import search_working_directory
 from dapo.errors import DapoError, RecipeError, of_the_machine
 
 INTERRUPTED = 130
@@ -32,9 +33,7 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors raised on purpose are told without a traceback."""
-    # `package.module:function` of the user's is looked up where the command is given, as with `python -m`.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    search_working_directory()
     try:
         result = typer.main.get_command(app).main(
             list(sys.argv[1:] if arguments is None else arguments), prog_name="dapo", standalone_mode=False

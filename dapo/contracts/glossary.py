@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import NamedTuple
 
 from dapo.contracts.enums import Disposition, Verdict
 from dapo.contracts.metric import COUNT, NATS, SECONDS, SHARE, TOKENS, Better, Metric, Reduction
@@ -315,24 +316,29 @@ def _validation() -> Iterator[Metric]:
         yield Metric(f"{prefix}problems", COUNT, f"Problems evaluated{all_of}.")
 
 
+class Phase(NamedTuple):
+    doing: str  # what a run does in it, in a few words
+    spent: str  # what its seconds are spent in
+
+
 PHASES = {
-    "generate": "in the engine",
-    "score": "handing responses to verifiers and waiting for their scores",
-    "judge": "judging groups and keeping account of them",
-    "shape": "in rewards, advantages and token weights",
-    "learn": "in forward and backward passes and the optimiser",
-    "publish": "handing the weights to the engine, the sync check included",
-    "evaluate": "in evaluation",
-    "save": "writing checkpoints",
-    "report": "writing metrics, rollouts and the console",
-    "other": "outside every named phase",
+    "generate": Phase("generating", "in the engine"),
+    "score": Phase("scoring", "handing responses to verifiers and waiting for their scores"),
+    "judge": Phase("judging", "judging groups and keeping account of them"),
+    "shape": Phase("shaping rewards", "in rewards, advantages and token weights"),
+    "learn": Phase("learning", "in forward and backward passes and the optimiser"),
+    "publish": Phase("handing over weights", "handing the weights to the engine, the sync check included"),
+    "evaluate": Phase("evaluating", "in evaluation"),
+    "save": Phase("saving", "writing checkpoints"),
+    "report": Phase("reporting", "writing metrics, rollouts and the console"),
+    "other": Phase("other work", "outside every named phase"),
 }
-"""The phases of a step, in the order in which they are shown, and what their seconds are spent in."""
+"""The phases of a step, in the order in which they are shown."""
 
 
 def _clock() -> Iterator[Metric]:
-    for phase, meaning in PHASES.items():
-        yield Metric(f"time/{phase}", SECONDS, f"Seconds of this step {meaning}.", "lower", clock=True)
+    for name, phase in PHASES.items():
+        yield Metric(f"time/{name}", SECONDS, f"Seconds of this step {phase.spent}.", "lower", clock=True)
     yield Metric(
         "time/step", SECONDS, "Wall-clock seconds of this step, evaluation and saving included.", "lower", clock=True
     )

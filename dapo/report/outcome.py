@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dapo.contracts.glossary import PHASES
 from dapo.observe.text import clean, number, percent
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import Run
@@ -23,18 +24,6 @@ EDGE = 5
 """Steps at either end whose mean is shown: the same for runs of any length, so that two of one recipe begin alike."""
 LEAST_LATE = 4
 """Evaluations below which nothing is said of that."""
-_PHASES = {
-    "generate": "generating",
-    "score": "scoring",
-    "judge": "judging",
-    "shape": "shaping rewards",
-    "learn": "learning",
-    "publish": "handing over weights",
-    "evaluate": "evaluating",
-    "save": "saving",
-    "report": "reporting",
-    "other": "other work",
-}
 
 
 def sentences_of(run: Run, advice: Sequence[Advice] | None = None) -> list[str]:
@@ -341,7 +330,9 @@ def _edge(values: Sequence[float]) -> int:
 def _shares(seconds: dict[str, float]) -> list[tuple[str, str]]:
     """Phases and their share of the time, without those that would read 0%."""
     whole = sum(seconds.values())
-    found = [(_PHASES.get(name, name), percent(value / whole, 0)) for name, value in seconds.items()]
+    found = [
+        (PHASES[name].doing if name in PHASES else name, percent(value / whole, 0)) for name, value in seconds.items()
+    ]
     return [(name, share) for name, share in found if share != percent(0.0, 0)]
 
 

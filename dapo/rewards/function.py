@@ -6,11 +6,11 @@ import importlib
 import math
 import os
 import reprlib
-import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from dapo.contracts.hooks import search_working_directory
 from dapo.contracts.names import reward_name_problem
 from dapo.errors import RewardError
 
@@ -27,8 +27,7 @@ def load_function(path: str) -> RewardFunction:
         RewardError: the module cannot be imported, or has no such function. The message has the cause.
     """
     module_name, _, name = path.partition(":")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    search_working_directory()
     try:
         module = importlib.import_module(module_name)
     except BaseException as error:  # user code may raise anything, SystemExit included

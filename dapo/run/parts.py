@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import shape_rewards
 from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
 from dapo.config.schema import Model, Recipe
+from dapo.contracts.hooks import search_working_directory
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
@@ -43,8 +43,7 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
         RecipeError: no such module or function.
     """
     module_name, _, function = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    search_working_directory()
     try:
         found = getattr(importlib.import_module(module_name), function)
     except (ImportError, AttributeError) as error:

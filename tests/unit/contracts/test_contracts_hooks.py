@@ -1,0 +1,18 @@
+"""The working directory is searched, last and once."""
+
+import os
+import sys
+
+import pytest
+
+from dapo.contracts.hooks import search_working_directory
+
+
+@pytest.mark.parametrize(("before", "after"), [(["a"], ["a", "HERE"]), (["", "a"], ["", "a"]), (["HERE"], ["HERE"])])
+def test_the_working_directory_comes_last_and_once(tmp_path, monkeypatch, before, after):
+    monkeypatch.chdir(tmp_path)
+    here = os.getcwd()
+    monkeypatch.setattr(sys, "path", [here if entry == "HERE" else entry for entry in before])
+    search_working_directory()
+    search_working_directory()
+    assert sys.path == [here if entry == "HERE" else entry for entry in after]
