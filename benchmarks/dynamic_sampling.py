@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,11 +33,12 @@ from pydantic import ValidationError
 import dapo
 from dapo.config.schema import DynamicSampling, Recipe
 from dapo.contracts.enums import Verdict
-from dapo.contracts.types import Group, Metrics, StepBatch
+from dapo.contracts.types import Group, Metrics, StepBatch, Ticket
 from dapo.data.stream import EpochStream
 from dapo.loop.collector import StreamingCollector
 from dapo.models.builtin import ensure_builtin_model
 from dapo.models.loaded import LoadedModel
+from dapo.models.weights import offer
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.parts import make_algorithm, make_sampling
@@ -78,21 +79,13 @@ class Arm(Protocol):
     def collect(self, step: int) -> StepBatch: ...
 
 
-class SharedWeights:
-    """What a learner in the process publishes; the engine reads its tensors already."""
-
-    shares_memory = True
-
-    def named_tensors(self) -> Iterator[tuple[str, Any]]:
-        return iter(())
-
-
 class CountingEngine(EmbeddedEngine):
     """Counts prefill passes too: each costs about as much as a decode step."""
 
     def __init__(self, loaded: LoadedModel, slots: int | None) -> None:
         super().__init__(loaded, slots=slots)
         self.prefill_passes = 0
+        self.address = offer(loaded.model)
         prefill = self._decoder.prefill
 
         def counted(*arguments: Any) -> Any:
@@ -109,7 +102,7 @@ class CountingEngine(EmbeddedEngine):
 class Tally:
     """What one arm did over its steps; ``totals`` are sums since the first one."""
 
-    engine: EmbeddedEngine
+    engine: CountingEngine
     collector: Arm
     steps: int = 0
     totals: dict[str, float] = field(default_factory=dict)
@@ -133,7 +126,7 @@ class Tally:
         for group in (g for g in batch.groups_P if g.verdict is Verdict.KEPT):
             self._add(trained_groups=1, trained_tokens=_tokens(group), ages=batch.step - group.born)
             self.age_max = max(self.age_max, batch.step - group.born)
-        self.engine.publish(self.steps, SharedWeights())
+        self.engine.load(Ticket(self.steps, "shared", self.engine.address, ()))
         if self.steps == UNCOUNTED:
             self.uncounted = self._all()
 

@@ -24,12 +24,12 @@ import torch
 from machine import describe_machine
 
 from dapo.config.schema import Vllm
-from dapo.contracts.types import SampleRequest, SamplingParams
-from dapo.learner.local import SharedWeights
+from dapo.contracts.types import SampleRequest, SamplingParams, Ticket
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
+from dapo.models.weights import model_tensors, offer
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.vllm import VllmEngine
 
@@ -90,11 +90,16 @@ def work_off(engine: Any, work: Sequence[SampleRequest]) -> dict[str, float]:
     return {"rate": sum(lengths) / seconds, "cpu": processor, "mean": float(np.mean(lengths)), "longest": max(lengths)}
 
 
+def ticket(version: int, loaded: LoadedModel) -> Ticket:
+    """As a learner in this process publishes."""
+    return Ticket(version, "shared", offer(loaded.model), tuple(model_tensors(loaded.model)))
+
+
 def publish_seconds(engine: Any, loaded: LoadedModel) -> float:
     times = []
     for version in range(1, 6):
         start = time.perf_counter()
-        engine.publish(version, SharedWeights(loaded))
+        engine.load(ticket(version, loaded))
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
@@ -111,7 +116,7 @@ def measure(size: Size, folder: Path) -> list[dict[str, Any]]:
     ):
         start = time.perf_counter()
         engines[name] = make()
-        engines[name].publish(0, SharedWeights(loaded))
+        engines[name].load(ticket(0, loaded))
         starts[name] = time.perf_counter() - start
     rows = []
     for lengths in LENGTHS:

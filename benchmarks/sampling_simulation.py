@@ -36,7 +36,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch
+from dapo.contracts.types import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch, Ticket
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 
@@ -197,7 +197,7 @@ def simulate(case: Case, *, warm_up: int, steps: int, prompts: int) -> dict[str,
     before, began, trained, taught, ages = engine.stats(), 0.0, 0.0, 0, list[int]()
     for step in range(1, warm_up + steps + 1):
         batch = collector.collect(step)
-        engine.publish(step, None)
+        engine.load(Ticket(step, "shared", "", ()))
         if step == warm_up:
             before, began = engine.stats(), engine.time
         elif step > warm_up:

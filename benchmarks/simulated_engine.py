@@ -27,8 +27,7 @@ from typing import Literal
 import numpy as np
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest
+from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, Ticket
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.roster import Gate, ended_before
 
@@ -175,12 +174,10 @@ class SimulatedEngine:
         self._present.difference_update(event.key for event in events)
         return events
 
-    def publish(
-        self, version: int, weights: WeightSource | None, in_flight: Literal["abort", "keep"] = "abort"
-    ) -> None:
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """New weights, at no cost. Raises EngineError while responses decode: one in a slot has one version."""
         check_idle(self._live + len(self._queue), "abort")
-        self._versions = np.full(LONGEST, version, np.int32)
+        self._versions = np.full(LONGEST, ticket.version, np.int32)
 
     def checksums(self) -> None:
         """There are no weights."""

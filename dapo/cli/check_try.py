@@ -33,7 +33,7 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
         session = Session.make(recipe, console)
         try:
             learner = session.learner()
-            session.engine.publish(0, learner.publish())
+            session.engine.load(learner.publish(0))
             began = time.perf_counter()
             groups = _generate(session, count)
             generated = time.perf_counter() - began

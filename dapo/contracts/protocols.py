@@ -6,7 +6,7 @@ and a lost engine are one thing: submit again with a prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -26,15 +26,8 @@ from dapo.contracts.types import (
     Score,
     StepBatch,
     TensorSum,
+    Ticket,
 )
-
-
-class WeightSource(Protocol):
-    """The learner's weights on their way to an engine."""
-
-    def named_tensors(self) -> Iterator[tuple[str, Any]]: ...  # names as in the checkpoint; torch tensors
-
-    shares_memory: bool  # True: the engine already reads these very tensors and only refreshes what it derived
 
 
 class Engine(Protocol):
@@ -67,11 +60,16 @@ class Engine(Protocol):
         ``abort`` the engine knows nothing of the keys.
         """
 
-    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
-        """New weights: every token from now on carries ``version``."""
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """New weights: every token from now on carries the ticket's version.
+
+        Raises:
+            EngineError: unfinished responses with ``abort``; a route that does not lead here; a parameter that the
+                ticket does not name; weights that do not fit.
+        """
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Of the weights that this engine computes with, by their names in the checkpoint; asked after each publish.
+        """Of the weights that this engine computes with, by their names in the checkpoint; asked after each ``load``.
 
         Read from the tensors that the next token is computed from, not from what came in. A tensor that is part of a
         larger one (fused query, key and value) is summed as that part, in the checkpoint's shape. What cannot be read
@@ -83,7 +81,7 @@ class Engine(Protocol):
         """
 
     def sleep(self) -> None:
-        """Nothing will be asked before the next ``publish``, and nothing is unfinished.
+        """Nothing will be asked before the next ``load``, and nothing is unfinished.
 
         An engine on the learner's device may hand its memory over; others have nothing to do.
         """
@@ -114,7 +112,8 @@ class Learner(Protocol):
     def logprobs(self, rows: Sequence[HasTokens]) -> Handle[list[FloatArray]]:
         """Log-probability of every response token under the present weights, at the sampling temperature."""
 
-    def publish(self) -> WeightSource: ...
+    def publish(self, version: int) -> Ticket:
+        """Lay the present weights out for an engine to load."""
 
     def checksums(self, dtypes: Mapping[str, str]) -> Mapping[str, int]:
         """What an engine's checksums must be: of the weights ``dtypes`` names, rounded to the engine's types.

@@ -322,6 +322,16 @@ class EvaluationProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Ticket:
+    """Where new weights lie. It travels from learner to engine by way of the driver; no tensor does."""
+
+    version: int
+    route: Literal["shared", "folder"]  # tensors of the same process; a safetensors file
+    address: str  # shared: in ``dapo.models.weights``; folder: its path, the same for learner and engine
+    names: tuple[str, ...]  # of the tensors, as in the checkpoint: parameters (a tied one once) and persistent buffers
+
+
+@dataclass(frozen=True, slots=True)
 class SavedFile:
     """A file of a checkpoint, described by whoever wrote it, from what was to be written: nobody need read it again."""
 

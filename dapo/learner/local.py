@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.contracts.handle import Done
 from dapo.contracts.stats import Stats, merge
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, RatioAgainst, Row, SavedFile, TokenTrace
+from dapo.contracts.types import (
+    FloatArray,
+    HasTokens,
+    Learned,
+    LearnStep,
+    RatioAgainst,
+    Row,
+    SavedFile,
+    Ticket,
+    TokenTrace,
+)
 from dapo.learner import storage
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import Pass, plan_passes, split
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.models.checksum import checksum
 from dapo.models.loaded import LoadedModel
-
-
-class SharedWeights:
-    """The learner's own tensors: an engine in the same process reads them and has only derived tensors to refresh."""
-
-    shares_memory = True
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded = loaded
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and persistent buffers under their names in the model; a tied head is named once."""
-        yield from storage.model_tensors(self._loaded).items()
+from dapo.models.weights import WeightFolder, model_tensors, offer
 
 
 class LocalLearner:
@@ -43,6 +40,7 @@ class LocalLearner:
         settings: The recipe's ``learner`` section.
         temperature: Of sampling; log-probabilities are those of logits / temperature.
         correction: Importance correction where the ratio runs against the learner's own log-probabilities.
+        weights_folder: Publish through this folder; None: engines of this process read the very tensors.
     """
 
     def __init__(
@@ -52,9 +50,12 @@ class LocalLearner:
         settings: schema.Learner,
         temperature: float,
         correction: Correction | None = None,
+        weights_folder: Path | None = None,
     ) -> None:
         self.loaded, self.settings = loaded, settings
         self.rank = PolicyStep(loaded, objective, settings, temperature, correction)
+        self._address = offer(loaded.model)
+        self._folder = None if weights_folder is None else WeightFolder(weights_folder)
         self._weights_moved = False  # since the last publish
 
     def logprobs(self, rows: Sequence[HasTokens]) -> Done[list[FloatArray]]:
@@ -92,9 +93,17 @@ class LocalLearner:
             stats.append(self._update(rate))
         return Done(Learned(merge(stats), traces))
 
-    def publish(self) -> SharedWeights:
+    def publish(self, version: int) -> Ticket:
+        """The present weights: where they are, or written to a set of their own below the learner's folder.
+
+        Raises:
+            EngineError: they cannot be written.
+        """
         self._weights_moved = False
-        return SharedWeights(self.loaded)
+        tensors = model_tensors(self.loaded.model)
+        if self._folder is None:
+            return Ticket(version, "shared", self._address, tuple(tensors))
+        return Ticket(version, "folder", str(self._folder.write(version, tensors.items())), tuple(tensors))
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Of the named weights, rounded to the types that an engine holds them in; see the protocol."""
@@ -122,7 +131,9 @@ class LocalLearner:
         storage.export(folder, self.loaded)
 
     def close(self) -> None:
-        """Nothing is held beyond this process."""
+        """Delete published weights that no engine came for."""
+        if self._folder is not None:
+            self._folder.clear()
 
     def _logprobs(self, rows: Sequence[HasTokens]) -> list[FloatArray]:
         found: dict[int, FloatArray] = {}

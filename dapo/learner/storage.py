@@ -18,22 +18,9 @@ from torch import Tensor
 from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 from dapo.models.loaded import LoadedModel
+from dapo.models.weights import model_tensors
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-
-
-def model_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; one that the model holds under two names (a tied head) only once.
-
-    Told by the object and not by its address: a sharded parameter has none.
-    """
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in loaded.model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor.detach()
-    return tensors
 
 
 def save(
@@ -41,7 +28,7 @@ def save(
 ) -> list[SavedFile]:
     """Write weights, optimiser tensors and counters, to the disk. The caller makes the folder appear atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [_save_tensors(folder / WEIGHTS, model_tensors(loaded)), _save_tensors(folder / OPTIMIZER, optimizer)]
+    files = [_save_tensors(folder / WEIGHTS, model_tensors(loaded.model)), _save_tensors(folder / OPTIMIZER, optimizer)]
     state = json.dumps({"fingerprint": loaded.fingerprint, "counters": dict(counters)}, indent=1).encode()
     (folder / STATE).write_bytes(state)
     files.append(SavedFile(STATE, len(state), zlib.crc32(state)))
@@ -86,7 +73,7 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
             f"{folder} is not a complete learner checkpoint ({error}); resume from another one"
         ) from error
     _check_same_model(folder, state["fingerprint"], loaded.fingerprint)
-    present = model_tensors(loaded)
+    present = model_tensors(loaded.model)
     unequal = sorted(set(weights) ^ set(present)) or [
         name for name in present if weights[name].shape != present[name].shape
     ]

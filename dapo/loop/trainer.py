@@ -208,7 +208,7 @@ class Trainer:
         """The learner's weights to the engine, and a look at whether they arrived."""
         version = self.counters.training_steps
         with self.phases("publish"):
-            self.engine.publish(version, self.learner.publish())
+            self.engine.load(self.learner.publish(version))
             return self.check_sync(version)
 
     # ------------------------------------------------------------------ evaluate, record, save

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum
+from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
@@ -27,7 +26,7 @@ from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.inbox import Inbox, check_idle
 from dapo.rollout.roster import Gate, Roster, sequence_of
 from dapo.rollout.sampling import draw_mixed
-from dapo.rollout.weights import copy_weights, tensor_sums
+from dapo.rollout.weights import take_weights, tensor_sums
 
 PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
 _TYPICAL_TOKENS = 128  # length assumed when slots are chosen
@@ -52,7 +51,7 @@ class EmbeddedEngine:
     Args:
         loaded: The model. With ``shares_weights`` it is the learner's own, else a copy that belongs to the engine.
         slots: Responses that decode at once; None: chosen from the model's size.
-        shares_weights: The learner changes this very model; ``publish`` then only derives fused matrices again.
+        shares_weights: The learner changes this very model; ``load`` then only derives fused matrices again.
 
     Raises:
         EngineError: The model cannot be decoded here; the message names ``rollout.engine: generate``.
@@ -110,19 +109,18 @@ class EmbeddedEngine:
         return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
     @torch.inference_mode()
-    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Take new weights. With ``keep``, live responses go on; keys and values of their tokens stay as they are.
 
         Raises:
-            EngineError: ``abort`` while responses are unfinished, or tensors that do not fit the model.
+            EngineError: ``abort`` while responses are unfinished, or weights that do not lead here or do not fit.
         """
         check_idle(self._inbox.unfinished, in_flight)
-        if not (weights.shares_memory and self.shares_weights):
-            copy_weights(self._loaded.model, weights.named_tensors())
+        take_weights(self._loaded.model, ticket, self.shares_weights)
         self._decoder.refresh()
         self._prefilled.clear()
-        self.version = version
-        self._roster.new_version(version)
+        self.version = ticket.version
+        self._roster.new_version(ticket.version)
 
     @torch.inference_mode()
     def checksums(self) -> Mapping[str, TensorSum] | None:

@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
 from dapo.rollout.inbox import Inbox, check_idle
 from dapo.rollout.roster import Gate, Roster, sequence_of
 from dapo.rollout.sampling import draw_mixed
-from dapo.rollout.weights import copy_weights, tensor_sums
+from dapo.rollout.weights import take_weights, tensor_sums
 
 _DEFAULT_SLOTS = 64
 
@@ -114,16 +113,15 @@ class GenerateEngine:
         events, _ = self._inbox.take_back(self._inbox.names(keys), self.clock)
         return sorted(self._inbox.hand_out(events), key=lambda event: event.key)
 
-    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Take new weights. Nothing is in flight here; with ``abort``, nothing may be waiting either.
 
         Raises:
-            EngineError: ``abort`` while requests wait, or tensors that do not fit the model.
+            EngineError: ``abort`` while requests wait, or weights that do not lead here or do not fit.
         """
         check_idle(self._inbox.unfinished, in_flight)
-        if not (weights.shares_memory and self.shares_weights):
-            copy_weights(self._loaded.model, weights.named_tensors())
-        self.version = version
+        take_weights(self._loaded.model, ticket, self.shares_weights)
+        self.version = ticket.version
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Of the model's own tensors; None where they are the learner's. Nothing here is derived from them."""

@@ -41,7 +41,7 @@ def check_idle(unfinished: int, in_flight: str) -> None:
     if in_flight == "abort" and unfinished:
         raise EngineError(
             f"new weights arrived while {unfinished} responses are unfinished; call abort() first and submit them "
-            "again with their prefix, or publish with in_flight='keep'"
+            "again with their prefix, or load with in_flight='keep'"
         )
 
 

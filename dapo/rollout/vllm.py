@@ -27,15 +27,14 @@ from torch import Tensor
 from dapo.config.schema import Vllm
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.model import ModelFacts
-from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
+from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.roster import Gate, ended_before, sequence_of
 from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, shared_memory, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
-from dapo.rollout.weights import write_weights
 
 _DEFAULT_SLOTS = 256
 
@@ -67,7 +66,7 @@ class VllmEngine:
     """An ``Engine`` (``dapo.contracts.protocols``) over vLLM's ``LLMEngine``.
 
     Args:
-        facts: Of the learner's model; vLLM reads its folder's configuration, and gets its weights by ``publish``.
+        facts: Of the learner's model; vLLM reads its folder's configuration, and gets its weights by ``load``.
         cuda: Run on a GPU.
         longest: Tokens of the longest sequence (prompt and response) that will be asked for.
         slots: Responses that decode at once (vLLM's ``max_num_seqs``); None: 256.
@@ -175,36 +174,39 @@ class VllmEngine:
                 self._lost = True
         return sorted(events, key=lambda event: event.key)
 
-    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Take new weights and forget keys and values of the old ones.
 
         With ``keep``, live responses go on: what they hold is computed again under the new weights.
 
         Raises:
-            EngineError: ``abort`` while responses are unfinished, or weights that vLLM does not take.
+            EngineError: ``abort`` while responses are unfinished, a ticket that does not name every parameter, or
+                weights that vLLM does not take.
         """
         if in_flight == "abort" and self._responses:
             raise EngineError(
                 f"new weights arrived while {len(self._responses)} responses are unfinished; call abort() first and "
-                "submit them again with their prefix, or publish with in_flight='keep'"
+                "submit them again with their prefix, or load with in_flight='keep'"
             )
         self._check_usable()
+        check_named(ticket, self._parameters)
+        incoming = tensors_of(ticket)
         with self._losing("taking new weights"):
             if self._asleep:
                 self._engine.wake_up(["weights"])
-            self._load(weights)
+            self._take(ticket, incoming)
             if self._asleep:
                 self._engine.wake_up(["kv_cache"])
                 self._asleep = False
             if not self._engine.reset_prefix_cache(reset_running_requests=True):
                 raise EngineError("vLLM did not drop its prefix cache, which holds keys and values of the old weights")
-        self.version = version
+        self.version = ticket.version
 
-    def _load(self, weights: WeightSource) -> None:
+    def _take(self, ticket: Ticket, incoming: Iterator[tuple[str, Tensor]]) -> None:
         came = self._shapes = {}
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in weights.named_tensors():
+            for name, tensor in incoming:
                 came[name] = list(tensor.shape)
                 yield name, tensor
 
@@ -214,12 +216,8 @@ class VllmEngine:
                 self._engine.collective_rpc("load_published", kwargs={"weights_path": folder})
         else:
             self._engine.collective_rpc("load_published", kwargs={"tensors": tensors()})
-        missing = sorted(self._parameters - came.keys())
-        if missing:
-            raise EngineError(
-                f"{len(missing)} of the model's weights were not published ({', '.join(missing[:3])}...); they would "
-                "stay old: a weight source must name every parameter"
-            )
+        if left := sorted(set(ticket.names) - came.keys()):
+            raise EngineError(f"vLLM took none of {len(left)} tensors that were published ({', '.join(left[:3])})")
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Of what vLLM's workers compute with, packed matrices included.

@@ -11,14 +11,14 @@ import asyncio
 import secrets
 import shutil
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from dapo.contracts.protocols import WeightSource
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
+from dapo.models.weights import SETS, read_shapes, unknown_route
 from dapo.rollout.roster import Gate, ended_before
 from dapo.rollout.vllm_dispatch import Dispatcher
 from dapo.rollout.vllm_http import Unreachable, Wire
@@ -26,7 +26,6 @@ from dapo.rollout.vllm_lease import TRAINER, ServerLease
 from dapo.rollout.vllm_route import Published
 from dapo.rollout.vllm_startup import ServerFacts, inspect
 from dapo.rollout.vllm_sums import together
-from dapo.rollout.weights import write_weights
 
 _DEFAULT_SLOTS = 256
 _RELEASE_SECONDS = 2.0
@@ -43,8 +42,8 @@ class ServerEngine:
 
     Args:
         address: Such as ``http://127.0.0.1:8000``.
-        weights_folder: Where weights are written for the server to read: the same path on both sides. Each set has
-            a folder of its own, deleted when the next has arrived or the engine is closed.
+        weights_folder: Where the learner writes weights for the server to read: the same path on both sides. Each set
+            has a folder of its own, deleted when the next has arrived or the engine is closed.
         own_folder: No other trainer uses ``weights_folder``: what one that was killed left there is deleted at the
             start, and the folder itself, when it is empty, at the end.
         vocabulary: Rows of the model's embedding.
@@ -79,9 +78,8 @@ class ServerEngine:
         self.version = 0
         self._name = f"{TRAINER}{secrets.token_hex(4)}"
         self._folder = weights_folder.resolve()
-        self._remove_folder = own_folder
+        self._remove_folder = own_folder or not self._folder.exists()
         self._published: Published | None = None
-        self._sets = 0
         self._pending: list[SampleEvent] = []
         self._clock_seen = -1
         self._shapes: dict[str, list[int]] = {}
@@ -100,7 +98,8 @@ class ServerEngine:
             self._stop()
             raise
         if own_folder:
-            self._delete_sets(TRAINER)
+            for left_over in self._folder.glob(f"{SETS}*"):
+                shutil.rmtree(left_over, ignore_errors=True)
 
     @property
     def clock(self) -> int:
@@ -171,8 +170,8 @@ class ServerEngine:
         events += self._call(self._dispatcher.abort(named))
         return sorted(events, key=lambda event: event.key)
 
-    def publish(self, version: int, weights: WeightSource, in_flight: Literal["abort", "keep"] = "abort") -> None:
-        """Write the weights, and return when the server runs them.
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """Hand the ticket's folder to the server, and return when it runs these weights.
 
         With ``keep``, responses under way stand still meanwhile and go on under the new weights.
 
@@ -184,32 +183,23 @@ class ServerEngine:
         if in_flight == "abort" and unfinished:
             raise EngineError(
                 f"new weights arrived while {unfinished} responses are unfinished; call abort() first and submit them "
-                "again with their prefix, or publish with in_flight='keep'"
+                "again with their prefix, or load with in_flight='keep'"
             )
         self._raise_failure()
-        self._sets += 1
-        label = f"{self._name}-{self._sets}-v{version}"  # of a set, not a version: the same one may come twice
-        self._remove_folder = self._remove_folder or not self._folder.exists()
-        fresh, old = Published(label, version, self._folder / label), self._published
+        if ticket.route != "folder":
+            raise unknown_route(ticket, "folder")
+        folder = Path(ticket.address)
         try:
-            write_weights(fresh.folder, self._noting_shapes(weights))
-        except OSError as error:
-            shutil.rmtree(fresh.folder, ignore_errors=True)
-            raise EngineError(
-                f"the weights of version {version} could not be written to {fresh.folder} ({error}); make room, or "
-                "name another folder that trainer and server both see in `rollout.server.weights_dir`"
-            ) from error
+            self._shapes = read_shapes(folder)
+        except FileNotFoundError as error:
+            raise EngineError(f"the weights of version {ticket.version} cannot be loaded: {error}") from error
+        label = f"{self._name}-{folder.name.removeprefix(SETS)}"  # by which the server knows whose weights it holds
+        fresh, old = Published(label, ticket.version, folder), self._published
         self._published = fresh  # from here on what a server that was away has to be given
         self._call(self._dispatcher.publish(fresh))
-        self.version = version
-        if old is not None:
+        self.version = ticket.version
+        if old is not None and old.folder != folder:
             shutil.rmtree(old.folder, ignore_errors=True)
-
-    def _noting_shapes(self, weights: WeightSource) -> Iterator[tuple[str, Any]]:
-        self._shapes.clear()
-        for name, tensor in weights.named_tensors():
-            self._shapes[name] = list(tensor.shape)
-            yield name, tensor
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Of what the server's workers compute with; None where they lack our extension.
@@ -242,14 +232,11 @@ class ServerEngine:
         self._pending.clear()
         self._call(self._dispatcher.close())
         self._stop()
-        self._delete_sets(f"{self._name}-")
+        if self._published is not None:
+            shutil.rmtree(self._published.folder, ignore_errors=True)
         if self._remove_folder:
             with suppress(OSError):
                 self._folder.rmdir()
-
-    def _delete_sets(self, beginning: str) -> None:
-        for folder in self._folder.glob(f"{beginning}*"):
-            shutil.rmtree(folder, ignore_errors=True)
 
     # ------------------------------------------------------------------ the other thread
 

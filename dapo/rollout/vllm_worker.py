@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from dapo.models.weights import read_weights
 from dapo.rollout.vllm_sums import weight_sums
-from dapo.rollout.weights import read_weights
 
 
 class Lease(NamedTuple):

@@ -1,21 +1,33 @@
-"""How new weights reach an engine that has weights of its own: in the process, or through a folder."""
+"""New weights in an engine of this process: the learner's own tensors, or copied into tensors of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from dapo.contracts.types import TensorSum
+from dapo.contracts.types import TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.checksum import checksum, dtype_name
+from dapo.models.weights import offered, tensors_of
 
-WEIGHTS_FILE = "model.safetensors"
+
+def take_weights(model: Any, ticket: Ticket, shares: bool) -> None:
+    """The weights of ``ticket`` into ``model``. With ``shares`` it is the learner's own, and nothing is to be done.
+
+    Raises:
+        EngineError: the ticket leads to another model than the shared one, or its tensors do not fit.
+    """
+    if not shares:
+        copy_weights(model, tensors_of(ticket))
+    elif ticket.route != "shared" or offered(ticket) is not model:
+        raise EngineError(
+            f"the ticket of version {ticket.version} leads to {ticket.route} {ticket.address!r}, and this engine "
+            "computes with the learner's own tensors, which are not there: make it with shares_weights=False, or "
+            "publish from the learner whose model it was given"
+        )
 
 
 @torch.no_grad()
@@ -42,43 +54,10 @@ def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
     if missing:
         raise EngineError(
             f"{len(missing)} of the engine's weights were not published ({', '.join(missing[:3])}...); they would stay "
-            "old: a weight source must name every parameter"
+            "old: a ticket must name every parameter"
         )
 
 
 def tensor_sums(model: Any) -> Mapping[str, TensorSum]:
     """Checksums of all parameters and persistent buffers, under every name that they have."""
     return {name: TensorSum(dtype_name(x.dtype), checksum(x)) for name, x in model.state_dict().items()}
-
-
-def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """``folder/WEIGHTS_FILE``, whole or not at all; made if missing.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{WEIGHTS_FILE}.part"
-    try:
-        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors}, unfinished)
-    except SafetensorError as error:  # how a full disk is told
-        raise OSError(f"{unfinished}: {error}") from error
-    unfinished.rename(folder / WEIGHTS_FILE)
-
-
-def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """What ``write_weights`` wrote, one tensor at a time.
-
-    Raises:
-        FileNotFoundError: at once, not with the first tensor.
-    """
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there, or cannot be seen from this machine")
-    return _tensors(path)
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            yield name, file.get_tensor(name)

@@ -66,7 +66,9 @@ def _installed(*distributions: str) -> str:
     return "(version unknown)"
 
 
-def make_engine(recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, folder: Path | None) -> Engine:
+def make_engine(
+    recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, weights: Path | None
+) -> Engine:
     """The engine that the recipe names. The embedded and the plain one share the learner's weights.
 
     Args:
@@ -74,7 +76,7 @@ def make_engine(recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longe
         facts: Of the learner's model.
         loaded: That model; engines with weights of their own do not look at it.
         longest: Tokens of the longest sequence that will be asked for.
-        folder: The run's; weights travel through it to a server, unless the recipe names another one.
+        weights: From ``weights_folder``: where the learner publishes to.
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
@@ -96,20 +98,31 @@ def make_engine(recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longe
             trust_remote_code=recipe.model.trust_remote_code,
         )
     if rollout.engine == "vllm_server":
-        return _server_engine(rollout, facts, longest, folder)
+        return _server_engine(rollout, facts, longest, weights)
     return EmbeddedEngine(loaded, slots=rollout.slots)
 
 
-def _server_engine(rollout: Rollout, facts: ModelFacts, longest: int, folder: Path | None) -> Engine:
+def weights_folder(recipe: Recipe, run: Path | None) -> Path | None:
+    """Where the learner writes its weights for the engine; None: the engine finds its tensors in this process.
+
+    Args:
+        recipe: Its section ``rollout``.
+        run: The run's folder, through which weights travel unless the recipe names another one.
+    """
+    server = recipe.rollout.server
+    if recipe.rollout.engine != "vllm_server":
+        return None
+    if server.weights_dir is not None:
+        return Path(server.weights_dir)
+    return Path(tempfile.mkdtemp(prefix="dapo-weights-")) if run is None else run / "weights"
+
+
+def _server_engine(rollout: Rollout, facts: ModelFacts, longest: int, weights: Path | None) -> Engine:
     from dapo.rollout.vllm_server import ServerEngine
 
     server = rollout.server
     assert server.url is not None  # the recipe's checks
-    if server.weights_dir is not None:
-        weights, own = Path(server.weights_dir), False
-    else:
-        weights = Path(tempfile.mkdtemp(prefix="dapo-weights-")) if folder is None else folder / "weights"
-        own = True
+    assert weights is not None  # weights_folder
     return ServerEngine(
         server.url,
         weights,
@@ -119,7 +132,7 @@ def _server_engine(rollout: Rollout, facts: ModelFacts, longest: int, folder: Pa
         slots=rollout.slots,
         patience=server.patience,
         api_key=_api_key(server.api_key_variable),
-        own_folder=own,
+        own_folder=server.weights_dir is None,
     )
 
 

@@ -84,7 +84,7 @@ def _evaluate(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
         if saved is not None:
             learner.load(saved / "learner")
             console.say(f"weights of {saved}")
-        session.engine.publish(0, learner.publish())
+        session.engine.load(learner.publish(0))
         session.sync_check(learner)(0)
         evaluator = session.evaluator(console.evaluating)
         if evaluator is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from dapo.models.facts import facts_of, read_facts
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
-from dapo.run.engines import check_engine, make_engine
+from dapo.run.engines import check_engine, make_engine, weights_folder
 from dapo.run.fits import check_fits
 from dapo.run.parts import (
     check_model,
@@ -76,6 +76,8 @@ class Session:
     engine: Engine
     decode: Callable[[Sequence[IntArray]], list[str]]
     verdict_lag: int
+    weights: Path | None  # through which the learner publishes
+    learners: list[LocalLearner] = field(default_factory=list)
 
     @classmethod
     def make(cls, recipe: Recipe, console: Console, folder: Path | None = None, *, training: bool = True) -> Session:
@@ -101,7 +103,8 @@ class Session:
             loaded = make_model(recipe, console)
             facts = facts_of(loaded)
             check_fits(recipe, facts, data, training=training)
-            engine = make_engine(recipe, facts, loaded, longest=_longest(recipe, data), folder=folder)
+            weights = weights_folder(recipe, folder)
+            engine = make_engine(recipe, facts, loaded, longest=_longest(recipe, data), weights=weights)
         except BaseException:
             scorer.close()
             raise
@@ -109,7 +112,7 @@ class Session:
         if lag is None:
             lag = 0 if scorer.quick else WORKER_VERDICT_LAG
         decode = make_decode(loaded.tokenizer)
-        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, decode, lag)
+        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, decode, lag, weights)
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
         """None without validation data. ``watch`` hears how far an evaluation is."""
@@ -133,13 +136,16 @@ class Session:
 
     def learner(self) -> LocalLearner:
         recipe = self.recipe
-        return LocalLearner(
+        learner = LocalLearner(
             self.loaded,
             make_objective(recipe),
             recipe.learner,
             recipe.rollout.temperature,
             correction=make_correction(recipe),
+            weights_folder=self.weights,
         )
+        self.learners.append(learner)
+        return learner
 
     def sync_check(self, learner: Learner) -> SyncCheck:
         """After a publish: has the engine the learner's weights? See ``dapo.loop.sync_check``."""
@@ -203,6 +209,8 @@ class Session:
 
     def close(self) -> None:
         self.scorer.close()
+        for learner in self.learners:
+            learner.close()
         self.engine.close()
 
 

@@ -30,7 +30,7 @@ class Subject:
     """One engine under test."""
 
     make: Callable[..., Any]  # make(slots=...) -> a new engine to which version 0 was published
-    weights: Callable[[int], Any]  # number -> a WeightSource; other numbers, other weights
+    weights: Callable[[int], Any]  # number -> a ticket of that version; other numbers, other weights
     prompt: Sequence[int] = (5, 6, 7)
     bad: dict[str, SampleRequest] = field(default_factory=dict)  # requests to refuse, by a word of the message
     repeats: bool = True  # a token is a function of (seed, t): also behind a prefix, and whatever decodes beside it
@@ -133,7 +133,7 @@ def a_list_is_taken_whole_or_not_at_all(s: Subject) -> None:
         with pytest.raises(EngineError, match=word):
             engine.submit([*good, bad])
         assert engine.poll() == [] == engine.abort()
-    engine.publish(1, s.weights(1))  # nothing is unfinished
+    engine.load(s.weights(1))  # nothing is unfinished
     engine.submit(good)
     assert len(drain(engine)) == 2
 
@@ -236,13 +236,13 @@ def publish_waits_for_nobody(s: Subject) -> None:
     engine = s.make(slots=1)
     engine.submit([s.request(g, max_tokens=5) for g in range(2)])
     with pytest.raises(EngineError, match="abort"):
-        engine.publish(1, s.weights(1))
+        engine.load(s.weights(1))
     events = drain(engine)
     assert {version for event in events.values() for version in event.versions.tolist()} == {0}
     engine.submit([s.request(0, prefix=Partial(*(x[:0] for x in vars_of(events[0, 0]))))])
     engine.abort()
     engine.submit([s.request(0, max_tokens=5, prefix=partial_of(events[0, 0]))])
-    engine.publish(1, s.weights(1))  # ended, though not polled: not unfinished
+    engine.load(s.weights(1))  # ended, though not polled: not unfinished
     assert set(drain(engine)) == {(0, 0)}
 
 
@@ -253,9 +253,9 @@ def vars_of(event: Any) -> tuple[Any, Any, Any]:
 def tokens_carry_the_version_that_made_them(s: Subject) -> None:
     engine = s.make(slots=2)
     for version in (3, 7):
-        engine.publish(version, s.weights(version))
+        engine.load(s.weights(version))
         engine.sleep()
-        engine.publish(version, s.weights(version))  # what comes after sleep
+        engine.load(s.weights(version))  # what comes after sleep
         engine.submit([s.request(g) for g in range(3)])
         for event in drain(engine).values():
             assert set(event.versions.tolist()) == {version}
@@ -267,7 +267,7 @@ def kept_responses_change_version_in_the_middle(s: Subject) -> None:
     engine = s.make(slots=2)
     engine.submit([s.request(g, max_tokens=3 + 12 * g) for g in range(3)])
     events = {event.key: event for event in engine.poll()}
-    engine.publish(1, s.weights(1), in_flight="keep")
+    engine.load(s.weights(1), in_flight="keep")
     rest = drain(engine)
     assert set(rest) | set(events) == {(0, 0), (1, 0), (2, 0)}
     for event in rest.values():
@@ -285,7 +285,7 @@ def events_belong_to_the_receiver(s: Subject) -> None:
     first = engine.poll()
     kept = [tuple(x.copy() for x in vars_of(event)) for event in first]
     drain(engine)
-    engine.publish(1, s.weights(1))
+    engine.load(s.weights(1))
     engine.submit([s.request(g, max_tokens=8) for g in range(3)])
     drain(engine)
     for event, copies in zip(first, kept, strict=True):
@@ -315,7 +315,7 @@ def checksums_are_numbers_or_none(s: Subject) -> None:
     if found is not None:
         assert found
         assert all(isinstance(one, TensorSum) and isinstance(one.value, int) for one in found.values())
-        engine.publish(1, s.weights(1))
+        engine.load(s.weights(1))
         assert engine.checksums() != found
     assert isinstance(engine.shares_weights, bool)
     assert engine.capacity >= 1

@@ -26,7 +26,9 @@ class Subject:
 
 def publish(learner: Any, version: int = 0) -> list[str]:
     """The names of what was published."""
-    return [name for name, _ in learner.publish().named_tensors()]
+    ticket = learner.publish(version)
+    assert ticket.version == version
+    return list(ticket.names)
 
 
 def save(learner: Any, folder: Path) -> list[SavedFile]:

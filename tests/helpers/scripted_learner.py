@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,22 +19,10 @@ from numpy.typing import NDArray
 from dapo.contracts.handle import Done
 from dapo.contracts.stats import Stats, merge, over, stat
 from dapo.contracts.token_metrics import TOKEN_METRICS, LossTokens
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Row, SavedFile, TokenTrace
+from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Row, SavedFile, Ticket, TokenTrace
 from dapo.errors import CheckpointError, LearnerError
 
 SCORES = "scores.weight"
-
-
-class ScriptedWeights:
-    """What it publishes: a copy of its one tensor."""
-
-    shares_memory = False
-
-    def __init__(self, scores: NDArray[np.float64]) -> None:
-        self.scores = scores.copy()
-
-    def named_tensors(self) -> Iterator[tuple[str, NDArray[np.float64]]]:
-        yield SCORES, self.scores
 
 
 class ScriptedLearner:
@@ -94,10 +82,10 @@ class ScriptedLearner:
         log_p = self._log_p()
         return Done([self._of(log_p, row) for row in rows])
 
-    def publish(self) -> ScriptedWeights:
+    def publish(self, version: int) -> Ticket:
         self._asked("publish")
         self._weights_moved = False
-        return ScriptedWeights(self.scores)
+        return Ticket(version, "shared", "", (SCORES,))
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """CRC of the numbers; numpy has no bfloat16, so float16 stands for it."""

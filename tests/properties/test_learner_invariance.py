@@ -79,7 +79,7 @@ def gradient_of(learner, rows, objective, tokens, against="learner"):
 
     learner.rank.optimizer.step = step
     metrics = values(learner.learn(LearnStep([rows], [1.0], 1, against)).result().stats)
-    learner.publish()
+    learner.publish(1)
     return (torch.cat(found) if found else torch.zeros(0)), metrics
 
 

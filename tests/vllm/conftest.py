@@ -25,7 +25,7 @@ def wide(tmp_path_factory):
 @pytest.fixture(scope="module")
 def started(plain):
     engine = start(plain)
-    engine.publish(0, Published(plain.model))
+    engine.load(Published(plain.model).ticket(0))
     yield engine
     engine.close()
 

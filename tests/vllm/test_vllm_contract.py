@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from engine_contract import CHECKS, Subject
+from tickets import to_model
 from vllm_parts import LONGEST, start
 
 from dapo.models.load import load_model
@@ -31,13 +30,13 @@ def subject(loaded):
         with torch.no_grad():
             for name, x in loaded.model.named_parameters():
                 x.copy_(first[name] + 0.01 * number * torch.randn(x.shape, generator=generator))
-        return SimpleNamespace(shares_memory=False, named_tensors=lambda: loaded.model.named_parameters())
+        return to_model(number, loaded.model)
 
     def make(slots):
         while living:  # vLLM allows one at a time in a process
             living.pop().close()
         living.append(start(loaded, slots=slots))
-        living[-1].publish(0, source(0))
+        living[-1].load(source(0))
         return living[-1]
 
     one = Subject(make, source, repeats=False)  # a seed of its own behind each prefix

@@ -148,7 +148,7 @@ def test_logits_that_are_not_finite_fail_the_response(engine, plain):
         kept = head.clone()
         head[60] = torch.nan  # the prompt's last word
     try:
-        engine.publish(5, Published(plain.model))
+        engine.load(Published(plain.model).ticket(5))
         engine.submit([request((0, 0), PROMPT), request((0, 1), PROMPT)])
         events = drain(engine)
         assert {e.finish for e in events.values()} == {FinishReason.FAILED}
@@ -157,7 +157,7 @@ def test_logits_that_are_not_finite_fail_the_response(engine, plain):
     finally:
         with torch.no_grad():
             head.copy_(kept)
-        engine.publish(6, Published(plain.model))
+        engine.load(Published(plain.model).ticket(6))
 
 
 def test_requests_that_do_not_fit_are_refused_by_name(engine):

@@ -100,14 +100,14 @@ def test_an_output_head_that_stays_old_is_caught_before_the_first_step(tmp_path,
 def test_an_update_that_stops_arriving_is_caught_during_the_run(tmp_path, monkeypatch):
     from dapo.rollout.vllm import VllmEngine
 
-    own = VllmEngine.publish
+    own = VllmEngine.load
 
-    def stale(self, version, weights, in_flight="abort"):
-        if version == 0:
-            own(self, version, weights, in_flight)
-        self.version = version
+    def stale(self, ticket, in_flight="abort"):
+        if ticket.version == 0:
+            own(self, ticket, in_flight)
+        self.version = ticket.version
 
-    monkeypatch.setattr(VllmEngine, "publish", stale)
+    monkeypatch.setattr(VllmEngine, "load", stale)
     with pytest.raises(EngineError, match=r"sync check after step [1-6] failed"):
         train(small(tmp_path))
 
@@ -119,7 +119,7 @@ def test_weights_go_through_a_folder_where_there_are_several_workers(tmp_path):
     try:
         session.engine._many_workers = True
         learner = session.learner()
-        session.engine.publish(0, learner.publish())
+        session.engine.load(learner.publish(0))
         assert session.sync_check(learner)(0)["train/sync_gap"] < 1e-4
     finally:
         session.close()

@@ -51,7 +51,7 @@ def make(server, model, tmp_path):
         address = address or server.address
         engine = ServerEngine(address, tmp_path / "weights", vocabulary=ROWS, longest=LONGEST, **options)
         engines.append(engine)
-        engine.publish(1, Published(model.model))
+        engine.load(Published(model.model).ticket(1, engine._folder))
         return engine
 
     yield build
@@ -172,7 +172,7 @@ def test_publish(make, model):
     engine = make()
     for version in (2, 3):
         changed = other(model, version)
-        engine.publish(version, Published(changed.model))
+        engine.load(Published(changed.model).ticket(version, engine._folder))
         engine.submit([ask(group, max_tokens=30) for group in range(8)])  # the same prompts: nothing cached may serve
         events = collect(engine, 8)
         assert max(gap(changed, event) for event in events.values()) < CLOSE
@@ -184,8 +184,8 @@ def test_publish_while_responses_are_under_way(make, model):
     engine, changed = make(), other(model, 2)
     count = under_way(engine, 4)
     with pytest.raises(EngineError, match="unfinished"):
-        engine.publish(2, Published(changed.model))
-    engine.publish(2, Published(changed.model), in_flight="keep")
+        engine.load(Published(changed.model).ticket(2, engine._folder))
+    engine.load(Published(changed.model).ticket(2, engine._folder), in_flight="keep")
     events = collect(engine, count).values()
     old, new = [event.versions == 1 for event in events], [event.versions == 2 for event in events]
     assert sum(map(np.sum, old)) > 50
@@ -238,7 +238,7 @@ def test_a_slow_server_is_waited_for_and_asked_once(make, model, server):
 
 def test_a_server_killed_and_started_again_gets_the_published_weights(make, model, server):
     engine, changed = make(slots=8), other(model, 2)
-    engine.publish(2, Published(changed.model))
+    engine.load(Published(changed.model).ticket(2, engine._folder))
     count = under_way(engine, 6)
     server.kill()
     server.start()

@@ -62,16 +62,16 @@ def test_each_kind_of_tensor_is_named_when_it_stays_old(wide, dtype):
     """Stale by a small step, and at the end by one unit in the last place of one number."""
     engine = start(wide, dtype=dtype)
     try:
-        engine.publish(0, Published(wide.model))
+        engine.load(Published(wide.model).ticket(0))
         assert differing(engine, wide) == []
         for version, name in enumerate(KINDS, 1):
             old = wide.model.state_dict()[name].clone()
             stirred(wide, seed=version)
-            engine.publish(version, Leaving(wide.model, name, old))
+            engine.load(Leaving(wide.model, name, old).ticket(version))
             assert differing(engine, wide) == [name]
         with torch.no_grad():
             head = wide.model.get_input_embeddings().weight
-            engine.publish(50, Published(wide.model))
+            engine.load(Published(wide.model).ticket(50))
             rounded = head[1023, 63].to(getattr(torch, dtype))
             head[1023, 63] = torch.nextafter(rounded, rounded + 9).float()
         assert differing(engine, wide) == ["model.embed_tokens.weight"]
@@ -84,7 +84,7 @@ def test_a_packed_head_that_was_not_packed_again_is_named(wide, monkeypatch):
     monkeypatch.setattr("dapo.rollout.vllm_worker.repack_output_head", lambda model: None)
     engine = start(wide)
     try:
-        engine.publish(0, Published(wide.model))
+        engine.load(Published(wide.model).ticket(0))
         with pytest.raises(EngineError, match=r"lm_head\.weight still computes with old ones"):
             engine.checksums()
     finally:
@@ -94,7 +94,7 @@ def test_a_packed_head_that_was_not_packed_again_is_named(wide, monkeypatch):
 def test_tensors_of_vllms_that_nobody_publishes_are_another_model(wide):
     engine = start(wide)
     try:
-        engine.publish(0, Published(wide.model))
+        engine.load(Published(wide.model).ticket(0))
         for name in [name for name in engine._shapes if name.startswith(LAYER)]:
             del engine._shapes[name]
         with pytest.raises(EngineError, match=r"has 8 tensors for which nothing was published .*layers\.1.*model.path"):

@@ -20,7 +20,7 @@ def test_new_weights_reach_every_tensor_and_the_cache_of_the_old_ones_is_dropped
     try:
         for version in (3, 4):
             perturbed(wide, seed=version)
-            engine.publish(version, Published(wide.model))
+            engine.load(Published(wide.model).ticket(version))
             engine.submit([request((version, i), prompt, seed=i) for i in range(8)])
             for event in drain(engine).values():
                 np.testing.assert_allclose(event.logprobs, true_logprobs(wide, prompt, event.token_ids, 0.7), atol=5e-5)
@@ -35,15 +35,15 @@ def test_weights_that_arrive_in_flight(wide):
     """Tokens carry the version that made them, and their log-probabilities are those of that version."""
     engine = start(wide)
     try:
-        engine.publish(0, Published(wide.model))
+        engine.load(Published(wide.model).ticket(0))
         engine.submit([request((0, i), PROMPT, seed=i, max_tokens=120, stop_token_ids=()) for i in range(6)])
         engine.submit([request((1, 0), PROMPT, max_tokens=10, stop_token_ids=())])
         assert [e.key for e in engine.poll()] == [(1, 0)]
         with pytest.raises(EngineError, match=r"6 responses are unfinished; call abort\(\) first"):
-            engine.publish(1, Published(wide.model))
+            engine.load(Published(wide.model).ticket(1))
         before = {name: tensor.clone() for name, tensor in wide.model.state_dict().items()}
         perturbed(wide, seed=11)
-        engine.publish(1, Published(wide.model), in_flight="keep")
+        engine.load(Published(wide.model).ticket(1), in_flight="keep")
         events = drain(engine)
         new = {k: true_logprobs(wide, PROMPT, e.token_ids, 0.7) for k, e in events.items()}
         after = {name: tensor.clone() for name, tensor in wide.model.state_dict().items()}
@@ -62,7 +62,7 @@ def test_weights_that_arrive_in_flight(wide):
         engine.close()
 
 
-def test_a_publish_that_misses_a_tensor_is_refused_and_the_engine_says_what_it_is_then(plain):
+def test_a_ticket_that_misses_a_tensor_is_refused_before_anything_is_touched(plain):
     class Partly(Published):
         def named_tensors(self):
             yield from list(super().named_tensors())[1:]
@@ -71,13 +71,14 @@ def test_a_publish_that_misses_a_tensor_is_refused_and_the_engine_says_what_it_i
     try:
         missing = r"1 of the model's weights were not published \(model.embed_tokens.weight"
         with pytest.raises(EngineError, match=missing):
-            engine.publish(0, Partly(plain.model))
-        with pytest.raises(EngineError, match="cannot go on"):
-            engine.submit([request((0, 0), PROMPT)])
+            engine.load(Partly(plain.model).ticket(0))
+        engine.load(Published(plain.model).ticket(1))
+        engine.submit([request((0, 0), PROMPT)])
+        assert set(drain(engine)[0, 0].versions.tolist()) == {1}
     finally:
         engine.close()
     with pytest.raises(EngineError, match="was closed; make a new one"):
-        engine.publish(0, Published(plain.model))
+        engine.load(Published(plain.model).ticket(0))
 
 
 def test_a_model_or_option_that_vllm_does_not_take_is_said_at_the_start(plain, tmp_path):
@@ -95,7 +96,7 @@ def test_a_cache_too_small_for_all_is_shared_in_turns(plain):
     """vLLM takes running responses off and computes them again; what they are does not change."""
     engine = start(plain, kv_cache_mib=1)  # 1,024 tokens; 32 responses want up to 4,000
     try:
-        engine.publish(0, Published(plain.model))
+        engine.load(Published(plain.model).ticket(0))
         engine.submit([request((0, i), PROMPT, seed=i, max_tokens=120, stop_token_ids=()) for i in range(32)])
         events = drain(engine)
         assert len(events) == 32
@@ -114,7 +115,7 @@ def test_two_workers_share_the_model_and_take_weights_through_a_folder(plain):
     try:
         for version in (1, 2):
             perturbed(plain, seed=version)
-            engine.publish(version, Published(plain.model))
+            engine.load(Published(plain.model).ticket(version))
             engine.submit([request((version, i), PROMPT, seed=i) for i in range(8)])
             for event in drain(engine).values():
                 np.testing.assert_allclose(
@@ -145,10 +146,10 @@ def test_sleep_and_wake_in_the_order_that_vllm_wants(plain, monkeypatch):
     engine.sleep()
     assert said == [False]  # a CPU: not asked for, and never called
     engine._sleeps = True
-    engine.publish(0, Published(plain.model))
+    engine.load(Published(plain.model).ticket(0))
     engine.sleep()
     engine.sleep()
-    engine.publish(1, Published(plain.model))
+    engine.load(Published(plain.model).ticket(1))
     assert said[1:] == [
         ("collective_rpc",),
         ("reset_prefix_cache",),

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import torch
+from tickets import in_folder, to_model
 
 from dapo.config.schema import Vllm
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
@@ -17,13 +18,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 LONGEST = 160
 
 
+_kept = []  # an offered model lives as long as somebody holds it
+
+
 class Published:
     """A model's weights on their way to an engine."""
 
-    shares_memory = False
-
     def __init__(self, model):
         self.model = model
+
+    def ticket(self, version, folder=None):
+        """The tensors are read when the engine loads. With ``folder``, they are written there."""
+        if folder is not None:
+            return in_folder(version, self.named_tensors(), folder)
+        _kept.append(self)
+        del _kept[:-4]
+        return to_model(version, self)
+
+    def state_dict(self, keep_vars=False):
+        return dict(self.named_tensors())
 
     def named_tensors(self):
         head = self.model.get_output_embeddings().weight

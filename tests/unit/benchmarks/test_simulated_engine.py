@@ -12,7 +12,7 @@ import pytest
 from engine_contract import CHECKS, Subject
 
 from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.types import Partial, SampleRequest, SamplingParams
+from dapo.contracts.types import Partial, SampleRequest, SamplingParams, Ticket
 from dapo.errors import EngineError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
@@ -244,9 +244,9 @@ def test_tokens_carry_the_version_that_was_published_and_publishing_needs_an_emp
     engine = make_engine({(0, 0): 40}, 1, 1, tick=1.0)
     engine.submit([request((0, 0))])
     with pytest.raises(EngineError, match="abort"):
-        engine.publish(1, None)
+        engine.load(Ticket(1, "shared", "", ()))
     (part,) = engine.abort()
-    engine.publish(3, None)
+    engine.load(Ticket(3, "shared", "", ()))
     engine.submit([replace(request((0, 0)), prefix=None)])
     ((_, _, event),) = drain(engine)
     assert set(event.versions) == {3}
@@ -296,7 +296,7 @@ def test_no_schedule_beats_the_bound_or_trains_what_it_did_not_generate(case):
     trained, finished = set(), {}
     for step in range(1, 5):
         batch = collector.collect(step)
-        engine.publish(step, None)
+        engine.load(Ticket(step, "shared", "", ()))
         kept = [group.id for group in batch.groups_P if group.verdict is Verdict.KEPT]
         assert len(batch.groups_P) == 6
         assert not trained & set(kept)

@@ -24,10 +24,10 @@ from dapo.contracts.stats import Max, Mean, Min, Sum, merge, values
 from dapo.contracts.token_metrics import TOKEN_METRICS
 from dapo.contracts.types import LearnStep
 from dapo.errors import CheckpointError, LearnerError
-from dapo.learner import storage
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.models.weights import model_tensors, offered, tensors_of
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)
 
@@ -237,7 +237,7 @@ def test_the_gap_compares_with_the_learner_whatever_the_ratio_runs_against(folde
     assert metrics["train/gap_max_current"] == pytest.approx(0.4, abs=1e-4)
     # After an optimiser step the ratio's own movement would pass for a gap; after a publish it is one again.
     assert not [key for key in learn(learner, rows, version=3) if "gap" in key]
-    learner.publish()
+    learner.publish(1)
     assert "train/gap_mean" in learn(learner, rows, version=3)
     # Against the learner's own numbers from before the step the gap is theirs, whatever the weights did since.
     rows = shifted(learner, rows, (0.25, 0.25))
@@ -368,14 +368,14 @@ def test_four_steps_equal_two_steps_a_checkpoint_and_two_steps_to_the_bit(folder
         learn(half, batch)
     half.save(tmp_path / "learner")
     resumed = make_learner(folder, dtype=dtype)
-    tensors = {name: tensor.data_ptr() for name, tensor in resumed.publish().named_tensors()}
+    tensors = {name: tensor.data_ptr() for name, tensor in tensors_of(resumed.publish(0))}
     resumed.load(tmp_path / "learner")
     assert [learn(resumed, batch) for batch in batches[2:]] == metrics[2:]
     assert moved(resumed, weights_of(whole)) == []
     state = resumed.rank.optimizer.state()
     assert state.keys() == whole.rank.optimizer.state().keys()
     assert all(torch.equal(state[key], value) for key, value in whole.rank.optimizer.state().items())
-    assert {name: tensor.data_ptr() for name, tensor in resumed.publish().named_tensors()} == tensors
+    assert {name: tensor.data_ptr() for name, tensor in tensors_of(resumed.publish(0))} == tensors
 
 
 def test_bfloat16_weights_move_by_less_than_their_resolution(folder):
@@ -428,7 +428,7 @@ def test_saved_tensors_are_told_apart_by_object_and_not_by_address(tmp_path, mon
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0)
     names = [name for name, _ in loaded.model.named_parameters()]
     assert ("lm_head.weight" in names) is not tied
-    assert list(storage.model_tensors(loaded)) == names
+    assert list(model_tensors(loaded.model)) == names
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
@@ -464,9 +464,11 @@ def test_an_export_loads_in_transformers_and_says_the_same(tmp_path, tied):
 
 def test_published_weights_are_the_learners_own_and_name_a_tied_head_once(folder):
     learner = make_learner(folder)
-    source = learner.publish()
-    assert source.shares_memory
-    tensors = dict(source.named_tensors())
+    ticket = learner.publish(3)
+    assert (ticket.version, ticket.route) == (3, "shared")
+    assert offered(ticket) is learner.loaded.model
+    tensors = dict(tensors_of(ticket))
+    assert set(tensors) == set(ticket.names)
     assert "lm_head.weight" not in tensors
     for name, parameter in learner.loaded.model.named_parameters():
         assert tensors[name].data_ptr() == parameter.data_ptr()

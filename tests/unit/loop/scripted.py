@@ -11,12 +11,17 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, content_id
+from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, Ticket, content_id
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.seeds import derive_seed
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.roster import Gate, ended_before, sequence_of
+
+
+def ticket(version):
+    """To weights that nobody looks at."""
+    return Ticket(version, "shared", "", ())
 
 
 class ScriptedEngine:
@@ -112,9 +117,9 @@ class ScriptedEngine:
         self.present -= {event.key for event in events}
         return sorted(events, key=lambda e: e.key)
 
-    def publish(self, version, weights, in_flight="abort"):
+    def load(self, ticket, in_flight="abort"):
         check_idle(len(self.active) + len(self.queue), in_flight)
-        self.version = version
+        self.version = ticket.version
 
     def stats(self):
         return {

@@ -80,11 +80,11 @@ class RunEngine(ScriptedEngine):
             self.lost.discard(place)
             raise EngineError(f"lost: {place}")
 
-    def publish(self, version, weights, in_flight="abort"):
+    def load(self, ticket, in_flight="abort"):
         self.log.note("publish")
         self._may_be_lost("publish")
-        super().publish(version, weights, in_flight)
-        if version != self.stale:
+        super().load(ticket, in_flight)
+        if ticket.version != self.stale:
             self.scores = self.learner.scores.copy()
 
     def poll(self, timeout=None):

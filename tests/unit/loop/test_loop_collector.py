@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import make_collector, random_world
+from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition, Verdict
@@ -64,7 +64,7 @@ def test_unfinished_responses_are_carried_with_the_version_of_each_token():
     held = len(collector.open[0].partials_G[0])
     assert 0 < held < 20
     for step in range(2, 7):
-        collector.engine.publish(step - 1, None)
+        collector.engine.load(ticket(step - 1))
         batch = collector.collect(step)
         if 0 in ids(batch):
             break
@@ -107,7 +107,7 @@ def test_random_schedules_train_every_group_at_most_once_and_lose_none(
     )
     trained, finished, waiting = [], {}, 0
     for step in range(1, 6):
-        collector.engine.publish(step - 1, None)
+        collector.engine.load(ticket(step - 1))
         batch = collector.collect(step)
         assert len(batch.groups_P) == prompts
         trained += ids(batch)
@@ -138,14 +138,14 @@ def test_a_collector_restored_from_its_state_continues_identically(seed, lag, at
     whole, folder = make(), tmp_path_factory.mktemp("state")
     expected = []
     for step in range(1, 7):
-        whole.engine.publish(step - 1, None)
+        whole.engine.load(ticket(step - 1))
         expected.append(whole.collect(step))
         if step == at:
             save_tree(whole.state(), folder, "state")
     again = make()
     again.load(load_tree(folder, "state"))
     for step in range(at + 1, 7):
-        again.engine.publish(step - 1, None)
+        again.engine.load(ticket(step - 1))
         batch = again.collect(step)
         assert ids(batch) == ids(expected[step - 1])
         for a, b in zip(batch.groups_P, expected[step - 1].groups_P, strict=True):

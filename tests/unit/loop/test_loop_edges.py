@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from scripted import make_collector
+from scripted import make_collector, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
@@ -241,7 +241,7 @@ def test_an_engine_that_gives_ended_responses_back_on_abort_loses_nothing():
     collector.engine.poll, collector.engine.abort = withholding, abort_with_ended
     trained = []
     for step in range(1, 9):
-        collector.engine.publish(step - 1, None)
+        collector.engine.load(ticket(step - 1))
         batch = collector.collect(step)
         trained += ids(batch)
         for group in batch.groups_P:

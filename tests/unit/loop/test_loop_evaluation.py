@@ -230,12 +230,12 @@ class FirstStep(Trainer):
             evaluation=lambda step, result: recorded.append(("evaluation", step)),
             notice=lambda step, notice: recorded.append(("notice", step, notice)),
         )
-        learner = SimpleNamespace(publish=lambda: None)
+        learner = SimpleNamespace(publish=lambda version: None)
         settings = LoopSettings(1, None, ratio_against="sampler", evaluate_every=1, save_every=0)
         super().__init__(
             collector=None,
             learner=learner,
-            engine=SimpleNamespace(publish=lambda version, weights: None),
+            engine=SimpleNamespace(load=lambda ticket: None),
             algorithm=None,
             sampling=SamplingParams(10),
             schedule=None,

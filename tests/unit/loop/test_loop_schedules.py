@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import make_collector, random_world
+from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition, Verdict
@@ -82,7 +82,7 @@ def test_a_synchronous_run_over_any_schedule(world):
     collector = make_collector(**world)
     trained, finished = [], {}
     for step in range(1, STEPS + 1):
-        collector.engine.publish(step - 1, None)
+        collector.engine.load(ticket(step - 1))
         batch = collector.collect(step)
         check_batch(batch, world, step)
         trained += ids(batch)
@@ -109,7 +109,7 @@ def test_an_asynchronous_driver_turns_the_same_crank(world, pumps):
         collector.begin(step + 1)
         for _ in range(pumps[step - 1]):
             collector.pump()
-        collector.engine.publish(step, None, in_flight="keep")
+        collector.engine.load(ticket(step), in_flight="keep")
     assert len(set(trained)) == len(trained)
     collector.pause()
     total = collector.account.totals
@@ -128,7 +128,7 @@ def test_killed_anywhere_and_resumed_it_trains_the_same(world, kills, every, tmp
     whole = make_collector(**world)
     expected = {}
     for step in range(1, STEPS + 1):
-        whole.engine.publish(step - 1, None)
+        whole.engine.load(ticket(step - 1))
         expected[step] = whole.collect(step)
 
     folder, saved_at, at, step = tmp_path_factory.mktemp("state"), 0, list(kills), 1
@@ -147,7 +147,7 @@ def test_killed_anywhere_and_resumed_it_trains_the_same(world, kills, every, tmp
         collector.engine.poll = poll
         try:
             for step in range(step, STEPS + 1):  # noqa: B020
-                collector.engine.publish(step - 1, None)
+                collector.engine.load(ticket(step - 1))
                 seen[step] = collector.collect(step)
                 if step % every == 0:
                     save_tree(collector.state(), folder, "state")

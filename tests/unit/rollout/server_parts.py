@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import torch
 from stand_in_server import StandIn
+from tickets import in_folder
 
 from dapo.contracts.enums import FinishReason
 from dapo.rollout.vllm_server import ServerEngine
 
 
-def weights(value):
-    return SimpleNamespace(shares_memory=False, named_tensors=lambda: iter([("value", torch.tensor(float(value)))]))
+def load(engine, version, value, **options):
+    """Publish ``value`` as a learner does, and load it."""
+    engine.load(in_folder(version, {"value": torch.tensor(float(value))}, engine._folder), **options)
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def building(tmp_path) -> Iterator:
         )  # fmt: skip
         made.append(engine)
         if published is not None:
-            engine.publish(published, weights(published))
+            load(engine, published, published)
         return server, engine
 
     try:

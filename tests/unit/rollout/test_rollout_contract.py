@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from engine_contract import CHECKS, Subject, drain
-from server_parts import building, weights
+from server_parts import building
+from tickets import in_folder, to_model
 
 from dapo.errors import EngineError
 from dapo.rollout import fused
@@ -37,14 +36,14 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
         with torch.no_grad():
             for name, x in loaded.model.state_dict().items():
                 x.copy_(start[name] + 0.01 * number * torch.randn(x.shape, generator=generator))
-        return SimpleNamespace(shares_memory=shares, named_tensors=lambda: loaded.model.named_parameters())
+        return to_model(number, loaded.model)
 
     def make(slots):
-        weights = source(0)
+        ticket = source(0)
         own = loaded if shares else fresh("qwen3")
         engine = {"generate": GenerateEngine}.get(kind, EmbeddedEngine)(own, slots=slots, shares_weights=shares)
         assert kind == "generate" or engine.decoder_name == kind
-        engine.publish(0, weights)
+        engine.load(ticket)
         return engine
 
     subject = Subject(make, source, stepwise=kind != "generate")
@@ -63,7 +62,11 @@ def test_engines_of_this_process(kind, shares, check, fresh, monkeypatch):
 def test_the_client_of_a_server(check, tmp_path):
     with building(tmp_path) as build:
         subject = Subject(
-            lambda slots: build(published=0, slots=slots)[1], weights, repeats=False, stepwise=False, counts=False
+            lambda slots: build(published=0, slots=slots)[1],
+            lambda number: in_folder(number, {"value": torch.tensor(float(number))}, tmp_path / "weights"),
+            repeats=False,
+            stepwise=False,
+            counts=False,
         )
         subject.bad = bad_requests(subject, 40, 64)
         check(subject)

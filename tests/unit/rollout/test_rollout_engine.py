@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from tickets import in_folder, to_model, to_tensors
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Partial
+from dapo.contracts.types import Partial, Ticket
 from dapo.errors import EngineError
+from dapo.models.weights import model_tensors, offered
 from dapo.rollout import decoders, fused
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
@@ -242,14 +247,6 @@ def test_abort_gives_back_what_ended_and_was_not_polled(model, help):
     assert engine.poll() == []
 
 
-class _Weights:
-    def __init__(self, tensors=(), shares_memory=True):
-        self.tensors, self.shares_memory = tensors, shares_memory
-
-    def named_tensors(self):
-        return iter(self.tensors)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
@@ -262,7 +259,7 @@ def test_publish_takes_the_new_weights(kind, shares, tied, fresh, help, monkeypa
     with torch.no_grad():
         for parameter in learner.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    engine.publish(7, _Weights(learner.model.named_parameters(), shares))
+    engine.load(to_model(7, learner.model))
     engine.submit([help.request(g, max_tokens=8) for g in range(3)])
     events = help.drain(engine)
     for (group, _), event in events.items():
@@ -274,14 +271,54 @@ def test_publish_takes_the_new_weights(kind, shares, tied, fresh, help, monkeypa
     assert events[0, 0].logprobs[0] != before.logprobs[0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_come_through_a_folder_too(kind, fresh, help, monkeypatch, tmp_path):
+    engine, learner = make(kind, fresh("llama"), monkeypatch, shares_weights=False), fresh("llama")
+    with torch.no_grad():
+        learner.model.lm_head.weight.mul_(1.5)
+    engine.load(in_folder(2, model_tensors(learner.model), tmp_path))
+    engine.submit([help.request(0)])
+    event = help.drain(engine)[0, 0]
+    table = help.forced_logprobs(learner, help.prompt(0), event.token_ids)
+    expected = table.gather(-1, torch.from_numpy(event.token_ids)[:, None])[:, 0]
+    np.testing.assert_allclose(event.logprobs, expected.numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ticket_that_leads_elsewhere_is_refused_by_name(kind, fresh, monkeypatch, tmp_path):
+    loaded, other = fresh("llama"), fresh("llama")
+    sharing = make(kind, loaded, monkeypatch)
+    for ticket in (to_model(3, other.model), in_folder(3, model_tensors(loaded.model), tmp_path)):
+        with pytest.raises(EngineError, match=f"version 3 leads to {ticket.route} .*learner's own tensors"):
+            sharing.load(ticket)
+    own = make(kind, fresh("llama"), monkeypatch, shares_weights=False)
+    with pytest.raises(EngineError, match="route 'pigeon'; this engine takes 'shared' or 'folder'"):
+        own.load(Ticket(3, "pigeon", "roof", ()))
+    with pytest.raises(EngineError, match="no model is offered at 'nowhere'"):
+        own.load(Ticket(3, "shared", "nowhere", ()))
+    with pytest.raises(EngineError, match=r"differ in 1 names \(model.embed_tokens.weight"):
+        own.load(replace(to_model(3, other.model), names=tuple(model_tensors(other.model))[1:]))
+    assert sharing.version == own.version == 0
+
+
+def test_an_offer_ends_with_its_model(fresh):
+    loaded = fresh("llama")
+    ticket = to_model(1, loaded.model)
+    assert offered(ticket) is loaded.model
+    del loaded
+    gc.collect()
+    with pytest.raises(EngineError, match="its learner is gone"):
+        offered(ticket)
+
+
 def test_kept_responses_carry_the_version_of_each_token(fresh, help):
     loaded = fresh("llama")
     engine = EmbeddedEngine(loaded, slots=2)
     engine.submit([help.request(g, max_tokens=n, stop_token_ids=()) for g, n in enumerate((3, 10, 5))])
     engine.poll()
     with pytest.raises(EngineError, match="abort"):
-        engine.publish(1, _Weights())
-    engine.publish(1, _Weights(), in_flight="keep")
+        engine.load(to_model(1, loaded.model))
+    engine.load(to_model(1, loaded.model), in_flight="keep")
     events = help.drain(engine)
     assert events[1, 0].versions.tolist() == [0] * 3 + [1] * 7
     assert events[2, 0].versions.tolist() == [1] * 5
@@ -294,7 +331,7 @@ def test_a_waiting_sibling_starts_from_the_new_weights(fresh, help):
     engine.poll()
     with torch.no_grad():
         loaded.model.lm_head.weight.mul_(1.5)
-    engine.publish(1, _Weights(), in_flight="keep")
+    engine.load(to_model(1, loaded.model), in_flight="keep")
     event = help.drain(engine)[0, 2]
     expected = help.forced_logprobs(loaded, help.prompt(0), event.token_ids)[0, event.token_ids[0]]
     assert event.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
@@ -305,12 +342,12 @@ def test_publish_refuses_what_does_not_fit(fresh, help):
     tensors = dict(fresh("llama").model.named_parameters())
     name = "model.layers.0.mlp.up_proj.weight"
     with pytest.raises(EngineError, match=r"shape \(2, 2\)"):
-        engine.publish(1, _Weights([(name, torch.zeros(2, 2))], False))
+        engine.load(to_tensors(1, [(name, torch.zeros(2, 2))]))
     with pytest.raises(EngineError, match="no tensor of that name"):
-        engine.publish(1, _Weights([("model.extra", torch.zeros(1))], False))
+        engine.load(to_tensors(1, [("model.extra", torch.zeros(1))]))
     del tensors[name]
     with pytest.raises(EngineError, match=r"not published \(model.layers.0.mlp.up_proj.weight"):
-        engine.publish(1, _Weights(tensors.items(), False))
+        engine.load(to_tensors(1, tensors.items()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -333,7 +370,7 @@ def test_non_finite_logits_fail_the_response(kind, fresh, help, monkeypatch):
     engine = make(kind, loaded, monkeypatch)
     with torch.no_grad():
         loaded.model.lm_head.weight[5] = torch.nan
-    engine.publish(1, _Weights())
+    engine.load(to_model(1, loaded.model))
     engine.submit([help.request(0)])
     event = help.drain(engine)[0, 0]
     assert event.finish is FinishReason.FAILED

@@ -7,9 +7,9 @@ import torch
 from dapo.config import recipe_from_dict
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 from dapo.errors import EngineError, RecipeError
+from dapo.models.weights import read_shapes, read_weights, write_weights
 from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_options import check_names
-from dapo.rollout.weights import read_weights, write_weights
 from dapo.run import engines
 
 
@@ -35,6 +35,7 @@ def test_weights_through_a_folder_are_the_same_bits(tmp_path):
     with pytest.raises(FileNotFoundError, match="cannot be seen"):
         read_weights(tmp_path / "old")
     back = dict(read_weights(tmp_path / "new"))
+    assert read_shapes(tmp_path / "new") == {name: list(tensor.shape) for name, tensor in tensors.items()}
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensor) and back[name].dtype is tensor.dtype for name, tensor in tensors.items())
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import resource
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from server_parts import building, drain, requests, wait_for, weights
+from server_parts import building, drain, load, requests, wait_for
 from stand_in_server import StandIn
+from tickets import in_folder, to_tensors
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Partial
+from dapo.contracts.types import Partial, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_server import ServerEngine
@@ -219,12 +219,12 @@ def test_an_error_of_a_server_that_forgot_its_weights_fails_none(make, help):
 
 def test_publish_and_what_is_left_on_disk(make, help, tmp_path):
     server, engine = make()
-    for version in (2, 2, 3):  # the same version may come twice, with other weights
-        engine.publish(version, weights(10 * version + engine._sets))
+    for time, version in enumerate((2, 2, 3)):  # the same version may come twice, with other weights
+        load(engine, version, 10 * version + time)
         engine.submit(requests(help, 1, 1))
         event = drain(engine, 1)[(0, 0)]
         assert event.versions.tolist() == [version] * 8
-        assert event.logprobs.tolist() == [-float(10 * version + engine._sets - 1)] * 8
+        assert event.logprobs.tolist() == [-float(10 * version + time)] * 8
         assert len(list((tmp_path / "weights").glob("*/model.safetensors"))) == 1
     assert not server.paused
     engine.close()
@@ -237,8 +237,8 @@ def test_responses_under_way_need_abort_or_keep(make, help):
     engine.submit(requests(help, 1, 1))
     wait_for(lambda: server.generated)
     with pytest.raises(EngineError, match="1 responses are unfinished"):
-        engine.publish(2, weights(2))
-    engine.publish(2, weights(2), in_flight="keep")
+        load(engine, 2, 2)
+    load(engine, 2, 2, in_flight="keep")
     server.hold = False
     event = drain(engine, 1)[(0, 0)]
     assert event.versions.tolist() == [1, 1] + [2] * 6
@@ -254,7 +254,7 @@ def test_responses_under_way_need_abort_or_keep(make, help):
 
 def test_without_our_extension_the_servers_own_reload_is_used_and_remembered(make, help, caplog):
     server, engine = make(extension=False)
-    engine.publish(2, weights(2))
+    load(engine, 2, 2)
     engine.submit(requests(help, 1, 1))
     assert drain(engine, 1)[(0, 0)].logprobs[0] == -2.0
     assert server.loads == 2
@@ -264,7 +264,7 @@ def test_without_our_extension_the_servers_own_reload_is_used_and_remembered(mak
 def test_a_load_that_fails_says_what_to_look_at_and_resumes(make):
     server, engine = make(published=None, blind=True)
     with pytest.raises(EngineError, match=r"no such folder.*same path"):
-        engine.publish(1, weights(1))
+        load(engine, 1, 1)
     assert not server.paused
     assert server.label.endswith("unfinished")
 
@@ -282,20 +282,31 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing_there(make, help, tmp_p
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
         with pytest.raises(EngineError, match=r"version 2 could not be written.*make room"):
-            engine.publish(2, SimpleNamespace(named_tensors=lambda: iter(tensors)))
+            engine.load(in_folder(2, tensors, tmp_path / "weights"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [folder.name for folder in (tmp_path / "weights").iterdir()] == [server.label]
+    (left,) = (tmp_path / "weights").iterdir()
+    assert server.label.endswith(left.name.removeprefix("dapo-"))
     engine.submit(requests(help, 1, 1))
     assert drain(engine, 1)[(0, 0)].versions.tolist() == [1] * 8
 
 
-def test_nothing_is_written_after_close(make, tmp_path):
+def test_nothing_is_loaded_after_close(make, tmp_path):
     _, engine = make()
     engine.close()
-    with pytest.raises(EngineError, match="closed"):
-        engine.publish(2, weights(2))
     assert not (tmp_path / "weights").exists()
+    with pytest.raises(EngineError, match="closed"):
+        engine.load(in_folder(2, [], tmp_path / "weights"))
+
+
+def test_a_ticket_that_does_not_lead_to_a_server_is_refused_by_name(make, tmp_path):
+    server, engine = make()
+    with pytest.raises(EngineError, match="version 2 come by route 'shared'; this engine takes 'folder'"):
+        engine.load(to_tensors(2, []))
+    with pytest.raises(EngineError, match=r"version 2 cannot be loaded: .*gone.* is not there"):
+        engine.load(Ticket(2, "folder", str(tmp_path / "gone"), ()))
+    assert engine.version == 1
+    assert server.loads == 1
 
 
 @pytest.mark.parametrize("own", [True, False])

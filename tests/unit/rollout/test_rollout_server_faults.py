@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from server_parts import building, drain, finish_under, requests, wait_for, weights
+from server_parts import building, drain, finish_under, load, requests, wait_for
 from stand_in_server import LOADED_AT_START
 
 from dapo.contracts.enums import FinishReason
@@ -81,7 +81,7 @@ def test_a_server_that_dies_within_a_publish_gets_the_new_weights_later(make, he
         return real(path, full, body)
 
     server.answer = die_once
-    engine.publish(2, weights(2))
+    load(engine, 2, 2)
     engine.submit(requests(help, 2))
     finish_under(drain(engine, 4), 2, 2)
 
@@ -172,7 +172,7 @@ def test_two_trainers_on_a_server_that_keeps_no_claims(make, help, tmp_path, cap
     server, one = make(extension=False)
     two = ServerEngine(server.address, tmp_path / "two", vocabulary=40, longest=60, patience=5.0)
     assert "holds weights of another trainer" in caplog.text
-    two.publish(1, weights(7))
+    load(two, 1, 7)
     one.submit(requests(help, 1))
     with pytest.raises(EngineError, match="another trainer"):
         one.poll()
@@ -185,7 +185,7 @@ def test_two_trainers_on_a_server_that_keeps_no_claims(make, help, tmp_path, cap
 def test_a_lost_resume_does_not_leave_the_server_paused(make, help):
     server, engine = make()
     server.faults = [("/resume", 0)]
-    engine.publish(2, weights(2))
+    load(engine, 2, 2)
     assert not server.paused
     engine.submit(requests(help, 1))
     finish_under(drain(engine, 2), 2, 2)
@@ -238,7 +238,7 @@ def test_a_server_replaced_during_a_load_gets_the_weights(make, help):
         return real(path, full, body)
 
     server.answer = replace_once
-    engine.publish(2, weights(2))
+    load(engine, 2, 2)
     engine.submit(requests(help, 1))
     finish_under(drain(engine, 2), 2, 2)
 
@@ -257,7 +257,7 @@ def test_a_busy_server_or_a_proxy_is_asked_again(make, help, status):
 def test_a_fault_on_the_way_is_no_refusal_of_the_weights(make, help, route, status):
     server, engine = make()
     server.faults = [(route, status)]
-    engine.publish(2, weights(2))
+    load(engine, 2, 2)
     engine.submit(requests(help, 1))
     finish_under(drain(engine, 2), 2, 2)
     assert engine._dispatcher.counts["restarts"] == 0

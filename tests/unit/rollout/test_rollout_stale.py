@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from dapo.contracts.types import Prompt, SamplingParams
 from dapo.errors import EngineError
 from dapo.learner.local import LocalLearner
 from dapo.loop.sync_check import SyncCheck
-from dapo.rollout import embedded, fused, generate
+from dapo.rollout import fused, weights
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 
@@ -50,20 +48,19 @@ def test_one_old_tensor_is_named_at_its_first_publish(make, kind, fresh, monkeyp
     learner = learner_of(fresh("qwen3", tie_word_embeddings=False))
     engine = make(fresh("qwen3", tie_word_embeddings=False), shares_weights=False)
     check = check_of(engine, learner)
-    engine.publish(0, SimpleNamespace(shares_memory=False, named_tensors=learner.publish().named_tensors))
+    engine.load(learner.publish(0))
     assert check(0)["train/sync_tensors"] == len(learner.loaded.model.state_dict())
     old = {name: x.clone() for name, x in engine._loaded.model.state_dict().items() if kind in name}
     assert len(old) == 1
-    copy = embedded.copy_weights
+    copy = weights.copy_weights
 
     def forgetful(model, tensors):
         copy(model, tensors)
         model.load_state_dict(old, strict=False)
 
-    for module in (embedded, generate):
-        monkeypatch.setattr(module, "copy_weights", forgetful)
+    monkeypatch.setattr(weights, "copy_weights", forgetful)
     move(learner.loaded.model)
-    engine.publish(1, SimpleNamespace(shares_memory=False, named_tensors=learner.publish().named_tensors))
+    engine.load(learner.publish(1))
     with pytest.raises(EngineError, match=f"after step 1 failed: 1 of .* tensors .*{kind}"):
         check(1)
 
@@ -73,7 +70,7 @@ def test_a_coarser_engine_holds_the_learners_weights_rounded(dtype, fresh):
     learner = learner_of(fresh("llama"))
     engine = EmbeddedEngine(fresh("llama", dtype=dtype), shares_weights=False)
     move(learner.loaded.model)
-    engine.publish(1, SimpleNamespace(shares_memory=False, named_tensors=learner.publish().named_tensors))
+    engine.load(learner.publish(1))
     found = check_of(engine, learner)(1)
     assert found["train/sync_tensors"] > 10
     assert 0.0 < found["train/sync_gap"] < (1e-5 if dtype is torch.float32 else 0.05)
@@ -115,11 +112,11 @@ def test_a_derived_matrix_that_is_not_made_again_is_named(forgotten, architectur
             for name, value in old.items():
                 setattr(self, name, value)
 
-    engine.publish(1, learner.publish())
+    engine.load(learner.publish(1))
     assert check(1) == {}
     monkeypatch.setattr(fused._Layer, "refresh", forgetful)
     move(loaded.model, 0.02)
-    engine.publish(2, learner.publish())
+    engine.load(learner.publish(2))
     with pytest.raises(EngineError, match=rf"layers\.1\.{'qkv' if forgotten == 'everything' else forgotten}"):
         check(2)
 
@@ -129,5 +126,5 @@ def test_weights_that_are_not_finite_are_not_called_old(fresh):
     learner, engine = learner_of(loaded), EmbeddedEngine(loaded)
     with torch.no_grad():
         loaded.model.model.layers[0].self_attn.q_proj.weight.fill_(float("nan"))
-    engine.publish(1, learner.publish())
+    engine.load(learner.publish(1))
     assert check_of(engine, learner)(1) == {}
