@@ -22,7 +22,6 @@ from dapo.contracts.types import (
     LearnStep,
     Metrics,
     RatioAgainst,
-    SamplingParams,
     SavedFile,
     StepBatch,
     TokenTrace,
@@ -71,7 +70,6 @@ class Trainer:
         learner: Learner,
         engine: Engine,
         algorithm: Algorithm,
-        sampling: SamplingParams,
         schedule: Schedule,
         evaluator: Evaluator | None,
         checkpoints: CheckpointStore,
@@ -87,7 +85,7 @@ class Trainer:
         ``facts``: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
         """
         self.collector, self.learner, self.engine = collector, learner, engine
-        self.algorithm, self.sampling, self.schedule, self.evaluator = algorithm, sampling, schedule, evaluator
+        self.algorithm, self.schedule, self.evaluator = algorithm, schedule, evaluator
         self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.facts = dict(facts or {})

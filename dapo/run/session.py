@@ -186,7 +186,6 @@ class Session:
             learner=learner,
             engine=self.engine,
             algorithm=algorithm,
-            sampling=sampling,
             schedule=make_schedule(recipe),
             evaluator=self.evaluator(recorder.evaluating),
             checkpoints=checkpoints,

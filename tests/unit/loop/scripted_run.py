@@ -243,7 +243,6 @@ def make_run(
         learner=learner,
         engine=engine,
         algorithm=algorithm,
-        sampling=SamplingParams(max_tokens=1000),
         schedule=Schedule(peak=0.1, warmup=3),
         evaluator=evaluator,
         checkpoints=CheckpointStore(folder),

@@ -66,7 +66,7 @@ def test_below_the_interval_counts_too_and_the_unscored_do_not():
 def test_the_first_clamped_step_is_told_once_with_the_range_that_was_seen():
     said = []
     metrics = advantages(weight=0.5)[1]
-    unused = ("collector", "learner", "engine", "sampling", "schedule", "evaluator", "checkpoints", "settings")
+    unused = ("collector", "learner", "engine", "schedule", "evaluator", "checkpoints", "settings")
     parts = dict.fromkeys((*unused, "fingerprint", "phases", "check_sync"))
     algorithm = SimpleNamespace(source_range=(0.0, 1.0))
     trainer = Trainer(

@@ -237,7 +237,6 @@ class FirstStep(Trainer):
             learner=learner,
             engine=SimpleNamespace(load=lambda ticket: None),
             algorithm=None,
-            sampling=SamplingParams(10),
             schedule=None,
             evaluator=subject,
             checkpoints=None,
