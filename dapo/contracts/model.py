@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from dapo.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +41,20 @@ class ModelFacts:
     def key_values(self) -> int:
         """Numbers in the key-value cache per token and layer."""
         return 2 * self.kv_heads * self.head_size
+
+
+def check_fingerprint(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
+    """Compare the model that a checkpoint was made of with the loaded one, both as JSON has them.
+
+    Raises:
+        CheckpointError: they differ; each property is named with both values.
+    """
+    found = json.loads(json.dumps(dict(found)))  # tuples and numbers compare as they were written
+    keys = sorted(saved.keys() | found.keys())
+    differing = [key for key in keys if saved.get(key) != found.get(key)]
+    if differing:
+        named = "; ".join(f"{key} {saved.get(key)!r} there, {found.get(key)!r} here" for key in differing)
+        raise CheckpointError(
+            f"the checkpoint {folder} belongs to another model: {named}. Resume with the model that the "
+            "run was started with (model.path, model.dtype), or start a new run."
+        )

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dapo.contracts.model import check_fingerprint
 from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 from dapo.models.loaded import LoadedModel
@@ -72,7 +73,7 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
         raise CheckpointError(
             f"{folder} is not a complete learner checkpoint ({error}); resume from another one"
         ) from error
-    _check_same_model(folder, state["fingerprint"], loaded.fingerprint)
+    check_fingerprint(state["fingerprint"], loaded.fingerprint, folder)
     present = model_tensors(loaded.model)
     unequal = sorted(set(weights) ^ set(present)) or [
         name for name in present if weights[name].shape != present[name].shape
@@ -99,19 +100,3 @@ def _readable_as(file: Path, folder: Path) -> None:
     """Tensors get the mode of ``file``, written the ordinary way: safetensors makes them the owner's alone."""
     for tensors in folder.glob("*.safetensors"):
         shutil.copymode(file, tensors)
-
-
-def _check_same_model(folder: Path, saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    # Through JSON, as the saved one went: tuples and numbers compare as they were written.
-    present = json.loads(json.dumps(dict(present)))
-    keys = sorted(set(saved) | set(present))
-    unequal = [
-        f"{key} {saved.get(key)!r} there, {present.get(key)!r} here"
-        for key in keys
-        if saved.get(key) != present.get(key)
-    ]
-    if unequal:
-        raise CheckpointError(
-            f"{folder} belongs to another model: {'; '.join(unequal)}. Set model.path (and model.dtype) to "
-            "the run's own, or start a new run"
-        )

@@ -13,6 +13,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.contracts.enums import Disposition
 from dapo.contracts.evidence import Clamping, PoorBatch
+from dapo.contracts.model import check_fingerprint
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.recorder import Recorder
@@ -314,15 +315,3 @@ class Trainer:
             f"step {steps[-1]} in {self.checkpoints.folder}" if steps else "not there yet: the run has to start again"
         )
         self.recorder.warn(f"left at once; the last checkpoint is {last}")
-
-
-def check_fingerprint(saved: dict[str, Any], found: dict[str, Any], folder: Path) -> None:
-    """Raise CheckpointError naming each property in which the checkpoint's model differs from the loaded one."""
-    keys = sorted(saved.keys() | found.keys())
-    differing = [key for key in keys if saved.get(key) != found.get(key)]
-    if differing:
-        named = "; ".join(f"{key}: checkpoint {saved.get(key)!r}, model {found.get(key)!r}" for key in differing)
-        raise CheckpointError(
-            f"the checkpoint {folder} belongs to another model: {named}. "
-            "Resume with the model the run was started with, or start a new run."
-        )

@@ -11,8 +11,8 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state
 from dapo.config.load import load_recipe
 from dapo.config.schema import Recipe
+from dapo.contracts.model import check_fingerprint
 from dapo.learner import storage
-from dapo.loop.trainer import check_fingerprint
 from dapo.models.loaded import LoadedModel
 from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
