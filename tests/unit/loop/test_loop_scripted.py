@@ -7,10 +7,12 @@ import scorer_contract
 from engine_contract import CHECKS, Subject
 from scripted import ScriptedEngine, ScriptedScorer
 
+from dapo.contracts.types import Ticket
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_engine(check):
-    subject = Subject(lambda slots: ScriptedEngine(lambda g, i: 1000, slots), lambda number: None)
+    subject = Subject(lambda slots: ScriptedEngine(lambda g, i: 1000, slots), lambda n: Ticket(n, "shared", "", ()))
     subject.bad = {"empty prompt": subject.request(5, prompt_ids=()), "token -1": subject.request(5, prompt_ids=(-1,))}
     subject.stops = subject.keeps = False  # lengths are scripted; a response carries one version
     check(subject)
