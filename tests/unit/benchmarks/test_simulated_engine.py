@@ -28,7 +28,8 @@ def test_contract(check):
     """A response of the benchmark is units of 64 tokens that nobody drew; it has one version, and no stop tokens."""
     lengths = np.full(64, 1000)
     subject = Subject(
-        lambda slots: sim.SimulatedEngine(lambda group: lengths, engines=1, slots=slots), lambda number: None
+        lambda slots: sim.SimulatedEngine(lambda group: lengths, engines=1, slots=slots),
+        lambda number: Ticket(number, "shared", "", ()),
     )
     subject.bad = {"empty prompt": subject.request(5, prompt_ids=())}
     subject.stops = subject.keeps = subject.counts = False
