@@ -374,7 +374,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     make_run(tmp_path)()
     run = make_run(tmp_path)
     run.trainer.fingerprint = {"model": "another"}
-    with pytest.raises(CheckpointError, match="model: checkpoint 'scripted', model 'another'"):
+    with pytest.raises(CheckpointError, match="model 'scripted' there, 'another' here"):
         run.trainer.load(run.trainer.checkpoints.path())
     assert run.learner.calls == []
 
