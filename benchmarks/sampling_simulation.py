@@ -163,7 +163,7 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int, group_size
         judge=partial(judge_group, metric_is_accuracy=True),
         shape=lambda rewards, lengths, truncated: (rewards, np.zeros(len(rewards))),
         advantages=group_advantages,
-        weights=partial(loss_weights, reduction="token_mean"),
+        loss_weights=partial(loss_weights, reduction="token_mean"),
         truncated_vote=True,  # so that the acceptance is the one asked for
     )
     sampling = SamplingParams(max_tokens=CAP // UNIT)
