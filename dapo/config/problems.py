@@ -46,6 +46,9 @@ class Origin:
         return f"in the section of line {lines[section]}" if section in lines else ""
 
 
+_LONGEST = 1500  # characters of one problem, which may quote what was given
+
+
 def refuse(problems: Sequence[Problem], origin: Origin) -> RecipeError:
     """One error that lists every problem."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -56,7 +59,8 @@ def refuse(problems: Sequence[Problem], origin: Origin) -> RecipeError:
             head += f": {brief(redact(problem.value, problem.path))}"
         place = origin.place(problem.path) if problem.path else ""
         head += f"   ({place})" if place and head else ""
-        lines += ["", f"  {head}", f"    {problem.message}"] if head else ["", f"  {problem.message}"]
+        said = problem.message if len(problem.message) <= _LONGEST else problem.message[: _LONGEST - 3] + "..."
+        lines += ["", f"  {head}", f"    {said}"] if head else ["", f"  {said}"]
     return RecipeError("\n".join(lines))
 
 
@@ -64,7 +68,10 @@ def brief(value: Any) -> str:
     """A value as it could be written in a recipe, shortened; what could steer a terminal is escaped."""
     if isinstance(value, (list, tuple)):
         value = list(value)
-    text = visible(json.dumps(value, ensure_ascii=False, default=str))
+    try:
+        text = visible(json.dumps(value, ensure_ascii=False, default=str))
+    except (TypeError, ValueError, RecursionError):  # keys that are no names, a mapping within itself
+        text = visible(str(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 

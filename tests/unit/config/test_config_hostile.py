@@ -144,6 +144,11 @@ def test_keys_that_are_none_are_refused(key: str) -> None:
     refusal(f"{key}=1")
 
 
+@pytest.mark.parametrize("override", ["model.path.x={[1]: 2}", "rewards.²={[1]: 2}", "rewards.0.name=" + "a/" * 9000])
+def test_whatever_was_given_can_be_quoted(override: str) -> None:
+    refusal(override)
+
+
 def test_a_mapping_for_a_number_is_refused() -> None:
     given = {**SMALL, "data": {"train": [{"task": "signed_sum", "size": 8}]}}
     with pytest.raises(RecipeError, match="expected a whole number"):
