@@ -36,12 +36,13 @@ from dapo.contracts.enums import Verdict
 from dapo.contracts.types import Group, Metrics, StepBatch, Ticket
 from dapo.data.stream import EpochStream
 from dapo.loop.collector import StreamingCollector
+from dapo.loop.rollouts import Rollouts
 from dapo.models.builtin import ensure_builtin_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.weights import offer
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.run.parts import make_algorithm, make_sampling
+from dapo.run.parts import make_algorithm, make_decode, make_sampling
 from dapo.run.session import Session
 
 HERE = Path(__file__).resolve().parent
@@ -266,7 +267,7 @@ def make_arms(session: Session, slots: int | None, variants: list[str]) -> dict[
         "sampling": sampling,
         "group_size": recipe.rollout.group_size,
         "run_seed": recipe.run.seed,
-        "decode": session.decode,
+        "decode": make_decode(session.loaded.tokenizer),
     }
 
     def tally(make: Callable[[dict[str, Any]], Arm]) -> Tally:
@@ -275,7 +276,11 @@ def make_arms(session: Session, slots: int | None, variants: list[str]) -> dict[
         return Tally(engine, make(common | {"engine": engine, "stream": stream}))
 
     def streaming(settings: DynamicSampling) -> Tally:
-        return tally(lambda parts: StreamingCollector(settings=settings, prompts_per_step=prompts, **parts))
+        def collector(parts: dict[str, Any]) -> Arm:
+            rollouts = Rollouts(*(parts.pop(name) for name in ("engine", "scorer", "decode")))
+            return StreamingCollector(settings=settings, prompts_per_step=prompts, rollouts=rollouts, **parts)
+
+        return tally(collector)
 
     arms = {
         OURS: streaming(recipe.algorithm.dynamic_sampling),

@@ -58,7 +58,7 @@ class Rounds:
         completions = self._complete(groups)
         scores = self._score(groups, completions)
         for group in groups.values():
-            keys = [(group.id, index) for index in range(self.group_size)]
+            keys = [Key("train", group.id, index) for index in range(self.group_size)]
             group.completions_G, group.scores_G = [completions[k] for k in keys], [scores[k] for k in keys]
             group.verdict, group.disposition = self.algorithm.verdict(group), Disposition.DISCARDED
         return list(groups.values())
@@ -67,7 +67,7 @@ class Rounds:
         self.engine.submit(
             [
                 SampleRequest(
-                    key=(group.id, index),
+                    key=Key("train", group.id, index),
                     prompt_ids=group.prompt.token_ids,
                     sampling=self.sampling,
                     seed=derive_seed(self.run_seed, TRAINING, group.id, index),
@@ -89,7 +89,7 @@ class Rounds:
 
     def _score(self, groups: dict[int, Group], completions: dict[Key, Completion]) -> dict[Key, Score]:
         for key, completion in completions.items():
-            self.scorer.submit(key, groups[key[0]].prompt, completion)
+            self.scorer.submit(key, groups[key.group].prompt, completion)
         scores: dict[Key, Score] = {}
         while len(scores) < len(completions):
             scores.update(self.scorer.poll(None))

@@ -39,6 +39,7 @@ from dapo.contracts.enums import Disposition, Verdict
 from dapo.contracts.types import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch, Ticket
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
+from dapo.loop.rollouts import Rollouts
 
 GROUP, SLOTS, CAP, MEAN, SEED = 16, 32, 20480, 3500.0, 1
 VERIFIER_SECONDS = 2.0
@@ -104,12 +105,12 @@ class VerlStreaming:
             events = rounds.engine.poll()
             for event in events:
                 completion = Completion(event.token_ids, event.logprobs, event.versions, event.finish)
-                group = under_way[event.key[0]]
+                group = under_way[event.key[-2]]
                 group.completions_G.append(completion)  # the order within a group does not matter here
                 rounds.scorer.submit(event.key, group.prompt, completion)
             for key, score in rounds.scorer.poll(0 if events else None):
-                scores.setdefault(key[0], []).append(score)
-                group = under_way[key[0]]
+                scores.setdefault(key[-2], []).append(score)
+                group = under_way[key[-2]]
                 group.scores_G.append(score)
                 if len(group.scores_G) == rounds.group_size:
                     del under_way[group.id]
@@ -175,8 +176,7 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int, group_size
         rounds = Rounds(engine, scorer, NumberedPrompts(), algorithm, sampling, group_size, SEED, no_text)
         return RULES[case.rule](rounds, prompts)
     return StreamingCollector(
-        engine=engine,
-        scorer=scorer,
+        rollouts=Rollouts(engine, scorer, no_text),
         stream=NumberedPrompts(),
         algorithm=algorithm,
         sampling=sampling,
@@ -184,7 +184,6 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int, group_size
         prompts_per_step=prompts,
         group_size=group_size,
         run_seed=SEED,
-        decode=no_text,
         verdict_lag=latency,
     )
 

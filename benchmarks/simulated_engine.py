@@ -109,6 +109,7 @@ class SimulatedEngine:
         self._prefilled = 0
         self._zeros = np.zeros(LONGEST, np.int64)
         self._logprobs = np.full(LONGEST, -1.0, np.float32)
+        self.version = 0
         self._versions = np.zeros(LONGEST, np.int32)
 
     # ------------------------------------------------------------------ the protocol
@@ -177,6 +178,7 @@ class SimulatedEngine:
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """New weights, at no cost. Raises EngineError while responses decode: one in a slot has one version."""
         check_idle(self._live + len(self._queue), "abort")
+        self.version = ticket.version
         self._versions = np.full(LONGEST, ticket.version, np.int32)
 
     def checksums(self) -> None:
@@ -268,7 +270,7 @@ class SimulatedEngine:
         self._left(machine)
         self._live -= 1
         self._seat(time)
-        length = int(self.lengths(key[0])[key[1]])
+        length = int(self.lengths(key[-2])[key[-1]])
         made = min(length, request.sampling.max_tokens) - (len(request.prefix) if request.prefix else 0)
         finish = FinishReason.LENGTH if length >= request.sampling.max_tokens else FinishReason.STOP
         return self._event(key, made, finish, clock)
@@ -282,7 +284,7 @@ class SimulatedEngine:
             self._bring(machine, time)
             prefix = len(request.prefix) if request.prefix else 0
             rest = self._rest.pop(request.key, 0.0)
-            length = min(int(self.lengths(request.key[0])[request.key[1]]), request.sampling.max_tokens)
+            length = min(int(self.lengths(request.key[-2])[request.key[-1]]), request.sampling.max_tokens)
             row = _Row(request, machine.units - rest, machine.units - rest + length - prefix)
             machine.rows[request.key] = row
             machine.stall += prefix * UNIT * self.speed.prefill_seconds

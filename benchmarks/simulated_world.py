@@ -98,9 +98,9 @@ class SimulatedScorer:
         return out
 
     def _score(self, key: Key) -> Score:
-        if key[0] not in self._values:
-            self._values[key[0]] = group_accuracy(self._seed, self._acceptance, key[0])
-        value = self._values[key[0]][key[1] % 2]
+        if key[-2] not in self._values:
+            self._values[key[-2]] = group_accuracy(self._seed, self._acceptance, key[-2])
+        value = self._values[key[-2]][key[-1] % 2]
         return Score({"accuracy": value}, value)
 
     def close(self) -> None:

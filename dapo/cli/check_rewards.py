@@ -168,13 +168,13 @@ class _Source:
     def _score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
         found: dict[Key, Score] = {}
         for index, (prompt, text) in enumerate(pairs):
-            self.scorer.submit((index, 0), prompt, self._completion(text))
+            self.scorer.submit(Key("check", index, 0), prompt, self._completion(text))
         while len(found) < len(pairs):
             answers = self.scorer.poll(None)
             if not answers:
                 raise RewardError(f"{self.name}: the scorer lost {len(pairs) - len(found)} answers")
             found.update(answers)
-        return [found[(index, 0)] for index in range(len(pairs))]
+        return [found[Key("check", index, 0)] for index in range(len(pairs))]
 
     def _completion(self, text: str) -> Completion:
         """As if the model had written ``text``, surely, and ended."""

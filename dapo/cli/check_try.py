@@ -57,14 +57,12 @@ def _generate(session: Session, count: int) -> list[Group]:
     prompts = stream.take(count)
     size = recipe.rollout.group_size
     evaluator = Evaluator(
-        engine=session.engine,
-        scorer=session.scorer,
+        rollouts=session.rollouts,
         prompts={"tried": prompts},
         sampling=make_sampling(recipe, session.facts),
         samples=size,
         greedy=False,
         seed=recipe.run.seed,
-        decode=session.decode,
     )
     found = evaluator.evaluate().responses
     groups = []

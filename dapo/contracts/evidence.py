@@ -56,6 +56,10 @@ class Hopeless:
     mixed_larger: float  # the same of a group of ``LARGER`` x G
 
 
+ENGINE = "engine: "
+"""What begins the reason of a response that the engine, and not the verifier, could not finish."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shares:
     """What became of the groups that were judged. Shares of groups unless said; they need not add up to 1."""

@@ -35,6 +35,7 @@ class Engine(Protocol):
 
     capacity: int  # responses that decode at once
     shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked
+    version: int  # of the weights that the next token will be made with
 
     @property
     def clock(self) -> int:
@@ -46,8 +47,8 @@ class Engine(Protocol):
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Make progress and return the responses that ended, ordered by (tick, key).
 
-        In process this decodes until at least one response ends. Remote engines wait up to ``timeout`` seconds, with
-        None until one ends. With None an empty answer means that nothing is left.
+        Works or waits until at least one ended, with a ``timeout`` for about as many seconds at most. With None an
+        empty answer means that nothing is left; with a timeout, that nothing ended yet.
 
         Raises:
             EngineError: the engine is lost. ``abort`` still gives back everything unfinished.
@@ -172,8 +173,11 @@ class Collector(Protocol):
     def begin(self, step: int) -> None:
         """From now on work counts for training step ``step`` (from 1)."""
 
-    def pump(self) -> bool:
-        """Dispatch, let the engine work, judge what ended. False when nothing is under way."""
+    def pump(self, timeout: float | None = None) -> bool:
+        """Dispatch, let the engine work for at most ``timeout`` seconds, judge what ended. False when nothing is left.
+
+        With None the engine works until a response ends.
+        """
 
     def ready(self) -> bool:
         """The batch of this step can be taken."""

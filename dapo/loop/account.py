@@ -123,8 +123,8 @@ class Account:
             log.warning(
                 "response %d of group %d could not be scored: %s. More failures of this kind are only counted "
                 "(reward/unscored in metrics.jsonl, column `unscored` in rollouts/).",
-                key[1],
-                key[0],
+                key.sample,
+                key.group,
                 score.reason,
             )
         self.barren[reason] += 1

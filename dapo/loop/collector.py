@@ -21,17 +21,8 @@ from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.evidence import CollectProgress, Shares, hopeless_of
 from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Engine, PromptStream, Scorer
-from dapo.contracts.types import (
-    Completion,
-    Group,
-    IntArray,
-    Partial,
-    SampleEvent,
-    SampleRequest,
-    SamplingParams,
-    StepBatch,
-)
+from dapo.contracts.protocols import PromptStream
+from dapo.contracts.types import Group, Key, SampleRequest, SamplingParams, StepBatch
 from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.account import Account, held_tokens
 from dapo.loop.algorithm import Algorithm
@@ -40,6 +31,7 @@ from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
 from dapo.loop.outcomes import fails_on_everything, filling, shares_of, stopped, warn_of_old_groups
 from dapo.loop.refill import Refill, is_full
+from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
 from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.selection import PromptSelector
@@ -55,8 +47,7 @@ class StreamingCollector:
     def __init__(
         self,
         *,
-        engine: Engine,
-        scorer: Scorer,
+        rollouts: Rollouts,
         stream: PromptStream,
         algorithm: Algorithm,
         sampling: SamplingParams,
@@ -64,19 +55,18 @@ class StreamingCollector:
         prompts_per_step: int,
         group_size: int,
         run_seed: int,
-        decode: Callable[[Sequence[IntArray]], list[str]],
         verdict_lag: int = 0,
         phases: Phases | None = None,
         watch: Callable[[CollectProgress], None] | None = None,
         reads_answers: bool = False,
     ) -> None:
         """``watch`` hears of every judged group, and now and then; ``reads_answers``: see ``outcomes.shares_of``."""
-        self.engine, self.scorer, self.algorithm = engine, scorer, algorithm
+        self.rollouts, self.engine, self.algorithm = rollouts, rollouts.engine, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
-        self.run_seed, self.decode = run_seed, decode
+        self.run_seed = run_seed
         self.phases, self.watch, self.reads_answers = phases or Phases(), watch, reads_answers
-        self.scores = Scores(scorer, verdict_lag, self.phases, self._pulse)
+        self.scores = Scores(rollouts, verdict_lag, self.phases, self._pulse)
         self._told_at = time.monotonic()
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings, run_seed)
@@ -90,7 +80,6 @@ class StreamingCollector:
         self.carried = 0  # groups held when the step began
         self._restored = False  # loaded from a state, perhaps with other settings
         self._paused = True  # the engine holds nothing of ours
-        self._decoding = 0  # responses that the engine has and has not ended
 
     # ------------------------------------------------------------------ the driver's calls
 
@@ -131,8 +120,12 @@ class StreamingCollector:
             warn_of_old_groups(self.settings, self.prompts_per_step, step, births)
         self._restored = False
 
-    def pump(self) -> bool:
-        """Turn the crank once: replace what was rejected, let the engine work, judge. False when nothing is left."""
+    def pump(self, timeout: float | None = None) -> bool:
+        """Turn the crank once: replace what was rejected, let the engine work, judge. False when nothing is left.
+
+        Args:
+            timeout: seconds that the engine may take; None: until a response ends.
+        """
         if self._paused:
             self._paused = False
             for group in self.open.values():  # carried: continue behind what there is
@@ -140,7 +133,7 @@ class StreamingCollector:
         self._dispatch()
         if not self.open:
             return False
-        self._advance()
+        self._advance(timeout)
         return True
 
     def ready(self) -> bool:
@@ -155,11 +148,12 @@ class StreamingCollector:
         """Abort what decodes and keep its tokens; score what ended but was not judged before the step is over."""
         if self._paused:
             return
-        events = self.engine.abort()
-        self._receive([event for event in events if event.finish is not FinishReason.ABORTED])
-        for event in (e for e in events if e.finish is FinishReason.ABORTED):  # what the engine continues behind
-            self.open[event.key[0]].partials_G[event.key[1]] = self._join(event)
-        self._paused, self._decoding = True, 0
+        for response in self._took(self.rollouts.recall("train")):
+            if response.completion.finish is FinishReason.ABORTED:  # what the engine continues behind
+                self.open[response.key.group].partials_G[response.key.sample] = response.partial()
+            else:
+                self._ended(response)
+        self._paused = True
         self._judge_ended(None)
 
     def take(self) -> StepBatch:
@@ -230,9 +224,11 @@ class StreamingCollector:
 
     def _dispatch(self) -> None:
         # rounded up: the rest of a group queues, and no slot idles while work is missing
-        free = -(-max(0, self.engine.capacity - self._decoding) // self.group_size)
+        free = -(-max(0, self.engine.capacity - self.rollouts.under_way("train")) // self.group_size)
         dispatched = int(self.account.count["groups/dispatched"])
-        wanted = self.refill.wanted(len(self.kept), len(self.open), free, dispatched, self.carried)
+        wanted = self.refill.wanted(
+            len(self.kept), len(self.open), free, dispatched, self.carried, lag=self.step - 1 - self.engine.version
+        )
         if self.settings.max_tokens is not None and self.account.generated_tokens >= self.settings.max_tokens:
             wanted = 0
         if wanted <= 0 or self.selector.ended is not None:
@@ -240,7 +236,8 @@ class StreamingCollector:
         prompts = self.selector.take(wanted)
         if prompts:
             self.account.dispatched(len(prompts))
-        groups = [OpenGroup.new(self.next_group + n, p, self.step, self.group_size) for n, p in enumerate(prompts)]
+        born = self.engine.version + 1  # the step that trains the weights which make the first token
+        groups = [OpenGroup.new(self.next_group + n, p, born, self.group_size) for n, p in enumerate(prompts)]
         self.next_group += len(groups)
         self.open |= {group.id: group for group in groups}  # all of them, before an engine can fail at one
         for group in groups:
@@ -251,7 +248,7 @@ class StreamingCollector:
         requests = []
         seeds = derive_seeds(self.run_seed, TRAINING, group.id, count=self.group_size)
         for index, completion in enumerate(group.completions_G):
-            key = (group.id, index)
+            key = Key("train", group.id, index)
             if completion is None:
                 partial = group.partials_G[index]
                 requests.append(
@@ -267,52 +264,43 @@ class StreamingCollector:
             elif group.scores_G[index] is None:
                 self.scores.submit(key, group.prompt, completion, self.engine.clock)
         if requests:
-            self._decoding += len(requests)
-            self.engine.submit(requests)
+            self.rollouts.submit(requests)
 
     # ------------------------------------------------------------------ receive, score, judge
 
-    def _advance(self) -> None:
+    def _advance(self, timeout: float | None) -> None:
         with self.phases("generate"):
-            events = self.engine.poll()
-        if self._decoding and not events:
-            lost = [key for group in self.open.values() for key in group.missing()]
+            self.rollouts.pump(timeout)
+        if lost := self.rollouts.lost("train"):
             raise EngineError(
-                f"the engine has nothing left to do, and {len(lost)} responses never came back, {lost[:5]} among them; "
+                f"the engine has nothing left to do, and {len(lost)} responses never came back, among them "
+                f"{', '.join(f'{key.sample} of group {key.group}' for key in lost[:5])}; "
                 "what was kept is in the last checkpoint: continue with `dapo train --resume`"
             )
         self._pulse()
-        self._receive(events)
-        self._judge_ended(self.engine.clock if self._decoding else None)
+        for response in self._took(self.rollouts.ended("train")):
+            self._ended(response)
+        self._judge_ended(self.engine.clock if self.rollouts.under_way("train") else None)
 
-    def _receive(self, events: Sequence[SampleEvent]) -> None:
-        self._decoding -= len(events)
+    def _took(self, responses: Sequence[Response]) -> Sequence[Response]:
+        for response in responses:
+            self.account.generated(response.new_tokens)
+        return responses
+
+    def _ended(self, response: Response) -> None:
+        """A response is whole: ask for its score."""
+        group = self.open[response.key.group]
+        group.completions_G[response.key.sample] = response.completion
         with self.phases("score"):
-            for event, completion in zip(events, self._completed(events), strict=True):
-                group = self.open[event.key[0]]
-                group.completions_G[event.key[1]] = completion
-                self.scores.submit(event.key, group.prompt, completion, event.tick, event.reason)
-
-    def _join(self, event: SampleEvent) -> Partial:
-        self.account.generated(len(event.token_ids))
-        return self.open[event.key[0]].joined(event)
-
-    def _completed(self, events: Sequence[SampleEvent]) -> list[Completion]:
-        """Whole responses with their text; the stop token is not part of it."""
-        whole = [(event.finish, self._join(event)) for event in events]
-        texts = self.decode([p.token_ids[:-1] if finish is FinishReason.STOP else p.token_ids for finish, p in whole])
-        return [
-            Completion(p.token_ids, p.logprobs, p.versions, finish, text)
-            for (finish, p), text in zip(whole, texts, strict=True)
-        ]
+            self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
 
     def _judge_ended(self, until: int | None) -> None:
         """Let scores take effect in order of (tick, key), up to tick ``until`` (None: all); wait for a late one."""
         with self.phases("judge"):
             for key, score in self.scores.due(until):
-                group = self.open[key[0]]
+                group = self.open[key.group]
                 self.account.got_score(key, score)
-                if group.scored(key[1], score):
+                if group.scored(key.sample, score):
                     del self.open[group.id]
                     self._judge(group.close())
                 fails_on_everything(self.account)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from dapo.contracts.types import Completion, Group, Key, Partial, Prompt, SampleEvent, Score
+from dapo.contracts.types import Completion, Group, Key, Partial, Prompt, Score
 from dapo.loop.state import (
     completion_state,
     empty_partial,
@@ -27,7 +25,7 @@ class OpenGroup:
 
     id: int
     prompt: Prompt
-    born: int
+    born: int  # the training step whose weights were the engine's when it was dispatched
     partials_G: list[Partial]
     completions_G: list[Completion | None] = field(default_factory=list)
     scores_G: list[Score | None] = field(default_factory=list)
@@ -51,20 +49,11 @@ class OpenGroup:
         """Response tokens that exist and are held here (what still decodes is not known before it ends)."""
         return sum(len(c if c is not None else p) for c, p in zip(self.completions_G, self.partials_G, strict=True))
 
-    def joined(self, event: SampleEvent) -> Partial:
-        """What a response has: its prefix and what the engine made since."""
-        partial = self.partials_G[event.key[1]]
-        if not len(partial):
-            return Partial(event.token_ids, event.logprobs, event.versions)
-        return Partial(
-            np.concatenate([partial.token_ids, event.token_ids]),
-            np.concatenate([partial.logprobs, event.logprobs]),
-            np.concatenate([partial.versions, event.versions]),
-        )
-
     def missing(self) -> list[Key]:
         """Responses that did not end yet."""
-        return [(self.id, index) for index, completion in enumerate(self.completions_G) if completion is None]
+        return [
+            Key("train", self.id, index) for index, completion in enumerate(self.completions_G) if completion is None
+        ]
 
     def close(self) -> Group:
         completions = [c for c in self.completions_G if c is not None]

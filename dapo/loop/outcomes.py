@@ -10,6 +10,7 @@ from typing import Literal
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
 from dapo.contracts.evidence import (
+    ENGINE,
     CollectProgress,
     Example,
     Met,
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 HOPELESS = 32
 COMMONEST = 3
 """Reasons of unscored responses that are evidence, by their number."""
-ENGINE = "engine: "
-"""What begins the reason of a response that the engine, and not the verifier, could not finish."""
 
 
 def shares_of(

@@ -37,7 +37,7 @@ class Refill:
         """Running estimate of the share of groups that are kept; 1 before anything was judged."""
         return max(LOWEST_ACCEPTANCE, (self._accepted + 1.0) / (self._judged + 1.0))
 
-    def wanted(self, kept: int, under_way: int, free: int, dispatched: int, carried: int) -> int:
+    def wanted(self, kept: int, under_way: int, free: int, dispatched: int, carried: int, lag: int = 0) -> int:
         """Groups to dispatch now.
 
         With a fixed ``oversample`` there are rounds: at the first call of a step, and then when nothing is under way.
@@ -48,13 +48,18 @@ class Refill:
             free: groups that the engine could seat at once.
             dispatched: groups dispatched in this step.
             carried: groups that were held when the step began.
+            lag: versions by which the engine's weights are older than those that this step trains: 0 once they are
+                published, 1 while the step before is still being learnt from. Nothing is dispatched that would be too
+                old to train in this very step.
         """
         settings, prompts = self.settings, self.prompts_per_step
+        if lag > settings.max_age:
+            return 0
         begins, self._begins = self._begins, False
         if settings.oversample is not None and under_way and not begins:
             return 0  # whole rounds, as the published scripts have them: the next when nothing is under way
         if settings.mode == "filter":
-            wanted = self._by_deficit(kept, under_way, free)
+            wanted = self._by_deficit(kept, under_way, free, lag)
         elif settings.mode == "replace" and dispatched + carried >= prompts:
             missing = least_kept(settings, prompts) - kept
             wanted = min(math.ceil(missing / self.acceptance), prompts) - under_way
@@ -64,7 +69,7 @@ class Refill:
             wanted = min(wanted, math.ceil(settings.max_groups * prompts) - dispatched)
         return max(0, wanted)
 
-    def _by_deficit(self, kept: int, under_way: int, free: int) -> int:
+    def _by_deficit(self, kept: int, under_way: int, free: int, lag: int) -> int:
         """What is missing for the batch, and for ``lookahead`` of the next, over the acceptance estimate."""
         settings, prompts = self.settings, self.prompts_per_step
         carries = settings.unfinished == "carry" and settings.surplus == "carry"
@@ -75,7 +80,7 @@ class Refill:
             # Beyond the engine's slots a group would only wait, and by then the estimate is better.
             wanted = min(wanted, max(free, 0 if under_way else 1))
         if settings.surplus == "carry" and settings.on_max_age == "wait":
-            wanted = min(wanted, prompts * (settings.max_age + 1) - kept - under_way)
+            wanted = min(wanted, prompts * (settings.max_age - lag + 1) - kept - under_way)
         return wanted
 
     def state(self) -> list[float]:
@@ -101,7 +106,7 @@ def is_full(
     """Whether the batch of ``step`` can be taken.
 
     Args:
-        kept: the step that dispatched each kept group, in any order.
+        kept: ``born`` of each kept group, in any order.
         unfinished: the same of groups not yet judged.
         tried: groups dispatched in this step, and those held when it began.
     """
@@ -122,11 +127,12 @@ def in_time(births: Iterable[int], step: int, prompts_per_step: int, max_age: in
     """Whether groups that stay behind after the batch of ``step`` can all train before they are older than ``max_age``.
 
     The oldest train first, P a step: for every k, at most P x k of them may be due within the next k steps.
-    ``Refill`` holds at most P (max_age + 1) groups at once; then waiting for those that still decode always
-    makes this true in the end, so that no trained group is ever older than ``max_age`` and nothing is dropped.
+    ``Refill`` holds at most P (max_age + 1) groups at once, P less for each version that the engine lags behind;
+    then waiting for those that still decode always makes this true in the end, so that no trained group is ever older
+    than ``max_age`` and nothing is dropped.
 
     Args:
-        births: the step that dispatched each group that stays behind, decoding ones included.
+        births: ``born`` of each group that stays behind, decoding ones included.
     """
     due = Counter(max(0, born + max_age - step) for born in births)
     total = 0

@@ -9,32 +9,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from dapo.contracts.enums import FinishReason
 from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Scorer
 from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
-from dapo.loop.outcomes import ENGINE
+from dapo.loop.rollouts import Rollouts
 
 
 class Scores:
-    """Hands responses to the scorer and gives their scores back in order of (tick, key)."""
+    """Hands training's responses to the verifiers and gives their scores back in order of (tick, key)."""
 
-    def __init__(self, scorer: Scorer, lag: int, phases: Phases, pulse: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, rollouts: Rollouts, lag: int, phases: Phases, pulse: Callable[[], None] = lambda: None) -> None:
         """``lag``: engine steps between the end of a response and the effect of its score.
 
         ``pulse`` is called whenever a score arrived that was waited for.
         """
-        self.scorer, self.lag, self.phases, self.pulse = scorer, lag, phases, pulse
+        self.rollouts, self.lag, self.phases, self.pulse = rollouts, lag, phases, pulse
         self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score takes effect, key)
         self._arrived: dict[Key, Score] = {}
 
     def submit(self, key: Key, prompt: Prompt, completion: Completion, tick: int, failure: str | None = None) -> None:
         """A response ended at ``tick``; ``failure``: why, where the engine could not finish it."""
-        if completion.finish is FinishReason.FAILED:  # unscored, not wrong
-            self._arrived[key] = Score(reason=f"{ENGINE}{failure or 'failed'}")
-        else:
-            self.scorer.submit(key, prompt, completion)
+        self.rollouts.judge(key, prompt, completion, failure)
         self._ended.append((tick + self.lag, key))
 
     def due(self, until: int | None) -> Iterator[tuple[Key, Score]]:
@@ -52,9 +47,9 @@ class Scores:
     def _wait_for(self, key: Key) -> None:
         with self.phases("score"):
             while key not in self._arrived:
-                scores = self.scorer.poll(None)
+                scores = self.rollouts.scores("train")
                 if not scores:
-                    raise RewardError(f"the score of response {key[1]} of group {key[0]} never came back")
+                    raise RewardError(f"the score of response {key.sample} of group {key.group} never came back")
                 self._arrived.update(scores)
                 self.pulse()
 

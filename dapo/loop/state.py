@@ -52,7 +52,12 @@ def load_score(state: Tree) -> Score:
 
 
 def partial_state(partial: Partial) -> Tree:
-    return {"token_ids": partial.token_ids, "logprobs": partial.logprobs, "versions": partial.versions}
+    return {
+        "token_ids": partial.token_ids,
+        "logprobs": partial.logprobs,
+        "versions": partial.versions,
+        "generated": partial.generated,
+    }
 
 
 def load_partial(state: Tree) -> Partial:

@@ -17,13 +17,12 @@ import numpy as np
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import FloatArray, Metrics, Prompt, SampleEvent, SampleRequest, SamplingParams, TokenRow
+from dapo.contracts.types import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TokenRow
 from dapo.errors import EngineError
-from dapo.loop.evaluation import FIRST_EVALUATION_GROUP
+from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.seeds import SYNC_CHECK, derive_seed
 
 RESPONSES, TOKENS = 4, 16
-FIRST_GROUP = FIRST_EVALUATION_GROUP // 2  # ids that neither training nor evaluation uses
 
 # Mean gaps in nats. Measured: 1e-7 to 1e-6 between healthy float32 computations, 0.005 to 0.02 in bfloat16.
 MOST = 0.05  # never accepted, unless the recipe says so: the first check knows no healthy gap yet
@@ -37,7 +36,7 @@ class SyncCheck:
     """Called after each publish; remembers what a healthy gap is.
 
     Args:
-        engine: Idle when it is called. One that shares the learner's memory is asked for what it derived, no more.
+        rollouts: Of the engine. One that shares the learner's memory is asked for what it derived, no more.
         learner: Holds the weights that were just published.
         prompts: The first few are answered.
         sampling: Its temperature; cuts (top-p, top-k) are left out, as the learner knows none.
@@ -47,7 +46,7 @@ class SyncCheck:
 
     def __init__(
         self,
-        engine: Engine,
+        rollouts: Rollouts,
         learner: Learner,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
@@ -55,10 +54,17 @@ class SyncCheck:
         seed: int,
         tolerance: float | None = None,
     ) -> None:
-        self._engine, self._learner, self._prompts = engine, learner, list(prompts[:RESPONSES])
+        self._rollouts, self._learner, self._prompts = rollouts, learner, list(prompts[:RESPONSES])
         self._sampling, self._seed, self._tolerance = sampling, seed, tolerance
         self._healthy = 0.0  # running mean of the gaps that passed
         self._passed = 0
+
+    def state(self) -> list[float]:
+        """What a healthy gap is, for checkpoints."""
+        return [self._healthy, self._passed]
+
+    def load(self, state: Sequence[float]) -> None:
+        self._healthy, self._passed = float(state[0]), int(state[1])
 
     @property
     def accepted(self) -> float:
@@ -73,8 +79,8 @@ class SyncCheck:
         Raises:
             EngineError: a tensor differs, or the mean or the largest gap is above what is accepted.
         """
-        compared = _compare_tensors(self._engine, self._learner, step)
-        if self._engine.shares_weights or not self._prompts:
+        compared = _compare_tensors(self._rollouts.engine, self._learner, step)
+        if self._rollouts.engine.shares_weights or not self._prompts:
             return {}
         accepted = self.accepted
         gap = self._gap(step)
@@ -92,19 +98,17 @@ class SyncCheck:
 
     def _gap(self, step: int) -> FloatArray:
         """|engine - learner| log-probability of each sampled token, nats."""
-        events = _sampled(self._engine, self._prompts, self._sampling, step, self._seed)
-        rows = [
-            TokenRow(event.key[0], self._prompts[event.key[0] - FIRST_GROUP].token_ids, event.token_ids)
-            for event in events
-        ]
+        responses = _sampled(self._rollouts, self._prompts, self._sampling, step, self._seed)
+        rows = [TokenRow(r.key.group, self._prompts[r.key.group].token_ids, r.completion.token_ids) for r in responses]
         learned = np.concatenate(self._learner.logprobs(rows).result())
-        gap: FloatArray = np.abs(learned - np.concatenate([event.logprobs for event in events]))
+        gap: FloatArray = np.abs(learned - np.concatenate([r.completion.logprobs for r in responses]))
         return gap
 
     def _complaint(self, step: int, gap: FloatArray, accepted: float) -> str:
+        name = type(self._rollouts.engine).__name__
         before = f"; before, a healthy check differed by {self._healthy:.2g}" if self._passed else ""
         return (
-            f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {type(self._engine).__name__} "
+            f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {name} "
             f"right after new weights were published, its log-probabilities differ from the learner's by "
             f"{gap.mean():.4g} nats in the mean (accepted {accepted:.2g}{before}) and {gap.max():.4g} at most "
             f"(accepted {LARGEST * accepted:.2g}). The engine is not running the published weights, or computes in "
@@ -137,31 +141,31 @@ def _compare_tensors(engine: Engine, learner: Learner, step: int) -> int:
 
 
 def _sampled(
-    engine: Engine, chosen: Sequence[Prompt], sampling: SamplingParams, step: int, seed: int
-) -> list[SampleEvent]:
+    rollouts: Rollouts, chosen: Sequence[Prompt], sampling: SamplingParams, step: int, seed: int
+) -> list[Response]:
     """A short response to each of the prompts.
 
     Raises:
         EngineError: one was lost, or could not be made.
     """
     short = replace(sampling, max_tokens=min(TOKENS, sampling.max_tokens), top_p=1.0, top_k=0)
-    engine.submit(
+    rollouts.submit(
         [
-            SampleRequest((FIRST_GROUP + i, 0), p.token_ids, short, derive_seed(seed, SYNC_CHECK, step, i))
+            SampleRequest(Key("check", i, 0), p.token_ids, short, derive_seed(seed, SYNC_CHECK, step, i))
             for i, p in enumerate(chosen)
         ]
     )
-    events: list[SampleEvent] = []
-    while len(events) < len(chosen):
-        came = engine.poll()
-        if not came:
-            raise EngineError(f"the engine lost {len(chosen) - len(events)} of the sync check's {len(chosen)} requests")
-        events += came
-    failed = [event for event in events if event.finish is FinishReason.FAILED]
+    responses: list[Response] = []
+    while len(responses) < len(chosen):
+        rollouts.pump()
+        responses += rollouts.ended("check")
+        if lost := rollouts.lost("check"):
+            raise EngineError(f"the engine lost {len(lost)} of the sync check's {len(chosen)} requests")
+    failed = [r for r in responses if r.completion.finish is FinishReason.FAILED]
     if failed:
         raise EngineError(
-            f"the sync check after step {step} failed: {len(failed)} of {len(events)} short responses did "
+            f"the sync check after step {step} failed: {len(failed)} of {len(responses)} short responses did "
             f"({failed[0].reason}). Are the learner's weights finite? If they are, the engine does not run them: look "
             "at its version and options (docs/engines.md), or set another `rollout.engine`"
         )
-    return events
+    return responses

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state, save_state
+from dapo.config.checks import uses_sampler_logprobs
+from dapo.config.schema import Recipe
 from dapo.contracts.enums import Disposition
 from dapo.contracts.evidence import Clamping, PoorBatch
 from dapo.contracts.model import check_fingerprint
@@ -37,6 +39,7 @@ from dapo.loop.outcomes import silent
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
 from dapo.loop.schedule import Schedule
+from dapo.loop.sync_check import SyncCheck
 from dapo.observe.spans import peak_rss_mib
 
 
@@ -48,17 +51,6 @@ class Counters:
     rollout_steps: int = 0  # batches collected from the engine
     optimizer_steps: int = 0  # weight updates
     trained_tokens: int = 0  # response tokens that carried loss
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """What the loop itself is told; all from the recipe."""
-
-    steps: int
-    minibatch_prompts: int | None
-    ratio_against: RatioAgainst
-    evaluate_every: int
-    save_every: int
 
 
 class Trainer:
@@ -75,24 +67,25 @@ class Trainer:
         evaluator: Evaluator | None,
         checkpoints: CheckpointStore,
         recorder: Recorder,
-        settings: LoopSettings,
+        recipe: Recipe,
         fingerprint: dict[str, Any],
         phases: Phases,
-        check_sync: Callable[[int], Metrics],
+        check_sync: SyncCheck,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """``check_sync`` is called with the step after each publish; see ``dapo.loop.sync_check``.
+        """``check_sync`` is called with the step after each publish.
 
         ``facts``: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
         """
         self.collector, self.learner, self.engine = collector, learner, engine
         self.algorithm, self.schedule, self.evaluator = algorithm, schedule, evaluator
-        self.checkpoints, self.recorder, self.settings = checkpoints, recorder, settings
+        self.checkpoints, self.recorder, self.recipe = checkpoints, recorder, recipe
+        self.steps, self.evaluate_every = recipe.trainer.steps, recipe.validation.every
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.facts = dict(facts or {})
         self.counters = Counters()
         self.stopped_by = ""  # "Ctrl-C" or "SIGTERM", where one did
-        self.ended_early = ""  # why there was no further batch before ``settings.steps``
+        self.ended_early = ""  # why there was no further batch before ``trainer.steps``
         self._poor_batches = 0  # in a row
         self._told_of_clamping = False
         self._saved_at: int | None = None
@@ -100,7 +93,7 @@ class Trainer:
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
 
     def run(self) -> bool:
-        """Train to ``settings.steps``. True when it got there, False when a signal ended it early (state saved).
+        """Train to ``trainer.steps``. True when it got there, False when a signal ended it early (state saved).
 
         Raises:
             SamplingStopped: the batch could not be filled; the boundary state was saved first.
@@ -110,7 +103,7 @@ class Trainer:
             if self.counters.training_steps == 0:
                 self._publish()
                 self._first_evaluation()
-            while self.counters.training_steps < self.settings.steps and not interrupt.requested:
+            while self.counters.training_steps < self.steps and not interrupt.requested:
                 if not self._train_step():
                     break
             if self._saved_at != self.counters.training_steps:
@@ -135,7 +128,7 @@ class Trainer:
             self.recorder.say(self.ended_early)
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
-            if self._evaluated_at != step - 1 and self.evaluator is not None and self.settings.evaluate_every:
+            if self._evaluated_at != step - 1 and self.evaluator is not None and self.evaluate_every:
                 self.phases.step = step - 1
                 self._record(step - 1, self._evaluate(step - 1))  # the last step is evaluated too
             return False
@@ -163,7 +156,7 @@ class Trainer:
             self._save()
             raise
         self._record(step, metrics, batch.finished, traces)
-        if self.settings.save_every and step % self.settings.save_every == 0:
+        if (every := self.recipe.checkpoint.every) and step % every == 0:
             self._save()
         return True
 
@@ -187,13 +180,14 @@ class Trainer:
     def _learn(self, batch: StepBatch) -> tuple[Metrics, list[TokenTrace]]:
         """One optimiser step per minibatch of whole groups: what they say of themselves and of traced tokens."""
         with self.phases("shape"):
-            minibatches = split_minibatches(batch.groups_P, self.settings.minibatch_prompts)
+            minibatches = split_minibatches(batch.groups_P, self.recipe.learner.minibatch_prompts)
             traced = self.recorder.traced(batch.finished)
             rows_M = [minibatch_rows(groups, self.algorithm, traced) for groups in minibatches]
             done = self.counters
             rates = [self.schedule.at(done.training_steps, done.optimizer_steps + n) for n in range(len(rows_M))]
         with self.phases("learn"):
-            step = LearnStep(rows_M, rates, done.training_steps, self.settings.ratio_against)
+            against: RatioAgainst = "sampler" if uses_sampler_logprobs(self.recipe) else "learner"
+            step = LearnStep(rows_M, rates, done.training_steps, against)
             learned = self.learner.learn(step).result()
         self.counters.training_steps += 1
         self.counters.optimizer_steps += len(rows_M)
@@ -218,15 +212,15 @@ class Trainer:
         Raises:
             AccuracyUnknown: of a whole set no response has an accuracy, so that the run could never be judged by it.
         """
-        if self.evaluator is not None and self.settings.evaluate_every:
+        if self.evaluator is not None and self.evaluate_every:
             metrics = self._evaluate(0)
             self._record(0, metrics)
             if self._silent_sets:
                 raise AccuracyUnknown(silent(self._silent_sets))
 
     def _evaluate_if_due(self, step: int) -> Metrics:
-        every = self.settings.evaluate_every
-        if self.evaluator is None or not every or (step % every and step != self.settings.steps):
+        every = self.evaluate_every
+        if self.evaluator is None or not every or (step % every and step != self.steps):
             return {}
         return self._evaluate(step)
 
@@ -271,6 +265,7 @@ class Trainer:
             "facts": self.facts,
             "counters": asdict(self.counters),
             "collector": self.collector.state(),
+            "sync_check": self.check_sync.state(),
             "recorder": self.recorder.state(),
         }
         save_state(state, folder)
@@ -296,6 +291,8 @@ class Trainer:
             if folder.name != f"step_{counters.training_steps:06d}":
                 raise ValueError(f"it is the state of step {counters.training_steps}")
             self.collector.load(state["collector"])
+            if "sync_check" in state:  # not in a checkpoint of the first release
+                self.check_sync.load(state["sync_check"])
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
         with as_damage(folder, "learner/"):
             self.learner.load(folder / "learner")

@@ -306,7 +306,7 @@ class VllmEngine:
 
 
 def _name(key: Key) -> str:
-    return f"{key[0]}-{key[1]}"
+    return "-".join(map(str, key))
 
 
 def _sampling_params(request: SampleRequest, vocabulary: int) -> Any:

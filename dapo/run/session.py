@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
-from dapo.config.checks import uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import EvaluationProgress, IntArray, Prompt
+from dapo.contracts.types import EvaluationProgress, Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream, content
 from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
+from dapo.loop.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
-from dapo.loop.trainer import LoopSettings, Trainer
+from dapo.loop.trainer import Trainer
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of, read_facts
 from dapo.models.loaded import LoadedModel
@@ -74,7 +74,7 @@ class Session:
     tokenizer: Any
     data: PreparedData
     engine: Engine
-    decode: Callable[[Sequence[IntArray]], list[str]]
+    rollouts: Rollouts
     verdict_lag: int
     weights: Path | None  # through which the learner publishes
     learners: list[LocalLearner] = field(default_factory=list)
@@ -111,8 +111,8 @@ class Session:
         lag = recipe.algorithm.dynamic_sampling.verdict_lag
         if lag is None:
             lag = 0 if scorer.quick else WORKER_VERDICT_LAG
-        decode = make_decode(loaded.tokenizer)
-        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, decode, lag, weights)
+        rollouts = Rollouts(engine, scorer, make_decode(loaded.tokenizer))
+        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, rollouts, lag, weights)
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
         """None without validation data. ``watch`` hears how far an evaluation is."""
@@ -123,14 +123,12 @@ class Session:
         if not any(sets.values()):
             return None
         return Evaluator(
-            engine=self.engine,
-            scorer=self.scorer,
+            rollouts=self.rollouts,
             prompts=sets,
             sampling=make_validation_sampling(self.recipe, self.facts),
             samples=validation.samples,
             greedy=validation.greedy,
             seed=self.recipe.run.seed,
-            decode=self.decode,
             watch=watch,
         )
 
@@ -151,7 +149,7 @@ class Session:
         """After a publish: has the engine the learner's weights? See ``dapo.loop.sync_check``."""
         validation = [prompt for prompts in self.data.validation.values() for prompt in prompts]
         return SyncCheck(
-            self.engine,
+            self.rollouts,
             learner,
             self.data.train or validation,
             make_sampling(self.recipe, self.facts),
@@ -164,8 +162,7 @@ class Session:
         algorithm, learner = make_algorithm(recipe), self.learner()
         sampling = make_sampling(recipe, self.facts)
         collector = StreamingCollector(
-            engine=self.engine,
-            scorer=self.scorer,
+            rollouts=self.rollouts,
             stream=EpochStream(
                 self.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs
             ),
@@ -175,7 +172,6 @@ class Session:
             prompts_per_step=rollout.prompts_per_step,
             group_size=rollout.group_size,
             run_seed=recipe.run.seed,
-            decode=self.decode,
             verdict_lag=self.verdict_lag,
             phases=phases,
             watch=recorder.filling,
@@ -190,13 +186,7 @@ class Session:
             evaluator=self.evaluator(recorder.evaluating),
             checkpoints=checkpoints,
             recorder=recorder,
-            settings=LoopSettings(
-                steps=recipe.trainer.steps,
-                minibatch_prompts=recipe.learner.minibatch_prompts,
-                ratio_against="sampler" if uses_sampler_logprobs(recipe) else "learner",
-                evaluate_every=recipe.validation.every,
-                save_every=recipe.checkpoint.every,
-            ),
+            recipe=recipe,
             fingerprint=dict(self.facts.fingerprint),
             facts={
                 "recipe": redact(recipe.model_dump(mode="json")),

@@ -39,7 +39,7 @@ class OneAtATimeEngine:
 
     def poll(self, timeout=None):
         request = self.queue.pop()
-        tokens = np.arange(sum(request.key) + 1)
+        tokens = np.arange(sum(request.key[-2:]) + 1)
         return [
             SampleEvent(
                 request.key,
@@ -59,14 +59,14 @@ class ListScorer:
 
     def submit(self, key, prompt, completion):
         assert not self.engine.queue, "scored before the longest response had ended"
-        assert completion.text == " ".join(map(str, range(sum(key)))), "the stop token is no part of the text"
-        assert prompt.text == f"problem {key[0]}"
+        assert completion.text == " ".join(map(str, range(sum(key[-2:])))), "the stop token is no part of the text"
+        assert prompt.text == f"problem {key.group}"
         self.pending.append(key)
 
     def poll(self, timeout=None):
         half = self.pending[: len(self.pending) // 2 + 1]
         self.pending = self.pending[len(half) :]
-        return [(key, Score({"accuracy": value}, value)) for key in half for value in [self._accuracy(*key)]]
+        return [(key, Score({"accuracy": value}, value)) for key in half for value in [self._accuracy(*key[-2:])]]
 
     def _accuracy(self, group, index):
         return float(self.keeps[group] and index == 0)
@@ -89,7 +89,7 @@ def make_rounds(rules, keeps):
         scorer=ListScorer(keeps, engine),
         stream=Stream(len(keeps)),
         algorithm=Algorithm(
-            judge=partial(judge_group, metric_is_accuracy=True), shape=None, advantages=None, weights=None
+            judge=partial(judge_group, metric_is_accuracy=True), shape=None, advantages=None, loss_weights=None
         ),
         sampling=SamplingParams(max_tokens=1000),
         group_size=2,
@@ -161,10 +161,10 @@ def test_requests_have_the_random_numbers_of_the_collector(rules):
     rounds = make_rounds(rules, [True] * 4)
     rules.RoundsUntilFull(rounds, prompts_per_step=2, round_prompts=2).collect(1)
     rules.RoundsUntilFull(rounds, prompts_per_step=2, round_prompts=2).collect(2)
-    keys = [(g, i) for g in range(4) for i in range(2)]
+    keys = [("train", g, i) for g in range(4) for i in range(2)]
     assert [request.key for request in rounds.engine.requests] == keys
-    assert [request.seed for request in rounds.engine.requests] == [derive_seed(7, TRAINING, *key) for key in keys]
-    assert [request.priority for request in rounds.engine.requests] == [key[0] for key in keys]
+    assert [request.seed for request in rounds.engine.requests] == [derive_seed(7, TRAINING, *key[-2:]) for key in keys]
+    assert [request.priority for request in rounds.engine.requests] == [key[-2] for key in keys]
 
 
 def test_responses_stand_in_their_place(rules):

@@ -336,9 +336,9 @@ def test_verls_rule_starts_two_groups_for_each_rejected_one_and_never_more_than_
         judged = {group for group in scored if scored.count(group) == 16}
         assert sum(world.group_accuracy(sampling.SEED, 0.5, group) == (0.0, 1.0) for group in judged) < 8
         for request in requests:
-            open_groups[request.key[0]] = open_groups.get(request.key[0], 0) + 1
+            open_groups[request.key[-2]] = open_groups.get(request.key[-2], 0) + 1
         submit(requests)
-        most.append(len({key[0] for machine in engine._machines for key in machine.rows}))
+        most.append(len({key[-2] for machine in engine._machines for key in machine.rows}))
 
     engine.submit = watched
     batch = rule.collect(1)

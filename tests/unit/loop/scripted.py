@@ -14,6 +14,7 @@ from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, Ticket, content_id
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
+from dapo.loop.rollouts import Rollouts
 from dapo.loop.seeds import derive_seed
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.roster import Gate, ended_before, sequence_of
@@ -57,7 +58,7 @@ class ScriptedEngine:
             request, tokens = self.queue.pop(0)
             self.active[request.key] = (request, tokens)
             self.prefilled += len(sequence_of(request))
-            self.waits[request.key] = self.delay(*request.key)
+            self.waits[request.key] = self.delay(*request.key[-2:])
 
     def _event(self, request, tokens, finish):
         n = len(tokens)
@@ -92,7 +93,7 @@ class ScriptedEngine:
                     self.waits[key] -= 1
                     continue
                 done = len(request.prefix) if request.prefix else 0
-                g, i = key
+                *_, g, i = key  # any lane
                 tokens.append(g * 1000 + i * 100 + done + len(tokens))
                 self.generated += 1
                 self.busy += 1
@@ -137,10 +138,11 @@ class ScriptedEngine:
 class ScriptedScorer:
     """Accuracy of response i of group g is ``accuracy(g, i)``; a string is the reason why it is unscored.
 
-    Groups in ``slow`` are not ready until they leave it.
+    Groups in ``slow`` are not ready until they leave it. ``held_out``: the same for the lane of evaluation.
     """
 
-    def __init__(self, accuracy):
+    def __init__(self, accuracy, held_out=None):
+        self.held_out = held_out or accuracy
         self.accuracy, self.pending, self.keys, self.slow = accuracy, [], [], set()
 
     def submit(self, key, prompt, completion):
@@ -149,12 +151,12 @@ class ScriptedScorer:
 
     def poll(self, timeout=None):
         out = []
-        ready = [key for key in self.pending if key[0] not in self.slow]
+        ready = [key for key in self.pending if key[-2] not in self.slow]
         for key in reversed(ready):  # late and out of order on purpose
-            value = self.accuracy(*key)
+            value = (self.held_out if key[0] == "evaluate" else self.accuracy)(*key[-2:])
             score = Score(reason=value) if isinstance(value, str) else Score({"accuracy": value}, value)
             out.append((key, score))
-        self.pending = [key for key in self.pending if key[0] in self.slow]
+        self.pending = [key for key in self.pending if key[-2] in self.slow]
         return out
 
     def close(self):
@@ -186,6 +188,14 @@ class CountingStream:
         self.position = state["position"]
 
 
+class Published(StreamingCollector):
+    """As a trainer leaves the engine: with the weights of the step before."""
+
+    def collect(self, step):
+        self.engine.version = max(self.engine.version, step - 1)
+        return super().collect(step)
+
+
 def make_algorithm(**changes):
     settings = {
         "judge": partial(judge_group, metric_is_accuracy=True),
@@ -214,14 +224,16 @@ def make_collector(
     engine=None,
     algorithm=None,
     phases=None,
+    held_out=None,
     **settings,
 ):
+    kind = Published if engine is None else StreamingCollector
     engine = engine or ScriptedEngine(length, capacity, version, fail, delay)
     chosen = DynamicSampling(**settings)
     judge = partial(judge_group, metric_is_accuracy=True, correct_at=chosen.correct_at, band=chosen.band)
-    return StreamingCollector(
-        engine=engine,
-        scorer=ScriptedScorer(accuracy),
+    decode = lambda ids: [" ".join(map(str, x)) for x in ids]  # noqa: E731
+    return kind(
+        rollouts=Rollouts(engine, ScriptedScorer(accuracy, held_out), decode),
         stream=CountingStream(end, distinct),
         algorithm=algorithm or make_algorithm(judge=judge),
         sampling=SamplingParams(max_tokens=limit),
@@ -229,7 +241,6 @@ def make_collector(
         prompts_per_step=prompts,
         group_size=group,
         run_seed=1,
-        decode=lambda ids: [" ".join(map(str, x)) for x in ids],
         verdict_lag=lag,
         watch=watch,
         phases=phases,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from scripted import ScriptedEngine, ScriptedScorer, make_algorithm, make_collector
+from scripted import ScriptedEngine, make_algorithm, make_collector
 from scripted_learner import SCORES, ScriptedLearner
+from small_recipe import small_recipe
 
 from dapo.algorithms.keep import judge_group
 from dapo.checkpoint.store import CheckpointStore
@@ -22,7 +23,7 @@ from dapo.errors import EngineError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
-from dapo.loop.trainer import LoopSettings, Trainer
+from dapo.loop.trainer import Trainer
 from dapo.observe.metrics import unknown_keys, without_clock
 from dapo.observe.stopped import notice_said
 
@@ -229,14 +230,12 @@ def make_run(
         **settings,
     )
     evaluator = Evaluator(
-        engine=engine,
-        scorer=ScriptedScorer(accuracy),
+        rollouts=collector.rollouts,
         prompts={"set": held_out()},
         sampling=SamplingParams(max_tokens=100),
         samples=2,
         greedy=False,
         seed=0,
-        decode=lambda ids: ["" for _ in ids],
     )
     trainer = Trainer(
         collector=collector,
@@ -247,10 +246,16 @@ def make_run(
         evaluator=evaluator,
         checkpoints=CheckpointStore(folder),
         recorder=recorder,
-        settings=LoopSettings(steps, minibatch, "sampler", evaluate_every, save_every),
+        recipe=small_recipe(
+            trainer={"steps": steps},
+            learner={"minibatch_prompts": minibatch},
+            rollout={"prompts_per_step": prompts},
+            validation={"every": evaluate_every},
+            checkpoint={"every": save_every},
+        ),
         fingerprint={"model": "scripted"},
         phases=phases,
-        check_sync=SyncCheck(engine, learner, held_out(), SamplingParams(max_tokens=100), seed=0),
+        check_sync=SyncCheck(collector.rollouts, learner, held_out(), SamplingParams(max_tokens=100), seed=0),
     )
     if resume:
         trainer.load(trainer.checkpoints.path())

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from small_recipe import small_recipe
 from test_loop_parts import make_group
 
 from dapo.algorithms.shaping import clamped
@@ -66,11 +67,14 @@ def test_below_the_interval_counts_too_and_the_unscored_do_not():
 def test_the_first_clamped_step_is_told_once_with_the_range_that_was_seen():
     said = []
     metrics = advantages(weight=0.5)[1]
-    unused = ("collector", "learner", "engine", "schedule", "evaluator", "checkpoints", "settings")
+    unused = ("collector", "learner", "engine", "schedule", "evaluator", "checkpoints")
     parts = dict.fromkeys((*unused, "fingerprint", "phases", "check_sync"))
     algorithm = SimpleNamespace(source_range=(0.0, 1.0))
     trainer = Trainer(
-        **parts, algorithm=algorithm, recorder=SimpleNamespace(notice=lambda *told: said.append(notice_said(*told)))
+        **parts,
+        recipe=small_recipe(),
+        algorithm=algorithm,
+        recorder=SimpleNamespace(notice=lambda *told: said.append(notice_said(*told))),
     )
     trainer._warn_of_clamping(1, advantages(weight=0.0)[1])
     trainer._warn_of_clamping(2, {"reward/clamped": np.nan})

@@ -461,8 +461,8 @@ def test_decoding_goes_on_while_a_verifier_works():
     collector = make_collector(
         length=lambda g, i: 5 if g == 0 else 40, accuracy=lambda g, i: float(i), prompts=2, capacity=4, lag=10
     )
-    asked, poll = [], collector.scorer.poll
-    collector.scorer.poll = lambda timeout=None: asked.append(collector.engine.clock) or poll(timeout)
+    asked, poll = [], collector.rollouts.scorer.poll
+    collector.rollouts.scorer.poll = lambda timeout=None: asked.append(collector.engine.clock) or poll(timeout)
     collector.begin(1)
     while not collector.kept:
         collector.pump()
@@ -470,7 +470,7 @@ def test_decoding_goes_on_while_a_verifier_works():
     judged_late = make_collector(
         length=lambda g, i: 5 + 3 * g, accuracy=lambda g, i: float(i), prompts=4, capacity=8, lag=4, lookahead=0
     )
-    asked, poll = [], judged_late.scorer.poll
-    judged_late.scorer.poll = lambda timeout=None: asked.append(judged_late.engine.clock) or poll(timeout)
+    asked, poll = [], judged_late.rollouts.scorer.poll
+    judged_late.rollouts.scorer.poll = lambda timeout=None: asked.append(judged_late.engine.clock) or poll(timeout)
     judged_late.collect(1)
     assert asked == [11, 14]  # ended at 5 and 8, 11, 14; due at 9, 12 and, with nothing left to decode, at once

@@ -10,7 +10,7 @@ from scripted import make_collector, ticket
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.evidence import Cause, UnscoredEvidence
-from dapo.contracts.types import Score
+from dapo.contracts.types import Key, Score
 from dapo.errors import EngineError, NothingScored, RewardError, SamplingStopped
 from dapo.loop.account import FATES
 from dapo.loop.interrupt import Interrupt
@@ -48,10 +48,10 @@ def test_a_response_that_failed_without_a_token_survives_a_checkpoint(tmp_path):
     assert held.scores_G[0].reason == "engine: scripted"
     again = reloaded(collector, tmp_path, **world)
     assert again.open[1].completions_G[0].finish is FinishReason.FAILED
-    assert again.open[1].missing() == [(1, 1), (1, 2)]
+    assert again.open[1].missing() == [("train", 1, 1), ("train", 1, 2)]
     for step in (2, 3, 4):
         again.collect(step)
-    assert again.engine.submitted.count((1, 0)) == 0  # it is not asked for again
+    assert again.engine.submitted.count(("train", 1, 0)) == 0  # it is not asked for again
 
 
 def test_prompts_that_come_back_while_groups_are_under_way_are_taken():
@@ -174,6 +174,7 @@ def test_a_pause_after_take_counts_for_the_next_step_and_is_saved(tmp_path):
     world = MIXED | {"length": lambda g, i: 5 + 7 * (g % 4), "capacity": 32, "lookahead": 1.0, "max_age": 2}
     collector, generated = make_collector(**world), 0
     for step in range(1, 7):
+        collector.engine.version = step - 1
         collector.begin(step)
         while not collector.ready():
             collector.pump()
@@ -210,12 +211,12 @@ def test_an_asynchronous_driver_meets_a_cap_as_a_synchronous_one_does():
 def test_a_lost_response_and_a_lost_score_are_errors_and_no_endless_loop():
     lossy = make_collector(**MIXED, length=lambda g, i: 3 + g, unfinished="drain")
     poll = lossy.engine.poll
-    lossy.engine.poll = lambda timeout=None: [e for e in poll(timeout) if e.key != (1, 0)]
-    with pytest.raises(EngineError, match=r"1 responses never came back, \[\(1, 0\)\]"):
+    lossy.engine.poll = lambda timeout=None: [e for e in poll(timeout) if e.key != ("train", 1, 0)]
+    with pytest.raises(EngineError, match="1 responses never came back, among them 0 of group 1"):
         lossy.collect(1)
     silent = make_collector(**MIXED, length=lambda g, i: 3)
-    score = silent.scorer.poll
-    silent.scorer.poll = lambda timeout=None: [(k, s) for k, s in score(timeout) if k != (1, 0)]
+    score = silent.rollouts.scorer.poll
+    silent.rollouts.scorer.poll = lambda timeout=None: [(k, s) for k, s in score(timeout) if k != ("train", 1, 0)]
     with pytest.raises(RewardError, match="score of response 0 of group 1 never came back"):
         silent.collect(1)
 
@@ -253,8 +254,8 @@ def test_an_engine_that_gives_ended_responses_back_on_abort_loses_nothing():
 @pytest.mark.parametrize("reason", ["", "\nfoo", "   "])
 def test_an_unscored_response_without_a_reason_is_counted_all_the_same(reason):
     collector = make_collector(length=lambda g, i: 2, accuracy=lambda g, i: float(i), group=3)
-    poll = collector.scorer.poll
-    collector.scorer.poll = lambda timeout=None: [
+    poll = collector.rollouts.scorer.poll
+    collector.rollouts.scorer.poll = lambda timeout=None: [
         (key, Score(reason=reason) if key[1] == 2 else score) for key, score in poll(timeout)
     ]
     metrics = collector.collect(1).metrics
@@ -266,7 +267,7 @@ def test_an_unscored_response_without_a_reason_is_counted_all_the_same(reason):
 def test_carried_groups_decode_before_new_ones():
     collector = make_collector(**MIXED, length=lambda g, i: 6, capacity=4, lookahead=1.0)
     collector.collect(1)
-    assert all(request.priority == request.key[0] for request in collector.engine.requests)
+    assert all(request.priority == request.key.group for request in collector.engine.requests)
 
 
 def test_groups_without_voters_never_fill_a_batch():
@@ -317,7 +318,7 @@ def test_what_a_lost_engine_had_made_is_kept_and_continued(tmp_path):
     kept = {group.id for group in collector.kept}
     batch = again.collect(2)
     assert set(ids(batch)) == {4, 5, 6, 7}
-    assert again.engine.submitted.count((min(kept, default=0), 0)) == 0  # judged before: not asked for again
+    assert again.engine.submitted.count(("train", min(kept, default=0), 0)) == 0  # judged before: not asked for again
     for group in batch.groups_P:
         for i, completion in enumerate(group.completions_G):
             assert completion.token_ids.tolist() == [group.id * 1000 + i * 100 + t for t in range(len(completion))]
@@ -370,8 +371,8 @@ def test_a_verifier_that_dies_with_the_engine_does_not_hide_it():
 
     def abort(keys=None):
         collector.scores._arrived.clear()
-        collector.scorer.poll = lambda timeout=None: []
-        collector.scores._ended.append((0, (0, 0)))
+        collector.rollouts.scorer.poll = lambda timeout=None: []
+        collector.scores._ended.append((0, Key("train", 0, 0)))
         return []
 
     collector.engine.poll, collector.engine.abort = dying, abort

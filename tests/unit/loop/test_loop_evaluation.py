@@ -10,15 +10,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scripted import ScriptedEngine
+from small_recipe import small_recipe
 
 from dapo.config.schema import Reward
 from dapo.contracts.evidence import SilentEvidence
 from dapo.contracts.phases import Phases
 from dapo.contracts.types import EvaluationProgress, Prompt, SamplingParams, Score
 from dapo.errors import EngineError, RewardError
-from dapo.loop.evaluation import FIRST_EVALUATION_GROUP, Evaluator
+from dapo.loop.evaluation import Evaluator
 from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
-from dapo.loop.trainer import LoopSettings, Trainer
+from dapo.loop.rollouts import Rollouts
+from dapo.loop.trainer import Trainer
 from dapo.observe.log import logging_to
 from dapo.observe.stopped import notice_said, stop_said
 from dapo.rewards.compose import build_scorer
@@ -37,7 +39,7 @@ class TableScorer:
         if not self.waiting or timeout == 0:
             return []
         key = self.waiting.pop(0)
-        score = self.score(key[0] % FIRST_EVALUATION_GROUP, key[1])
+        score = self.score(key.group, key.sample)
         return [] if score is None else [(key, score)]
 
     def close(self):
@@ -50,14 +52,16 @@ def prompts(count, source="held_out"):
 
 def evaluator(score, problems=2, samples=2, greedy=True, sets=("set",), engine=None, watch=None):
     return Evaluator(
-        engine=engine or ScriptedEngine(lambda g, i: 2 + i, capacity=3),
-        scorer=TableScorer(score) if callable(score) else score,
+        rollouts=Rollouts(
+            engine or ScriptedEngine(lambda g, i: 2 + i, capacity=3),
+            TableScorer(score) if callable(score) else score,
+            lambda ids: ["7"] * len(ids),
+        ),
         prompts={name: prompts(problems) for name in sets},
         sampling=SamplingParams(10),
         samples=samples,
         greedy=greedy,
         seed=0,
-        decode=lambda ids: ["7"] * len(ids),
         watch=watch,
     )
 
@@ -98,7 +102,8 @@ def test_the_composed_rewards_of_a_recipe_keep_the_accuracy_of_a_response_that_a
     )
     try:
         subject = evaluator(scorer, problems=4)
-        subject.decode = lambda ids: ["7" if len(row) % 2 else "8" for row in ids]
+        engine = subject.rollouts.engine
+        subject.rollouts = Rollouts(engine, scorer, lambda ids: ["7" if len(row) % 2 else "8" for row in ids])
         result = subject.evaluate()
     finally:
         scorer.close()
@@ -190,7 +195,7 @@ def test_verifiers_work_while_the_engine_does():
 
     engine = ScriptedEngine(lambda g, i: 2 + i, capacity=1)
     own = engine.poll
-    engine.poll = lambda: order.append("poll") or own()
+    engine.poll = lambda timeout=None: order.append("poll") or own()
     evaluator(Watched(lambda p, s: right(1.0)), engine=engine).evaluate()
     last_poll = len(order) - 1 - order[::-1].index("poll")
     assert sum(entry != "poll" for entry in order[:last_poll]) >= 4
@@ -198,7 +203,7 @@ def test_verifiers_work_while_the_engine_does():
 
 def test_lost_requests_of_the_engine_are_an_error():
     engine = ScriptedEngine(lambda g, i: 2)
-    engine.poll = list
+    engine.poll = lambda timeout=None: []
     with pytest.raises(EngineError, match="lost 6 of the evaluation's 6 requests"):
         evaluator(lambda p, s: right(1.0), engine=engine).evaluate()
 
@@ -231,7 +236,6 @@ class FirstStep(Trainer):
             notice=lambda step, notice: recorded.append(("notice", step, notice)),
         )
         learner = SimpleNamespace(publish=lambda version: None)
-        settings = LoopSettings(1, None, ratio_against="sampler", evaluate_every=1, save_every=0)
         super().__init__(
             collector=None,
             learner=learner,
@@ -241,7 +245,7 @@ class FirstStep(Trainer):
             evaluator=subject,
             checkpoints=None,
             recorder=recorder,
-            settings=settings,
+            recipe=small_recipe(trainer={"steps": 1}, validation={"every": 1}),
             fingerprint={},
             phases=Phases(),
             check_sync=lambda version: {},

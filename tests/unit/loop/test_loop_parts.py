@@ -15,6 +15,7 @@ from dapo.loop.account import wasted_seconds
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
+from dapo.loop.rollouts import Rollouts
 from dapo.loop.schedule import Schedule
 from dapo.loop.seeds import EVALUATION, TRAINING, derive_seed
 from dapo.loop.sync_check import SyncCheck
@@ -124,7 +125,9 @@ def make_check(learner, prompts=3, sums=None, fail=lambda g, i: False, **options
     engine.shares_weights = False
     engine.checksums = lambda: sums
     asked = [Prompt("p", "p", np.array([1]), "p", "", "s")] * prompts
-    return SyncCheck(engine, learner, asked, SamplingParams(10), seed=1, **options)
+    return SyncCheck(
+        Rollouts(engine, None, lambda ids: [""] * len(ids)), learner, asked, SamplingParams(10), seed=1, **options
+    )
 
 
 def test_sync_check_names_engine_gap_and_remedy():
@@ -189,10 +192,10 @@ def test_sync_check_compares_tensors_before_it_samples():
 
 def test_sync_check_asks_an_engine_that_shares_the_weights_for_its_tensors_only():
     check = make_check(FixedLearner(0.0))
-    check._engine.shares_weights = True
+    check._rollouts.engine.shares_weights = True
     assert check(1) == {}
     check = make_check(FixedLearner(0.0), sums={"a": TensorSum("float32", 1)})
-    check._engine.shares_weights = True
+    check._rollouts.engine.shares_weights = True
     with pytest.raises(EngineError, match="lacks"):
         check(1)
 
@@ -206,17 +209,14 @@ def test_sync_check_speaks_of_responses_that_failed():
 def test_evaluation_statistics_by_hand():
     """Two problems, four samples: accuracies 1 1 0 1 and 0 0 0 0; one response is unscored."""
     table = {0: [1.0, 1.0, 0.0, 1.0, 1.0], 1: [0.0, 0.0, 0.0, 0.0, "crash"]}
-    first = 1 << 40
     engine = ScriptedEngine(lambda g, i: 2 + i, capacity=3)
     evaluator = Evaluator(
-        engine=engine,
-        scorer=ScriptedScorer(lambda g, i: table[g - first][i]),
+        rollouts=Rollouts(engine, ScriptedScorer(lambda g, i: table[g][i]), lambda ids: [""] * len(ids)),
         prompts={"set": [Prompt(str(i), str(i), np.array([1]), str(i), "", "set") for i in range(2)]},
         sampling=SamplingParams(10),
         samples=4,
         greedy=True,
         seed=0,
-        decode=lambda ids: [""] * len(ids),
     )
     result = evaluator.evaluate()
     m = result.metrics
@@ -237,14 +237,12 @@ def test_evaluation_draws_every_response_with_its_own_numbers_and_the_same_ones_
     engine = ScriptedEngine(lambda g, i: 2)
     prompts = [Prompt(str(i), str(i), np.array([1]), str(i), "", "set") for i in range(3)]
     evaluator = Evaluator(
-        engine=engine,
-        scorer=ScriptedScorer(lambda g, i: 1.0),
+        rollouts=Rollouts(engine, ScriptedScorer(lambda g, i: 1.0), lambda ids: [""] * len(ids)),
         prompts={"one": prompts, "two": prompts},
         sampling=SamplingParams(10, temperature=0.7),
         samples=4,
         greedy=True,
         seed=5,
-        decode=lambda ids: [""] * len(ids),
     )
     evaluator.evaluate()
     first, engine.requests = engine.requests, []
@@ -252,7 +250,7 @@ def test_evaluation_draws_every_response_with_its_own_numbers_and_the_same_ones_
     assert len({r.seed for r in first}) == len({r.key for r in first}) == 2 * 3 * 5
     assert [(r.key, r.seed) for r in first] == [(r.key, r.seed) for r in engine.requests]
     assert sorted({r.sampling.temperature for r in first}) == [0.0, 0.7]
-    assert min(r.key[0] for r in first) >= 1 << 40  # no group of training has such an id
+    assert {r.key.lane for r in first} == {"evaluate"}  # no response of training has such a key
 
 
 def test_seeds_of_training_and_evaluation_are_apart():

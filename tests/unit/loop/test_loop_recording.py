@@ -58,7 +58,7 @@ def test_judging_is_a_phase_of_its_own_and_phases_still_add_up():
     clock, spans = Ticking(), []
     collector = make_collector(length=lambda g, i: 1 + i, accuracy=lambda g, i: float(i), prompts=2, group=2)
     phases = collector.phases = collector.scores.phases = Phases(spans.append, clock)
-    scorer: ScriptedScorer = collector.scorer
+    scorer: ScriptedScorer = collector.rollouts.scorer
     polls = []
     scorer.submit = clock.costs(1, scorer.submit)
     scorer.poll = clock.costs(10, lambda timeout=None, own=scorer.poll: polls.append(1) or own(timeout))
@@ -87,7 +87,7 @@ def test_seconds_that_trained_nothing_hold_the_judging():
 
 def test_a_score_that_never_comes_back_is_an_error_with_its_name():
     collector = make_collector(length=lambda g, i: 1, accuracy=lambda g, i: float(i))
-    collector.scorer.poll = lambda timeout=None: []
+    collector.rollouts.scorer.poll = lambda timeout=None: []
     with pytest.raises(RewardError, match=r"response 0 of group 0 never came back"):
         collector.collect(1)
 

@@ -118,6 +118,32 @@ def test_an_asynchronous_driver_turns_the_same_crank(world, pumps):
     assert spent + held == collector.engine.generated
 
 
+@settings(max_examples=150, deadline=None)
+@given(world=worlds(), pumps=st.lists(st.integers(0, 12), min_size=STEPS, max_size=STEPS))
+def test_no_trained_token_is_older_than_the_age_limit_in_versions(world, pumps):
+    """The next step begins before this one is published, so the engine lags one version behind for a while.
+
+    The age that a recipe promises is that of the oldest token's weights against the version being trained.
+    """
+    collector = make_collector(**world)
+    limit = collector.settings.max_age
+    collector.begin(1)
+    oldest = []
+    for step in range(1, STEPS + 1):
+        while not collector.ready():
+            assert collector.pump()
+        batch = collector.take()
+        versions = [c.versions.min() for g in batch.groups_P for c in g.completions_G if len(c)]
+        oldest += [step - 1 - version for version in versions]
+        assert batch.metrics["groups/age_max"] >= max(step - 1 - version for version in versions)
+        collector.begin(step + 1)
+        for _ in range(pumps[step - 1]):
+            collector.pump(0.0)
+        collector.engine.load(ticket(step), in_flight="keep")
+    if collector.settings.on_max_age == "wait":
+        assert max(oldest) <= limit
+
+
 class Killed(BaseException):
     pass
 

@@ -11,6 +11,7 @@ from dapo.config import schema
 from dapo.contracts.types import Prompt, SamplingParams
 from dapo.errors import EngineError
 from dapo.learner.local import LocalLearner
+from dapo.loop.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.rollout import fused, weights
 from dapo.rollout.embedded import EmbeddedEngine
@@ -38,7 +39,7 @@ def move(model, size=1e-3) -> None:
 
 
 def check_of(engine, learner) -> SyncCheck:
-    return SyncCheck(engine, learner, PROMPTS, SamplingParams(8), seed=1)
+    return SyncCheck(Rollouts(engine, None, lambda ids: [""] * len(ids)), learner, PROMPTS, SamplingParams(8), seed=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

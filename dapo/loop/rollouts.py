@@ -1,0 +1,193 @@
+"""The one mailbox of engine and verifiers: whoever wants responses has a lane, and nobody sees another's.
+
+Training, evaluation and the sync check ask here, also while another lane's responses are under way: what ended is kept
+for its lane until that asks. Responses come whole: what the engine made is joined to the prefix it continued.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.evidence import ENGINE
+from dapo.contracts.protocols import Engine, Scorer
+from dapo.contracts.types import (
+    Completion,
+    IntArray,
+    Key,
+    Lane,
+    Partial,
+    Prompt,
+    SampleEvent,
+    SampleRequest,
+    Score,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What came back for one request, its prefix included."""
+
+    key: Key
+    completion: Completion  # with ``ABORTED``: as far as it got
+    new_tokens: int  # made since it was submitted
+    tick: int  # the engine's clock when it ended
+    reason: str | None  # with ``FAILED``: what happened
+
+    def partial(self) -> Partial:
+        """What an engine continues behind."""
+        made = self.completion
+        return Partial(made.token_ids, made.logprobs, made.versions, made.generated)
+
+
+class Rollouts:
+    """Requests in, responses and scores out, lane by lane.
+
+    Args:
+        engine: Makes responses.
+        scorer: Judges them.
+        decode: Token ids of many responses -> their texts.
+    """
+
+    def __init__(self, engine: Engine, scorer: Scorer, decode: Callable[[Sequence[IntArray]], list[str]]) -> None:
+        self.engine, self.scorer, self._decode = engine, scorer, decode
+        self._prefixes: dict[Key, Partial | None] = {}  # of what the engine has
+        self._under_way: defaultdict[Lane, int] = defaultdict(int)
+        self._ended: defaultdict[Lane, list[SampleEvent]] = defaultdict(list)
+        self._lost: defaultdict[Lane, list[Key]] = defaultdict(list)
+        self._asked: defaultdict[Lane, int] = defaultdict(int)  # scores that did not arrive
+        self._scores: defaultdict[Lane, list[tuple[Key, Score]]] = defaultdict(list)
+
+    # ------------------------------------------------------------------ responses
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queue requests.
+
+        Raises:
+            EngineError: the engine is lost, or cannot take one of them; then it has none.
+        """
+        self.engine.submit(requests)
+        for request in requests:
+            self._prefixes[request.key] = request.prefix
+            self._under_way[request.key.lane] += 1
+
+    def pump(self, timeout: float | None = None) -> bool:
+        """Let the engine work. True when something ended, in whichever lane.
+
+        Args:
+            timeout: seconds after which False means "nothing yet"; None: until something ends, and False means that
+                what is still under way is lost.
+
+        Raises:
+            EngineError: the engine is lost. ``recall`` still gives back everything unfinished.
+        """
+        events = self.engine.poll(timeout)
+        for event in events:
+            self._ended[event.key.lane].append(event)
+            self._under_way[event.key.lane] -= 1
+        if not events and timeout is None:
+            for key in self._prefixes.keys() - {e.key for ended in self._ended.values() for e in ended}:
+                self._lost[key.lane].append(key)
+                self._under_way[key.lane] -= 1
+                del self._prefixes[key]
+        return bool(events)
+
+    def ended(self, lane: Lane) -> list[Response]:
+        """Responses of a lane that ended since it asked, ordered by (tick, key)."""
+        return self._whole(self._ended.pop(lane, []))
+
+    def under_way(self, lane: Lane) -> int:
+        """Responses of a lane that the engine has and that have not ended."""
+        return self._under_way[lane]
+
+    def lost(self, lane: Lane) -> list[Key]:
+        """Responses of a lane that the engine had and that never came back, told once."""
+        return sorted(self._lost.pop(lane, []))
+
+    def recall(self, lane: Lane) -> list[Response]:
+        """Take back everything of a lane: what ended and was not asked for, and the rest as far as it got."""
+        waiting = self._ended.pop(lane, [])
+        ended = {event.key for event in waiting}
+        keys = [key for key in self._prefixes if key.lane == lane and key not in ended]
+        events = self.engine.abort(keys) if keys else []
+        self._under_way[lane] = 0
+        responses = self._whole([*waiting, *events])
+        for key in keys:
+            self._prefixes.pop(key, None)
+        return responses
+
+    def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
+        """The events with their prefixes and texts; the stop token is not part of a text."""
+        joined = [(event, _joined(self._prefixes.pop(event.key), event)) for event in events]
+        texts = iter(
+            self._decode(
+                [
+                    whole.token_ids[:-1] if event.finish is FinishReason.STOP else whole.token_ids
+                    for event, whole in joined
+                    if event.finish is not FinishReason.ABORTED
+                ]
+            )
+        )
+        return [
+            Response(
+                event.key,
+                Completion(
+                    whole.token_ids,
+                    whole.logprobs,
+                    whole.versions,
+                    event.finish,
+                    "" if event.finish is FinishReason.ABORTED else next(texts),
+                    whole.generated,
+                ),
+                len(event.token_ids),
+                event.tick,
+                event.reason,
+            )
+            for event, whole in joined
+        ]
+
+    # ------------------------------------------------------------------ scores
+
+    def judge(self, key: Key, prompt: Prompt, completion: Completion, failure: str | None = None) -> None:
+        """Ask for the score of a response; ``failure``: why, where the engine could not finish it."""
+        if completion.finish is FinishReason.FAILED:  # unscored, not wrong
+            self._scores[key.lane].append((key, Score(reason=f"{ENGINE}{failure or 'failed'}")))
+        else:
+            self._asked[key.lane] += 1
+            self.scorer.submit(key, prompt, completion)
+
+    def scores(self, lane: Lane, timeout: float | None = None) -> list[tuple[Key, Score]]:
+        """Scores of a lane that arrived since it asked.
+
+        Args:
+            lane: whose.
+            timeout: seconds to wait for one; 0: what is there; None: until there is one, and an empty answer means
+                that those asked for never came back.
+        """
+        while not self._scores[lane] and self._asked[lane]:
+            arrived = self.scorer.poll(timeout)
+            for key, score in arrived:
+                self._scores[key.lane].append((key, score))
+                self._asked[key.lane] -= 1
+            if timeout is not None or not arrived:
+                break
+        return self._scores.pop(lane, [])
+
+
+def _joined(prefix: Partial | None, event: SampleEvent) -> Partial:
+    """What a response has: its prefix and what the engine made since."""
+    if prefix is None or not len(prefix):
+        return Partial(event.token_ids, event.logprobs, event.versions)
+    own = None
+    if prefix.generated is not None:
+        own = np.concatenate([prefix.generated, np.ones(len(event.token_ids), dtype=np.bool_)])
+    return Partial(
+        np.concatenate([prefix.token_ids, event.token_ids]),
+        np.concatenate([prefix.logprobs, event.logprobs]),
+        np.concatenate([prefix.versions, event.versions]),
+        own,
+    )
