@@ -361,7 +361,7 @@ def test_four_steps_equal_two_steps_a_checkpoint_and_two_steps_to_the_bit(folder
     batches = [make_rows(seed) for seed in range(4)]
     whole = make_learner(folder, dtype=dtype)
     metrics = [learn(whole, batch) for batch in batches[:2]]
-    whole.publish()  # as a resumed run does before its first step
+    whole.publish(0)  # as a resumed run does before its first step
     metrics += [learn(whole, batch) for batch in batches[2:]]
     half = make_learner(folder, dtype=dtype)
     for batch in batches[:2]:
