@@ -9,6 +9,8 @@ produced; :class:`SlotCache` owns keys and values; a decoder owns what is derive
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -93,10 +95,15 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
-        """Decode until at least one response has ended, or nothing is left. ``timeout`` is for remote engines."""
+        """Decode until at least one response has ended, or nothing is left; with ``timeout`` a step at least, and no
+        further one after so many seconds.
+        """
         events = self._inbox.take_ended()
+        until = math.inf if timeout is None else time.monotonic() + timeout
         while not events and (len(self._inbox.queue) or len(self._roster)):
             events = self._step()
+            if time.monotonic() >= until:
+                break
         return self._inbox.hand_out(events)
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:

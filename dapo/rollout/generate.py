@@ -96,7 +96,7 @@ class GenerateEngine:
         self._inbox.accept(requests, self.clock)
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
-        """Run one batch to its end. ``timeout`` is for remote engines."""
+        """Run one batch to its end, which no ``timeout`` can interrupt."""
         events, queue = self._inbox.take_ended(), self._inbox.queue
         if not events and len(queue):
             requests = [queue.pop() for _ in range(min(self.capacity, len(queue)))]

@@ -328,8 +328,20 @@ def close_drops_what_is_unfinished_and_may_come_twice(s: Subject) -> None:
     engine.close()
 
 
+def a_time_limit_loses_nothing(subject: Subject) -> None:
+    """What a poll with a limit does not bring comes later; an empty answer means nothing yet."""
+    engine = subject.make(slots=4)
+    engine.submit([subject.request(group) for group in range(3)])
+    early = {event.key for event in engine.poll(0.0)}
+    late = set(drain(engine))
+    assert not early & late
+    assert early | late == {(group, 0) for group in range(3)}
+    engine.close()
+
+
 CHECKS: list[Callable[[Subject], None]] = [
     every_request_comes_back_once,
+    a_time_limit_loses_nothing,
     the_clock_grows_while_responses_end,
     a_key_that_has_not_come_back_is_refused,
     a_key_whose_prefix_is_whole_is_refused_twice_too,

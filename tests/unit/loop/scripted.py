@@ -81,10 +81,14 @@ class ScriptedEngine:
 
     def poll(self, timeout=None):
         events, self.ended = self.ended, []
+        stepped = False
         while not events:
             self._fill()
             if not self.active:
                 return []
+            if timeout is not None and stepped:
+                return []
+            stepped = True
             self.clock += 1
             self.slot_steps += self.capacity
             for key in sorted(self.active):
