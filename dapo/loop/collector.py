@@ -22,18 +22,18 @@ from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.evidence import CollectProgress, Shares, hopeless_of
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import PromptStream
-from dapo.contracts.types import Group, Key, SampleRequest, SamplingParams, StepBatch
+from dapo.contracts.types import Group, SamplingParams, StepBatch
 from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.account import Account, held_tokens
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.copies import copies
+from dapo.loop.fates import divide, expired
 from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
 from dapo.loop.outcomes import fails_on_everything, filling, shares_of, stopped, warn_of_old_groups
 from dapo.loop.refill import Refill, is_full
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
-from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.selection import PromptSelector
 from dapo.loop.state import group_state, load_group
 
@@ -161,17 +161,7 @@ class StreamingCollector:
         settings, account = self.settings, self.account
         if settings.unfinished == "discard":
             self._discard_unfinished()
-        self.kept.sort(key=lambda group: group.id)  # in order of dispatch
-        batch, rest = self.kept[: self.prompts_per_step], self.kept[self.prompts_per_step :]
-        for group in batch:
-            if group.disposition is not Disposition.FILLED:
-                group.disposition = Disposition.TRAINED
-                account.disposed(group, "trained")
-        for group in rest:
-            carried = settings.surplus == "carry"
-            group.disposition = Disposition.CARRIED if carried else Disposition.DISCARDED
-            account.disposed(group, None if carried else "discarded")
-        self.kept = rest if settings.surplus == "carry" else []
+        batch, self.kept = divide(self.kept, self.prompts_per_step, settings, account)
         if settings.mode == "replace" and not account.count["sampling/cap_reached"]:
             copied = copies(batch, self.prompts_per_step, first_id=self.next_group, seed=(self.run_seed, self.step))
             self.next_group += len(copied)
@@ -217,10 +207,8 @@ class StreamingCollector:
         for open_group in old:
             if self.open.pop(open_group.id, None) is not None:  # still unfinished after the pause
                 self.account.dropped(Disposition.EXPIRED, open_group.tokens())
-        for group in [g for g in self.kept if self.step - g.born > self.settings.max_age]:
+        for group in expired(self.kept, self.step, self.settings.max_age, self.account):
             self.kept.remove(group)
-            group.disposition = Disposition.EXPIRED
-            self.account.disposed(group, "expired")
 
     def _dispatch(self) -> None:
         # rounded up: the rest of a group queues, and no slot idles while work is missing
@@ -245,25 +233,9 @@ class StreamingCollector:
 
     def _submit(self, group: OpenGroup) -> None:
         """Ask the engine for what is unfinished of a group, and the scorer for what was never scored."""
-        requests = []
-        seeds = derive_seeds(self.run_seed, TRAINING, group.id, count=self.group_size)
-        for index, completion in enumerate(group.completions_G):
-            key = Key("train", group.id, index)
-            if completion is None:
-                partial = group.partials_G[index]
-                requests.append(
-                    SampleRequest(
-                        key=key,
-                        prompt_ids=group.prompt.token_ids,
-                        sampling=self.sampling,
-                        seed=seeds[index],
-                        prefix=partial if len(partial) else None,
-                        priority=group.id,
-                    )
-                )
-            elif group.scores_G[index] is None:
-                self.scores.submit(key, group.prompt, completion, self.engine.clock)
-        if requests:
+        for key, completion in group.unscored_completions():
+            self.scores.submit(key, group.prompt, completion, self.engine.clock)
+        if requests := group.requests(self.sampling, self.run_seed):
             self.rollouts.submit(requests)
 
     # ------------------------------------------------------------------ receive, score, judge

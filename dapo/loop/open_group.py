@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.contracts.types import Completion, Group, Key, Partial, Prompt, Score
+from dapo.contracts.types import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
+from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.state import (
     completion_state,
     empty_partial,
@@ -53,6 +54,29 @@ class OpenGroup:
         """Responses that did not end yet."""
         return [
             Key("train", self.id, index) for index, completion in enumerate(self.completions_G) if completion is None
+        ]
+
+    def requests(self, sampling: SamplingParams, run_seed: int) -> list[SampleRequest]:
+        """What is still to be made of it."""
+        seeds = derive_seeds(run_seed, TRAINING, self.id, count=len(self.completions_G))
+        return [
+            SampleRequest(
+                key=key,
+                prompt_ids=self.prompt.token_ids,
+                sampling=sampling,
+                seed=seeds[key.sample],
+                prefix=self.partials_G[key.sample] if len(self.partials_G[key.sample]) else None,
+                priority=self.id,
+            )
+            for key in self.missing()
+        ]
+
+    def unscored_completions(self) -> list[tuple[Key, Completion]]:
+        """Responses that ended and whose score has not come."""
+        return [
+            (Key("train", self.id, index), completion)
+            for index, completion in enumerate(self.completions_G)
+            if completion is not None and self.scores_G[index] is None
         ]
 
     def close(self) -> Group:
