@@ -1,7 +1,8 @@
-"""One line for every number a run reports. A key without a line here is not logged (``observe.metrics`` refuses it).
+"""One line for every number a run reports. A key without a line fails a test; a run logs it and warns.
 
 Keys are ``area/name``. A key may hold a placeholder: ``<set>`` is the name of a validation set, ``<name>`` of a
-reward, ``<reason>`` why a response is unscored, ``<k>`` a number of samples. docs/metrics.md is made from this file.
+reward, ``<reason>`` why a response is unscored, ``<k>`` a number of samples. Metrics of tokens stand with
+their formulas in ``token_metrics``. docs/metrics.md is made from both.
 """
 
 from __future__ import annotations

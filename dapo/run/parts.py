@@ -151,7 +151,7 @@ def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArr
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """The loss, with what is to be known about it; of a function of the user's, nothing is."""
+    """The loss, with what is to be known about it. A plain function of the user's is taken to need nothing."""
     loss, clip = recipe.algorithm.loss, recipe.algorithm.clip
     if loss.kind == "clip":
         return clip_objective(low=clip.low, high=clip.high, dual=clip.dual, ratio=loss.ratio)
