@@ -36,7 +36,7 @@ quickstart: setup
 	$(BIN)/dapo train recipes/quickstart.yaml run.dir=runs run.name=quickstart run.if_exists=backup
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not vllm"
