@@ -64,28 +64,28 @@ def redact_override(override: str) -> str:
     return f"{key}{equals}{shown}"
 
 
-def secrets_of(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def secrets_of(value: Any) -> Iterator[tuple[str, str]]:
     """Path and text of every value that ``redact`` changes."""
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from secrets_of(below, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for n, below in enumerate(value):
-            yield from secrets_of(below, f"{path}.{n}" if path else str(n))
-    elif isinstance(value, str) and redact(value, _without_numbers(path)) != value:
-        yield path, value
+    for path, text in _texts(value):
+        if redact(text, _without_numbers(path)) != text:
+            yield path, text
 
 
-def hidden_in(value: Any, path: str = "") -> Iterator[str]:
+def hidden_in(value: Any) -> Iterator[str]:
     """Paths of the values that were hidden when the recipe was written, and so have to be given again."""
+    return (path for path, text in _texts(value) if HIDDEN in text)
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Path and text of every text in a tree."""
     if isinstance(value, Mapping):
         for key, below in value.items():
-            yield from hidden_in(below, f"{path}.{key}" if path else str(key))
+            yield from _texts(below, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for n, below in enumerate(value):
-            yield from hidden_in(below, f"{path}.{n}" if path else str(n))
-    elif isinstance(value, str) and HIDDEN in value:
-        yield path
+            yield from _texts(below, f"{path}.{n}" if path else str(n))
+    elif isinstance(value, str):
+        yield path, value
 
 
 def _without_numbers(path: str) -> str:

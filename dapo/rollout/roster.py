@@ -153,9 +153,6 @@ class Roster:
     def free(self) -> int:
         return len(self._free)
 
-    def live_keys(self) -> list[Key]:
-        return [seat.request.key for seat in self._occupied.values()]
-
     def seats_of(self, keys: set[Key]) -> IntArray:
         """Seats of the named responses, ordered by key."""
         found = sorted(
