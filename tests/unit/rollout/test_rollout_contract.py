@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from engine_contract import CHECKS, Subject, drain
@@ -60,13 +62,29 @@ def test_engines_of_this_process(kind, shares, check, fresh, monkeypatch):
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_client_of_a_server(check, tmp_path):
+    servers = []
+
+    @contextmanager
+    def standing():
+        for server in servers:
+            server.hold = True
+        yield
+        for server in servers:
+            server.hold = False
+
+    def make(slots):
+        server, engine = build(published=0, slots=slots)
+        servers.append(server)
+        return engine
+
     with building(tmp_path) as build:
         subject = Subject(
-            lambda slots: build(published=0, slots=slots)[1],
+            make,
             lambda number: in_folder(number, {"value": torch.tensor(float(number))}, tmp_path / "weights"),
             repeats=False,
             stepwise=False,
             counts=False,
+            standing=standing,
         )
         subject.bad = bad_requests(subject, 40, 64)
         check(subject)
