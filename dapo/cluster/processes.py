@@ -1,0 +1,181 @@
+"""Hosts in processes of this machine: fresh interpreters and pipes, nothing else.
+
+Each stands behind a guard (``dapo.rewards.guard``), which ends it with all that it started when the driver ends it, or
+dies, however that comes. It is in a session of its own: Ctrl-C reaches the driver alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dapo.cluster.lines import Line, LineCall, answer_of, wait_for
+from dapo.cluster.served import Packed, packed, unpacked
+from dapo.contracts.remote import HostLost, HostSpec
+from dapo.rewards import guard
+
+_SERVE = "import sys; from dapo.cluster.served import main; main(int(sys.argv[1]))"
+_PATIENCE = 10.0  # seconds for a guard to end what it guards, and for a process whose pipe has ended to end as well
+
+
+class ProcessHost:
+    """A process, and the driver's end of its pipe.
+
+    Attributes:
+        process: its id, as soon as it said so; 0 before.
+        output: the file that takes what it prints; None: dropped.
+    """
+
+    def __init__(self, spec: HostSpec, output: Path | None, told: threading.Condition) -> None:
+        self.name, self.output, self.process = spec.name, output, 0
+        make = packed((spec.make, spec.args))  # refused here if it cannot travel
+        self._guard, self._connection, self._lifeline = _spawn(spec, output)
+        self._killed = False
+        self.line = Line(spec.name, self, told)
+        self.line.put(make)
+        self.line.start()
+
+    def ask(self, message: bytes) -> bytes:
+        """In the line's thread: send a call and wait for its answer."""
+        try:
+            self._connection.send_bytes(message)
+            answer = self._connection.recv_bytes()
+        except (EOFError, OSError):
+            raise HostLost(self._ended()) from None
+        if not self.process:  # the first answer of all
+            self.process = int(unpacked(answer))
+        return answer
+
+    def let_go(self) -> None:
+        """Close the lifeline: the guard kills everything behind it."""
+        if not self._killed:
+            self._killed = True
+            self.line.lose(f"{self.name} was killed by the driver")
+            os.close(self._lifeline)
+
+    def reap(self) -> None:
+        """Wait until all of it is gone."""
+        try:
+            self._guard.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:  # the guard is stopped or stuck itself; the kernel then ends the process
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(_PATIENCE)
+        self.line.join(_PATIENCE)
+        if not self.line.is_alive():
+            self._connection.close()
+
+    def _ended(self) -> str:
+        """How it ended: its pipe ends a moment before the process does."""
+        who = f"{self.name} (process {self.process or 'that had not begun'})"
+        try:
+            code = self._guard.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"{who} closed its connection"
+        how = f"ended with code {code}"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                how = f"was ended by {signal.Signals(-code).name}"
+        return f"{who} {how}" + (f"; what it printed is in {self.output}" if self.output else "")
+
+
+class ProcessTransport:
+    """Keeps ``dapo.contracts.remote.Transport``.
+
+    Args:
+        output: folder for what hosts print, a file ``NAME.txt`` for each, appended to; None: it is dropped.
+    """
+
+    def __init__(self, output: Path | None = None) -> None:
+        self._output = output
+        self._hosts: list[ProcessHost] = []
+        self._told = threading.Condition()
+
+    def start(self, spec: HostSpec) -> ProcessHost:
+        """Start the process; it imports and makes its object meanwhile.
+
+        Raises:
+            OSError: no further process can be started.
+        """
+        output = None
+        if self._output is not None:
+            self._output.mkdir(parents=True, exist_ok=True)
+            output = self._output / f"{spec.name}.txt"
+        host = ProcessHost(spec, output, self._told)
+        self._hosts.append(host)
+        return host
+
+    def call(self, host: ProcessHost, method: str, *args: Any) -> LineCall:
+        """Pickled now: whoever changes an argument afterwards changes nothing."""
+        return host.line.put(packed((method, args)))
+
+    def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
+        """Sleeps until a line has news."""
+        return wait_for(self._told, calls, every, timeout)
+
+    def get(self, call: LineCall) -> Any:
+        """What the host's method returned."""
+        fine, value = unpacked(answer_of(self._told, call))
+        if not fine:
+            raise value
+        return value
+
+    def put(self, value: Any) -> Packed:
+        """Pickled once."""
+        return Packed(packed(value))
+
+    def kill(self, host: ProcessHost) -> None:
+        """SIGKILL, to it and to whatever it started."""
+        self._end([host])
+
+    def close(self) -> None:
+        """End all of them."""
+        self._end(list(self._hosts))
+
+    def _end(self, hosts: Iterable[ProcessHost]) -> None:
+        mine = [host for host in hosts if host in self._hosts]
+        for host in mine:
+            host.let_go()
+        for host in mine:
+            host.reap()
+            self._hosts.remove(host)
+
+
+def _spawn(spec: HostSpec, output: Path | None) -> tuple[subprocess.Popen[bytes], Connection, int]:
+    """The guard's process, our end of the pipe and of the lifeline."""
+    ours, theirs = socket.socketpair()
+    lifeline, our_lifeline = os.pipe()
+    passed = (lifeline, theirs.fileno())
+    # The driver's module path, so that a host finds what the driver finds: hooks in the working directory too.
+    paths = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
+    command = [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", _SERVE, str(theirs.fileno())]
+    sink = contextlib.nullcontext(subprocess.DEVNULL) if output is None else output.open("ab")
+    try:
+        with sink as file:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, *map(str, passed), "0", *command],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "PYTHONPATH": paths, **spec.environment},
+                start_new_session=True,
+            )
+    except BaseException:
+        ours.close()
+        os.close(our_lifeline)
+        raise
+    finally:
+        theirs.close()
+        os.close(lifeline)
+    return process, Connection(ours.detach()), our_lifeline

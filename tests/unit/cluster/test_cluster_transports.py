@@ -1,0 +1,124 @@
+"""Every transport keeps the contract; processes leave nothing behind, whatever becomes of the driver."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from desk import Desk
+from transport_contract import CHECKS, Subject
+
+from dapo.cluster.inline import InlineTransport
+from dapo.cluster.processes import ProcessTransport
+from dapo.contracts.remote import HostSpec
+
+MAKE = {
+    "inline": lambda folder: Subject(InlineTransport(), folder, parallel=False, apart=False),
+    "processes": lambda folder: Subject(ProcessTransport(folder / "output"), folder),
+}
+
+
+@pytest.fixture(params=MAKE)
+def subject(request, tmp_path):
+    subject = MAKE[request.param](tmp_path)
+    yield subject
+    subject.transport.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_contract(check, subject):
+    check(subject)
+
+
+@pytest.fixture
+def processes(tmp_path):
+    transport = ProcessTransport(tmp_path / "output")
+    yield transport
+    transport.close()
+
+
+def test_what_a_process_prints_is_in_its_file(processes, tmp_path):
+    for text in ("good morning", "good evening"):  # a second one of that name writes behind the first
+        host = processes.start(HostSpec("engine-1", Desk))
+        processes.get(processes.call(host, "print", text))
+        with pytest.raises(Exception, match="full"):
+            processes.get(processes.call(host, "fail", "plain"))
+        processes.kill(host)
+    printed = (tmp_path / "output" / "engine-1.txt").read_text()
+    assert printed.index("good morning") < printed.index("Traceback") < printed.index("good evening")
+
+
+def test_what_cannot_travel_is_refused_at_once(processes):
+    with pytest.raises(Exception, match=r"(?i)pickle"):
+        processes.start(HostSpec("engine-1", lambda: None))
+    host = processes.start(HostSpec("engine-1", Desk))
+    with pytest.raises(Exception, match=r"(?i)pickle"):
+        processes.call(host, "echo", lambda: None)
+    assert processes.get(processes.call(host, "note", "a")) == ["a"]
+
+
+DRIVER = """
+    import os, sys
+    from pathlib import Path
+    from desk import Desk
+    from dapo.cluster.processes import ProcessTransport
+    from dapo.contracts.remote import HostSpec
+
+    transport = ProcessTransport()
+    hosts = [transport.start(HostSpec(f"host-{n}", Desk)) for n in range(2)]
+    found = [transport.get(transport.call(host, "process")) for host in hosts]
+    os.kill(found[1], 19)  # one of them frozen
+    never = sys.argv[1]
+    call = transport.call(hosts[0], "await_other", never, never)  # and one at work
+    print(*found, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def alive(process: int) -> bool:
+    """Whether it still runs; one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "SIGINT", "leaves"])
+def test_hosts_end_with_their_driver(end, tmp_path):
+    os.mkfifo(tmp_path / "never")
+    contracts = Path(sys.modules["desk"].__file__).parent
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(tmp_path / "never")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(contracts), *filter(None, sys.path)])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    processes = [int(word) for word in driver.stdout.readline().split()]
+    assert len(processes) == 2
+    assert all(map(alive, processes))
+    watched = [os.pidfd_open(process) for process in processes]
+    if end == "leaves":
+        driver.stdin.write("go\n")
+        driver.stdin.flush()
+    else:
+        driver.send_signal(getattr(signal, end))
+    driver.wait()
+    for descriptor in watched:
+        wait_for_end(descriptor)
+    assert not any(map(alive, processes))
+    driver.stdin.close()
+    driver.stdout.close()
+
+
+def wait_for_end(descriptor: int) -> None:
+    """Until the process of this file descriptor has ended; the test's own time limit is the only one."""
+    select.select([descriptor], [], [])
+    os.close(descriptor)
