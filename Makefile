@@ -35,8 +35,10 @@ setup-vllm: .venv-vllm/.installed
 quickstart: setup
 	$(BIN)/dapo train recipes/quickstart.yaml run.dir=runs run.name=quickstart run.if_exists=backup
 
+# In two processes, a file's tests in one of them. In the order of the folders: the long files of tests/integration come
+# early, so that no process is left with one of them while the other has nothing to do.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not vllm"
