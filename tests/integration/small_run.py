@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from dapo.cli.main import main
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import read_metrics, unknown_keys
 from dapo.observe.rollouts import read_rollouts
@@ -47,16 +52,55 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def dapo(*arguments: str | Path, cwd: Path | None = None, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own. Whatever a run logged has a line in the glossary."""
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=environment(), cwd=cwd, timeout=240, check=False
-    )
+@dataclass(frozen=True)
+class Done:
+    """What a command said, and the exit code with which it ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def dapo(*arguments: str | Path, cwd: Path | None = None, expect: int | None = 0, own_process: bool = False) -> Done:
+    """Run the command line, as a person would from ``cwd``. Whatever a run logged has a line in the glossary.
+
+    In this process, where torch is imported already, unless it has to be one of its own.
+    """
+    done = (_in_own_process if own_process else _here)(list(map(str, arguments)), cwd)
     if expect is not None:
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     for argument in arguments:
         assert_metrics_are_defined((cwd or Path()) / argument)
     return done
+
+
+def _in_own_process(arguments: list[str], cwd: Path | None) -> Done:
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, env=environment(), cwd=cwd, timeout=240, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def _here(arguments: list[str], cwd: Path | None) -> Done:
+    out, err = io.StringIO(), io.StringIO()
+    with _as_if_started_in(cwd or Path.cwd()), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _as_if_started_in(folder: Path) -> Iterator[None]:
+    """The working directory, and modules of it that nobody finds afterwards."""
+    paths = list(sys.path)
+    try:
+        with contextlib.chdir(folder):
+            yield
+    finally:
+        sys.path[:] = paths
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file is not None and Path(file).parent == folder:
+                del sys.modules[name]
 
 
 def assert_metrics_are_defined(path: Path) -> None:

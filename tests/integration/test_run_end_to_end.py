@@ -2,27 +2,28 @@
 
 import json
 import math
+import os
 import random
 import re
-import shlex
+import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+import warm
 from safetensors.numpy import load_file
-from small_run import assert_none_lost_or_doubled, command, dapo, environment, write_recipe
+from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo import __version__
 from dapo.checkpoint.tree import load_tree
+from dapo.cli.main import main
 from dapo.config.load import load_recipe
 from dapo.contracts.glossary import lookup
 from dapo.errors import EngineError, SamplingStopped
 from dapo.loop.evaluation import Evaluator
 from dapo.observe.jsonl import read_jsonl
-from dapo.observe.metrics import read_metrics, without_clock
+from dapo.observe.metrics import MetricWriter, read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_folder import is_held
 from dapo.observe.status import read_status
@@ -36,7 +37,7 @@ def finished(tmp_path_factory):
     """One uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     recipe = write_recipe(folder)
-    done = dapo("train", recipe)
+    done = dapo("train", recipe, own_process=True)
     return folder / "run", done
 
 
@@ -195,14 +196,18 @@ def test_a_run_that_does_not_fill_and_one_that_fails_say_so(tmp_path, monkeypatc
     assert after.started == status.started
 
 
+def with_a_limit_on_files(size, arguments):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    return main(arguments)
+
+
 def test_a_disk_that_takes_no_more_is_told_in_one_line_and_the_run_goes_on_later(tmp_path):
     """A limit on the size of files stands for it: the checkpoint's weights are the first to meet it."""
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
-    limited = f"ulimit -f 12; exec {shlex.join(command('train', str(recipe)))}"  # blocks of 1 KiB
-    done = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, env=environment(), timeout=240)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert f"{run} cannot be written: File too large" in " ".join(done.stderr.split())
+    assert warm.run(with_a_limit_on_files, 12 * 1024, ["train", str(recipe)], output=tmp_path / "said") == 1
+    said = (tmp_path / "said").read_text()
+    assert "Traceback" not in said
+    assert f"{run} cannot be written: File too large" in " ".join(said.split())
     status = read_status(run / "status.json")
     assert status.state == "failed"
     assert status.said.startswith("DiskError: ")
@@ -224,18 +229,16 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run_to_the_bit(fini
     run = tmp_path / "run"
     arguments = ["train", str(recipe)]
     for _ in range(3):
-        process = subprocess.Popen(
-            command(*arguments), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = warm.start(main, arguments)
         # wait until some further step is written, then a random moment: within a step, a save, an evaluation
         seen, deadline = len(read_metrics(run / "metrics.jsonl")), time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.is_alive() and time.monotonic() < deadline:
             if len(read_metrics(run / "metrics.jsonl")) > seen + rng.randint(0, 2):
                 break
             time.sleep(0.005)
         time.sleep(rng.random() * 0.3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         status = read_status(run / "status.json")
         assert status is None or status.state in ("running", "finished")
         assert not is_held(run)
@@ -320,31 +323,25 @@ def test_the_split_into_micro_batches_does_not_change_what_is_trained(finished, 
     assert first[1]["train/grad_norm"] == pytest.approx(whole[1]["train/grad_norm"], rel=1e-5)
 
 
+def stopped_in_the_first_step(arguments):
+    """Ctrl-C comes as soon as the first step's line is written: before the step is over."""
+    write = MetricWriter.write
+
+    def writing(self, step, metrics):
+        write(self, step, metrics)
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    MetricWriter.write = writing
+    return main(arguments)
+
+
 def test_ctrl_c_finishes_the_step_saves_and_resumes_to_the_same_end(finished, tmp_path):
     whole, _ = finished
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
-    code = (  # Ctrl-C comes as soon as the first step's line is written: before the step is over
-        "import os, signal, sys\n"
-        "from dapo.cli.main import main\n"
-        "from dapo.observe.metrics import MetricWriter\n"
-        "write = MetricWriter.write\n"
-        "def writing(self, step, metrics):\n"
-        "    write(self, step, metrics)\n"
-        "    if step == 1: os.kill(os.getpid(), signal.SIGINT)\n"
-        "MetricWriter.write = writing\n"
-        f"sys.exit(main(['train', {str(recipe)!r}]))\n"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    output = process.stdout
-    assert process.returncode == 130, output
+    code = warm.run(stopped_in_the_first_step, ["train", str(recipe)], output=tmp_path / "said")
+    output = (tmp_path / "said").read_text()
+    assert code == 130, output
     done = read_metrics(run / "metrics.jsonl")[-1]["step"]
     assert done == 1
     assert (run / "checkpoints" / f"step_{done:06d}").is_dir()

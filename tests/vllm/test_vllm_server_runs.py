@@ -63,7 +63,7 @@ def test_a_run_outlives_its_server_and_is_resumed_when_it_did_not(tmp_path, reci
         assert part in said
     server.start()
     server.wait()
-    dapo("train", "--resume", run, "rollout.server.patience=180")
+    dapo("train", "--resume", run, "rollout.server.patience=180", own_process=True)
     assert_none_lost_or_doubled(run, 8)
     rows = read_metrics(run / "metrics.jsonl")[1:]
     assert (
