@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dapo.algorithms.ratio import log_ratio
+
 
 def scale_rewards(
     rewards: ArrayLike, *, source_min: float, source_max: float, target_min: float, target_max: float
@@ -119,3 +121,21 @@ def shape_rewards(
         raise ValueError(f"max_length {max_length} needs a cache_length: the tokens over which the penalty grows")
     penalties = soft_overlong_punishment(lengths_G, max_length=max_length, cache_length=cache_length, factor=factor)
     return rewards + penalties, penalties
+
+
+def kl_in_reward(
+    logprobs: ArrayLike, reference_logprobs: ArrayLike, loss_mask: ArrayLike, *, coefficient: float
+) -> float:
+    """What is added to the reward of one response: -coefficient x the sum of k1 = log policy - log reference.
+
+    As in PPO for language models (arXiv 2203.02155) and verl's ``use_kl_in_reward``; a constant of the step, so the
+    gradient comes through the advantage.
+
+    Args:
+        logprobs: [tokens] of the policy that sampled, nats.
+        reference_logprobs: [tokens] of the reference.
+        loss_mask: bool [tokens]; only these count.
+        coefficient: of the KL.
+    """
+    mask = np.asarray(loss_mask, dtype=np.bool_)
+    return -coefficient * float(log_ratio(np.asarray(logprobs)[mask], np.asarray(reference_logprobs)[mask]).sum())

@@ -163,8 +163,29 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
         )
     old = "the sampler's log-probabilities" if uses_sampler_logprobs(recipe) else "the learner's, computed once more"
     lines.append(f"the ratio runs against {old}")
+    lines += _terms(recipe)
     lines.append(_evaluations(recipe, data))
     return lines
+
+
+def _terms(recipe: Recipe) -> Iterator[str]:
+    """KL and entropy, where there are any."""
+    a = recipe.algorithm
+    refreshed = a.reference.refresh_every
+    if a.kl_coefficient:
+        what = "k1, off each reward" if a.kl_in_reward else f"{a.kl_estimator}, in the loss"
+        since = (
+            f"the policy as of every {refreshed} training steps" if refreshed else "the model that the run begins with"
+        )
+        yield f"KL: {what}, coefficient {a.kl_coefficient:g}; the reference is {since}, one more forward pass a step"
+    control = a.entropy_control
+    if control.target is not None:
+        yield (
+            f"entropy: the coefficient begins at {a.entropy_coefficient:g} and moves by {control.delta:g} a step "
+            f"towards a mean entropy of {control.target:g} nats, within {control.min:g} .. {control.max:g}"
+        )
+    elif a.entropy_coefficient:
+        yield f"entropy: coefficient {a.entropy_coefficient:g} in the loss"
 
 
 def _evaluations(recipe: Recipe, data: PreparedData) -> str:

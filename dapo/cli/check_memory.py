@@ -24,10 +24,12 @@ class Memory:
     activations: int
     engine: int  # weights of the engine's own, where it does not share the learner's
     cache: int
+    reference: int = 0  # frozen values of the trained parameters
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimiser + self.activations + self.engine + self.cache
+        learner = self.weights + self.gradients + self.optimiser + self.reference + self.activations
+        return learner + self.engine + self.cache
 
 
 def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
@@ -71,6 +73,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
     engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     return Memory(
+        reference=n * size if keeps_reference(recipe) and not recipe.algorithm.reference.offload else 0,
         weights=n * size,
         gradients=n * (size + 4 * low),
         optimiser=n * (8 + 4 * low),
@@ -80,10 +83,20 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     )
 
 
+def keeps_reference(recipe: Recipe) -> bool:
+    """Whether something reads the log-probabilities of a reference."""
+    from dapo.run.parts import needs_reference
+
+    return needs_reference(recipe)
+
+
 def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iterator[str]:
     memory = estimate_memory(recipe, facts, longest_prompt)
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}"
     yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
+    if keeps_reference(recipe):
+        where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
+        yield f"the reference for the KL, frozen copies of the weights: {where}"
     yield f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}"
     if recipe.rollout.engine == "vllm_server":
         yield f"sampling weights and key-value cache: on the server {recipe.rollout.server.url}"

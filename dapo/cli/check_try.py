@@ -75,14 +75,17 @@ def _generate(session: Session, count: int) -> list[Group]:
 def _learn(session: Session, learner: LocalLearner, groups: Sequence[Group]) -> None:
     """A training step at rate 0: its time is a step's, and the weights stay."""
     from dapo.loop.plan import minibatch_rows, split_minibatches
+    from dapo.loop.reference import reference_logprobs
     from dapo.run.parts import make_algorithm
 
     algorithm = make_algorithm(session.recipe)
     for group in groups:
         algorithm.shape_group(group)
+    references = reference_logprobs(groups, algorithm, learner)
     algorithm.assign_advantages(groups)
     parts = split_minibatches(groups, session.recipe.learner.minibatch_prompts)
-    learner.learn(LearnStep([minibatch_rows(part, algorithm) for part in parts], [0.0] * len(parts), 0)).result()
+    rows_M = [minibatch_rows(part, algorithm, (), references) for part in parts]
+    learner.learn(LearnStep(rows_M, [0.0] * len(parts), 0)).result()
 
 
 def _group_lines(groups: Sequence[Group]) -> list[str]:

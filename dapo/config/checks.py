@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from dapo.config.check_data import check_data, check_rewards
+from dapo.config.check_loss import check_loss
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
@@ -44,6 +45,21 @@ def correction_kind(recipe: Recipe) -> CorrectionKind:
     return "none" if uses_sampler_logprobs(recipe) else "truncate"
 
 
+def has_entropy_term(recipe: Recipe) -> bool:
+    """Whether the loss has an entropy term, with a coefficient that is fixed or adapts."""
+    return bool(recipe.algorithm.entropy_coefficient) or recipe.algorithm.entropy_control.target is not None
+
+
+def kl_in_loss(recipe: Recipe) -> float:
+    """Coefficient of the loss's KL term; 0: it has none."""
+    return 0.0 if recipe.algorithm.kl_in_reward else recipe.algorithm.kl_coefficient
+
+
+def kl_in_reward(recipe: Recipe) -> float:
+    """Coefficient of the KL that is subtracted from rewards; 0: none is."""
+    return recipe.algorithm.kl_coefficient if recipe.algorithm.kl_in_reward else 0.0
+
+
 def penalty_interval(recipe: Recipe) -> tuple[int, int]:
     """(Lmax, Lcache) of the soft overlong punishment in tokens, defaults filled in.
 
@@ -72,67 +88,6 @@ def _batch(r: Recipe) -> Iterator[Problem]:
             f"does not divide rollout.prompts_per_step = {prompts} ({prompts} = {prompts // mini} x {mini} + "
             f"{prompts % mini}); use one of {', '.join(map(str, near))}",
             mini,
-        )
-
-
-def _micro_batches(r: Recipe) -> Iterator[Problem]:
-    loss = r.algorithm.loss
-    size = loss.micro_batch_sequences
-    key = "algorithm.loss.micro_batch_sequences"
-    if loss.reduction != "micro_batch_mean":
-        if size is not None:
-            yield Problem(
-                key, f"is only read with reduction: micro_batch_mean, not {loss.reduction}; take it out", size
-            )
-        return
-    prompts = r.learner.minibatch_prompts or r.rollout.prompts_per_step
-    rows = prompts * r.rollout.group_size
-    if size is None:
-        yield Problem(
-            key, f"micro_batch_mean is defined by its split: say how many of the {rows} responses go together"
-        )
-    elif rows % size:
-        yield Problem(
-            key,
-            f"does not divide the {rows} responses of an optimiser step ({prompts} prompts x "
-            f"{r.rollout.group_size}); choose a divisor",
-            size,
-        )
-
-
-def _loss_only(r: Recipe) -> Iterator[Problem]:
-    loss = r.algorithm.loss
-    if loss.constant_length is not None and loss.reduction != "constant":
-        yield Problem(
-            "algorithm.loss.constant_length",
-            f"is only read with reduction: constant, not {loss.reduction}; take it out or set the reduction",
-            loss.constant_length,
-        )
-    if loss.kind == "cispo" and r.algorithm.clip.dual is not None:
-        yield Problem(
-            "algorithm.clip.dual", "cispo has no dual clip; take it out, or set loss.kind: clip", r.algorithm.clip.dual
-        )
-    if loss.cispo_floor is not None and loss.kind != "cispo":
-        yield Problem("algorithm.loss.cispo_floor", f"is only read with kind: cispo, not {loss.kind}", loss.cispo_floor)
-    if loss.kind == "cispo" and (loss.cispo_floor or 0) >= loss.cispo_cap:
-        yield Problem("algorithm.loss.cispo_floor", f"must be below cispo_cap = {loss.cispo_cap:g}", loss.cispo_floor)
-    if loss.kind == "cispo" and loss.ratio == "sequence":
-        yield Problem("algorithm.loss.ratio", "cispo is defined on token ratios; use ratio: token", loss.ratio)
-
-
-def _clip(r: Recipe) -> Iterator[Problem]:
-    clip = r.algorithm.clip
-    if r.algorithm.loss.kind != "clip":
-        return
-    if clip.low >= 1:
-        yield Problem(
-            "algorithm.clip.low", "the lower bound 1 - low must stay above 0: use less than 1 (0.2)", clip.low
-        )
-    if r.algorithm.loss.ratio == "sequence" and max(clip.low, clip.high) > 0.05:
-        yield Problem(
-            "algorithm.clip",
-            f"bounds of {clip.low:g} / {clip.high:g} never bind on a sequence ratio, which averages over tokens; "
-            "use 3e-4 / 4e-4 (algorithm.clip.low, algorithm.clip.high)",
         )
 
 
@@ -379,9 +334,7 @@ _CHECKS = (
     _names,
     _counts,
     _batch,
-    _micro_batches,
-    _loss_only,
-    _clip,
+    check_loss,
     _group,
     _dynamic_sampling,
     _length,

@@ -40,7 +40,7 @@ _MODES = (
     "token_truncate is `truncate`, token_mask `mask_token`, sequence_truncate `truncate_sequence`; "
     "sequence_mask goes by the product there, `mask_sequence` by the geometric mean"
 )
-_KL = "DAPO has no KL term; one is planned"
+_KL = "0 in DAPO; `algorithm.kl_estimator` is k3 (verl's low_var_kl) unless set"
 _CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
 _ONE = "one process on one device, and servers for the rollouts"
 _RESUME = "dapo train --resume RUN"
@@ -261,7 +261,7 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "use_decoupled_loss", AREAL, "algorithm.old_logprobs algorithm.correction.kind", "`learner` and a correction"
     )
     + _peer("async_grpo.enabled", NEMO, f"{_DS}.unfinished", "`carry` goes on with them in the next step")
-    + _peer("entropy_coeff entropy_coef", (VERL, AREAL), "", "DAPO has no entropy bonus; `policy/entropy` is measured")
+    + _peer("entropy_coeff entropy_coef", (VERL, AREAL, TRL), "algorithm.entropy_coefficient", "0 in DAPO")
     + _peer("train_files dataset dataset_name", (VERL, SWIFT, TRL), "data.train", "a list: [{path: FILE}]")
     + _peer("val_files val_dataset eval_dataset", (VERL, SWIFT, TRL), "data.validation", "a list: [{path: FILE}]")
     + _peer("prompt_key", VERL, "data.train.N.fields", "{problem: THE_COLUMN}")
@@ -289,7 +289,27 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("optimizer.name optimizer.type", NEMO, "", "AdamW is the only one")
     + _peer("adam_beta1 adam_beta2", (TRL, SWIFT), "learner.betas")
     + _peer("warmup_ratio lr_warmup_steps_ratio", (TRL, SWIFT, VERL), "learner.warmup", "in steps")
-    + _peer("kl_coef ref_model sync_ref_model kl_loss_type", (VERL, TRL, SWIFT), "algorithm.kl_coefficient", _KL)
+    + _peer("kl_coef", (VERL, SKYRL), "algorithm.kl_coefficient", "in the reward with `algorithm.kl_in_reward: true`")
+    + _peer("use_kl_in_reward", (VERL, SKYRL), "algorithm.kl_in_reward")
+    + _peer(
+        "kl_loss_type kl_penalty kl_estimator_type reference_policy_kl_type",
+        (VERL, SKYRL, NEMO),
+        "algorithm.kl_estimator",
+        "kl is k1, mse k2, low_var_kl k3",
+    )
+    + _peer(
+        "ref_model ref_model_path ref_model_name", (TRL, SWIFT, SKYRL), "algorithm.reference", "the run's first weights"
+    )
+    + _peer(
+        "sync_ref_model ref_model_sync_steps ref_model_mixup_alpha",
+        (TRL, SWIFT),
+        "algorithm.reference.refresh_every",
+        "in training steps; the policy replaces the reference, nothing is mixed",
+    )
+    + _peer("use_adaptive_entropy entropy_target", TRL, "algorithm.entropy_control.target")
+    + _peer("entropy_coef_delta", TRL, "algorithm.entropy_control.delta")
+    + _peer("entropy_coef_min", TRL, "algorithm.entropy_control.min")
+    + _peer("entropy_coef_max", TRL, "algorithm.entropy_control.max")
 )
 
 _BY_KEY: dict[str, PeerKey] = {}

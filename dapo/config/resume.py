@@ -51,7 +51,12 @@ _RULES: dict[str, dict[Rule, str]] = {
         "ask": "dtype engine_args",
     },
     "rollout.server": {"free": "url weights_dir patience api_key_variable"},
-    "algorithm": {"ask": "overlong_filtering truncated_vote shaping old_logprobs kl_coefficient"},
+    "algorithm": {
+        "ask": "overlong_filtering truncated_vote shaping old_logprobs kl_coefficient kl_estimator kl_in_reward "
+        "entropy_coefficient"
+    },
+    "algorithm.reference": {"free": "offload", "fixed": "refresh_every"},
+    "algorithm.entropy_control": {"ask": "target delta min max"},
     "algorithm.clip": {"ask": "low high dual"},
     "algorithm.loss": {
         "ask": "kind ratio reduction constant_length micro_batch_sequences micro_batch_weighted cispo_cap cispo_floor"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import correction_kind, kl_in_loss, penalty_interval, uses_sampler_logprobs
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 
@@ -62,6 +62,12 @@ def _loss(r: Recipe) -> Iterator[str]:
             f"algorithm.loss.ratio: sequence with reduction: {loss.reduction}: GSPO is a mean over responses "
             "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
             "by other weights"
+        )
+    if kl_in_loss(r) and r.algorithm.kl_estimator == "k1":
+        yield (
+            "algorithm.kl_estimator: k1 as a term of the loss has no expected gradient on the policy's own samples: "
+            "its value is the KL and its gradient that of log p, which averages to zero. Take k2 (the gradient of "
+            "KL(policy, reference)) or k3, or algorithm.kl_in_reward=true"
         )
     rounded = [d for d in (r.model.dtype, r.rollout.vllm.dtype) if d not in (None, "float32")]
     if r.algorithm.old_logprobs == "sampler" and rounded:
@@ -147,6 +153,12 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     yield f"{loss}.reduction is {a.loss.reduction}", a.loss.reduction != "micro_batch_mean", weighted
     advantage = "algorithm.advantage"
     yield f"{advantage}.scale is none", a.advantage.scale == "none", below(advantage, "ddof eps")
+    yield "algorithm.kl_coefficient is 0", not a.kl_coefficient, ["algorithm.kl_estimator", "algorithm.kl_in_reward"]
+    built_in = ":" not in a.loss.kind
+    yield "algorithm.kl_coefficient is 0", not a.kl_coefficient and built_in, ["algorithm.reference"]
+    yield "algorithm.kl_in_reward is true: there it is k1", a.kl_in_reward, ["algorithm.kl_estimator"]
+    control = "algorithm.entropy_control"
+    yield f"{control}.target is null", a.entropy_control.target is None, below(control, "delta min max")
     yield from _correction(r)
     yield "learner.schedule is constant", r.learner.schedule == "constant", ["learner.final_ratio"]
     yield f"logging.rollouts is {r.logging.rollouts}", r.logging.rollouts != "sample", ["logging.rollouts_sample"]

@@ -154,6 +154,11 @@ def _rewards() -> Iterator[Metric]:
         "reward",
         "Mean reward after scaling and length penalty of all scored responses of trained groups, voters or not.",
     )
+    yield Metric(
+        "reward/kl_penalty",
+        "reward",
+        "Mean of what the KL against the reference adds to the rewards of voters, with `algorithm.kl_in_reward`.",
+    )
     yield Metric("reward/shaped_std", "reward", "Standard deviation of that reward.")
     yield Metric("reward/advantage_abs_mean", "1", "Mean absolute advantage of the trained responses' voters.")
     yield Metric(
@@ -223,6 +228,9 @@ def _learner() -> Iterator[Metric]:
         "train/grad_norm_max", "1", "Largest such norm among the optimiser steps of this step.", reduction="max"
     )
     yield Metric("train/learning_rate", "1", "Learning rate of the last optimiser step.")
+    yield Metric(
+        "train/entropy_coefficient", "1", "Coefficient of the entropy term in this step, where the loss has one."
+    )
     yield Metric("train/loss_tokens", TOKENS, "N: tokens with loss in one optimiser step; mean over this step's.")
     yield Metric("train/optimizer_steps", COUNT, "Optimiser steps of this training step.", reduction="sum")
     yield Metric(

@@ -19,6 +19,7 @@ from dapo.contracts.types import (
     Learned,
     LearnStep,
     Metrics,
+    Of,
     Prompt,
     SampleEvent,
     SampleRequest,
@@ -110,8 +111,12 @@ class Learner(Protocol):
             LearnerError: by ``result``: too many gradients in a row were not finite.
         """
 
-    def logprobs(self, rows: Sequence[HasTokens]) -> Handle[list[FloatArray]]:
-        """Log-probability of every response token under the present weights, at the sampling temperature."""
+    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Handle[list[FloatArray]]:
+        """Log-probability of every response token under the present weights, at the sampling temperature.
+
+        With ``reference`` under those of the reference, which a learner has only where it was made with one; the
+        policy's own are untouched.
+        """
 
     def publish(self, version: int) -> Ticket:
         """Lay the present weights out for an engine to load."""

@@ -39,6 +39,7 @@ class LossTokens:
         Float64 | None
     )  # learner - sampler; None where the weights moved since, and it could not be told from learning
     flags: Mapping[str, Bools] = field(default_factory=dict)
+    reference_gaps: Float64 | None = None  # log reference - log policy, bounded as in the losses; None: no reference
 
 
 Formula = Callable[[LossTokens], "Float64 | Bools | None"]
@@ -100,6 +101,12 @@ def _entries() -> Iterator[TokenMetric]:
         NATS,
         "Mean of r - 1 - log r over tokens with loss: policy against the old one.",
         lambda tokens: k3(tokens.log_ratios),
+    )
+    yield entry(
+        "kl",
+        NATS,
+        "K3 estimate of KL(policy, reference) over tokens with loss, where there is a reference.",
+        lambda tokens: None if tokens.reference_gaps is None else k3(tokens.reference_gaps),
     )
     yield entry(
         "ratio_mean",

@@ -282,11 +282,17 @@ class LearnStep:
     learning_rates: Sequence[float]  # of each optimiser step
     version: int  # of the weights that are about to be trained
     ratio_against: RatioAgainst = "sampler"
+    entropy_coefficient: float = 0.0  # of the entropy term, where the objective has one
+    refresh_reference: bool = False  # after the last optimiser step the reference is the policy
 
 
 RatioAgainst = Literal["sampler", "learner"]
 """Whose log-probabilities the probability ratio runs against: those recorded when sampling, or the learner's own
 before the first optimiser step of the training step (the correction then accounts for the sampler)."""
+
+
+Of = Literal["policy", "reference"]
+"""Whose log-probabilities are asked for."""
 
 
 @dataclass(frozen=True, slots=True)

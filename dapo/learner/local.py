@@ -16,6 +16,7 @@ from dapo.contracts.types import (
     HasTokens,
     Learned,
     LearnStep,
+    Of,
     RatioAgainst,
     Row,
     SavedFile,
@@ -41,6 +42,7 @@ class LocalLearner:
         temperature: Of sampling; log-probabilities are those of logits / temperature.
         correction: Importance correction where the ratio runs against the learner's own log-probabilities.
         weights_folder: Publish through this folder; None: engines of this process read the very tensors.
+        reference: The recipe's ``algorithm.reference`` where a reference is needed: the weights at hand become it.
     """
 
     def __init__(
@@ -51,16 +53,23 @@ class LocalLearner:
         temperature: float,
         correction: Correction | None = None,
         weights_folder: Path | None = None,
+        reference: schema.Reference | None = None,
     ) -> None:
         self.loaded, self.settings = loaded, settings
-        self.rank = PolicyStep(loaded, objective, settings, temperature, correction)
+        self.rank = PolicyStep(loaded, objective, settings, temperature, correction, reference)
+        self._refreshes = reference is not None and reference.refresh_every is not None
         self._address = offer(loaded.model)
         self._folder = None if weights_folder is None else WeightFolder(weights_folder)
         self._weights_moved = False  # since the last publish
 
-    def logprobs(self, rows: Sequence[HasTokens]) -> Done[list[FloatArray]]:
-        """Log-probability of every response token under the present weights, in the order of ``rows``."""
-        return Done(self._logprobs(rows))
+    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Done[list[FloatArray]]:
+        """Log-probability of every response token under the present weights, in the order of ``rows``.
+
+        Raises:
+            LearnerError: of a reference, where there is none.
+        """
+        with self.rank.under(of):
+            return Done(self._logprobs(rows))
 
     def learn(self, step: LearnStep) -> Done[Learned]:
         """One optimiser step per minibatch on the gradient of sum(weight x correction x L) over its loss tokens.
@@ -73,6 +82,7 @@ class LocalLearner:
         """
         stats: list[Stats] = []
         traces: list[TokenTrace] = []
+        self.rank.entropy_coefficient = step.entropy_coefficient
         olds = self._old_logprobs(step)
         for rows, rate, old in zip(step.minibatches, step.learning_rates, olds, strict=True):
             kept = [number for number, row in enumerate(rows) if row.loss_mask.any()]
@@ -91,6 +101,8 @@ class LocalLearner:
             stats.append(record.stats())
             traces += record.traces()
             stats.append(self._update(rate))
+        if step.refresh_reference and self.rank.reference is not None:
+            self.rank.reference.refresh()
         return Done(Learned(merge(stats), traces))
 
     def publish(self, version: int) -> Ticket:
@@ -113,7 +125,8 @@ class LocalLearner:
     def save(self, folder: Path) -> Done[list[SavedFile]]:
         """Weights, optimiser state and the count of skipped steps; ``load`` restores them to the bit."""
         counters = {"skipped_in_a_row": self.rank.skipped_in_a_row}
-        return Done(storage.save(folder, self.loaded, self.rank.optimizer.state(), counters))
+        reference = self.rank.reference.state() if self.rank.reference is not None and self._refreshes else None
+        return Done(storage.save(folder, self.loaded, self.rank.optimizer.state(), counters, reference))
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, in place: an engine that shares the weights sees them at the next publish.
@@ -121,7 +134,10 @@ class LocalLearner:
         Raises:
             CheckpointError: The folder is incomplete, or belongs to another model.
         """
+        reference = storage.load_reference(folder) if self._refreshes else None  # refused before anything changes
         optimizer, counters = storage.load(folder, self.loaded)
+        if reference is not None and self.rank.reference is not None:
+            self.rank.reference.load(reference)
         self.rank.optimizer.load(optimizer)
         self.rank.skipped_in_a_row = int(counters["skipped_in_a_row"])
         self._weights_moved = False

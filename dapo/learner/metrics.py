@@ -83,6 +83,7 @@ class TokenRecord:
         sampler = np.concatenate([row.sampler_logprobs for row in rows])[mask]
         moved = self.weights_moved and not self.old_is_learners
         gaps = None if moved else log_ratio(old if self.old_is_learners else logprobs, sampler)
+        references = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
         corrections = [
             np.ones(len(rated.row.token_ids), np.float32) if rated.correction is None else rated.correction
             for rated in self.rated
@@ -101,6 +102,9 @@ class TokenRecord:
             current=np.concatenate([row.versions for row in rows])[mask] == self.version,
             gaps=gaps,
             flags={name: np.concatenate(parts)[mask].astype(np.bool_) for name, parts in self.flags.items()},
+            reference_gaps=log_ratio(np.concatenate(references)[mask], logprobs)
+            if len(references) == len(rows)
+            else None,
         )
 
     def traces(self) -> list[TokenTrace]:

@@ -7,6 +7,7 @@ they like. What a pass says of itself are sums; ``optimizer_step`` counts the st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.contracts.stats import Stats, merge, stat
-from dapo.contracts.types import BoolArray, FloatArray, HasTokens, RatioAgainst, Row, TokenRow
+from dapo.contracts.types import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
 from dapo.errors import LearnerError
 from dapo.learner.metrics import Rated, TokenRecord
 from dapo.learner.optimizer import Optimizer
+from dapo.learner.reference import Reference
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
@@ -39,6 +41,7 @@ class PolicyStep:
         settings: The recipe's ``learner`` section.
         temperature: Of sampling; log-probabilities are those of logits / temperature.
         correction: Where the ratio runs against the learner's own log-probabilities.
+        reference: The recipe's ``algorithm.reference`` where a reference is needed; the weights at hand become it.
     """
 
     def __init__(
@@ -48,12 +51,30 @@ class PolicyStep:
         settings: schema.Learner,
         temperature: float,
         correction: Correction | None = None,
+        reference: schema.Reference | None = None,
     ) -> None:
         self.loaded, self.objective, self.settings = loaded, objective, settings
         self.temperature, self.correction = temperature, correction
         self.policy = Policy(loaded)
         self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
+        self.reference = None if reference is None else Reference(loaded, offload=reference.offload)
+        self.entropy_coefficient = 0.0  # of the entropy term, set with each training step
         self.skipped_in_a_row = 0
+
+    def under(self, of: Of) -> AbstractContextManager[None]:
+        """Whose weights the passes inside compute with.
+
+        Raises:
+            LearnerError: there is no reference.
+        """
+        if of == "policy":
+            return nullcontext()
+        if self.reference is None:
+            raise LearnerError(
+                "log-probabilities of the reference were asked for, and this learner was made without one: set "
+                "algorithm.kl_coefficient, or take a loss that needs none"
+            )
+        return self.reference.in_place()
 
     def logprobs(self, rows: Sequence[HasTokens]) -> list[FloatArray]:
         """Log-probability of every response token of one pass under the present weights, in the order of ``rows``."""
@@ -87,12 +108,16 @@ class PolicyStep:
         with torch.set_grad_enabled(backward):
             logprobs, entropy = self.policy(batch, self.temperature, self.objective.entropy)
             rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs)
-            loss, flags = self.objective.loss(_inputs(rated, batch, logprobs, entropy, self.objective))
+            inputs = _inputs(rated, batch, logprobs, entropy, self.objective)
+            loss, flags = self.objective.loss(inputs)
             weights = [
                 r.row.loss_weights() if r.correction is None else r.row.loss_weights() * r.correction for r in rated
             ]
             mask = _mask(rated, logprobs)
             weighted = torch.where(mask, _tokens(weights, logprobs) * loss, 0.0)
+            terms = self.objective.terms(inputs, self.entropy_coefficient)
+            if terms is not None:  # by the token's weight alone: no clip and no correction acts on them
+                weighted = weighted + _tokens([r.row.loss_weights() for r in rated], logprobs) * terms
             total = weighted.sum()
         record.add(rated, logprobs, entropy, weighted, flags)
         if backward:

@@ -22,14 +22,24 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.weights import model_tensors
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+REFERENCE = "reference.safetensors"  # of a reference that was refreshed; any other is the model that the run began with
 
 
 def save(
-    folder: Path, loaded: LoadedModel, optimizer: Mapping[str, Tensor], counters: Mapping[str, Any]
+    folder: Path,
+    loaded: LoadedModel,
+    optimizer: Mapping[str, Tensor],
+    counters: Mapping[str, Any],
+    reference: Mapping[str, Tensor] | None = None,
 ) -> list[SavedFile]:
-    """Write weights, optimiser tensors and counters, to the disk. The caller makes the folder appear atomically."""
+    """Write weights, optimiser tensors and counters, to the disk. The caller makes the folder appear atomically.
+
+    ``reference``: of a reference that is refreshed: what it is now.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = [_save_tensors(folder / WEIGHTS, model_tensors(loaded.model)), _save_tensors(folder / OPTIMIZER, optimizer)]
+    if reference is not None:
+        files.append(_save_tensors(folder / REFERENCE, reference))
     state = json.dumps({"fingerprint": loaded.fingerprint, "counters": dict(counters)}, indent=1).encode()
     (folder / STATE).write_bytes(state)
     files.append(SavedFile(STATE, len(state), zlib.crc32(state)))
@@ -87,6 +97,21 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
         for name, tensor in present.items():
             tensor.copy_(weights[name])
     return optimizer, state["counters"]
+
+
+def load_reference(folder: Path) -> dict[str, Tensor]:
+    """The reference of a run that refreshes it.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    try:
+        return load_file(folder / REFERENCE)  # type: ignore[no-any-return]
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder} holds no reference ({error}), and algorithm.reference.refresh_every needs the one that this "
+            "run had: resume with the setting that the checkpoint was saved with"
+        ) from error
 
 
 def export(folder: Path, loaded: LoadedModel) -> None:

@@ -28,6 +28,8 @@ class Algorithm:
     truncated_vote: bool = False
     overlong_filtering: bool = True
     source_range: tuple[float, float] | None = None  # what reward scaling clamps to; None: nothing is clamped
+    needs_reference: bool = False  # the loss or the reward reads log-probabilities of a reference
+    kl_in_reward: float = 0.0  # coefficient of the KL that is subtracted from shaped rewards
 
     def voters(self, group: Group) -> BoolArray:
         """Scored members, without the truncated ones unless they vote (algorithm.md section 2)."""
@@ -74,6 +76,10 @@ class Algorithm:
             able, self.advantages([_rewards(g) for g in able], [_voters(g) for g in able]), strict=True
         ):
             group.advantages_G = advantages
+
+    def votes(self, group: Group, index: int) -> bool:
+        """Whether response ``index`` of a shaped group counts in its mean and std."""
+        return bool(_voters(group)[index])
 
     def loss_mask(self, group: Group, index: int) -> BoolArray:
         """Tokens of response ``index`` that carry loss: generated, of a voter, not overlong-filtered."""

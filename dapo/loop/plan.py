@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -16,13 +16,19 @@ def split_minibatches(groups_P: Sequence[Group], minibatch_prompts: int | None) 
     return [list(groups_P[i : i + size]) for i in range(0, len(groups_P), size)]
 
 
-def minibatch_rows(groups: Sequence[Group], algorithm: Algorithm, traced: Collection[int] = ()) -> list[Row]:
+def minibatch_rows(
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    traced: Collection[int] = (),
+    references: Mapping[tuple[int, int], FloatArray] | None = None,
+) -> list[Row]:
     """Rows of one optimiser step.
 
     Args:
         groups: with advantages.
         algorithm: gives the loss mask and the weights.
         traced: ids of the groups whose tokens the learner keeps on record.
+        references: log-probabilities under a reference, by (group, index of the response).
     """
     members = [(group, index) for group in groups for index in range(len(group.completions_G))]
     masks = [algorithm.loss_mask(group, index) for group, index in members]
@@ -42,6 +48,7 @@ def minibatch_rows(groups: Sequence[Group], algorithm: Algorithm, traced: Collec
                 versions=completion.versions,
                 loss_weight=_one_number(weights[mask]),
                 advantage=float(group.advantages_G[index]),
+                reference_logprobs=None if references is None else references.get((group.id, index)),
                 traced=group.id in traced,
             )
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state, save_state
-from dapo.config.checks import uses_sampler_logprobs
+from dapo.config.checks import has_entropy_term, uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.enums import Disposition
 from dapo.contracts.evidence import Clamping, PoorBatch
@@ -33,11 +33,13 @@ from dapo.errors import AccuracyUnknown, CheckpointError, EngineError, RewardErr
 from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
+from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.interrupt import Interrupt
 from dapo.loop.outcomes import silent
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
+from dapo.loop.reference import References, reference_logprobs, subtract_kl
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.observe.spans import peak_rss_mib
@@ -84,6 +86,10 @@ class Trainer:
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.facts = dict(facts or {})
         self.counters = Counters()
+        control = recipe.algorithm.entropy_control
+        self.entropy = EntropyControl(
+            recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max
+        )
         self.stopped_by = ""  # "Ctrl-C" or "SIGTERM", where one did
         self.ended_early = ""  # why there was no further batch before ``trainer.steps``
         self._poor_batches = 0  # in a row
@@ -137,10 +143,12 @@ class Trainer:
         with self.phases("shape"):
             for group in batch.finished:
                 self.algorithm.shape_group(group)
-            self.algorithm.assign_advantages(batch.groups_P)
         self.engine.sleep()
-        learned, traces = self._learn(batch)
-        metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | learned
+        references, taken = self._reference(batch)
+        with self.phases("shape"):
+            self.algorithm.assign_advantages(batch.groups_P)
+        learned, traces = self._learn(batch, references)
+        metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | taken | learned
         self._warn_of_clamping(batch.step, metrics)
         metrics |= {
             "counters/training_steps": self.counters.training_steps,
@@ -177,17 +185,36 @@ class Trainer:
         least, greatest = metrics["reward/raw_min"], metrics["reward/raw_max"]
         self.recorder.notice(step, Clamping(metrics["reward/clamped"], low, high, least, greatest))
 
-    def _learn(self, batch: StepBatch) -> tuple[Metrics, list[TokenTrace]]:
+    def _reference(self, batch: StepBatch) -> tuple[References, Metrics]:
+        """Log-probabilities under the reference, where one is needed; takes the KL off the rewards, where that is
+        asked for."""
+        if not self.algorithm.needs_reference:
+            return {}, {}
+        with self.phases("learn"):
+            found = reference_logprobs(batch.groups_P, self.algorithm, self.learner)
+            return found, subtract_kl(batch.groups_P, found, self.algorithm, self.learner, self._ratio_against())
+
+    def _ratio_against(self) -> RatioAgainst:
+        return "sampler" if uses_sampler_logprobs(self.recipe) else "learner"
+
+    def _learn(self, batch: StepBatch, references: References) -> tuple[Metrics, list[TokenTrace]]:
         """One optimiser step per minibatch of whole groups: what they say of themselves and of traced tokens."""
         with self.phases("shape"):
             minibatches = split_minibatches(batch.groups_P, self.recipe.learner.minibatch_prompts)
             traced = self.recorder.traced(batch.finished)
-            rows_M = [minibatch_rows(groups, self.algorithm, traced) for groups in minibatches]
+            rows_M = [minibatch_rows(groups, self.algorithm, traced, references) for groups in minibatches]
             done = self.counters
             rates = [self.schedule.at(done.training_steps, done.optimizer_steps + n) for n in range(len(rows_M))]
         with self.phases("learn"):
-            against: RatioAgainst = "sampler" if uses_sampler_logprobs(self.recipe) else "learner"
-            step = LearnStep(rows_M, rates, done.training_steps, against)
+            refresh = self.recipe.algorithm.reference.refresh_every
+            step = LearnStep(
+                rows_M,
+                rates,
+                done.training_steps,
+                self._ratio_against(),
+                entropy_coefficient=(coefficient := self.entropy.now),
+                refresh_reference=refresh is not None and (done.training_steps + 1) % refresh == 0,
+            )
             learned = self.learner.learn(step).result()
         self.counters.training_steps += 1
         self.counters.optimizer_steps += len(rows_M)
@@ -195,6 +222,9 @@ class Trainer:
         self.counters.trained_tokens += sum(tokens_R)
         metrics = values(learned.stats)
         metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics["sampling/generated_tokens"])
+        if has_entropy_term(self.recipe):
+            metrics["train/entropy_coefficient"] = coefficient
+            self.entropy.update(metrics.get("train/entropy", math.nan))
         return metrics | {"train/learning_rate": rates[-1] if rates else 0.0}, learned.traces
 
     def _publish(self) -> Metrics:
@@ -266,6 +296,7 @@ class Trainer:
             "counters": asdict(self.counters),
             "collector": self.collector.state(),
             "sync_check": self.check_sync.state(),
+            "entropy": self.entropy.state(),
             "recorder": self.recorder.state(),
         }
         save_state(state, folder)
@@ -293,6 +324,7 @@ class Trainer:
             self.collector.load(state["collector"])
             if "sync_check" in state:  # not in a checkpoint of the first release
                 self.check_sync.load(state["sync_check"])
+            self.entropy.load(state.get("entropy", []))
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
         with as_damage(folder, "learner/"):
             self.learner.load(folder / "learner")

@@ -80,7 +80,7 @@ def _evaluate(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
     saved = CheckpointStore(RunFolder.open(run).checkpoints).path(subject.step) if run is not None else None
     session = Session.make(recipe, console, training=False)
     try:
-        learner = session.learner()
+        learner = session.learner(training=False)
         if saved is not None:
             learner.load(saved / "learner")
             console.say(f"weights of {saved}")

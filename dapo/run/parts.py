@@ -14,10 +14,17 @@ from transformers.utils.logging import disable_progress_bar
 from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.objective import Objective, cispo_objective, clip_objective
+from dapo.algorithms.objective import Objective, cispo_objective, clip_objective, with_terms
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import shape_rewards
-from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import (
+    correction_kind,
+    has_entropy_term,
+    kl_in_loss,
+    kl_in_reward,
+    penalty_interval,
+    uses_sampler_logprobs,
+)
 from dapo.config.schema import Model, Recipe
 from dapo.contracts.hooks import search_working_directory
 from dapo.contracts.model import ModelFacts
@@ -85,6 +92,8 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
         overlong_filtering=a.overlong_filtering,
         source_range=None if a.shaping or not a.reward_scaling.enabled else _source_range(recipe),
+        needs_reference=needs_reference(recipe),
+        kl_in_reward=kl_in_reward(recipe),
     )
 
 
@@ -151,7 +160,23 @@ def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArr
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """The loss, with what is to be known about it. A plain function of the user's is taken to need nothing."""
+    """The loss and its terms, with what is to be known about them. A plain function of the user's is taken to need
+    nothing."""
+    return with_terms(
+        _loss(recipe),
+        kl_coefficient=kl_in_loss(recipe),
+        kl_estimator=recipe.algorithm.kl_estimator,
+        entropy=has_entropy_term(recipe),
+    )
+
+
+def needs_reference(recipe: Recipe) -> bool:
+    """Whether something reads log-probabilities of a reference: a KL term, a KL in the reward, or a loss of the
+    user's."""
+    return bool(kl_in_reward(recipe)) or "reference" in make_objective(recipe).needs
+
+
+def _loss(recipe: Recipe) -> Objective:
     loss, clip = recipe.algorithm.loss, recipe.algorithm.clip
     if loss.kind == "clip":
         return clip_objective(low=clip.low, high=clip.high, dual=clip.dual, ratio=loss.ratio)

@@ -43,6 +43,7 @@ from dapo.run.parts import (
     make_schedule,
     make_tokenizer,
     make_validation_sampling,
+    needs_reference,
 )
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
@@ -132,7 +133,8 @@ class Session:
             watch=watch,
         )
 
-    def learner(self) -> LocalLearner:
+    def learner(self, *, training: bool = True) -> LocalLearner:
+        """Without ``training`` it is asked for nothing but its weights and log-probabilities."""
         recipe = self.recipe
         learner = LocalLearner(
             self.loaded,
@@ -141,6 +143,7 @@ class Session:
             recipe.rollout.temperature,
             correction=make_correction(recipe),
             weights_folder=self.weights,
+            reference=recipe.algorithm.reference if training and needs_reference(recipe) else None,
         )
         self.learners.append(learner)
         return learner

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dapo.contracts.handle import Done
 from dapo.contracts.stats import Stats, merge, over, stat
 from dapo.contracts.token_metrics import TOKEN_METRICS, LossTokens
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Row, SavedFile, Ticket, TokenTrace
+from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Of, Row, SavedFile, Ticket, TokenTrace
 from dapo.errors import CheckpointError, LearnerError
 
 SCORES = "scores.weight"
@@ -50,6 +50,7 @@ class ScriptedLearner:
         self.steps: list[LearnStep] = []
         self.diverge = False
         self._weights_moved = False  # since the last publish
+        self._reference = self._log_p()
 
     def learn(self, step: LearnStep) -> Done[Learned]:
         """One step of gradient descent with momentum per minibatch, on -sum(weight x A x log p)."""
@@ -77,9 +78,10 @@ class ScriptedLearner:
             stats.append(self._update(kept, np.exp(log_p), rate))
         return Done(Learned(merge(stats), traces))
 
-    def logprobs(self, rows: Sequence[HasTokens]) -> Done[list[FloatArray]]:
-        self._asked("logprobs")
-        log_p = self._log_p()
+    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Done[list[FloatArray]]:
+        """The reference is the learner as it was made."""
+        self._asked("logprobs" if of == "policy" else "reference")
+        log_p = self._log_p() if of == "policy" else self._reference
         return Done([self._of(log_p, row) for row in rows])
 
     def publish(self, version: int) -> Ticket:

@@ -145,6 +145,25 @@ class Correction(Section):
     """For ``truncate_sequence``: upper bound of the product of a sequence's ratios."""
 
 
+class Reference(Section):
+    refresh_every: Positive | None = None
+    """Training steps after which the reference becomes the present policy; None: it stays the model of the start."""
+    offload: bool = False
+    """Keep the reference's weights in the CPU's memory between passes."""
+
+
+class EntropyControl(Section):
+    target: Annotated[float, Field(gt=0)] | None = None
+    """Mean entropy of the tokens with loss to adapt the coefficient to, nats; None: it is fixed. The bonus acts only in
+    steps after one below the target (a penalty, with ``min`` below 0, only after one above)."""
+    delta: Annotated[float, Field(gt=0)] = 0.005
+    """What the coefficient moves by after each training step: up below the target, down above it."""
+    min: float = 0.0
+    """Lower bound of the coefficient; below 0 entropy can be taxed as well."""
+    max: float = 0.1
+    """Upper bound of the coefficient."""
+
+
 class Algorithm(Section):
     clip: Clip = Clip()
     """Bounds of the probability ratio."""
@@ -169,5 +188,15 @@ class Algorithm(Section):
     and in bfloat16, where engine and learner round differently."""
     correction: Correction = Correction()
     """Sampler-learner importance correction."""
-    kl_coefficient: Literal[0] = 0
-    """KL against a reference model: not available yet (DAPO has none)."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """KL against a reference, the model that the run began with. 0, as in DAPO: no reference is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Of the term in the loss; docs/algorithm.md has the formulas. GRPO has k3."""
+    kl_in_reward: bool = False
+    """Subtract the KL from each response's reward (k1, summed over its tokens) instead of adding it to the loss."""
+    reference: Reference = Reference()
+    """What KL is measured against."""
+    entropy_coefficient: float = 0.0
+    """Bonus for entropy in the loss (below 0: a tax); with ``entropy_control.target`` where the coefficient begins."""
+    entropy_control: EntropyControl = EntropyControl()
+    """A coefficient that follows the entropy."""

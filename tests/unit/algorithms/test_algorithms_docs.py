@@ -45,10 +45,6 @@ def test_every_public_function_is_on_the_page():
     assert public <= set(QUOTED)
 
 
-def test_page_promises_no_kl_before_there_is_one():
-    assert all(module.__name__ != "dapo.algorithms.kl" for module in MODULES), "describe it in section 4"
-
-
 def test_keep_example():
     keep, everyone = HOOKS["keep_middling"], np.ones(6, dtype=bool)
     for correct, verdict in [

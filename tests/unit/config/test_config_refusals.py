@@ -111,7 +111,10 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("run.name=a/b", ["one folder"]),
         ("model.device=gpu", ["`cuda`"]),
         ("learner.betas=[0.9, 1.0]", ["[0, 1)"]),
-        ("algorithm.kl_coefficient=0.1", ["`0`"]),
+        ("algorithm.kl_coefficient=-0.1", ["algorithm.kl_coefficient: -0.1", ">= 0"]),
+        ("algorithm.kl_estimator=k4", ["`k1`", "`k2`", "`k3`"]),
+        ("algorithm.entropy_control={min: 0.1}", ["algorithm.entropy_control.max", "above min = 0.1"]),
+        ("algorithm.entropy_control={target: 0.3, min: 0.01}", ["entropy_coefficient: 0", "outside 0.01 .. 0.1"]),
         # engines
         ("rollout.engine=vlm", ["`vllm`"]),
         ("rollout.engine=vllm_server", ["rollout.server.url", "http://localhost:8000"]),
@@ -262,6 +265,12 @@ def test_missing_files_name_the_nearest(tmp_path: Path, monkeypatch: pytest.Monk
         ("policy.generation.vllm_cfg.enforce_eager", "rollout.vllm.enforce_eager"),
         ("vllm_server_base_url", "rollout.server.url"),
         ("beta", "algorithm.kl_coefficient"),
+        ("kl_loss_coef", "algorithm.kl_coefficient"),
+        ("actor_rollout_ref.actor.kl_loss_type", "algorithm.kl_estimator"),
+        ("algorithm.use_kl_in_reward", "algorithm.kl_in_reward"),
+        ("ref_model_sync_steps", "algorithm.reference.refresh_every"),
+        ("entropy_coeff", "algorithm.entropy_coefficient"),
+        ("entropy_target", "algorithm.entropy_control.target"),
     ],
 )
 def test_a_peers_key_is_answered_with_ours(key: str, ours: str) -> None:

@@ -206,9 +206,14 @@ def make_run(
     hooks=(),
     resume=False,
     prompts=4,
+    section=None,
+    changes=None,
     **settings,
 ) -> Run:
-    """A run whose checkpoints are in ``folder``; ``resume``: from the newest of them."""
+    """A run whose checkpoints are in ``folder``; ``resume``: from the newest of them.
+
+    ``section``: of the recipe's ``algorithm``; ``changes``: to the algorithm's functions and facts.
+    """
     log, phases = Log(hooks), NotedPhases()
     log.step = lambda: phases.step
     learner = ScriptedLearner(note=lambda call: log.note(f"learner {call}"))
@@ -219,7 +224,7 @@ def make_run(
         return 2 * rewards - 1, np.zeros(len(rewards))
 
     judge = partial(judge_group, metric_is_accuracy=True)
-    algorithm, recorder = make_algorithm(judge=judge, shape=shape), Recording(log)
+    algorithm, recorder = make_algorithm(judge=judge, shape=shape, **(changes or {})), Recording(log)
     collector = make_collector(
         length=length,
         accuracy=accuracy,
@@ -252,6 +257,7 @@ def make_run(
             rollout={"prompts_per_step": prompts},
             validation={"every": evaluate_every},
             checkpoint={"every": save_every},
+            algorithm=section or {},
         ),
         fingerprint={"model": "scripted"},
         phases=phases,

@@ -1,0 +1,88 @@
+"""Settings of the loss and its terms that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dapo.config.problems import Problem
+from dapo.config.schema import Recipe
+
+
+def check_loss(recipe: Recipe) -> Iterator[Problem]:
+    """Everything that is wrong with reduction, loss, clip bounds and entropy term."""
+    for part in (_micro_batches, _loss_only, _clip, _entropy):
+        yield from part(recipe)
+
+
+def _micro_batches(r: Recipe) -> Iterator[Problem]:
+    loss = r.algorithm.loss
+    size = loss.micro_batch_sequences
+    key = "algorithm.loss.micro_batch_sequences"
+    if loss.reduction != "micro_batch_mean":
+        if size is not None:
+            yield Problem(
+                key, f"is only read with reduction: micro_batch_mean, not {loss.reduction}; take it out", size
+            )
+        return
+    prompts = r.learner.minibatch_prompts or r.rollout.prompts_per_step
+    rows = prompts * r.rollout.group_size
+    if size is None:
+        yield Problem(
+            key, f"micro_batch_mean is defined by its split: say how many of the {rows} responses go together"
+        )
+    elif rows % size:
+        yield Problem(
+            key,
+            f"does not divide the {rows} responses of an optimiser step ({prompts} prompts x "
+            f"{r.rollout.group_size}); choose a divisor",
+            size,
+        )
+
+
+def _loss_only(r: Recipe) -> Iterator[Problem]:
+    loss = r.algorithm.loss
+    if loss.constant_length is not None and loss.reduction != "constant":
+        yield Problem(
+            "algorithm.loss.constant_length",
+            f"is only read with reduction: constant, not {loss.reduction}; take it out or set the reduction",
+            loss.constant_length,
+        )
+    if loss.kind == "cispo" and r.algorithm.clip.dual is not None:
+        yield Problem(
+            "algorithm.clip.dual", "cispo has no dual clip; take it out, or set loss.kind: clip", r.algorithm.clip.dual
+        )
+    if loss.cispo_floor is not None and loss.kind != "cispo":
+        yield Problem("algorithm.loss.cispo_floor", f"is only read with kind: cispo, not {loss.kind}", loss.cispo_floor)
+    if loss.kind == "cispo" and (loss.cispo_floor or 0) >= loss.cispo_cap:
+        yield Problem("algorithm.loss.cispo_floor", f"must be below cispo_cap = {loss.cispo_cap:g}", loss.cispo_floor)
+    if loss.kind == "cispo" and loss.ratio == "sequence":
+        yield Problem("algorithm.loss.ratio", "cispo is defined on token ratios; use ratio: token", loss.ratio)
+
+
+def _clip(r: Recipe) -> Iterator[Problem]:
+    clip = r.algorithm.clip
+    if r.algorithm.loss.kind != "clip":
+        return
+    if clip.low >= 1:
+        yield Problem(
+            "algorithm.clip.low", "the lower bound 1 - low must stay above 0: use less than 1 (0.2)", clip.low
+        )
+    if r.algorithm.loss.ratio == "sequence" and max(clip.low, clip.high) > 0.05:
+        yield Problem(
+            "algorithm.clip",
+            f"bounds of {clip.low:g} / {clip.high:g} never bind on a sequence ratio, which averages over tokens; "
+            "use 3e-4 / 4e-4 (algorithm.clip.low, algorithm.clip.high)",
+        )
+
+
+def _entropy(r: Recipe) -> Iterator[Problem]:
+    control, start = r.algorithm.entropy_control, r.algorithm.entropy_coefficient
+    where = "algorithm.entropy_control"
+    if control.min >= control.max:
+        yield Problem(f"{where}.max", f"must be above min = {control.min:g}", control.max)
+    elif control.target is not None and not control.min <= start <= control.max:
+        yield Problem(
+            "algorithm.entropy_coefficient",
+            f"begins outside {control.min:g} .. {control.max:g} ({where}.min and .max); change one of them",
+            start,
+        )

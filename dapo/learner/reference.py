@@ -1,0 +1,75 @@
+"""The reference that KL is measured against: the values that the trained parameters had at the start, or at a refresh.
+
+The reference differs from the policy in trained parameters only, so only these are kept. For a pass under the reference
+both sets of values change places, in place: one module, sharded and packed as it is, serves both, and the policy comes
+back to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from dapo.models.loaded import LoadedModel
+
+
+class Reference:
+    """Frozen values of the policy's trained parameters.
+
+    Args:
+        loaded: The policy, with the weights that the reference shall have.
+        offload: Keep the values in the CPU's memory between passes.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, offload: bool = False) -> None:
+        self._model: nn.Module = loaded.model
+        self._frozen = {
+            name: _copy(parameter, offload)
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        }
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model computes as the reference; no gradient may be made meanwhile."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """From now on the reference is the present policy."""
+        for name, parameter in self._trained().items():
+            self._frozen[name].copy_(parameter)
+
+    def state(self) -> dict[str, Tensor]:
+        """The values by parameter name, for a checkpoint."""
+        return self._frozen
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``state`` returned."""
+        for name, frozen in self._frozen.items():
+            frozen.copy_(tensors[name])
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self._trained().items():
+            frozen = self._frozen[name]
+            before = parameter.detach().clone()
+            parameter.copy_(frozen)
+            frozen.copy_(before)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        own = dict(self._model.named_parameters())
+        return {name: own[name] for name in self._frozen}
+
+
+def _copy(parameter: Tensor, offload: bool) -> Tensor:
+    values = parameter.detach()
+    return values.to("cpu", copy=True) if offload else values.clone()

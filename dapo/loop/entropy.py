@@ -1,0 +1,49 @@
+"""The coefficient of the entropy term: fixed, or following the entropy that the last step had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EntropyControl:
+    """Adaptive entropy control (Skywork-OR1, arXiv 2505.22312, section 4): after each training step the coefficient
+    moves by ``step``, up where the step's mean entropy was below ``target``, down where it was above.
+
+    It acts in the next step only as far as it points the right way: a bonus after an entropy at or below the target, a
+    tax (a coefficient below 0) after one above it.
+    """
+
+    coefficient: float = 0.0  # the fixed one, or where an adapting one stands
+    target: float | None = None  # nats; None: the coefficient is fixed
+    step: float = 0.005
+    low: float = 0.0
+    high: float = 0.1
+    measured: float | None = None  # the last training step's mean entropy, nats
+
+    @property
+    def now(self) -> float:
+        """What the next training step takes."""
+        if self.target is None or self.measured is None:
+            return self.coefficient
+        return max(self.coefficient, 0.0) if self.measured <= self.target else min(self.coefficient, 0.0)
+
+    def update(self, entropy: float) -> None:
+        """A training step had this mean entropy over its tokens with loss; nan (it had none) changes nothing."""
+        if self.target is None or math.isnan(entropy):
+            return
+        self.measured = entropy
+        moved = self.coefficient + (self.step if entropy <= self.target else -self.step)
+        self.coefficient = min(self.high, max(self.low, moved))
+
+    def state(self) -> list[float | None]:
+        """For checkpoints; empty where nothing adapts."""
+        return [] if self.target is None else [self.coefficient, self.measured]
+
+    def load(self, state: Sequence[float | None]) -> None:
+        """Take over what ``state`` returned. A run that begins to adapt at a resume begins at its recipe's value."""
+        if state and self.target is not None:
+            self.coefficient = min(self.high, max(self.low, float(state[0] or 0.0)))
+            self.measured = None if state[1] is None else float(state[1])
