@@ -27,13 +27,13 @@ export OMP_NUM_THREADS ?= 1
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart test test-slow test-browser test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
+.PHONY: setup setup-vllm quickstart test test-slow test-browser test-wheel test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
 
 quickstart: setup
-	$(BIN)/dapo train recipes/quickstart.yaml run.dir=runs run.name=quickstart run.if_exists=backup
+	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
 
 # In two processes, a file's tests in one of them. In the order of the folders: the long files of tests/integration come
 # early, so that no process is left with one of them while the other has nothing to do.
@@ -55,6 +55,10 @@ test-vllm: setup-vllm
 
 test-vllm-slow: setup-vllm
 	.venv-vllm/bin/python -m pytest -m "vllm and slow" tests/vllm
+
+# Builds the wheel and the source distribution and uses them as a stranger would, outside of the checkout.
+test-wheel: setup
+	$(BIN)/python tests/wheel/try_wheel.py --mypy $(BIN)/mypy
 
 oracles: setup
 	$(BIN)/python tests/oracles/live.py

@@ -28,13 +28,13 @@ from machine import describe_machine
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import load_recipe
+from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.metrics import read_metrics
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter
 from dapo.observe.tokens import Pieces
-from dapo.observe.trackers import Trackers
 from dapo.run.session import Session
 
 HERE = Path(__file__).resolve().parent
@@ -58,7 +58,7 @@ class Side:
         self.session = Session.make(recipe, console, self.folder.path)
         pieces = Pieces(self.session.tokenizer) if recipe.logging.tokens else None
         status = StatusWriter(self.folder.status, steps)
-        trackers = Trackers([], print)
+        trackers = Callbacks()
         self.recorder = RunRecorder(self.folder, console, trackers, recipe.logging, pieces, status)
         self.trainer = self.session.trainer(self.recorder, CheckpointStore(self.folder.checkpoints))
         console.start(name, steps, 0)

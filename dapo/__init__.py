@@ -16,9 +16,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dapo.config import LoadedRecipe, Recipe, load_recipe, recipe_from_dict
+    from dapo.contracts.events import Callback
     from dapo.run import evaluate, export, resume, train
 
 _HOMES = {
+    "Callback": "dapo.contracts.events",
     "LoadedRecipe": "dapo.config",
     "Recipe": "dapo.config",
     "load_recipe": "dapo.config",
@@ -30,6 +32,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Callback",
     "LoadedRecipe",
     "Recipe",
     "__version__",

@@ -60,6 +60,10 @@ class LearnerError(DapoError, RuntimeError):
     """Training cannot go on: for example too many non-finite gradients in a row."""
 
 
+class CallbackError(DapoError, RuntimeError):
+    """A callback failed whose author wants the run to end with it (``on_error = "stop"``)."""
+
+
 class DiskError(DapoError, RuntimeError):
     """The run's folder takes no more: a full disk, a limit on files, or a file system that was made read-only."""
 

@@ -12,6 +12,7 @@ from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines, size_t
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.problems import brief
+from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
 from dapo.loop.refill import least_kept
 from dapo.observe.extra import PICTURES, missing
@@ -39,7 +40,8 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
     from dapo.run.fits import check_fits
 
     recipe = loaded.recipe
-    print(f"{loaded.path or 'recipe'}: preset {recipe.preset}")
+    called = short_name(loaded.path) if loaded.path else "RECIPE"
+    print(f"{called if loaded.path else 'recipe'}: preset {recipe.preset}")
     _section("different from the preset", _difference(loaded))
     _section("warnings", [*loaded.warnings, *_missing(recipe)])
     check_hooks(recipe)
@@ -59,7 +61,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
     if tries:
         _section(f"{tries} groups, generated and scored", try_groups(recipe, tries))
     verdict = "Apart from the doubts above the recipe is good" if trial.doubts else "The recipe is good"
-    print(f"\n{verdict}. Start it with: dapo train {shlex.join([str(loaded.path or 'RECIPE'), *loaded.overrides])}")
+    print(f"\n{verdict}. Start it with: dapo train {shlex.join([called, *loaded.overrides])}")
 
 
 def _missing(recipe: Recipe) -> Iterator[str]:

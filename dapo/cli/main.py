@@ -1,4 +1,4 @@
-"""``dapo``: train, check, data, evaluate, export, report, view.
+"""``dapo``: train, check, recipes, init, explain, data, evaluate, export, report, view.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 130 after Ctrl-C.
 """
@@ -21,11 +21,18 @@ INTERRUPTED = 130
 UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
 """click's own class, which newer releases of typer carry inside themselves."""
 
+
+def pages(*names: str) -> str:
+    """The line under a command's help that says where more is written."""
+    return f"Pages: {', '.join(names)}"
+
+
 app = typer.Typer(
     name="dapo",
     help="Train language models with the DAPO recipe, on tasks whose answers a program can check.",
+    epilog=pages("README.md", "docs/tutorial.md", "docs/configuration.md"),
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -88,15 +95,39 @@ def _root(
     pass
 
 
+def _complete_recipe(incomplete: str) -> list[str]:
+    """What a shell offers for RECIPE and KEY=VALUE: short names, YAML files here, and settings."""
+    from dapo.config.settings import settings
+    from dapo.config.shipped import recipe_names
+
+    files = sorted(str(path) for path in Path().glob("*.y*ml"))
+    keys = [f"{s.path.replace('.N', '.0')}=" for s in settings().values() if not s.section]
+    return [word for word in (*recipe_names(), *files, *keys) if word.startswith(incomplete)]
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    from dapo.config.settings import settings
+
+    return [path for path in settings() if path.startswith(incomplete)]
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    from dapo.config.shipped import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
 RecipeArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="RECIPE [KEY=VALUE]...", help="A YAML recipe, and settings that go on top: trainer.steps=20"
+        metavar="RECIPE [KEY=VALUE]...",
+        help="A YAML recipe or the short name of one of `dapo recipes`, and settings that go on top: trainer.steps=20",
+        autocompletion=_complete_recipe,
     ),
 ]
 
 
-@app.command()
+@app.command(epilog=pages("docs/tutorial.md", "docs/configuration.md"))
 def train(
     arguments: RecipeArguments = None,
     resume: Annotated[
@@ -126,7 +157,7 @@ def train(
     return dapo.run.train(loaded)
 
 
-@app.command()
+@app.command(epilog=pages("docs/tutorial.md", "docs/data_and_rewards.md"))
 def check(
     arguments: RecipeArguments = None,
     tries: Annotated[
@@ -147,7 +178,86 @@ def check(
     return 0
 
 
-@app.command()
+@app.command(epilog=pages("README.md", "docs/tutorial.md"))
+def recipes(
+    show: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Print this recipe.", autocompletion=_complete_name)
+    ] = None,
+    copy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Copy it here, with the files that it names.", autocompletion=_complete_name),
+    ] = None,
+) -> int:
+    """The recipes that come with the package: `dapo train quickstart` runs one, `--copy NAME` makes it yours."""
+    from dapo.cli.recipes import copy_recipe, list_recipes, show_recipe
+
+    if show is not None:
+        show_recipe(show)
+    if copy is not None:
+        copy_recipe(copy, Path())
+    if show is None and copy is None:
+        list_recipes()
+    return 0
+
+
+@app.command(epilog=pages("docs/tutorial.md", "docs/data_and_rewards.md"))
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Writes NAME.yaml; also the run's name.")] = "mine",
+    model: Annotated[str | None, typer.Option(help="A Hugging Face folder or hub name.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Training problems, or `hub:owner/name`.")] = None,
+    validation: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out problems.")] = None,
+    problem: Annotated[str | None, typer.Option(metavar="COLUMN", help="Holds the problem; default: found.")] = None,
+    answer: Annotated[str | None, typer.Option(metavar="COLUMN", help="Holds the gold answer; default: found.")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="math, exact, or package.module:function; default: by the answers.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: what is here.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
+    force: Annotated[bool, typer.Option("--force", help="Write over NAME.yaml.")] = False,
+) -> int:
+    """Write a commented recipe for your model, data and machine. What no flag says is asked for in a terminal."""
+    from dapo.cli.init import Wanted, checked_reward, needs, write_recipe
+
+    if sys.stdin.isatty():
+        model = model or typer.prompt("Model (a Hugging Face folder or hub name)")
+        if data is None:
+            data = typer.prompt("Training data (a file of problems with answers, or hub:owner/name)")
+            validation = (
+                validation or typer.prompt("Held-out data (empty: none)", default="", show_default=False) or None
+            )
+    needs([("--model", model), ("--data", data)])
+    assert model is not None
+    assert data is not None
+    stem = name.removesuffix(".yaml")
+    wanted = Wanted(
+        Path(stem).name, model, data, validation, problem, answer, checked_reward(reward), device, max_tokens, steps
+    )
+    for line in write_recipe(wanted, Path(f"{stem}.yaml"), force=force):
+        print(line)
+    print(f"wrote {stem}.yaml. Look at it with: dapo check {stem}.yaml")
+    return 0
+
+
+@app.command(epilog=pages("docs/configuration.md", "docs/metrics.md", "docs/peers.md"))
+def explain(
+    keys: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...",
+            help="A setting, a section, a metric, or another trainer's key.",
+            autocompletion=_complete_key,
+        ),
+    ],
+) -> int:
+    """What a key means, its default, the paper's section, other trainers' names for it, and the page."""
+    from dapo.config.explain import explain as lines_about
+
+    print("\n\n".join("\n".join(lines_about(key)) for key in keys))
+    return 0
+
+
+@app.command(epilog=pages("docs/dynamic_sampling.md"))
 def data(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be going on.")],
     show: Annotated[
@@ -166,7 +276,7 @@ def data(
     return 0
 
 
-@app.command()
+@app.command(epilog=pages("docs/tutorial.md", "docs/algorithm.md section 7"))
 def evaluate(
     model_or_run: Annotated[
         str, typer.Argument(metavar="MODEL_OR_RUN", help="A run folder, model folder or hub name.")
@@ -224,7 +334,7 @@ def evaluate(
     return dapo.run.evaluate(loaded, run, step, against=second, out=out, as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=pages("docs/tutorial.md"))
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")],
@@ -242,7 +352,7 @@ def export(
     return dapo.run.export(run, out, step)
 
 
-@app.command()
+@app.command(epilog=pages("docs/reading_a_run.md"))
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders; they may be going on. Several are compared.")
@@ -260,7 +370,7 @@ def report(
     return 0
 
 
-@app.command()
+@app.command(epilog=pages("docs/viewing.md", "docs/reading_a_run.md"))
 def view(
     runs_folder: Annotated[
         Path, typer.Argument(metavar="RUNS_FOLDER", help="A folder of runs, such as runs; or one run.")
@@ -280,7 +390,9 @@ def view(
 
 def _recipe_and_overrides(arguments: Sequence[str] | None) -> tuple[str, list[str]]:
     if not arguments:
-        raise typer.BadParameter("a recipe file is missing: for example recipes/quickstart.yaml", param_hint="RECIPE")
+        raise typer.BadParameter(
+            "a recipe is missing: a file, or a name such as quickstart (`dapo recipes` lists them)", param_hint="RECIPE"
+        )
     first, *rest = arguments
     if "=" in first and not Path(first).exists():
         raise typer.BadParameter(f"the recipe file comes first, before `{first}`", param_hint="RECIPE")

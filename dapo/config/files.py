@@ -18,6 +18,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from dapo.config.problems import Problem
+from dapo.config.shipped import recipe_names
 from dapo.errors import DapoError, RecipeError
 
 MOST_BYTES = 1_000_000
@@ -39,9 +40,12 @@ def read_recipe_file(path: Path) -> str:
         return _read(path).decode("utf-8")
     except FileNotFoundError:
         there = sorted({p for d in (path.parent, Path("recipes")) if d.is_dir() for p in d.glob("*.y*ml")})
-        near = difflib.get_close_matches(path.stem, [p.stem for p in there], 1, 0.6)
+        shipped = recipe_names()
+        near = difflib.get_close_matches(path.stem, [p.stem for p in there] + shipped, 1, 0.6)
         hint = next((f"; did you mean {p}?" for p in there if p.stem in near), "")
+        hint = hint or "".join(f"; did you mean {name}, which comes with the package?" for name in near)
         hint = hint or (f"; there are {', '.join(map(str, there[:8]))}" if there else "")
+        hint = hint or f"; with the package come {', '.join(shipped)} (`dapo recipes`)"
         raise RecipeError(f"recipe file not found: {path}{hint}") from None
     except IsADirectoryError:
         raise RecipeError(f"{path} is a folder; give a recipe file, or --resume {path} to go on with a run") from None

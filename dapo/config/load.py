@@ -18,6 +18,7 @@ from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown
 from dapo.config.schema import Recipe
 from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
 from dapo.config.settings import lookup, settings
+from dapo.config.shipped import find_recipe
 from dapo.config.unusual import warnings_of
 from dapo.config.write import to_yaml, without_secrets
 from dapo.errors import RecipeError
@@ -48,7 +49,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bo
     folder.
 
     Args:
-        path: the file.
+        path: the file, or the short name of a recipe that comes with the package (``quickstart``).
         overrides: ``key=value`` each.
         of_a_run: the recipe of a run that is only read: secrets that were hidden there need not be given again.
 
@@ -56,10 +57,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bo
         RecipeError: one error that lists everything that is wrong, each with its line, the value given, what was
             expected and the nearest right name.
     """
-    path = Path(path)
+    called, path = str(path), find_recipe(path)
     text = read_recipe_file(path)
-    given, lines = parse_yaml(text, str(path))
-    return _load(given, text, overrides, Origin(str(path), lines), path, hidden_is_fine=of_a_run)
+    given, lines = parse_yaml(text, called)
+    return _load(given, text, overrides, Origin(called, lines), path, hidden_is_fine=of_a_run)
 
 
 def recipe_from_dict(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedRecipe:

@@ -78,7 +78,9 @@ _RULES: dict[str, dict[Rule, str]] = {
     "validation": {"free": "every samples greedy temperature top_p max_response_tokens limit"},
     "trainer": {"free": "steps sync_check_tolerance"},
     "checkpoint": {"free": "every keep"},
-    "logging": {"free": "rollouts rollouts_sample tokens spans console samples_every tensorboard wandb"},
+    "logging": {
+        "free": "rollouts rollouts_sample tokens spans console samples_every tensorboard wandb trackers project"
+    },
 }
 
 

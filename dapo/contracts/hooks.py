@@ -1,12 +1,59 @@
-"""Where functions of the user are found: ``package.module:function``, also in the working directory."""
+"""Functions of the user: ``package.module:function``, found in the working directory too, or given as objects.
+
+A function, an objective or a class of a script or a notebook cell has no name by which another process could import it.
+``give`` makes one up, ``python:NAME``, which stands in the recipe and means that object in this process alone.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from typing import Any
+
+OBJECTS = "python"
+"""What stands for a module in the name of an object that was given."""
+_given: dict[str, Any] = {}
 
 
 def search_working_directory() -> None:
     """Let modules of the working directory be imported, behind everything installed: none hides a package."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+
+
+def give(found: Any, name: str) -> str:
+    """The hook of an object: ``python:NAME``. Another object of the same name takes its place."""
+    plain = "".join(c if c.isalnum() or c == "_" else "_" for c in name).lstrip("0123456789") or "object"
+    hook = f"{OBJECTS}:{plain}"
+    _given[hook] = found
+    return hook
+
+
+def is_object(hook: str) -> bool:
+    """Whether it stands for an object, which only the program that gave it has."""
+    return hook.startswith(f"{OBJECTS}:")
+
+
+def given(hook: str) -> Any:
+    """The object behind ``python:NAME``; None where nothing was given."""
+    return _given.get(hook)
+
+
+def load(hook: str) -> Any:
+    """What ``package.module:name`` or ``python:NAME`` stands for.
+
+    Raises:
+        ImportError: no such module, or the object was not given in this process.
+        AttributeError: the module has no such name.
+    """
+    module, _, name = hook.partition(":")
+    if is_object(hook):
+        if hook not in _given:
+            raise ImportError(
+                f"{name!r} is an object of the Python program that started the run, and was not given here: start or "
+                "resume it from there (dapo.train, dapo.resume), or name a function of a module instead"
+            )
+        return _given[hook]
+    search_working_directory()
+    return getattr(importlib.import_module(module), name)

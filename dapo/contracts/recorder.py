@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from dapo.contracts.evaluation import EvaluationResult
@@ -23,6 +24,9 @@ class Recorder(Protocol):
         """A stretch of a phase has ended."""
 
     def evaluation(self, step: int, result: EvaluationResult) -> None: ...
+
+    def saved(self, step: int, folder: Path) -> None:
+        """A checkpoint of ``step`` lies in ``folder``."""
 
     def stopped(self, step: int, judged: Sequence[Group]) -> None:
         """Step ``step`` could not fill its batch: what was judged on the way is the evidence."""

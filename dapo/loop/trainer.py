@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.config.checks import has_entropy_term, uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.enums import Disposition
+from dapo.contracts.evaluation import EvaluationResult
 from dapo.contracts.evidence import Clamping, PoorBatch
 from dapo.contracts.model import check_fingerprint
 from dapo.contracts.phases import Phases
@@ -55,6 +56,15 @@ class Counters:
     trained_tokens: int = 0  # response tokens that carried loss
 
 
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """What a training step came to."""
+
+    step: int
+    metrics: Metrics  # as recorded
+    finished: Sequence[Group]  # groups that were judged or discarded in it
+
+
 class Trainer:
     """Runs the training loop over a collector, a learner and an engine."""
 
@@ -90,7 +100,7 @@ class Trainer:
         self.entropy = EntropyControl(
             recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max
         )
-        self.stopped_by = ""  # "Ctrl-C" or "SIGTERM", where one did
+        self.stopped_by = ""  # "Ctrl-C", "SIGTERM" or what ``stop`` was told, where one did
         self.ended_early = ""  # why there was no further batch before ``trainer.steps``
         self._poor_batches = 0  # in a row
         self._told_of_clamping = False
@@ -99,33 +109,55 @@ class Trainer:
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
 
     def run(self) -> bool:
-        """Train to ``trainer.steps``. True when it got there, False when a signal ended it early (state saved).
+        """Train to ``trainer.steps``. True when it got there, False when it was stopped early (state saved).
 
         Raises:
             SamplingStopped: the batch could not be filled; the boundary state was saved first.
+        """
+        for _ in self.each_step():
+            pass
+        return not self.stopped_by
+
+    def each_step(self) -> Iterator[StepDone]:
+        """``run``, a training step at a time: each is recorded and, where it is due, saved when it is given out.
+
+        Whoever leaves in the middle closes the iterator: the state is then saved.
         """
         self.phases.take()  # what came before is no part of the first step
         with Interrupt(self._interrupted, self._interrupted_again) as interrupt:
             if self.counters.training_steps == 0:
                 self._publish()
                 self._first_evaluation()
-            while self.counters.training_steps < self.steps and not interrupt.requested:
-                if not self._train_step():
-                    break
+            try:
+                while self.counters.training_steps < self.steps and not interrupt.requested and not self.stopped_by:
+                    done = self._train_step()
+                    if done is None:
+                        break
+                    yield done
+            except GeneratorExit:
+                self.stopped_by = self.stopped_by or "its caller"
             if self._saved_at != self.counters.training_steps:
-                self._save()
-            return not interrupt.requested
+                self.save()
+
+    def stop(self, why: str) -> None:
+        """End after the step at hand, as Ctrl-C does."""
+        self.stopped_by = self.stopped_by or why
+
+    def adopt(self, recipe: Recipe, schedule: Schedule) -> None:
+        """Go on with settings that are read anew in each step: intervals, and the learning rate's schedule."""
+        self.recipe, self.schedule = recipe, schedule
+        self.steps, self.evaluate_every = recipe.trainer.steps, recipe.validation.every
 
     # ------------------------------------------------------------------ the step
 
-    def _train_step(self) -> bool:
-        """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save."""
+    def _train_step(self) -> StepDone | None:
+        """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save. None: no data left."""
         step = self.phases.step = self.counters.training_steps + 1
         try:
             batch = self.collector.collect(step)
         except (SamplingStopped, EngineError):
             self.recorder.stopped(step, self.collector.account.groups)
-            self._save()
+            self.save()
             raise
         if not batch.groups_P and self.collector.exhausted:
             retired = self.collector.selector.ended == "retired"
@@ -136,8 +168,8 @@ class Trainer:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             if self._evaluated_at != step - 1 and self.evaluator is not None and self.evaluate_every:
                 self.phases.step = step - 1
-                self._record(step - 1, self._evaluate(step - 1))  # the last step is evaluated too
-            return False
+                self._record(step - 1, self.evaluate(step - 1).metrics)  # the last step is evaluated too
+            return None
         self.counters.rollout_steps += 1
         self._warn_of_poor_batches(batch)
         with self.phases("shape"):
@@ -161,12 +193,12 @@ class Trainer:
             metrics |= self._evaluate_if_due(step)
         except (EngineError, RewardError):
             self._record(step, metrics, batch.finished, traces)  # the step itself is done
-            self._save()
+            self.save()
             raise
         self._record(step, metrics, batch.finished, traces)
         if (every := self.recipe.checkpoint.every) and step % every == 0:
-            self._save()
-        return True
+            self.save()
+        return StepDone(step, metrics, batch.finished)
 
     def _warn_of_poor_batches(self, batch: StepBatch) -> None:
         """``train_partial`` and ``fill`` go on where a batch did not fill: say so, ever more seldom."""
@@ -243,8 +275,7 @@ class Trainer:
             AccuracyUnknown: of a whole set no response has an accuracy, so that the run could never be judged by it.
         """
         if self.evaluator is not None and self.evaluate_every:
-            metrics = self._evaluate(0)
-            self._record(0, metrics)
+            self._record(0, self.evaluate(0).metrics)
             if self._silent_sets:
                 raise AccuracyUnknown(silent(self._silent_sets))
 
@@ -252,9 +283,10 @@ class Trainer:
         every = self.evaluate_every
         if self.evaluator is None or not every or (step % every and step != self.steps):
             return {}
-        return self._evaluate(step)
+        return self.evaluate(step).metrics
 
-    def _evaluate(self, step: int) -> Metrics:
+    def evaluate(self, step: int) -> EvaluationResult:
+        """Answer the held-out problems with the weights of ``step``, the last one done; there must be some."""
         assert self.evaluator is not None
         with self.phases("evaluate"):
             result = self.evaluator.evaluate()
@@ -263,7 +295,7 @@ class Trainer:
         if self._silent_sets and step:
             self.recorder.notice(step, silent(self._silent_sets))
         self._evaluated_at = step
-        return result.metrics
+        return result
 
     def _record(
         self, step: int, metrics: Metrics, finished: Sequence[Group] = (), traces: Sequence[TokenTrace] = ()
@@ -283,10 +315,13 @@ class Trainer:
         with self.phases("report"):
             self.recorder.step(step, metrics, finished, traces)
 
-    def _save(self) -> None:
+    def save(self) -> Path:
+        """Write a checkpoint of the step that is done; returns its folder."""
         with self.phases("save"):
-            self.checkpoints.save(self.counters.training_steps, self._write)
+            folder = self.checkpoints.save(self.counters.training_steps, self._write)
         self._saved_at = self.counters.training_steps
+        self.recorder.saved(self._saved_at, folder)
+        return folder
 
     def _write(self, folder: Path) -> list[SavedFile]:
         saved = self.learner.save(folder / "learner").result()

@@ -1,9 +1,10 @@
-"""Where a run shows itself: every step to the metrics file, the rollout files, the console and the trackers."""
+"""Where a run shows itself: every step to the metrics file, the rollout files, the console and the callbacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Logging
@@ -11,6 +12,7 @@ from dapo.contracts.evaluation import Evaluated, EvaluationResult
 from dapo.contracts.evidence import CollectProgress, Notice
 from dapo.contracts.phases import Span
 from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
+from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.rollouts import select_groups, write_rollouts
@@ -21,7 +23,6 @@ from dapo.observe.status import StatusWriter
 from dapo.observe.stopped import notice_said
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
-from dapo.observe.trackers import Trackers
 from dapo.observe.why import evaluating_line, heartbeat
 
 SAMPLED_PROBLEMS = 24
@@ -35,28 +36,28 @@ class RunRecorder:
         self,
         folder: RunFolder,
         console: Console,
-        trackers: Trackers | None,
+        callbacks: Callbacks | None,
         settings: Logging,
         pieces: Pieces | None = None,
         status: StatusWriter | None = None,
     ) -> None:
         """``pieces`` cuts responses into tokens' texts; None: no token records. ``status`` hears of steps.
 
-        Without ``trackers`` no file is opened before ``open``: a resume reads its checkpoint first.
+        Without ``callbacks`` no file is opened before ``open``: a resume reads its checkpoint first.
         """
         self.folder, self.console, self.settings = folder, console, settings
         self.pieces, self.status = pieces, status
         self.tables = TableWriter()
-        self.trackers: Trackers
+        self.callbacks: Callbacks
         self.writer: MetricWriter
         self.spans: SpanLog | None = None
         self._opened = False
-        if trackers is not None:
-            self.open(trackers)
+        if callbacks is not None:
+            self.open(callbacks)
 
-    def open(self, trackers: Trackers, status: StatusWriter | None = None) -> None:
+    def open(self, callbacks: Callbacks, status: StatusWriter | None = None) -> None:
         """Open the files to append to, once nothing can refuse the run any more."""
-        self.trackers, self.status = trackers, status or self.status
+        self.callbacks, self.status = callbacks, status or self.status
         self.writer = MetricWriter(self.folder.metrics)
         self.spans = SpanLog(self.folder.spans) if self.settings.spans else None
         self._opened = True
@@ -92,7 +93,7 @@ class RunRecorder:
         self.writer.write(step, metrics)
         if self.status is not None:
             self.status.step(step)
-        self.trackers.log(step, metrics)
+        self.callbacks.step(step, metrics, finished)
         if step > 0:
             self.console.step(step, metrics)
         every = self.settings.samples_every
@@ -103,6 +104,10 @@ class RunRecorder:
     def evaluation(self, step: int, result: EvaluationResult) -> None:
         write_samples(self.folder.samples, [_sample(step, r) for r in result.responses if r.problem < SAMPLED_PROBLEMS])
         self.console.evaluation(step, result.metrics, result.reasons)
+        self.callbacks.evaluation(step, result)
+
+    def saved(self, step: int, folder: Path) -> None:
+        self.callbacks.checkpoint(step, folder)
 
     def stopped(self, step: int, judged: Sequence[Group]) -> None:
         """``stopped/step_NNNNNN.parquet``; a resume leaves it, and a further stop at the same step adds to it."""
@@ -122,14 +127,13 @@ class RunRecorder:
         """For a checkpoint: it knows no more than the files beside it."""
         self.tables.sync()
         self.writer.sync()
-        return self.trackers.state()
+        return self.callbacks.state()
 
     def close(self) -> None:
         with ExitStack() as stack:  # the others, where one fails
             stack.callback(self.tables.close)
             if not self._opened:
                 return
-            stack.callback(self.trackers.close)
             stack.callback(self.writer.close)
             if self.spans is not None:
                 stack.callback(self.spans.close)

@@ -1,158 +1,242 @@
-"""TensorBoard and Weights & Biases, through their own clients. Off by default; a tracker that fails never stops
-training: it is named once on the console and left out from then on."""
+"""TensorBoard, Weights & Biases, MLflow, trackio and one's own by name, through their own clients.
+
+Each is a callback. Off by default; one that fails never stops training: it is named once on the console and left out
+from then on.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-State = dict[str, Any]
-_INSTALL = "Install it with `pip install 'dapo-rl[track]'`."
+from dapo.contracts.events import (
+    AnswerSeen,
+    Callback,
+    EndEvent,
+    EvaluationEvent,
+    Numbers,
+    StartEvent,
+    StepEvent,
+)
+from dapo.contracts.hooks import load
+from dapo.errors import RecipeError
+from dapo.observe.callbacks import as_callback
+
+PROJECT = "dapo"
+ANSWERS = 32
+"""Held-out answers in the table of an evaluation."""
+_COLUMNS = ("step", "set", "problem", "gold answer", "response", "accuracy", "tokens", "truncated", "greedy")
+_LONGEST = 2000  # characters of a text in the table
 
 
-class Tracker(Protocol):
-    """Something that takes a step's metrics elsewhere."""
+class Tracker(Callback):
+    """Takes a run's numbers elsewhere."""
 
-    name: str
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def state(self) -> State:
-        """What a resumed run needs to go on in the same place; JSON-able."""
-
-    def close(self) -> None: ...
+    needs_texts = False
+    install = "Install it with `pip install 'dapo-rl[track]'`."
 
 
-class TensorBoardTracker:
-    """Scalars as event files in ``folder``, written by the ``tensorboard`` package itself (no torch)."""
+class TensorBoardTracker(Tracker):
+    """Scalars as event files in RUN/tensorboard, written by the ``tensorboard`` package itself (no torch)."""
 
     name = "tensorboard"
 
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
-        """``first_step``: steps done before; TensorBoard then hides what an earlier process wrote of later steps."""
+    def __init__(self, folder: Path | None = None) -> None:
+        """``folder``: for the events; None: RUN/tensorboard."""
+        self._folder = folder
+
+    def start(self, event: StartEvent) -> None:
+        """After a resume TensorBoard hides what the earlier process wrote of later steps."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        folder = self._folder or event.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
-        if first_step:
+        if event.first_step:
             self._writer.add_event(
-                Event(step=first_step + 1, session_log=SessionLog(status=SessionLog.SessionStatus.Value("START")))
+                Event(step=event.first_step + 1, session_log=SessionLog(status=SessionLog.SessionStatus.Value("START")))
             )
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        import time
-
+    def step(self, event: StepEvent) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=key, simple_value=float(value)) for key, value in metrics.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        values = [Summary.Value(tag=key, simple_value=value) for key, value in _finite(event.metrics).items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=event.step, summary=Summary(value=values)))
 
-    def state(self) -> State:
-        return {}
-
-    def close(self) -> None:
+    def end(self, event: EndEvent) -> None:
         self._writer.close()
 
 
-class WandbTracker:
-    """One Weights & Biases run; its id is saved, so a resumed run goes on in the same place."""
+class WandbTracker(Tracker):
+    """One Weights & Biases run with a table of answers; its id is saved, so a resumed run goes on in the same place."""
 
     name = "wandb"
+    needs_texts = True
 
-    def __init__(self, project: str, run_name: str, config: Mapping[str, Any], folder: Path, state: State) -> None:
+    def __init__(self, project: str = PROJECT) -> None:
+        self._project = project
+
+    def start(self, event: StartEvent) -> None:
         import wandb
 
+        self._wandb = wandb
+        saved = event.state.get("id")
         self._run = wandb.init(
-            project=project,
-            name=run_name,
-            config=dict(config),
-            dir=str(folder),
-            id=state.get("id"),
-            resume="allow" if state.get("id") else None,
+            project=self._project,
+            name=event.name,
+            config=dict(event.config),
+            dir=str(event.folder),
+            id=saved,
+            resume="allow" if saved else None,
             settings=wandb.Settings(console="off"),  # it must not take the terminal from the live view
         )
         # Steps as a metric: wandb's own step only grows, and a resumed run repeats some.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **metrics})
+    def step(self, event: StepEvent) -> None:
+        self._run.log({"step": event.step, **_finite(event.metrics)})
 
-    def state(self) -> State:
+    def evaluation(self, event: EvaluationEvent) -> None:
+        rows = [_row(event.step, answer) for answer in event.answers[:ANSWERS]]
+        if rows:
+            table = self._wandb.Table(columns=list(_COLUMNS), data=rows)
+            self._run.log({"step": event.step, "validation/answers": table})
+
+    def state(self) -> dict[str, Any]:
         return {"id": self._run.id}
 
-    def close(self) -> None:
-        self._run.finish()
+    def end(self, event: EndEvent) -> None:
+        self._run.finish(exit_code=0 if event.finished else 1)
 
 
-class Trackers:
-    """All trackers of a run as one that cannot fail."""
+class MlflowTracker(Tracker):
+    """One MLflow run, at the server that MLFLOW_TRACKING_URI names; its id is saved, so a resumed run goes on in it."""
 
-    def __init__(self, makers: Sequence[tuple[str, Callable[[], Tracker]]], warn: Callable[[str], None]) -> None:
-        """``makers``: name and constructor of each; one that raises is named and left out."""
-        self._warn = warn
-        self._trackers: list[Tracker] = []
-        for name, make in makers:
-            try:
-                self._trackers.append(make())
-            except ImportError as error:
-                warn(f"{name} is not installed ({error}); training goes on without it. {_INSTALL}")
-            except Exception as error:
-                warn(f"{name} could not start ({_told(error)}); training goes on without it.")
+    name = "mlflow"
+    needs_texts = True
+    install = "Install it with `pip install mlflow`."
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send the finite metrics of a step."""
-        finite = {key: float(value) for key, value in metrics.items() if value is not None and math.isfinite(value)}
-        for tracker in list(self._trackers):
-            self._guard(tracker, lambda t=tracker: t.log(step, finite))  # type: ignore[misc]
+    def __init__(self, project: str = PROJECT) -> None:
+        self._project = project
 
-    def state(self) -> State:
-        """State of each tracker by name, for the checkpoint."""
-        states: State = {}
-        for tracker in list(self._trackers):
-            self._guard(tracker, lambda t=tracker: states.update({t.name: t.state()}))  # type: ignore[misc]
-        return states
+    def start(self, event: StartEvent) -> None:
+        import mlflow
 
-    def close(self) -> None:
-        for tracker in list(self._trackers):
-            self._guard(tracker, tracker.close)
-        self._trackers = []
+        self._mlflow, self._id = mlflow, event.state.get("id")
+        mlflow.set_experiment(self._project)
+        run = mlflow.start_run(run_id=self._id, run_name=None if self._id else event.name)
+        again, self._id = self._id is not None, run.info.run_id
+        if not again:  # a parameter is written once
+            mlflow.log_params({key: str(value)[:500] for key, value in _flat(event.config)})
 
-    def _guard(self, tracker: Tracker, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # a tracker is a convenience: whatever it raises, training goes on
-            self._trackers.remove(tracker)
-            self._warn(f"{tracker.name} failed ({_told(error)}) and is left out from now on; training goes on.")
+    def step(self, event: StepEvent) -> None:
+        # MLflow takes no colons, brackets and the like in names: letters, digits, and / _ - . and blanks.
+        named = {_mlflow_name(key): value for key, value in _finite(event.metrics).items()}
+        self._mlflow.log_metrics(named, step=event.step)
+
+    def evaluation(self, event: EvaluationEvent) -> None:
+        rows = [_row(event.step, answer) for answer in event.answers[:ANSWERS]]
+        if rows:
+            columns = {name: [row[n] for row in rows] for n, name in enumerate(_COLUMNS)}
+            self._mlflow.log_table(columns, artifact_file=f"answers/step_{event.step:06d}.json")
+
+    def state(self) -> dict[str, Any]:
+        return {"id": self._id}
+
+    def end(self, event: EndEvent) -> None:
+        self._mlflow.end_run("FINISHED" if event.finished else "FAILED" if event.why else "KILLED")
 
 
-def open_trackers(
-    *,
-    tensorboard: Path | None,
-    wandb_project: str | None,
-    run_name: str,
-    config: Mapping[str, Any],
-    folder: Path,
-    warn: Callable[[str], None],
-    first_step: int = 0,
-    state: State | None = None,
-) -> Trackers:
-    """The trackers that the recipe asks for.
+class TrackioTracker(Tracker):
+    """One trackio run, kept on this machine; a resumed run goes on under its name."""
 
-    ``tensorboard``: folder for its events, None for off. ``state``: what ``Trackers.state`` returned before a resume.
+    name = "trackio"
+    install = "Install it with `pip install trackio`."
+
+    def __init__(self, project: str = PROJECT) -> None:
+        self._project = project
+
+    def start(self, event: StartEvent) -> None:
+        import trackio
+
+        self._trackio = trackio
+        resume = "allow" if event.first_step else "never"
+        trackio.init(project=self._project, name=event.name, config=dict(event.config), resume=resume)
+
+    def step(self, event: StepEvent) -> None:
+        self._trackio.log(_finite(event.metrics), step=event.step)
+
+    def end(self, event: EndEvent) -> None:
+        self._trackio.finish()
+
+
+KNOWN: dict[str, Callable[[str], Tracker]] = {
+    "tensorboard": lambda project: TensorBoardTracker(),
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+    "trackio": TrackioTracker,
+}
+"""Trackers by the name that ``logging.trackers`` takes, made with the project's name."""
+
+
+def make_trackers(
+    names: Sequence[str], *, project: str | None = None, tensorboard: bool = False, wandb: str | None = None
+) -> list[Callback]:
+    """The trackers that a recipe asks for.
+
+    Args:
+        names: ``logging.trackers``: known names, and ``package.module:Class`` of callbacks of the user's.
+        project: ``logging.project``; None: ``dapo``.
+        tensorboard: ``logging.tensorboard``.
+        wandb: ``logging.wandb``, the project there.
+
+    Raises:
+        RecipeError: a class of the user's that is not there, or is no callback.
     """
-    makers: list[tuple[str, Callable[[], Tracker]]] = []
-    if tensorboard is not None:
-        makers.append(("tensorboard", lambda: TensorBoardTracker(tensorboard, first_step)))
-    if wandb_project is not None:
-        saved = (state or {}).get("wandb", {})
-        makers.append(("wandb", lambda: WandbTracker(wandb_project, run_name, config, folder, saved)))
-    return Trackers(makers, warn)
+    made: dict[str, Callback] = {}
+    if tensorboard:
+        made["tensorboard"] = TensorBoardTracker()
+    if wandb is not None:
+        made["wandb"] = WandbTracker(wandb)
+    for name in names:
+        if name in KNOWN:
+            made.setdefault(name, KNOWN[name](project or PROJECT))
+        else:
+            made.setdefault(name, _own(name))
+    return list(made.values())
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _own(name: str) -> Callback:
+    try:
+        return as_callback(load(name))
+    except (ImportError, AttributeError, TypeError) as error:
+        raise RecipeError(
+            f"logging.trackers: cannot make {name!r} ({type(error).__name__}: {error}). Expected one of "
+            f"{', '.join(KNOWN)}, or package.module:Class, a dapo.Callback that is made without arguments"
+        ) from None
+
+
+def _finite(metrics: Numbers) -> dict[str, float]:
+    return {key: float(value) for key, value in metrics.items() if value is not None and math.isfinite(value)}
+
+
+def _row(step: int, seen: AnswerSeen) -> list[Any]:
+    texts = [text[:_LONGEST] for text in (seen.dataset, seen.problem, seen.answer, seen.response)]
+    return [step, *texts, seen.accuracy, seen.tokens, seen.truncated, seen.greedy]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in config.items():
+        found += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return found
+
+
+def _mlflow_name(key: str) -> str:
+    return "".join(c if c.isalnum() or c in "/_-. " else "_" for c in key)

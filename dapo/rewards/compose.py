@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
 
 from dapo.config.schema import Reward
 from dapo.contracts.names import reward_name_problem
@@ -14,6 +16,7 @@ from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
 from dapo.rewards import simple
 from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
+from dapo.rewards.objects import pickled, runs_in_the_driver
 from dapo.rewards.pool import MEMORY_MIB, WorkerPool
 from dapo.rewards.task import SIGNED_SUM
 
@@ -58,9 +61,11 @@ class CompositeScorer:
         self._remote: dict[int, int] = {}  # index of the reward -> index of the verifier in the pool
         verifiers: list[Verifier] = []
         for index, reward in enumerate(self._rewards):
-            verifier = Verifier(reward.kind, reward.name, reward.function or "", reward.pattern)
+            sent = pickled(reward.function or "", reward.name)
+            verifier = Verifier(reward.kind, reward.name, reward.function or "", reward.pattern, sent)
+            stays = runs_in_the_driver(verifier.function, sent) is not None
             ours = reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}
-            if ours or (reward.kind == "exact" and reward.pattern is None):  # nothing in them can take long
+            if stays or ours or (reward.kind == "exact" and reward.pattern is None):  # nothing in them can take long
                 self._inline[index] = make_judge(verifier)
             else:
                 self._remote[index] = len(verifiers)
@@ -74,14 +79,12 @@ class CompositeScorer:
         self._next = 0
 
     def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None:
-        """Queue one response. Rewards that cannot take long are computed at once, the others go to worker processes.
-
-        Those are sent some at a time, by ``poll`` at the latest.
-        """
+        """Queue one response. Rewards that cannot take long are computed at once, the others go to worker processes."""
         applicable = [i for i, r in enumerate(self._rewards) if r.sources is None or prompt.source in r.sources]
         pending = _Pending(key, prompt.source, missing=len(applicable))
         ticket, self._next = self._next, self._next + 1
         self._pending[ticket] = pending
+        slim: Completion | None = None
         for index in applicable:
             reward = self._rewards[index]
             inline = self._inline.get(index)
@@ -89,8 +92,11 @@ class CompositeScorer:
                 self._settle(ticket, index, *ask(inline, prompt, completion))
                 continue
             assert self._pool is not None  # a reward that is not inline has a verifier
+            if reward.kind != "function":  # ours read the text alone: do not send the arrays
+                slim = slim or _text_only(completion)
+            sent = completion if reward.kind == "function" or slim is None else slim
             item = ticket * len(self._rewards) + index
-            self._pool.submit(item, self._remote[index], reward.timeout, prompt, completion)
+            self._pool.submit(item, self._remote[index], reward.timeout, prompt, sent)
         if not applicable:
             self._finish(ticket)
 
@@ -130,8 +136,8 @@ class CompositeScorer:
         counters = {
             "scored": float(self.scored),
             "unscored": float(sum(self.failures.values())),
-            "worker_restarts": float(self._pool.losses.restarts if self._pool else 0),
-            "timeouts": float(self._pool.losses.timeouts if self._pool else 0),
+            "worker_restarts": float(self._pool.restarts if self._pool else 0),
+            "timeouts": float(self._pool.timeouts if self._pool else 0),
         }
         counters.update({f"unscored/{kind.replace(' ', '_')}": float(n) for kind, n in self.failures.items()})
         return counters
@@ -203,6 +209,16 @@ class CompositeScorer:
         if reasons:
             return Score(values=values, reason=reasons[0], answer=pending.answer)
         return Score(values=values, reward=total, answer=pending.answer)
+
+
+def _text_only(completion: Completion) -> Completion:
+    return replace(
+        completion,
+        token_ids=np.empty(0, np.int64),
+        logprobs=np.empty(0, np.float32),
+        versions=np.empty(0, np.int32),
+        generated=None,
+    )
 
 
 def _check_reward(reward: Reward) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from dapo.contracts.hooks import search_working_directory
+from dapo.contracts.hooks import is_object, load, search_working_directory
 from dapo.contracts.names import reward_name_problem
 from dapo.errors import RewardError
 
@@ -27,6 +27,11 @@ def load_function(path: str) -> RewardFunction:
         RewardError: the module cannot be imported, or has no such function. The message has the cause.
     """
     module_name, _, name = path.partition(":")
+    if is_object(path):
+        try:
+            return load(path)  # type: ignore[no-any-return]
+        except ImportError as error:
+            raise RewardError(f"reward function {path!r}: {error}") from None
     search_working_directory()
     try:
         module = importlib.import_module(module_name)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import pickle
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
 from dapo.rewards import math, simple
 from dapo.rewards.function import describe_error, load_function, read_values
-from dapo.rewards.question import Kind
 from dapo.rewards.task import read_answer, task
 from dapo.rewards.text import vote_text
 
@@ -27,10 +28,11 @@ Read = str | None
 class Verifier:
     """A reward by its description, which is what travels to a worker."""
 
-    kind: Kind
+    kind: Literal["math", "exact", "regex", "task", "function"]
     name: str
     function: str = ""
     pattern: str | None = None
+    pickled: bytes | None = field(default=None, repr=False)  # a function that was given as an object, by cloudpickle
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def make_judge(verifier: Verifier) -> Judge:
     if verifier.kind == "task":
         return Judge(verifier.name, lambda prompt, done: read_answer(prompt, done.text), _score_task, per_prompt=True)
     if verifier.kind == "function":
-        function = load_function(verifier.function)
+        function = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
         return Judge(verifier.name, None, lambda prompt, completion, _: (function(prompt, completion), None))
     if verifier.kind == "regex" and verifier.pattern is None:
         raise RewardError("reward kind `regex` needs a `pattern`")
@@ -84,6 +86,18 @@ def make_judge(verifier: Verifier) -> Judge:
         assert pattern is not None
         score = partial(_score_regex, pattern)
     return Judge(verifier.name, lambda _, completion: completion.text, score)
+
+
+def _unpickled(verifier: Verifier) -> Callable[..., Any]:
+    """In a worker: the function that the driver was given. It was made in the driver, by the user's own program."""
+    assert verifier.pickled is not None
+    try:
+        return pickle.loads(verifier.pickled)  # type: ignore[no-any-return]
+    except BaseException as error:  # modules that it imports may raise anything
+        raise RewardError(
+            f"the reward {verifier.name!r}, a function given from Python, cannot be made again in a worker: "
+            f"{describe_error(error)}. Modules that it uses must be installed, or lie in {os.getcwd()}"
+        ) from error
 
 
 def ask(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from dapo.config.checks import (
     uses_sampler_logprobs,
 )
 from dapo.config.schema import Model, Recipe
-from dapo.contracts.hooks import search_working_directory
+from dapo.contracts.hooks import load
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
@@ -49,10 +48,8 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
     Raises:
         RecipeError: no such module or function.
     """
-    module_name, _, function = name.partition(":")
-    search_working_directory()
     try:
-        found = getattr(importlib.import_module(module_name), function)
+        found = load(name)
     except (ImportError, AttributeError) as error:
         raise RecipeError(
             f"{setting}: cannot load {name!r} ({type(error).__name__}: {error}). Give package.module:function; modules "

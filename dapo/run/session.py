@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Engine, Learner
+from dapo.contracts.protocols import Engine, Learner, PromptStream, Scorer
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import EvaluationProgress, Prompt
 from dapo.data.load import PreparedData, prepare
@@ -32,6 +32,7 @@ from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine, weights_folder
 from dapo.run.fits import check_fits
+from dapo.run.given import NOTHING_GIVEN, Context, Given, make_engine_of, make_scorer_of, make_stream_of
 from dapo.run.parts import (
     check_model,
     make_algorithm,
@@ -69,7 +70,7 @@ class Session:
     """The objects of one run, made in the order in which a mistake is cheapest to find."""
 
     recipe: Recipe
-    scorer: CompositeScorer
+    scorer: Scorer
     loaded: LoadedModel  # of the learner, and of an engine that shares its tensors
     facts: ModelFacts
     tokenizer: Any
@@ -78,10 +79,20 @@ class Session:
     rollouts: Rollouts
     verdict_lag: int
     weights: Path | None  # through which the learner publishes
+    folder: Path | None  # of the run
+    given: Given = NOTHING_GIVEN
     learners: list[LocalLearner] = field(default_factory=list)
 
     @classmethod
-    def make(cls, recipe: Recipe, console: Console, folder: Path | None = None, *, training: bool = True) -> Session:
+    def make(
+        cls,
+        recipe: Recipe,
+        console: Console,
+        folder: Path | None = None,
+        *,
+        training: bool = True,
+        given: Given = NOTHING_GIVEN,
+    ) -> Session:
         """The parts of a run whose files live in ``folder`` (None: it leaves none).
 
         Without ``training`` the recipe's training data are placeholders, and nothing is said of them.
@@ -91,29 +102,41 @@ class Session:
             ModelError: a device, name or folder that cannot be; before the data is read. Weights come last.
             DataError: the data cannot be read, or a task refuses its options.
         """
-        check_engine(recipe)
+        if given.engine is None:
+            check_engine(recipe)
         check_model(recipe.model)
-        scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
+        scorer: Scorer | None = None
+        if given.scorer is None:
+            scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
             tokenizer = make_tokenizer(recipe.model)
             data = prepare(recipe.data, tokenizer)  # what is wrong with it is told before weights
             for line in data.report.lines(training=training):
                 console.say(line)
+            context = Context(recipe, tokenizer, data.train, folder)
+            if scorer is None:
+                scorer = make_scorer_of(given.scorer, context)
             if not is_builtin(recipe.model.path):
                 check_fits(recipe, _facts_without_weights(recipe, tokenizer), data, training=training)
             loaded = make_model(recipe, console)
             facts = facts_of(loaded)
             check_fits(recipe, facts, data, training=training)
             weights = weights_folder(recipe, folder)
-            engine = make_engine(recipe, facts, loaded, longest=_longest(recipe, data), weights=weights)
+            longest = _longest(recipe, data)
+            if given.engine is None:
+                engine = make_engine(recipe, facts, loaded, longest=longest, weights=weights)
+            else:
+                context = replace(context, facts=facts, model=loaded.model, longest=longest, weights=weights)
+                engine = make_engine_of(given.engine, context)
         except BaseException:
-            scorer.close()
+            if scorer is not None:
+                scorer.close()
             raise
         lag = recipe.algorithm.dynamic_sampling.verdict_lag
-        if lag is None:
-            lag = 0 if scorer.quick else WORKER_VERDICT_LAG
+        if lag is None:  # a scorer of the user's says by an attribute that its verdicts take no time
+            lag = 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
         rollouts = Rollouts(engine, scorer, make_decode(loaded.tokenizer))
-        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, rollouts, lag, weights)
+        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, rollouts, lag, weights, folder, given)
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
         """None without validation data. ``watch`` hears how far an evaluation is."""
@@ -166,9 +189,7 @@ class Session:
         sampling = make_sampling(recipe, self.facts)
         collector = StreamingCollector(
             rollouts=self.rollouts,
-            stream=EpochStream(
-                self.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs
-            ),
+            stream=self._stream(),
             algorithm=algorithm,
             sampling=sampling,
             settings=recipe.algorithm.dynamic_sampling,
@@ -198,6 +219,13 @@ class Session:
             phases=phases,
             check_sync=self.sync_check(learner),
         )
+
+    def _stream(self) -> PromptStream:
+        recipe, prompts = self.recipe, self.data.train
+        if self.given.stream is not None:
+            context = Context(recipe, self.tokenizer, prompts, self.folder, self.facts, self.loaded.model)
+            return make_stream_of(self.given.stream, context)
+        return EpochStream(prompts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs)
 
     def close(self) -> None:
         self.scorer.close()

@@ -8,8 +8,10 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,8 +21,10 @@ from dapo.config.load import LoadedRecipe
 from dapo.config.resume import RESOLVED, Change, changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
+from dapo.contracts.events import Callback, StartEvent
 from dapo.errors import DapoError, DiskError, EngineError, WithEvidence, of_the_machine
-from dapo.loop.trainer import Trainer
+from dapo.loop.trainer import StepDone, Trainer
+from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
 from dapo.observe.log import logging_to
@@ -31,9 +35,10 @@ from dapo.observe.status import StatusWriter, ending
 from dapo.observe.stopped import stop_said
 from dapo.observe.summary import print_summary
 from dapo.observe.tokens import Pieces
-from dapo.observe.trackers import Trackers, open_trackers
+from dapo.observe.trackers import make_trackers
 from dapo.run.engines import describe_engine
 from dapo.run.environment import record_machine
+from dapo.run.given import NOTHING_GIVEN, Given
 from dapo.run.parts import make_algorithm, make_objective
 from dapo.run.session import Session
 
@@ -42,16 +47,55 @@ log = logging.getLogger(__name__)
 FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run that is about to train: whoever takes its steps one at a time holds on to these."""
+
+    trainer: Trainer
+    folder: RunFolder
+    console: Console
+
+
+Steps = Generator[Opened | StepDone, None, bool]
+"""A run as it goes: first what it is made of, then each step when it is done. Its value: whether it got to its end."""
+
+
 def train(loaded: LoadedRecipe) -> int:
     """Start a new run. Returns the exit code: 0, or 130 after Ctrl-C (the step was finished and saved)."""
+    return _to_the_end(begin(loaded))
+
+
+def resume(run_folder: Path, overrides: list[str]) -> int:
+    """Continue a run from its newest checkpoint; what was recorded after it is cut off and done again."""
+    return _to_the_end(go_on(run_folder, overrides))
+
+
+def _to_the_end(steps: Steps) -> int:
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        return FINISHED if end.value else INTERRUPTED
+
+
+def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console | None = None) -> Steps:
+    """A new run, a step at a time; closing it saves.
+
+    Args:
+        loaded: its recipe.
+        given: parts and callbacks of the caller's.
+        console: where it is told; None: as the recipe says.
+    """
     recipe = loaded.recipe
     make_algorithm(recipe)  # functions of the user's that are not there are refused first
     make_objective(recipe)
-    with Console(recipe.logging.console) as console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
+    console = console or Console(recipe.logging.console)
+    with console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         _write_recipe(folder, loaded)
         try:
-            return _run(loaded, folder, console, lambda: _say_recipe(console, loaded), resume=False)
+            greet = partial(_say_recipe, console, loaded, given)
+            return (yield from _run(loaded, folder, console, greet, given, resume=False))
         except DapoError as error:
             started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
             if not started and (error.exit_code == REFUSED or isinstance(error, EngineError)):
@@ -60,10 +104,13 @@ def train(loaded: LoadedRecipe) -> int:
             raise
 
 
-def resume(run_folder: Path, overrides: list[str]) -> int:
-    """Continue a run from its newest checkpoint; what was recorded after it is cut off and done again."""
+def go_on(
+    run_folder: Path, overrides: Sequence[str] = (), given: Given = NOTHING_GIVEN, console: Console | None = None
+) -> Steps:
+    """``resume``, a step at a time. As ``begin``."""
     loaded, changes = load_for_resume(run_folder, overrides)
-    with Console(loaded.recipe.logging.console) as console, _machine_told(run_folder, resume=True):
+    console = console or Console(loaded.recipe.logging.console)
+    with console, _machine_told(run_folder, resume=True):
         folder = RunFolder.open(run_folder)
         folder.lock()
         folder.check_kinds()
@@ -71,16 +118,18 @@ def resume(run_folder: Path, overrides: list[str]) -> int:
         checkpoints = CheckpointStore(folder.checkpoints)
         if checkpoints.steps():
             checkpoints.path()  # a damaged one is refused before anything is written
-        return _run(loaded, folder, console, lambda: _say_changes(console, changes), resume=True)
+        return (yield from _run(loaded, folder, console, partial(_say_changes, console, changes), given, resume=True))
 
 
-def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, greet: Callable[[], None], *, resume: bool) -> int:
+def _run(
+    loaded: LoadedRecipe, folder: RunFolder, console: Console, greet: Callable[[], None], given: Given, *, resume: bool
+) -> Steps:
     """``greet`` says the first words, so that they stand in the log as well."""
     try:
         with logging_to(folder.log, console.show_warning), _outliving_its_terminal():
             greet()
             try:
-                finished = _train(loaded, folder, console, resume=resume)
+                finished = yield from _train(loaded, folder, console, given, resume=resume)
             except Exception as error:
                 # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
                 log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)
@@ -88,7 +137,7 @@ def _run(loaded: LoadedRecipe, folder: RunFolder, console: Console, greet: Calla
             _say_end(folder, console, finished)
     finally:
         folder.release()  # last: a run whose status says "running" while nobody holds its folder was killed
-    return FINISHED if finished else INTERRUPTED
+    return finished
 
 
 @contextmanager
@@ -114,12 +163,14 @@ def _outliving_its_terminal() -> Iterator[None]:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume: bool) -> bool:
-    """True when the run got to its end, False after Ctrl-C."""
+def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, *, resume: bool) -> Steps:
+    """True when the run got to its end, False when it was stopped before."""
     recipe = loaded.recipe
     with ExitStack() as stack:
+        callbacks = Callbacks([*_trackers(recipe), *given.callbacks], console.warn)
+        stack.enter_context(callbacks.ending())
         status = None if resume else _say_running(stack, folder, recipe)
-        session = Session.make(recipe, console, folder.path)
+        session = Session.make(recipe, console, folder.path, given=given)
         recorder = RunRecorder(folder, console, None, recipe.logging, _pieces(session))
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
@@ -130,13 +181,19 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
                 _cut_back(folder, console, step, checkpoints, recipe)
             status = status or _say_running(stack, folder, recipe, step)  # a refused resume leaves what it says
             record_machine(folder, session, step)
-            recorder.open(_trackers(recipe, folder, console, step, saved.get("recorder")), status)
+            recorder.open(callbacks, status)
             folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
             if not folder.prompts.exists():
                 write_prompts(folder.prompts, session.data.train)
             clips_tokens = make_objective(recipe).clips_tokens
             console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
-            finished = trainer.run()
+            callbacks.start(_start_event(recipe, folder, step), saved.get("recorder"))
+            try:
+                yield Opened(trainer, folder, console)
+                yield from trainer.each_step()
+            except GeneratorExit:  # whoever takes the steps has left, and the trainer has saved
+                trainer.stop("its caller")
+            finished = not trainer.stopped_by
         except WithEvidence as error:
             raise error.in_words(stop_said(error.evidence, folder.path)) from None
         finally:
@@ -148,6 +205,7 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, *, resume:
             status.end("finished", trainer.ended_early)
         else:
             status.end("interrupted", f"stopped by {trainer.stopped_by} after step {status.status.step}, and saved")
+        callbacks.end(finished, trainer.ended_early or trainer.stopped_by)
     return finished
 
 
@@ -217,19 +275,16 @@ def _pieces(session: Session) -> Pieces | None:
     return Pieces(session.tokenizer) if session.recipe.logging.tokens else None
 
 
-def _trackers(
-    recipe: Recipe, folder: RunFolder, console: Console, first_step: int, state: dict[str, Any] | None
-) -> Trackers:
-    return open_trackers(
-        tensorboard=folder.tensorboard if recipe.logging.tensorboard else None,
-        wandb_project=recipe.logging.wandb,
-        run_name=recipe.run.name,
-        config=redact(recipe.model_dump(mode="json")),
-        folder=folder.path,
-        warn=console.warn,
-        first_step=first_step,
-        state=state,
+def _trackers(recipe: Recipe) -> list[Callback]:
+    logging = recipe.logging
+    return make_trackers(
+        logging.trackers, project=logging.project, tensorboard=logging.tensorboard, wandb=logging.wandb
     )
+
+
+def _start_event(recipe: Recipe, folder: RunFolder, step: int) -> StartEvent:
+    config = redact(recipe.model_dump(mode="json"))
+    return StartEvent(recipe.run.name, folder.path, step, recipe.trainer.steps, config)
 
 
 def _write_recipe(folder: RunFolder, loaded: LoadedRecipe) -> None:
@@ -247,10 +302,13 @@ def _difference_lines(loaded: LoadedRecipe) -> list[str]:
     ]
 
 
-def _say_recipe(console: Console, loaded: LoadedRecipe) -> None:
+def _say_recipe(console: Console, loaded: LoadedRecipe, given: Given) -> None:
     for line in _difference_lines(loaded):
         console.say(line)
-    console.say(describe_engine(loaded.recipe))
+    if given.engine is None:
+        console.say(describe_engine(loaded.recipe))
+    for line in given.words():
+        console.say(line)
     for warning in loaded.warnings:
         console.warn(warning)
 

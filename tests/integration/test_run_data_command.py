@@ -120,15 +120,15 @@ def test_the_verdicts_of_a_history_are_numbered_as_they_are_here(run):
 def test_the_recorder_hands_the_filling_batch_to_the_console(tmp_path):
     from dapo.config.schema import Logging
     from dapo.contracts.evidence import CollectProgress, Shares
+    from dapo.observe.callbacks import Callbacks
     from dapo.observe.console import Console
     from dapo.observe.recorder import RunRecorder
     from dapo.observe.run_folder import RunFolder
-    from dapo.observe.trackers import Trackers
 
     rich = RichConsole(file=io.StringIO(), width=300)
     console = Console("plain", rich)
     console.start("r", 10)
-    recorder = RunRecorder(RunFolder(tmp_path), console, Trackers([], lambda _: None), Logging())
+    recorder = RunRecorder(RunFolder(tmp_path), console, Callbacks(), Logging())
     recorder.filling(
         CollectProgress(3, kept=1, wanted=4, judged=16, shares=Shares(kept=0.06, all_correct=0.94, judged=16))
     )

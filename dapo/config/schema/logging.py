@@ -8,6 +8,8 @@ from pydantic import Field
 
 from dapo.config.section import Positive, Section
 
+Tracker = Annotated[str, Field(pattern=r"^(tensorboard|wandb|mlflow|trackio|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
+
 
 class Logging(Section):
     rollouts: Literal["all", "kept", "sample", "none"] = "all"
@@ -27,3 +29,8 @@ class Logging(Section):
     """Write TensorBoard events into the run folder (extra ``track``)."""
     wandb: str | None = None
     """Weights & Biases project (extra ``track``)."""
+    trackers: list[Tracker] = Field(default_factory=list)
+    """Where numbers go as well: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or ``package.module:Class``, a
+    ``dapo.Callback`` of yours (docs/python.md)."""
+    project: str | None = None
+    """Name of the project (wandb, trackio) or experiment (mlflow) for ``trackers``; None: ``dapo``."""

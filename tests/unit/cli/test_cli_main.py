@@ -85,7 +85,7 @@ def test_python_m_dapo() -> None:
         (["train", QUICKSTART, "algorithm.clip.hi=0.3"], "algorithm.clip.high"),
         (["check", QUICKSTART, "rollout.group_size=1"], "a group of one"),
         (["train", "missing.yaml"], "recipe file not found"),
-        (["train"], "recipe file is missing"),
+        (["train"], "a recipe is missing"),
         (["train", "trainer.steps=3"], "recipe file comes first"),
         (["train", "--resume", "nowhere"], "not a run folder"),
         (["train", "--resume", "nowhere", QUICKSTART], "takes the recipe from the run folder"),

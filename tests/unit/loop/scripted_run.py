@@ -115,7 +115,7 @@ class Recording:
 
     def __init__(self, log):
         self.log, self.rows, self.traces, self.finished, self.extra = log, {}, {}, {}, {}
-        self.evaluations, self.stops, self.said, self.warned = [], [], [], []
+        self.evaluations, self.checkpoints, self.stops, self.said, self.warned = [], [], [], [], []
 
     def step(self, step, metrics, finished, traces):
         self.log.note("record")
@@ -134,6 +134,9 @@ class Recording:
 
     def evaluation(self, step, result):
         self.evaluations.append(step)
+
+    def saved(self, step, folder):
+        self.checkpoints.append(step)
 
     def stopped(self, step, judged):
         self.log.note("stopped")

@@ -269,9 +269,9 @@ def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_trai
 def test_a_set_that_falls_silent_later_is_told_and_training_goes_on():
     recorded = []
     trainer = FirstStep(evaluator(lambda p, s: Score(reason="crash")), recorded)
-    trainer._evaluate(5)
+    trainer.evaluate(5)
     assert recorded[1] == ("notice", 5, SilentEvidence({"set": "crash"}, engine=False))
     assert notice_said(*recorded[1][1:]).startswith("step 5: the held-out accuracy cannot be told")
     trainer.evaluator = evaluator(lambda p, s: right(1.0))
-    trainer._evaluate(6)
+    trainer.evaluate(6)
     assert recorded[2:] == [("evaluation", 6)]

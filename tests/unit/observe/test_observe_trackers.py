@@ -3,80 +3,55 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 
-from dapo.observe.trackers import Trackers, open_trackers
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.evaluation import Evaluated, EvaluationResult
+from dapo.contracts.events import StartEvent
+from dapo.contracts.types import Completion, Prompt, Score
+from dapo.errors import RecipeError
+from dapo.observe.callbacks import Callbacks
+from dapo.observe.trackers import make_trackers
 
 
-class Fake:
-    name = "fake"
-
-    def __init__(self, fails_at=None):
-        self.logged, self.closed, self.fails_at = [], 0, fails_at
-
-    def log(self, step, metrics):
-        if step == self.fails_at:
-            raise ConnectionError("no network")
-        self.logged.append((step, metrics))
-
-    def state(self):
-        return {"id": "x"}
-
-    def close(self):
-        self.closed += 1
+def events(tmp_path, first_step=0, state=None):
+    config = {"run": {"name": "r"}, "trainer": {"steps": 3}}
+    return StartEvent("r", tmp_path, first_step, 3, config), state or {}
 
 
-def test_metrics_reach_every_tracker_without_what_is_not_finite():
-    fakes, warned = [Fake(), Fake()], []
-    trackers = Trackers([("fake", lambda f=f: f) for f in fakes], warned.append)
-    trackers.log(1, {"train/loss": 1, "a": math.nan, "b": math.inf, "c": None})
-    assert trackers.state() == {"fake": {"id": "x"}}
-    trackers.close()
-    assert [f.logged for f in fakes] == [[(1, {"train/loss": 1.0})]] * 2
-    assert [f.closed for f in fakes] == [1, 1]
-    assert warned == []
+def opened(tmp_path, warned, names=(), first_step=0, state=None, **more):
+    callbacks = Callbacks(make_trackers(names, **more), warned.append)
+    callbacks.start(*events(tmp_path, first_step, state))
+    return callbacks
 
 
-def test_a_tracker_that_fails_is_named_once_and_left_out():
-    bad, good, warned = Fake(fails_at=2), Fake(), []
-    trackers = Trackers([("fake", lambda: bad), ("fake", lambda: good)], warned.append)
-    for step in (1, 2, 3):
-        trackers.log(step, {})
-    assert [step for step, _ in bad.logged] == [1]
-    assert [step for step, _ in good.logged] == [1, 2, 3]
-    assert len(warned) == 1
-    assert "ConnectionError: no network" in warned[0]
-
-
-def test_a_tracker_that_cannot_start_is_left_out():
-    def broken():
-        raise RuntimeError("no key")
-
-    warned = []
-    trackers = Trackers([("fake", broken)], warned.append)
-    trackers.log(1, {})
-    trackers.close()
-    assert len(warned) == 1
-    assert "no key" in warned[0]
-
-
-def options(tmp_path, warned, **more):
-    plain = {"tensorboard": None, "wandb_project": None, "run_name": "r", "config": {"a": 1}, "folder": tmp_path}
-    return plain | {"warn": warned.append} | more
+def evaluated(text="the answer"):
+    ids = np.arange(3)
+    done = Completion(ids, np.zeros(3, np.float32), np.zeros(3, np.int32), FinishReason.STOP, text)
+    prompt = Prompt("id", "2 + 2 =", ids, "2 + 2", "4", "held")
+    return EvaluationResult(
+        {"validation/accuracy": 1.0}, [Evaluated("held", 0, 0, prompt, done, Score({"accuracy": 1.0}, 1.0))]
+    )
 
 
 def test_a_missing_client_tells_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    warned = []
-    open_trackers(**options(tmp_path, warned, wandb_project="p")).log(1, {})
-    assert len(warned) == 1
-    assert "pip install 'dapo-rl[track]'" in warned[0]
+    for name, said in (
+        ("wandb", "dapo-rl[track]"),
+        ("mlflow", "pip install mlflow"),
+        ("trackio", "pip install trackio"),
+    ):
+        monkeypatch.setitem(sys.modules, name, None)
+        warned = []
+        opened(tmp_path, warned, [name]).step(1, {}, [])
+        assert len(warned) == 1
+        assert said in warned[0]
 
 
 def test_none_is_opened_unless_asked_for(tmp_path):
-    trackers = open_trackers(**options(tmp_path, []))
-    trackers.log(1, {"train/loss": 1.0})
-    trackers.close()
+    trackers = opened(tmp_path, [])
+    trackers.step(1, {"train/loss": 1.0}, [])
+    trackers.end(True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -90,16 +65,16 @@ def scalars(folder):
 def test_tensorboard_events_and_a_resume_that_hides_later_steps(tmp_path):
     pytest.importorskip("tensorboard")
     folder, warned = tmp_path / "tensorboard", []
-    trackers = open_trackers(**options(tmp_path, warned, tensorboard=folder))
+    trackers = opened(tmp_path, warned, tensorboard=True)
     for step in (1, 2, 3):
-        trackers.log(step, {"train/loss": step / 2, "validation/accuracy": math.nan})
-    trackers.close()
+        trackers.step(step, {"train/loss": step / 2, "validation/accuracy": math.nan}, [])
+    trackers.end(True)
     assert scalars(folder) == {"train/loss": [(1, 0.5), (2, 1.0), (3, 1.5)]}
     (first,) = folder.iterdir()
     first.rename(folder / "events.out.tfevents.0000000001.first")  # read before the second, whatever the clock says
-    trackers = open_trackers(**options(tmp_path, warned, tensorboard=folder, first_step=1))
-    trackers.log(2, {"train/loss": 8.0})
-    trackers.close()
+    trackers = opened(tmp_path, warned, ["tensorboard"], first_step=1)
+    trackers.step(2, {"train/loss": 8.0}, [])
+    trackers.end(True)
     assert scalars(folder) == {"train/loss": [(1, 0.5), (2, 8.0)]}
     assert warned == []
 
@@ -108,44 +83,106 @@ def test_observing_needs_no_torch():
     code = (
         "import sys, pkgutil, importlib, dapo.observe as o\n"
         "[importlib.import_module(m.name) for m in pkgutil.iter_modules(o.__path__, 'dapo.observe.')]\n"
-        "from dapo.observe.trackers import TensorBoardTracker; from pathlib import Path; import tempfile\n"
-        "try: TensorBoardTracker(Path(tempfile.mkdtemp())).close()\n"
+        "from dapo.observe.trackers import TensorBoardTracker; from dapo.contracts.events import *; import tempfile\n"
+        "try: TensorBoardTracker().start(StartEvent('r', Path(tempfile.mkdtemp()), 0, 1, {}))\n"
         "except ImportError: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_wandb_run_goes_on_under_its_saved_id(tmp_path, monkeypatch):
-    calls = []
+class Calls:
+    """A small fake of a client's public calls: keeps them, and answers with what it was told to."""
 
-    class Run:
-        id = "abc123"
+    def __init__(self, **answers):
+        self.made, self._answers = [], answers
 
-        def define_metric(self, *args, **kwargs):
-            calls.append(("define", args, kwargs))
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            self.made.append((name, args, kwargs))
+            return self._answers.get(name, self)
 
-        def log(self, data):
-            calls.append(("log", data))
+        return call
 
-        def finish(self):
-            calls.append(("finish",))
+    def of(self, name):
+        return [(args, kwargs) for called, args, kwargs in self.made if called == name]
 
-    def init(**kwargs):
-        calls.append(("init", kwargs))
-        return Run()
 
-    wandb = types.SimpleNamespace(init=init, Settings=lambda **kwargs: kwargs)
+def test_wandb_run_goes_on_under_its_saved_id_and_shows_answers(tmp_path, monkeypatch):
+    run = Calls()
+    run.id = "abc123"
+    wandb = Calls(init=run)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     warned = []
-    first = open_trackers(**options(tmp_path, warned, wandb_project="p"))
+    first = opened(tmp_path, warned, wandb="p")
     state = first.state()
     assert state == {"wandb": {"id": "abc123"}}
-    assert (calls[0][1]["id"], calls[0][1]["resume"], calls[0][1]["project"]) == (None, None, "p")
-    calls.clear()
-    second = open_trackers(**options(tmp_path, warned, wandb_project="p", state=state))
-    second.log(4, {"train/loss": 1.0})
-    second.close()
-    assert (calls[0][1]["id"], calls[0][1]["resume"]) == ("abc123", "allow")
-    assert calls[-2:] == [("log", {"step": 4, "train/loss": 1.0}), ("finish",)]
+    ((_, options),) = wandb.of("init")
+    assert (options["id"], options["resume"], options["project"], options["name"]) == (None, None, "p", "r")
+    wandb.made.clear()
+    second = opened(tmp_path, warned, ["wandb"], first_step=3, state=state)
+    second.step(4, {"train/loss": 1.0, "bad": math.inf}, [])
+    second.evaluation(4, evaluated())
+    second.end(True)
+    ((_, options),) = wandb.of("init")
+    assert (options["id"], options["resume"], options["project"]) == ("abc123", "allow", "dapo")
+    ((_, table),) = wandb.of("Table")
+    assert dict(zip(table["columns"], table["data"][0], strict=True))["response"] == "the answer"
+    logged = [args[0] for args, _ in run.of("log")]
+    assert logged[0] == {"step": 4, "train/loss": 1.0}
+    assert set(logged[1]) == {"step", "validation/answers"}
+    assert run.of("finish") == [((), {"exit_code": 0})]
     assert warned == []
+
+
+def test_mlflow_run_goes_on_under_its_saved_id(tmp_path, monkeypatch):
+    mlflow = Calls(start_run=types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1")))
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    warned = []
+    first = opened(tmp_path, warned, ["mlflow"], project="sums")
+    state = first.state()
+    assert state == {"mlflow": {"id": "r1"}}
+    assert mlflow.of("set_experiment") == [(("sums",), {})]
+    assert mlflow.of("start_run") == [((), {"run_id": None, "run_name": "r"})]
+    assert mlflow.of("log_params") == [(({"run.name": "r", "trainer.steps": "3"},), {})]
+    mlflow.made.clear()
+    second = opened(tmp_path, warned, ["mlflow"], first_step=1, state=state)
+    second.step(2, {"validation/pass@4": 0.5, "bad": math.nan}, [])
+    second.evaluation(2, evaluated())
+    second.end(False, "SamplingStopped: ...")
+    assert mlflow.of("start_run") == [((), {"run_id": "r1", "run_name": None})]
+    assert mlflow.of("log_params") == []
+    assert mlflow.of("log_metrics") == [(({"validation/pass_4": 0.5},), {"step": 2})]
+    ((columns,), where) = mlflow.of("log_table")[0]
+    assert columns["response"] == ["the answer"]
+    assert where == {"artifact_file": "answers/step_000002.json"}
+    assert mlflow.of("end_run") == [(("FAILED",), {})]
+    assert warned == []
+
+
+def test_trackio_goes_on_under_its_name(tmp_path, monkeypatch):
+    trackio = Calls()
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    for first_step, resume in ((0, "never"), (2, "allow")):
+        trackio.made.clear()
+        tracker = opened(tmp_path, [], ["trackio"], first_step=first_step)
+        tracker.step(3, {"train/loss": 1.0, "bad": math.nan}, [])
+        tracker.end(True)
+        ((_, options),) = trackio.of("init")
+        assert (options["project"], options["name"], options["resume"]) == ("dapo", "r", resume)
+        assert trackio.of("log") == [(({"train/loss": 1.0},), {"step": 3})]
+        assert len(trackio.of("finish")) == 1
+
+
+def test_a_tracker_of_ones_own_by_name(tmp_path, monkeypatch):
+    (tmp_path / "my_tracker.py").write_text(
+        "import dapo\nseen = []\n"
+        "class Mine(dapo.Callback):\n    def step(self, event):\n        seen.append(event.step)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    opened(tmp_path, [], ["my_tracker:Mine"]).step(5, {}, [])
+    assert sys.modules.pop("my_tracker").seen == [5]
+    with pytest.raises(RecipeError, match="Expected one of tensorboard, wandb, mlflow, trackio"):
+        make_trackers(["nowhere:Mine"])
+    with pytest.raises(RecipeError, match="float is no callback"):
+        make_trackers(["math:pi"])

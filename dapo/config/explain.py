@@ -1,0 +1,162 @@
+"""``dapo explain KEY``: everything that is known of a setting, a metric or another trainer's key, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from dapo.config.peers import PEER_KEYS, peer_hint
+from dapo.config.presets import PRESETS
+from dapo.config.problems import brief, nearest, visible
+from dapo.config.resume import rules
+from dapo.config.section import Section
+from dapo.config.settings import REQUIRED, Setting, generic, settings
+from dapo.errors import RecipeError
+
+PAPER = "arXiv 2503.14476"
+_PAPER = {
+    "algorithm.clip": "section 3.1 (clip-higher), equations 8 and 10",
+    "algorithm.dynamic_sampling": "section 3.2 (dynamic sampling), the condition of equation 8 and equation 11",
+    "algorithm.loss": "section 3.3 (token-level policy gradient loss), equations 8 and 12",
+    "algorithm.overlong_filtering": "section 3.4 (overlong filtering)",
+    "algorithm.overlong_punishment": "section 3.4 (soft overlong punishment), equation 13",
+    "algorithm.reward_scaling": "section 2.4 (rewards of 1 and -1), equation 7",
+    "algorithm.kl_coefficient": "section 2.3 (no KL divergence)",
+    "algorithm.advantage": "section 3, equation 9",
+    "rollout.prompts_per_step": "section 4.1: 512",
+    "rollout.group_size": "section 4.1: 16",
+    "rollout.max_response_tokens": "section 4.1: 20,480 tokens, of which 4,096 are the cache",
+    "learner.learning_rate": "section 4.1: AdamW, constant 1e-6",
+    "learner.warmup": "section 4.1: 20 rollout steps",
+    "learner.minibatch_prompts": "section 4.1: 16 gradient updates for each rollout step",
+    "validation.samples": "section 4.1: 32 (avg@32)",
+    "validation.temperature": "section 4.1: 1.0",
+    "validation.top_p": "section 4.1: 0.7",
+}
+"""Where the paper speaks of a setting: of a key, or of everything below it."""
+_PAGES = {
+    "algorithm.clip": "docs/algorithm.md, section 4",
+    "algorithm.dynamic_sampling": "docs/dynamic_sampling.md",
+    "algorithm.loss": "docs/algorithm.md, sections 4 and 5",
+    "algorithm.advantage": "docs/algorithm.md, section 3",
+    "algorithm.correction": "docs/algorithm.md, section 6",
+    "algorithm.old_logprobs": "docs/algorithm.md, section 6",
+    "algorithm": "docs/algorithm.md, section 2",
+    "data": "docs/data_and_rewards.md",
+    "rewards": "docs/data_and_rewards.md, section Rewards",
+    "rollout.vllm": "docs/engines.md",
+    "rollout.server": "docs/engines.md",
+    "rollout.engine": "docs/engines.md",
+    "validation": "docs/algorithm.md, section 7",
+}
+_RULES = {
+    "free": "may change at a resume",
+    "ask": "may change at a resume, when the command names it",
+    "fixed": "cannot change in a run",
+}
+
+
+def explain(key: str) -> list[str]:
+    """Lines about a setting (``algorithm.clip.high``, or its last part where that is one), a section, a metric or a
+    key of another trainer.
+
+    Raises:
+        RecipeError: nobody knows it; the message names the nearest keys.
+    """
+    key = key.strip()
+    found = settings().get(generic(key)) or _by_last_part(key)
+    if found is not None:
+        return [*(_section(found) if found.section else _setting(found))]
+    if metric := _metric(key):
+        return metric
+    if hint := peer_hint(key):
+        lines = [hint]
+        for entry in PEER_KEYS:
+            if entry.hint() == hint:
+                lines += [line for path in entry.ours for line in ("", *explain(path))]
+                break
+        return lines
+    near = nearest(key) or get_close_matches(key, list(settings()), 3, 0.4)
+    hint = f"; the nearest are {', '.join(near)}" if near else ""
+    raise RecipeError(
+        f"`{visible(key, 120)}` is no setting, no metric and no key of another trainer that is known{hint}"
+    )
+
+
+def _by_last_part(key: str) -> Setting | None:
+    """``group_size`` is ``rollout.group_size``, if no other setting ends so and no other trainer has that key."""
+    ends = [s for s in settings().values() if s.path.endswith(f".{key}")]
+    return ends[0] if len(ends) == 1 and peer_hint(key) is None else None
+
+
+def _setting(s: Setting) -> Iterator[str]:
+    yield s.path
+    yield f"  {s.doc.replace('``', '`')}"
+    yield f"  accepts    {s.expected}"
+    yield f"  default    {'none: a recipe must give it' if s.default is REQUIRED else brief(_plain(s.default))}"
+    presets = {name: value for name, sparse in PRESETS.items() if (value := _at(sparse, s.path)) is not REQUIRED}
+    if presets:
+        yield "  presets    " + ", ".join(f"{name} {brief(value)}" for name, value in presets.items())
+    yield from _below(s.path)
+    yield f"  resume     {rules()[s.path]}: {_RULES[rules()[s.path]]}"
+    section = s.path.rpartition(".")[0]
+    yield from _pages(s.path, f"docs/configuration.md, table `{section or 'the recipe'}`")
+
+
+def _section(s: Setting) -> Iterator[str]:
+    inside = s.path + (".N" if s.expected.startswith("a list") else "")
+    yield f"{s.path}: {s.expected}"
+    yield f"  {s.doc.replace('``', '`')}"
+    yield from _below(s.path)
+    yield from _pages(s.path, f"docs/configuration.md, table `{inside}`")
+    yield "  keys"
+    fields = [f for f in settings().values() if f.path.rpartition(".")[0] == inside]
+    width = max((len(f.path) for f in fields), default=0)
+    for f in fields:
+        shown = "..." if f.section else "required" if f.default is REQUIRED else brief(_plain(f.default))
+        yield f"    {f.path:<{width}}  {shown}"
+
+
+def _below(path: str) -> Iterator[str]:
+    """What the paper says of it, and what other trainers call it."""
+    if (paper := _nearest_of(_PAPER, path)) is not None:
+        yield f"  paper      {PAPER}, {paper}"
+    names = [f"{entry.key} ({', '.join(entry.who)})" for entry in PEER_KEYS if path in entry.ours]
+    if names:
+        yield f"  elsewhere  {'; '.join(dict.fromkeys(names))}"
+
+
+def _pages(path: str, table: str) -> Iterator[str]:
+    page = _nearest_of(_PAGES, path)
+    yield f"  page       {table}" + (f"; {page}" if page else "")
+
+
+def _nearest_of(table: dict[str, str], path: str) -> str | None:
+    """The entry of the path, or of the nearest section above it."""
+    parts = path.split(".")
+    return next((table[p] for n in range(len(parts), 0, -1) if (p := ".".join(parts[:n])) in table), None)
+
+
+def _metric(key: str) -> list[str] | None:
+    from dapo.contracts.glossary import lookup  # takes numpy along
+
+    found = lookup(key)
+    if found is None:
+        return None
+    lines = [found.key, f"  {found.meaning}", f"  unit       {found.unit}"]
+    if found.better:
+        lines.append(f"  better     {found.better}")
+    return [*lines, "  page       docs/metrics.md"]
+
+
+def _at(sparse: Any, path: str) -> Any:
+    for part in path.split("."):
+        if not isinstance(sparse, dict) or part not in sparse:
+            return REQUIRED
+        sparse = sparse[part]
+    return sparse
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Section) else value

@@ -1,0 +1,184 @@
+"""All callbacks of a run as one that cannot fail: trackers, and those of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dapo.contracts.evaluation import EvaluationResult
+from dapo.contracts.events import (
+    Callback,
+    CheckpointEvent,
+    EndEvent,
+    EvaluationEvent,
+    Event,
+    StartEvent,
+    StepEvent,
+    answers_seen,
+    frozen,
+    groups_seen,
+)
+from dapo.contracts.types import Group, Metrics
+from dapo.errors import CallbackError, RecipeError
+
+State = dict[str, Any]
+METHODS = ("start", "step", "evaluation", "checkpoint", "end")
+_EVENTS = {
+    StartEvent: "start",
+    StepEvent: "step",
+    EvaluationEvent: "evaluation",
+    CheckpointEvent: "checkpoint",
+    EndEvent: "end",
+}
+
+
+@dataclass(slots=True)
+class _Listener:
+    name: str
+    callback: Callback
+
+
+class Callbacks:
+    """Sends each event to every callback.
+
+    One that raises is named once and left out from then on, unless it asks for the run to end with it. A failure in its
+    ``start`` is told with ``install`` where a package is missing.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback] = (), warn: Callable[[str], None] = print) -> None:
+        self._warn = warn
+        self._listeners: list[_Listener] = []
+        for callback in callbacks:
+            name = callback.name or type(callback).__name__
+            taken = {listener.name for listener in self._listeners}
+            unique = next(n for i in range(1, 10_000) if (n := name if i == 1 else f"{name}-{i}") not in taken)
+            self._listeners.append(_Listener(unique, callback))
+        self._step = 0
+
+    def start(self, event: StartEvent, states: State | None = None) -> None:
+        """The run begins; ``states`` is what ``state`` gave to the checkpoint that is resumed."""
+        self._step = event.first_step
+        for listener in list(self._listeners):
+            state = (states or {}).get(listener.name, {})
+            own = replace(event, state=state if isinstance(state, dict) else {})
+            self._guard(listener, lambda e=own, c=listener.callback: c.start(e), starting=True)  # type: ignore[misc]
+
+    def step(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
+        """A step was recorded."""
+        self._step = step
+        if self._listeners:
+            self._send(StepEvent(step, frozen(metrics), groups_seen(finished) if self._texts else ()))
+
+    def evaluation(self, step: int, result: EvaluationResult) -> None:
+        """The held-out problems were answered."""
+        if self._listeners:
+            answers = answers_seen(result.responses) if self._texts else ()
+            self._send(EvaluationEvent(step, frozen(result.metrics), answers))
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """A checkpoint was written."""
+        self._send(CheckpointEvent(step, folder))
+
+    def end(self, finished: bool, why: str = "") -> None:
+        """The run ended. May be called twice; the second time nobody listens."""
+        listeners, event = list(self._listeners), EndEvent(self._step, finished, why)
+        for listener in listeners:
+            try:
+                listener.callback.end(event)
+            except Exception as error:  # the run has ended anyway
+                self._warn(f"{listener.name} failed at the end of the run ({type(error).__name__}: {error})")
+        self._listeners = []
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Tell of the end where an exception is it; otherwise the caller does."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(False, f"{type(error).__name__}: {error}")
+            raise
+
+    def state(self) -> State:
+        """State of each callback by name, for the checkpoint."""
+        states: State = {}
+        for listener in list(self._listeners):
+            self._guard(listener, lambda n=listener: states.update({n.name: n.callback.state()}))  # type: ignore[misc]
+        return {name: state for name, state in states.items() if state}
+
+    @property
+    def _texts(self) -> bool:
+        return any(listener.callback.needs_texts for listener in self._listeners)
+
+    def _send(self, event: StepEvent | EvaluationEvent | CheckpointEvent) -> None:
+        for listener in list(self._listeners):
+            method = getattr(listener.callback, _EVENTS[type(event)])
+            self._guard(listener, lambda m=method: m(event))  # type: ignore[misc]
+
+    def _guard(self, listener: _Listener, call: Callable[[], None], starting: bool = False) -> None:
+        try:
+            call()
+        except Exception as error:  # whatever it raises, training goes on, unless its author wants otherwise
+            self._listeners.remove(listener)
+            told = f"{type(error).__name__}: {error}"
+            if listener.callback.on_error == "stop":
+                raise CallbackError(
+                    f"the callback {listener.name} failed ({told}), and wants the run to end then"
+                ) from error
+            if starting and isinstance(error, ImportError):
+                install = getattr(listener.callback, "install", "")
+                self._warn(
+                    f"{listener.name} is not installed ({error}); training goes on without it. {install}".rstrip()
+                )
+            elif starting:
+                self._warn(f"{listener.name} could not start ({told}); training goes on without it.")
+            else:
+                self._warn(f"{listener.name} failed ({told}) and is left out from now on; training goes on.")
+
+
+class _Function(Callback):
+    """A plain function as a callback: it gets every event."""
+
+    def __init__(self, function: Callable[[Event], object]) -> None:
+        self._function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def start(self, event: StartEvent) -> None:
+        self._function(event)
+
+    def step(self, event: StepEvent) -> None:
+        self._function(event)
+
+    def evaluation(self, event: EvaluationEvent) -> None:
+        self._function(event)
+
+    def checkpoint(self, event: CheckpointEvent) -> None:
+        self._function(event)
+
+    def end(self, event: EndEvent) -> None:
+        self._function(event)
+
+
+def as_callback(given: object) -> Callback:
+    """What a person gave as a callback: an object, a class that takes no arguments, or a function of one event.
+
+    Raises:
+        RecipeError: it is nothing of that.
+    """
+    if isinstance(given, type):
+        given = given()
+    if isinstance(given, Callback):
+        return given
+    if any(callable(getattr(given, method, None)) for method in METHODS):
+        raise RecipeError(
+            f"the callback {type(given).__name__} has the methods of one, and is no dapo.Callback: write "
+            f"`class {type(given).__name__}(dapo.Callback)`"
+        )
+    if callable(given):
+        return _Function(given)
+    raise RecipeError(
+        f"{type(given).__name__} is no callback: give an object of a class derived from dapo.Callback, or a function "
+        "of one argument, the event"
+    )

@@ -1,0 +1,146 @@
+"""What one meets first: recipes by short name, `dapo recipes`, `init`, `explain`, help, completion."""
+
+import contextlib
+import json
+import re
+
+import pytest
+
+from dapo.cli import init
+from dapo.cli.main import main
+from dapo.config import load_recipe
+from dapo.config.explain import explain
+from dapo.config.settings import settings
+from dapo.config.shipped import FOLDER, recipe_names, what_it_is
+from dapo.errors import RecipeError
+
+
+def said(capsys, *arguments, code=0):
+    assert main(list(arguments)) == code
+    found = capsys.readouterr()
+    return found.out if code == 0 else found.err
+
+
+def test_a_short_name_is_the_shipped_recipe_and_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = load_recipe("quickstart", ["trainer.steps=3"])
+    assert shipped.recipe == load_recipe(FOLDER / "quickstart.yaml", ["trainer.steps=3"]).recipe
+    (tmp_path / "own_data").write_text("model: {path: a/b}\ndata: {train: [{task: signed_sum}]}\n")
+    assert load_recipe("own_data").recipe.model.path == "a/b"
+    (tmp_path / "quickstart").mkdir()  # a folder is no recipe
+    assert load_recipe("quickstart").recipe.run.name == "quickstart"
+
+
+def test_a_wrong_name_is_answered_with_the_right_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="did you mean quickstart, which comes with the package"):
+        load_recipe("quickstrat")
+    with pytest.raises(RecipeError, match=r"with the package come .*own_data.*quickstart"):
+        load_recipe("zzz")
+
+
+def test_recipes_are_listed_shown_and_copied(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    listed = said(capsys, "recipes").splitlines()
+    assert [line.split()[0] for line in listed[: len(recipe_names())]] == recipe_names()
+    assert all(len(what_it_is(name)) > 20 for name in recipe_names())
+    assert said(capsys, "recipes", "--show", "quickstart") == (FOLDER / "quickstart.yaml").read_text()
+    said(capsys, "recipes", "--copy", "own_data")
+    assert {p.name for p in tmp_path.iterdir()} == {"own_data.yaml", "own_data.jsonl", "own_data_test.jsonl"}
+    assert load_recipe("own_data.yaml").recipe.data.train[0].path == str(tmp_path / "own_data.jsonl")
+    assert "exists already" in said(capsys, "recipes", "--copy", "own_data", code=2)
+    assert "there are" in said(capsys, "recipes", "--show", "nothing", code=2)
+
+
+@pytest.fixture
+def problems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"task": f"{n} +2 =", "result": str(n + 2), "level": 1} for n in range(12)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def test_init_writes_a_commented_recipe_for_model_and_data(problems, capsys, monkeypatch):
+    columns = ["--problem", "task", "--answer", "result"]
+    out = said(
+        capsys, "init", "first", "--model", "a/b", "--data", "train.jsonl", "--validation", "train.jsonl", *columns
+    )
+    assert "0 +2 =" in out
+    assert "math" in out
+    text = (problems / "first.yaml").read_text()
+    recipe = load_recipe("first.yaml").recipe
+    assert recipe.run.name == "first"
+    assert recipe.model.path == "a/b"
+    assert recipe.data.train[0].fields == {"problem": "task", "answer": "result"}
+    assert recipe.data.validation[0].path == str(problems / "train.jsonl")
+    assert recipe.rewards[0].kind == "math"
+    assert {line.index("  # ") for line in text.splitlines() if re.search(r"\S.*\d  +# ", line)} <= {32}
+    assert "exists already" in said(
+        capsys, "init", "first", "--model", "a/b", "--data", "train.jsonl", *columns, code=2
+    )
+
+
+def test_init_chooses_the_reward_by_the_answers(problems, capsys):
+    rows = [{"question": f"the colour of {n}?", "answer": "blue"} for n in range(9)]
+    (problems / "words.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said(capsys, "init", "words", "--model", "a/b", "--data", "words.jsonl")
+    reward = load_recipe("words.yaml").recipe.rewards[0]
+    assert reward.kind == "exact"
+    assert re.search(reward.pattern, "so\nAnswer: blue \n")[1] == "blue"
+    said(capsys, "init", "own", "--model", "a/b", "--data", "words.jsonl", "--reward", "mine:score")
+    assert load_recipe("own.yaml").recipe.rewards[0].function == "mine:score"
+
+
+def test_init_refuses_with_the_next_move_and_writes_nothing(problems, capsys):
+    assert "--data" in said(capsys, "init", "x", "--model", "a/b", code=2)
+    unknown = said(capsys, "init", "x", "--model", "a/b", "--data", "train.jsonl", code=2)
+    assert "task, result, level" in unknown
+    assert "--problem COLUMN" in unknown
+    wrong = ["--problem", "task", "--answer", "reslt"]
+    assert "'reslt'" in said(capsys, "init", "x", "--model", "a/b", "--data", "train.jsonl", *wrong, code=2)
+    right = ["--data", "train.jsonl", "--problem", "task", "--answer", "result"]
+    assert "--reward" in said(capsys, "init", "x", "--model", "a/b", *right, "--reward", "f", code=2)
+    assert "no model folder" in said(capsys, "init", "x", "--model", "./nowhere", *right, code=2)
+    assert "run.name" in said(capsys, "init", "-", "--model", "a/b", *right, code=2)
+    assert [p.name for p in problems.iterdir()] == ["train.jsonl"]
+
+
+def test_a_gpu_gets_other_settings(problems, monkeypatch):
+    machine = init._Machine(True, "a GPU", 500_000_000, 2048)
+    monkeypatch.setattr(init, "_machine", lambda wanted: machine)
+    init.write_recipe(init.Wanted("g", "a/b", "train.jsonl", problem="task", answer="result"), problems / "g.yaml")
+    recipe = load_recipe("g.yaml").recipe
+    assert recipe.model.dtype == "bfloat16"
+    assert recipe.data.max_prompt_tokens + recipe.rollout.max_response_tokens <= 2048
+
+
+def test_every_key_can_be_explained():
+    for path in settings():
+        lines = explain(path)
+        assert lines[0].startswith(path)
+        assert any("docs/configuration.md" in line for line in lines)
+
+
+def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
+    out = said(capsys, "explain", "algorithm.clip.high")
+    assert re.search(r"default +0\.28", out)
+    assert "2503.14476, section 3.1" in out
+    assert "epsilon_high (ms-swift, TRL)" in out
+    assert "docs/algorithm.md, section 4" in out
+    assert "algorithm.clip.high" in said(capsys, "explain", "epsilon_high")
+    assert "Kept groups" in said(capsys, "explain", "sampling/acceptance_rate")
+    assert "rollout.group_size" in said(capsys, "explain", "group_size").splitlines()[0]
+    assert "rewards.N.weight" in said(capsys, "explain", "rewards.0.weight")
+    assert "algorithm.clip.high" in said(capsys, "explain", "algorithm.clip.hihg", code=2)
+
+
+def test_help_names_pages_and_completion_offers_names_and_keys(capsys, monkeypatch):
+    assert "docs/configuration.md" in said(capsys, "train", "--help")
+    assert "--install-completion" in said(capsys, "--help")
+    for line, expected in (("dapo train quick", "quickstart"), ("dapo train quickstart trainer.st", "trainer.steps=")):
+        monkeypatch.setenv("_DAPO_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+        with contextlib.suppress(SystemExit):
+            main([])
+        assert expected in capsys.readouterr().out.split()

@@ -1,0 +1,136 @@
+"""Callbacks hear of everything, change nothing, and fail alone."""
+
+import numpy as np
+import pytest
+
+from dapo.contracts.enums import Disposition, FinishReason, Verdict
+from dapo.contracts.events import Callback, CheckpointEvent, EndEvent, StartEvent, StepEvent
+from dapo.contracts.types import Completion, Group, Prompt, Score
+from dapo.errors import CallbackError, RecipeError
+from dapo.observe.callbacks import Callbacks, as_callback
+
+
+class Keeps(Callback):
+    def __init__(self, fails_at=None, on_error="warn"):
+        self.heard, self.fails_at, self.on_error = [], fails_at, on_error
+
+    def start(self, event):
+        self.heard.append(event)
+
+    def step(self, event):
+        if event.step == self.fails_at:
+            raise ConnectionError("no network")
+        self.heard.append(event)
+
+    checkpoint = evaluation = end = start
+
+    def state(self):
+        return {"heard": len(self.heard)}
+
+
+def group():
+    ids = np.arange(4)
+    done = Completion(ids, np.zeros(4, np.float32), np.zeros(4, np.int32), FinishReason.LENGTH, "text")
+    return Group(
+        7,
+        Prompt("id", "what the model saw", ids, "2 + 2", "4", "sums"),
+        [done, done],
+        [Score({"accuracy": 1.0}, 1.0), Score({}, reason="timeout")],
+        verdict=Verdict.KEPT,
+        disposition=Disposition.TRAINED,
+        rewards_G=np.array([0.5, np.nan]),
+        advantages_G=np.array([1.25, 0.0]),
+    )
+
+
+def started(*callbacks, warned=None, state=None):
+    all_of_them = Callbacks(callbacks, (warned if warned is not None else []).append)
+    all_of_them.start(StartEvent("r", "folder", 0, 3, {}), state)
+    return all_of_them
+
+
+def test_a_step_is_told_with_its_groups_as_plain_values():
+    keeps = Keeps()
+    started(keeps).step(1, {"train/loss": 0.5}, [group()])
+    event = keeps.heard[-1]
+    assert isinstance(event, StepEvent)
+    (seen,) = event.groups
+    assert (seen.id, seen.problem, seen.verdict, seen.disposition) == (7, "2 + 2", "kept", "trained")
+    first, second = seen.responses
+    assert (first.text, first.tokens, first.truncated) == ("text", 4, True)
+    assert (first.accuracy, first.reward, first.advantage) == (1.0, 0.5, 1.25)
+    assert (second.accuracy, second.reward, second.reason) == (None, None, "timeout")
+
+
+def test_what_a_callback_gets_cannot_be_written_to_and_is_no_array_of_the_run():
+    keeps, mine, metrics = Keeps(), group(), {"train/loss": 0.5}
+    started(keeps).step(1, metrics, [mine])
+    event = keeps.heard[-1]
+    with pytest.raises(TypeError):
+        event.metrics["train/loss"] = 1.0
+    with pytest.raises(AttributeError):
+        event.groups[0].responses[0].reward = 1.0
+    with pytest.raises(TypeError):
+        event.groups[0].responses[0].values["accuracy"] = 0.0
+    metrics["train/loss"] = 9.0  # the trainer goes on with its own
+    assert event.metrics["train/loss"] == 0.5
+
+
+def test_one_that_fails_is_named_once_and_left_out_and_the_others_go_on():
+    bad, good, warned = Keeps(fails_at=2), Keeps(), []
+    callbacks = started(bad, good, warned=warned)
+    for step in (1, 2, 3):
+        callbacks.step(step, {}, [])
+    assert [event.step for event in bad.heard[1:]] == [1]
+    assert [event.step for event in good.heard[1:]] == [1, 2, 3]
+    assert len(warned) == 1
+    assert "Keeps failed (ConnectionError: no network)" in warned[0]
+
+
+def test_one_may_want_the_run_to_end_with_it():
+    callbacks = started(Keeps(fails_at=1, on_error="stop"))
+    with pytest.raises(CallbackError, match="no network"):
+        callbacks.step(1, {}, [])
+
+
+def test_states_are_saved_by_name_and_given_back():
+    first, second = Keeps(), Keeps()
+    saved = started(first, second).state()
+    assert saved == {"Keeps": {"heard": 1}, "Keeps-2": {"heard": 1}}
+    again = Keeps()
+    started(again, state=saved)
+    assert again.heard[0].state == {"heard": 1}
+
+
+def test_the_end_is_told_once_whatever_it_is():
+    keeps = Keeps()
+    callbacks = started(keeps)
+    callbacks.checkpoint(2, "there")
+    with pytest.raises(KeyError), callbacks.ending():
+        raise KeyError("broken")
+    callbacks.end(True)
+    assert keeps.heard[1:] == [CheckpointEvent(2, "there"), EndEvent(0, False, "KeyError: 'broken'")]
+
+
+def test_texts_are_copied_only_for_those_who_read_them():
+    class Numbers(Keeps):
+        needs_texts = False
+
+    numbers = Numbers()
+    started(numbers).step(1, {}, [group()])
+    assert numbers.heard[-1].groups == ()
+
+
+def test_functions_classes_and_objects_are_callbacks_and_the_rest_gets_a_sentence():
+    heard = []
+    callbacks = started(as_callback(heard.append), as_callback(Keeps))
+    callbacks.step(1, {}, [])
+    assert [type(event).__name__ for event in heard] == ["StartEvent", "StepEvent"]
+
+    class NoCallback:
+        def step(self, event): ...
+
+    with pytest.raises(RecipeError, match=r"class NoCallback\(dapo.Callback\)"):
+        as_callback(NoCallback())
+    with pytest.raises(RecipeError, match="int is no callback"):
+        as_callback(3)
