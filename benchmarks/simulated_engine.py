@@ -29,7 +29,7 @@ import numpy as np
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, Ticket
 from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.roster import Gate, ended_before
+from dapo.rollout.requests import Gate, ended_before
 
 UNIT = 64
 """Tokens that one entry of an array stands for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from dapo.contracts.handle import Handle
 from dapo.contracts.types import (
@@ -95,6 +95,24 @@ class Engine(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class EngineGroup(Protocol):
+    """An engine that is several, each with weights of its own; what an ``Engine`` has goes for all of them together."""
+
+    def members(self) -> Sequence[int]:
+        """Those at work, by the numbers under which a request may ask for one (``SampleRequest.engine``)."""
+
+    def checksums_each(self) -> Mapping[int, Mapping[str, TensorSum] | None]:
+        """As ``Engine.checksums``, of each. One that is lost and comes back must then have the same, or is not used.
+
+        Raises:
+            EngineError: as ``Engine.checksums``; the message names the engine.
+        """
+
+    def metrics(self) -> Metrics:
+        """``cluster/...``, since it was asked last."""
 
 
 class Learner(Protocol):

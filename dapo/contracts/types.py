@@ -194,6 +194,7 @@ class SampleRequest:
     seed: int  # 63 bits, derived from (run seed, group, index)
     prefix: Partial | None = None
     priority: int = 0  # smaller first
+    engine: int | None = None  # of a group of engines, the one to ask while it is at work; None: any
 
 
 @dataclass(frozen=True, slots=True)

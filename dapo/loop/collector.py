@@ -267,9 +267,9 @@ class StreamingCollector:
             self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
 
     def _judge_ended(self, until: int | None) -> None:
-        """Let scores take effect in order of (tick, key), up to tick ``until`` (None: all); wait for a late one."""
+        """Let scores take effect, up to tick ``until`` (None: all); wait for a late one of a group that is whole."""
         with self.phases("judge"):
-            for key, score in self.scores.due(until):
+            for key, score in self.scores.due(until, lambda group: self.open[group].unscored):
                 group = self.open[key.group]
                 self.account.got_score(key, score)
                 if group.scored(key.sample, score):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from dapo.config.schema import Reward
 from dapo.contracts.names import reward_name_problem
@@ -79,12 +77,14 @@ class CompositeScorer:
         self._next = 0
 
     def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None:
-        """Queue one response. Rewards that cannot take long are computed at once, the others go to worker processes."""
+        """Queue one response. Rewards that cannot take long are computed at once, the others go to worker processes.
+
+        Those are sent some at a time, by ``poll`` at the latest.
+        """
         applicable = [i for i, r in enumerate(self._rewards) if r.sources is None or prompt.source in r.sources]
         pending = _Pending(key, prompt.source, missing=len(applicable))
         ticket, self._next = self._next, self._next + 1
         self._pending[ticket] = pending
-        slim: Completion | None = None
         for index in applicable:
             reward = self._rewards[index]
             inline = self._inline.get(index)
@@ -92,11 +92,8 @@ class CompositeScorer:
                 self._settle(ticket, index, *ask(inline, prompt, completion))
                 continue
             assert self._pool is not None  # a reward that is not inline has a verifier
-            if reward.kind != "function":  # ours read the text alone: do not send the arrays
-                slim = slim or _text_only(completion)
-            sent = completion if reward.kind == "function" or slim is None else slim
             item = ticket * len(self._rewards) + index
-            self._pool.submit(item, self._remote[index], reward.timeout, prompt, sent)
+            self._pool.submit(item, self._remote[index], reward.timeout, prompt, completion)
         if not applicable:
             self._finish(ticket)
 
@@ -136,8 +133,8 @@ class CompositeScorer:
         counters = {
             "scored": float(self.scored),
             "unscored": float(sum(self.failures.values())),
-            "worker_restarts": float(self._pool.restarts if self._pool else 0),
-            "timeouts": float(self._pool.timeouts if self._pool else 0),
+            "worker_restarts": float(self._pool.losses.restarts if self._pool else 0),
+            "timeouts": float(self._pool.losses.timeouts if self._pool else 0),
         }
         counters.update({f"unscored/{kind.replace(' ', '_')}": float(n) for kind, n in self.failures.items()})
         return counters
@@ -209,16 +206,6 @@ class CompositeScorer:
         if reasons:
             return Score(values=values, reason=reasons[0], answer=pending.answer)
         return Score(values=values, reward=total, answer=pending.answer)
-
-
-def _text_only(completion: Completion) -> Completion:
-    return replace(
-        completion,
-        token_ids=np.empty(0, np.int64),
-        logprobs=np.empty(0, np.float32),
-        versions=np.empty(0, np.int32),
-        generated=None,
-    )
 
 
 def _check_reward(reward: Reward) -> None:

@@ -8,12 +8,13 @@ import pickle
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
 from dapo.rewards import math, simple
 from dapo.rewards.function import describe_error, load_function, read_values
+from dapo.rewards.question import Kind
 from dapo.rewards.task import read_answer, task
 from dapo.rewards.text import vote_text
 
@@ -28,7 +29,7 @@ Read = str | None
 class Verifier:
     """A reward by its description, which is what travels to a worker."""
 
-    kind: Literal["math", "exact", "regex", "task", "function"]
+    kind: Kind
     name: str
     function: str = ""
     pattern: str | None = None

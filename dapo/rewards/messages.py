@@ -56,22 +56,23 @@ class Done(_Message):
 
 
 Message = Loading | Ready | Failed | Began | Done
-_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
+_ADAPTER: TypeAdapter[list[Message]] = TypeAdapter(list[Annotated[Message, Field(discriminator="type")]])
 
 
-def read_message(body: bytes) -> Message:
-    """The message in a frame.
+def read_messages(body: bytes) -> list[Message]:
+    """The messages in a frame.
 
     Raises:
-        WireError: it is none.
+        WireError: they are none.
     """
     try:
-        message = _ADAPTER.validate_json(body)
+        messages = _ADAPTER.validate_json(body)
     except ValidationError as error:
         raise WireError(f"{error.error_count()} faults in a message, the first: {error.errors()[0]['msg']}") from None
-    if isinstance(message, Done) and isinstance(message.outcome, str) and not is_failure(message.outcome):
-        raise WireError("a failure of no known kind")
-    return message
+    for message in messages:
+        if isinstance(message, Done) and isinstance(message.outcome, str) and not is_failure(message.outcome):
+            raise WireError("a failure of no known kind")
+    return messages
 
 
 def is_failure(outcome: Outcome) -> bool:

@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from dapo.errors import RewardError
 from dapo.rewards import guard
 from dapo.rewards.function import read_values
 from dapo.rewards.judges import Outcome, Verifier
-from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, read_message
+from dapo.rewards.losses import Losses
+from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, read_messages
 from dapo.rewards.output import OutputFile
+from dapo.rewards.question import Question, Questions
 from dapo.rewards.wire import Inbox, WireError, frame
 
 log = logging.getLogger(__name__)
@@ -48,7 +51,6 @@ _TICK = 0.05  # seconds between looks at the clock while waiting
 _CHUNK = 1 << 16  # bytes taken from a connection at a time
 _CHUNKS = 64  # at a time, so that a worker that never stops sending holds up nobody
 _MAX_HOPELESS = 4096  # verdicts remembered as not to be had
-_TOLD_SECONDS = 60.0  # of verifiers' time lost to time limits, after which that is said, and again at each doubling
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class _Item:
     id: int
     verifier: int
     seconds: float  # time limit
-    blob: bytes  # pickled (prompt, completion)
+    question: Question
 
 
 @dataclass(slots=True)
@@ -107,6 +109,7 @@ class WorkerPool:
         self._limit = workers
         self._path, self._memory_mib = output, memory_mib
         self._output: OutputFile | None = None
+        self._questions = Questions()
         self._queue: deque[_Item] = deque()
         self._workers: list[_Worker] = []
         self._done: list[Finished] = []
@@ -114,9 +117,7 @@ class WorkerPool:
         self._failed_starts = 0  # in a row
         self._told_start = False
         self._hopeless: dict[str, None] = {}  # digests of verdicts that cost a worker, in order of coming
-        self._lost_seconds, self._tell_at = 0.0, _TOLD_SECONDS
-        self.restarts = 0  # workers lost to a hang or a crash
-        self.timeouts = 0  # items that ran into their time limit
+        self.losses = Losses(workers)
 
     @property
     def pending(self) -> int:
@@ -137,10 +138,11 @@ class WorkerPool:
             self.start()
 
     def submit(self, item: int, verifier: int, seconds: float, prompt: Prompt, completion: Completion) -> None:
-        """Queue one item. ``seconds`` is its time limit."""
-        blob = pickle.dumps((prompt, completion), protocol=pickle.HIGHEST_PROTOCOL)
-        self._queue.append(_Item(item, verifier, seconds, blob))
-        self._dispatch()
+        """Queue one item; it goes to a worker in company, by ``poll`` at the latest. ``seconds``: its time limit."""
+        question = self._questions.make(self._verifiers[verifier].kind, prompt, completion)
+        self._queue.append(_Item(item, verifier, seconds, question))
+        if not self._workers or len(self._queue) >= _MAX_BATCH:
+            self._dispatch()
 
     def poll(self, timeout: float | None = None) -> list[Finished]:
         """Finished items. timeout 0: what is there; None: wait until at least one is (or nothing is pending).
@@ -175,15 +177,18 @@ class WorkerPool:
 
     def _step(self, seconds: float) -> None:
         """Take in what workers sent (wait up to ``seconds`` for it), replace those stuck or gone, hand out work."""
+        moved: set[int] = set()  # connections on which something can be read or written
         if self._workers:
             poller = select.poll()
             for worker in self._workers:
                 poller.register(worker.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
-            poller.poll(seconds * 1000)
+            moved = {descriptor for descriptor, _ in poller.poll(seconds * 1000)}
         for worker in list(self._workers):
             ended = worker.process.poll() is not None  # asked first: what it sent before its end is still read
             try:
-                alive = self._exchange(worker) and not ended
+                alive = (not ended and worker.connection.fileno() not in moved) or (
+                    self._exchange(worker) and not ended
+                )
             except WireError as error:
                 self._lose(worker, f"crash: something that is no verdict came from the worker ({error})")
                 continue
@@ -219,10 +224,12 @@ class WorkerPool:
             if not data:
                 return False
             worker.inbox.feed(data)
-            for body in worker.inbox.frames():
-                self._take(worker, read_message(body))
+            for message in chain.from_iterable(map(read_messages, worker.inbox.frames())):
+                self._take(worker, message)
                 if worker not in self._workers:
                     return True
+            if len(data) < _CHUNK:  # that was all
+                return True
         return True
 
     def _take(self, worker: _Worker, message: Message) -> None:
@@ -233,6 +240,7 @@ class WorkerPool:
             case Ready() if not worker.ready:
                 worker.ready = self._ever_ready = True
                 self._failed_starts = 0
+                self.losses.started(time.monotonic() - worker.since)
             case Failed(error=error) if not worker.ready:
                 self._refuse(worker, error)
             case Began(item=item, digest=digest) if worker.batch and worker.batch[0].id == item:
@@ -282,7 +290,7 @@ class WorkerPool:
                 exit_code = worker.process.wait(timeout=2)
         _kill([worker])
         self._workers.remove(worker)
-        self.restarts += 1
+        self.losses.restarts += 1
         if exit_code is not None:
             reason = f"crash: the process ended with code {exit_code}"
         if worker.ready:
@@ -306,19 +314,8 @@ class WorkerPool:
         self._done.append(Finished(item.id, reason))
         if digest is not None and len(self._hopeless) < _MAX_HOPELESS:
             self._hopeless[digest] = None
-        if not reason.startswith("timeout"):
-            return
-        self.timeouts += 1
-        self._lost_seconds += item.seconds
-        if self._lost_seconds >= self._tell_at:
-            self._tell_at = 2 * self._lost_seconds
-            log.warning(
-                "%d responses ran into the time limit of their reward, which took %.0f s of %d worker(s). A lower "
-                "`timeout` of that reward, or a higher run.reward_workers, bounds what such responses cost.",
-                self.timeouts,
-                self._lost_seconds,
-                self._limit,
-            )
+        if reason.startswith("timeout"):
+            self.losses.timed_out(item.seconds)
 
     def _dispatch(self) -> None:
         """Give idle workers a batch, and start workers while there is more to do than there are hands."""
@@ -327,7 +324,7 @@ class WorkerPool:
                 size = max(1, min(_MAX_BATCH, len(self._queue) // self._limit))
                 worker.batch.extend(self._queue.popleft() for _ in range(min(size, len(self._queue))))
                 worker.since = time.monotonic()
-                items = [(item.id, item.verifier, item.blob) for item in worker.batch]
+                items = [(item.id, item.verifier, item.question) for item in worker.batch]
                 new = list(self._hopeless)[worker.told :]
                 worker.told = len(self._hopeless)
                 self._send(worker, (items, new))

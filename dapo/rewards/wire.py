@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-MAX_ANSWER_FRAME = 1 << 20  # bytes of one message of a worker
+MAX_ANSWER_FRAME = 1 << 20  # bytes of one frame of a worker
 _HEADER = struct.Struct("!Q")
 
 
@@ -25,14 +25,14 @@ def frame(body: bytes) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-def answer_frame(message: dict[str, Any]) -> bytes:
-    """A worker's message. Lone surrogates, which JSON text can hold and files cannot, become question marks."""
-    return frame(json.dumps(_encodable(message), allow_nan=False).encode())
+def answer_frame(messages: Sequence[dict[str, Any]]) -> bytes:
+    """Some messages of a worker. Lone surrogates, which JSON text can hold and files cannot, become question marks."""
+    return frame(json.dumps([_encodable(each) for each in messages], allow_nan=False).encode())
 
 
 def _encodable(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
         return {_encodable(key): _encodable(each) for key, each in value.items()}
     return value

@@ -26,7 +26,8 @@ from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
 from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.inbox import Inbox, check_idle
-from dapo.rollout.roster import Gate, Roster, sequence_of
+from dapo.rollout.requests import Gate, sequence_of
+from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.weights import take_weights, tensor_sums
 

@@ -22,7 +22,8 @@ from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
 from dapo.rollout.inbox import Inbox, check_idle
-from dapo.rollout.roster import Gate, Roster, sequence_of
+from dapo.rollout.requests import Gate, sequence_of
+from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.weights import take_weights, tensor_sums
 

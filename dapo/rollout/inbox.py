@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
-from dapo.rollout.roster import Gate, Queue, empty_event, ended_before
+from dapo.rollout.requests import Gate, Queue, empty_event, ended_before
 
 
 def check_requests(requests: Sequence[SampleRequest], gate: Gate, present: Collection[Key]) -> None:

@@ -9,8 +9,10 @@ sees at once a tensor that an update does not reach.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +32,7 @@ from dapo.contracts.model import ModelFacts
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.weights import check_named, tensors_of, write_weights
-from dapo.rollout.roster import Gate, ended_before, sequence_of
+from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, shared_memory, speaking_of
 from dapo.rollout.vllm_sums import together
@@ -153,11 +155,16 @@ class VllmEngine:
             raise EngineError("vLLM failed before and cannot go on: start the run again with `dapo train --resume`")
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
-        """Decode until at least one response has ended, or nothing is left. ``timeout`` is for remote engines."""
+        """Decode until at least one response has ended, or nothing is left; with ``timeout`` a step at least, and no
+        further one after so many seconds.
+        """
         events, self._pending = self._pending, []
+        until = math.inf if timeout is None else time.monotonic() + timeout
         while not events and self._responses:
             self._check_usable()
             events = self._step()
+            if time.monotonic() >= until:
+                break
         return sorted(events, key=lambda event: (event.tick, event.key))
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:

@@ -19,7 +19,7 @@ from typing import Any
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
-from dapo.rollout.roster import Queue, empty_event, sequence_of
+from dapo.rollout.requests import Queue, empty_event, sequence_of
 from dapo.rollout.vllm_http import ABORT, GENERATE, LATER, Answer, Unreachable, Wire, generate_body, refusal, words
 from dapo.rollout.vllm_lease import ServerLease
 from dapo.rollout.vllm_route import Published, WeightRoute

@@ -14,7 +14,7 @@ import numpy as np
 
 from dapo.contracts.types import FloatArray, IntArray, SampleRequest, VersionArray
 from dapo.errors import EngineError
-from dapo.rollout.roster import sequence_of
+from dapo.rollout.requests import sequence_of
 from dapo.rollout.seeds import generator_seed
 
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"

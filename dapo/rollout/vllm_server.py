@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.weights import SETS, read_shapes, unknown_route
-from dapo.rollout.roster import Gate, ended_before
+from dapo.rollout.requests import Gate, ended_before
 from dapo.rollout.vllm_dispatch import Dispatcher
 from dapo.rollout.vllm_http import Unreachable, Wire
 from dapo.rollout.vllm_lease import TRAINER, ServerLease

@@ -101,8 +101,8 @@ class DynamicSampling(Section):
     greso_target: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """For ``greso``: share of zero-variance groups aimed at, one third of it all correct, two thirds all wrong."""
     verdict_lag: Annotated[int, Field(ge=0)] | None = None
-    """Engine steps after a response ended at which its score takes effect; None: 0 for verifiers that run inline, 16
-    for those in worker processes."""
+    """Engine steps after the last response of a group ended at which its verdict takes effect; None: 0 where every
+    reward is quick (`exact`, `regex`, what runs in the driver), 16 otherwise."""
 
 
 class OverlongPunishment(Section):

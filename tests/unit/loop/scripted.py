@@ -17,7 +17,7 @@ from dapo.loop.collector import StreamingCollector
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.seeds import derive_seed
 from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.roster import Gate, ended_before, sequence_of
+from dapo.rollout.requests import Gate, ended_before, sequence_of
 
 
 def ticket(version):

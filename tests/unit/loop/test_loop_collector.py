@@ -458,11 +458,19 @@ def test_a_fixed_oversampling_factor_is_dispatched_at_once():
 
 def test_decoding_goes_on_while_a_verifier_works():
     """A score is waited for when its verdict is due, ``lag`` steps after the response ended, and not before."""
+
+    def late(collector):
+        """A verifier that has an answer when it is waited for; the clock at which it was."""
+        asked, poll = [], collector.rollouts.scorer.poll
+        collector.rollouts.scorer.poll = lambda timeout=None: (
+            [] if timeout == 0 else asked.append(collector.engine.clock) or poll(timeout)
+        )
+        return asked
+
     collector = make_collector(
         length=lambda g, i: 5 if g == 0 else 40, accuracy=lambda g, i: float(i), prompts=2, capacity=4, lag=10
     )
-    asked, poll = [], collector.rollouts.scorer.poll
-    collector.rollouts.scorer.poll = lambda timeout=None: asked.append(collector.engine.clock) or poll(timeout)
+    asked = late(collector)
     collector.begin(1)
     while not collector.kept:
         collector.pump()
@@ -470,7 +478,39 @@ def test_decoding_goes_on_while_a_verifier_works():
     judged_late = make_collector(
         length=lambda g, i: 5 + 3 * g, accuracy=lambda g, i: float(i), prompts=4, capacity=8, lag=4, lookahead=0
     )
-    asked, poll = [], judged_late.rollouts.scorer.poll
-    judged_late.rollouts.scorer.poll = lambda timeout=None: asked.append(judged_late.engine.clock) or poll(timeout)
+    asked = late(judged_late)
     judged_late.collect(1)
     assert asked == [11, 14]  # ended at 5 and 8, 11, 14; due at 9, 12 and, with nothing left to decode, at once
+
+
+def test_the_scores_of_a_group_that_is_not_whole_are_not_waited_for():
+    """Response 0 of each group ends at 5 and the other at 40: no verdict depends on a score before that."""
+    collector = make_collector(
+        length=lambda g, i: 5 if i == 0 else 40, accuracy=lambda g, i: float(i), prompts=2, capacity=4, lookahead=0
+    )
+    waits, poll = [], collector.rollouts.scorer.poll
+    collector.rollouts.scorer.poll = lambda timeout=None: (
+        [] if timeout == 0 else waits.append(collector.engine.clock) or poll(timeout)
+    )
+    batch = collector.collect(1)
+    assert ids(batch) == [0, 1]
+    assert waits == [40]
+    assert collector.scores.waiting == 0
+
+
+def test_scores_of_responses_that_ended_are_in_what_is_paused():
+    """A pause waits for the score of everything that ended, whole group or not, so none is asked for twice."""
+    collector = make_collector(
+        length=lambda g, i: 5 if i == 0 else 40, accuracy=lambda g, i: float(i), prompts=2, capacity=4, lookahead=0
+    )
+    collector.begin(1)
+    collector.pump()
+    assert collector.engine.clock == 5
+    collector.pause()
+    assert collector.scores.waiting == 0
+    assert [group.unscored for group in collector.open.values()] == [1, 1]
+    while not collector.ready():
+        collector.pump()
+    collector.pause()
+    keys = collector.rollouts.scorer.keys
+    assert len(keys) == len(set(keys)) == 4

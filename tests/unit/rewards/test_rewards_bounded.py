@@ -185,7 +185,7 @@ def test_equal_hostile_answers_cost_one_time_limit(caplog: pytest.LogCaptureFixt
 
 def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setattr("dapo.rewards.pool._TOLD_SECONDS", 0.4)
+    monkeypatch.setattr("dapo.rewards.losses.TOLD_SECONDS", 0.4)
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=0.2)])
     try:
         score_all(scorer, ["hang"] * 4)
@@ -193,6 +193,22 @@ def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeyp
         scorer.close()
     told = [record.getMessage() for record in caplog.records if "ran into the time limit" in record.getMessage()]
     assert [line.split()[0] for line in told] == ["2", "4"], "at the second, and when that has doubled"
+
+
+def test_what_lost_workers_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward that ends its process on half of the responses costs those verdicts, and the starts are told."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr("dapo.rewards.losses.TOLD_SECONDS", 1e-6)
+    scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=60)])
+    try:
+        scores = score_all(scorer, ["crash", "half"] * 3)
+    finally:
+        scorer.close()
+    assert [score.scored for score in scores] == [False, True] * 3
+    told = [record.getMessage() for record in caplog.records if "were lost" in record.getMessage()]
+    assert told
+    assert told[0].startswith("1 worker processes for rewards were lost, 0 of them to a time limit")
+    assert len(told) < 3, "again at each doubling, not each time"
 
 
 def test_a_time_limit_of_a_function_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def evil_pickle(prompt, completion):
 
 def forged(**message):
     def forge(prompt, completion):
-        raw(json.dumps(message).encode())
+        raw(json.dumps([message]).encode())
         return 1.0
 
     return forge

@@ -12,7 +12,7 @@ from stand_in_server import StandIn
 
 from dapo.errors import EngineError
 from dapo.models.checksum import checksum
-from dapo.rollout.roster import Queue
+from dapo.rollout.requests import Queue
 from dapo.rollout.vllm_server import ServerEngine
 
 pytest.importorskip("aiohttp")

@@ -1,0 +1,58 @@
+"""What of a response travels to a worker: no more than its judge reads.
+
+``math``, ``exact`` and ``regex`` read the response and the gold answer; ``task`` the prompt's record as well; a user's
+function may look at anything.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Literal
+
+import numpy as np
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Prompt
+
+Kind = Literal["math", "exact", "regex", "task", "function"]
+Question = tuple[str, str] | tuple[bytes, str] | tuple[bytes, bytes]
+_KEPT = 512  # prompts whose pickle is remembered: the responses of a group have one
+
+_NO_IDS, _NO_LOGPROBS = np.empty(0, np.int64), np.empty(0, np.float32)
+_NO_VERSIONS = np.empty(0, np.int32)
+
+
+class Questions:
+    """Makes questions of responses. A prompt is pickled once, and travels once in a message that names it often."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[Prompt, bytes]] = {}  # by identity; the prompt is kept, so that it stays one
+
+    def make(self, kind: Kind, prompt: Prompt, completion: Completion) -> Question:
+        """What ``read_question`` makes a prompt and a response of, on the other side."""
+        if kind == "function":
+            return self._prompt(prompt), _pickled(completion)
+        if kind == "task":
+            return self._prompt(prompt), completion.text
+        return prompt.answer, completion.text
+
+    def _prompt(self, prompt: Prompt) -> bytes:
+        known = self._prompts.get(id(prompt))
+        if known is None:
+            if len(self._prompts) >= _KEPT:
+                self._prompts.clear()
+            known = self._prompts[id(prompt)] = prompt, _pickled(prompt)
+        return known[1]
+
+
+def read_question(question: Any) -> tuple[Prompt, Completion]:
+    """A prompt and a response of one's own: nothing that a verifier changes is seen by the next."""
+    about, response = question
+    prompt = pickle.loads(about) if isinstance(about, bytes) else Prompt("", "", _NO_IDS, "", about, "")
+    if isinstance(response, bytes):
+        return prompt, pickle.loads(response)
+    return prompt, Completion(_NO_IDS, _NO_LOGPROBS, _NO_VERSIONS, FinishReason.STOP, response)
+
+
+def _pickled(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)

@@ -1,0 +1,150 @@
+"""The engines of a pool as hosts: started, asked, heard, found out when lost. What they work at is the pool's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dapo.contracts.remote import HostLost, HostSpec, Transport
+from dapo.contracts.types import Key, SampleRequest
+from dapo.errors import EngineError
+from dapo.rollout.member import Flight, Limits, Member, Weights
+
+_GOODBYE = 10.0  # seconds for engines to hand back what they hold
+
+
+class Crew:
+    """Who is at work, and what was asked of whom.
+
+    Args:
+        transport: where hosts live.
+        specs: of the hosts.
+        limits: how long they are waited for.
+        lost: told of an engine that is gone, with the reason, and with the call that it did not answer (None: it had
+            none). What is to become of it is decided there.
+        now: seconds that only grow.
+        journals: engines that come back shall be led to where they were.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        specs: Sequence[HostSpec],
+        limits: Limits,
+        lost: Callable[[Member, Exception, Flight | None], None],
+        now: Callable[[], float],
+        *,
+        journals: bool,
+    ) -> None:
+        self.weights = Weights()
+        self.members = [Member(n, spec, transport, limits, self.weights, now, journals) for n, spec in enumerate(specs)]
+        self.flying: dict[int, Member] = {}  # the one that was asked first comes first
+        self._starting: dict[int, Member] = {}
+        self._transport, self._limits, self._lost, self._now = transport, limits, lost, now
+
+    def open(self) -> None:
+        """Start all engines at the same time, and wait for them.
+
+        Raises:
+            EngineError: one does not start.
+            Exception: what making one raised.
+        """
+        for member in self.members:
+            member.start()
+        calls = [member.opening[-1][1] for member in self.members]
+        ready = set(self._transport.wait(calls, every=True, timeout=self._limits.start))
+        if late := [member.name for member in self.members if member.index not in ready]:
+            raise EngineError(
+                f"{', '.join(late[:4])} did not start within {self._limits.start:g} s (cluster.start_timeout)"
+            )
+        for member in self.members:
+            try:
+                member.step_in()
+            except HostLost as error:
+                raise EngineError(f"an engine did not start: {error}") from error
+
+    def at_work(self) -> list[Member]:
+        return [member for member in self.members if member.at_work]
+
+    def nobody_left(self) -> bool:
+        """None is at work, and none starts."""
+        return all(member.gone for member in self.members)
+
+    def start_again(self, member: Member) -> None:
+        """In the background: it is at work when it has the newest weights."""
+        member.start()
+        self._starting[member.index] = member
+
+    def opening_with(self, ticket: object) -> bool:
+        """Whether an engine that starts may be reading these weights."""
+        return any(member.opened is ticket for member in self._starting.values())
+
+    def ask(self, member: Member, method: str, *args: Any) -> None:
+        """A call, which ``hear`` will hear of."""
+        member.ask(method, *args)
+        self.flying[member.index] = member
+
+    def hear(self, until: float = math.inf) -> list[tuple[Member, Flight, Any]]:
+        """Wait until something happens, at most until then: calls that were answered, with their answers.
+
+        An answer may be an exception: the engine refuses, and lives on. What is overdue is lost.
+        """
+        starting, flying = list(self._starting.values()), list(self.flying.values())
+        everyone = starting + flying
+        calls = [member.opening[-1][1] for member in starting]
+        calls += [member.flight.call for member in flying if member.flight is not None]
+        patience = min([until, *(member.due for member in everyone)]) - self._now()
+        ready = self._transport.wait(calls, timeout=None if math.isinf(patience) else max(0.0, patience))
+        landed = []
+        for index in ready:
+            member, flight = everyone[index], everyone[index].flight
+            try:
+                if index < len(starting):
+                    self._step_in(member)
+                elif flight is not None:
+                    del self.flying[member.index]
+                    landed.append((member, flight, member.land()))
+            except Exception as error:
+                self.give_up(member, error, flight)
+        heard = {everyone[index].index for index in ready}
+        for member in everyone:
+            if member.index not in heard and self._now() >= member.due:
+                late = EngineError(f"it did not answer for {member.patience:g} s")
+                self.give_up(member, late, member.flight)
+        return landed
+
+    def give_up(self, member: Member, why: Exception, flight: Flight | None) -> None:
+        """End its host, frozen or not, and say so to whoever decides."""
+        self.flying.pop(member.index, None)
+        self._starting.pop(member.index, None)
+        member.end_host()
+        self._lost(member, why, flight)
+
+    def close(self) -> None:
+        """Let the engines hand back what they hold, and end their hosts."""
+        hosts = [member.host for member in self.members if member.host is not None]
+        calls = [self._transport.call(host, "close") for host in hosts]
+        self._transport.wait(calls, every=True, timeout=_GOODBYE)
+        self._transport.close()
+        for member in self.members:
+            member.host, member.gone, member.at_work = None, True, False
+            member.owned, member.mail, member.flight = {}, [], None
+        self.flying, self._starting = {}, {}
+
+    def _step_in(self, member: Member) -> None:
+        if member.step_in():
+            del self._starting[member.index]
+
+
+def requests_of(member: Member) -> list[SampleRequest]:
+    """What it has, in the order in which it came; it has nothing afterwards."""
+    requests = list(member.owned.values())
+    member.owned, member.mail = {}, []
+    member.new_journal()
+    return requests
+
+
+def keys_of(flight: Flight | None) -> list[Key]:
+    """What an ``abort`` asked for."""
+    return list(flight.args[0]) if flight is not None and flight.method == "abort" else []

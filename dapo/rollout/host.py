@@ -1,0 +1,100 @@
+"""An engine where it lives: the far end of a pool. One call is one turn, and everything travels with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dapo.contracts.protocols import Engine
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What a pool wants to know of an engine before it gives it work."""
+
+    capacity: int
+    clock: int
+    process: int
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a turn brought."""
+
+    events: list[SampleEvent]  # ticks are the engine's own
+    clock: int  # the engine's, at the end of the turn
+    stats: Metrics  # of the engine, since its construction
+    seconds: float  # that the engine worked
+
+
+class EngineHost:
+    """Asked by a pool, through a transport.
+
+    Args:
+        make: called here, with ``args``; gives the engine, of which the host is the only user.
+        seconds: an engine that decodes by itself (a server's client) is waited for so long in a turn, or until a
+            response ends. None: a turn is a number of decode steps, which the engine makes when it is polled.
+    """
+
+    def __init__(self, make: Callable[..., Engine], *args: Any, seconds: float | None = None) -> None:
+        self._engine = make(*args)
+        self._seconds = seconds
+        self._unfinished: set[Key] = set()
+
+    def describe(self) -> HostFacts:
+        """Who answers."""
+        return HostFacts(self._engine.capacity, self._engine.clock, os.getpid(), socket.gethostname())
+
+    def turn(self, requests: Sequence[SampleRequest], steps: int) -> Answer:
+        """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended."""
+        began, engine = time.perf_counter(), self._engine
+        engine.submit(requests)
+        self._unfinished.update(request.key for request in requests)
+        until, events = engine.clock + steps, list[SampleEvent]()
+        while self._unfinished:
+            found = engine.poll(self._seconds or 0.0)
+            self._unfinished.difference_update(event.key for event in found)
+            events += found
+            if engine.clock >= until or self._seconds is not None:
+                break
+        return self._answer(events, began)
+
+    def abort(self, keys: Sequence[Key]) -> Answer:
+        """The named responses as far as they got."""
+        began = time.perf_counter()
+        events = self._engine.abort(keys)
+        self._unfinished.difference_update(keys)
+        return self._answer(events, began)
+
+    def replay(self, journal: Sequence[tuple[Literal["turn", "abort"], tuple[Any, ...]]]) -> Answer:
+        """Turns and aborts once more, to come to where another engine was. What ended in them is known."""
+        began = time.perf_counter()
+        for method, args in journal:
+            getattr(self, method)(*args)
+        return self._answer([], began)
+
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"]) -> None:
+        """New weights, which the engine reads itself."""
+        self._engine.load(ticket, in_flight)
+
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """Of what the engine computes with."""
+        return self._engine.checksums()
+
+    def sleep(self) -> None:
+        """Nothing comes before the next ``load``."""
+        self._engine.sleep()
+
+    def close(self) -> None:
+        """Let the engine hand back what it holds."""
+        self._unfinished.clear()
+        self._engine.close()
+
+    def _answer(self, events: list[SampleEvent], began: float) -> Answer:
+        return Answer(events, self._engine.clock, self._engine.stats(), time.perf_counter() - began)

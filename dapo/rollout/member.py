@@ -1,0 +1,228 @@
+"""One engine of a pool: its host, what it is asked, what it has, and how it comes back when it was lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dapo.contracts.remote import Call, Host, HostLost, HostSpec, Transport
+from dapo.contracts.types import Key, SampleRequest, TensorSum, Ticket
+from dapo.errors import EngineError
+from dapo.rollout.host import Answer, HostFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an engine's patience with its pool, and the other way round. Seconds."""
+
+    start: float = 600.0  # until a started engine answers
+    engine: float = 300.0  # until a turn, or another call, comes back
+    restarts: int = 10  # of engines, together
+
+
+@dataclass(slots=True)
+class Weights:
+    """Those that every engine shall have."""
+
+    ticket: Ticket | None = None
+    sums: Mapping[str, TensorSum] | None = None  # that the engines told of them; None: not asked, or not to be read
+
+
+@dataclass(slots=True)
+class Flight:
+    """A call under way."""
+
+    method: str
+    args: tuple[Any, ...]
+    call: Call
+    until: float  # on the pool's watch: given up then
+    opening: list[tuple[str, Call]]  # what was asked of a new host before; looked at first
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """An engine's place in the pool. It stays when the engine is lost; each new one is another incarnation."""
+
+    index: int
+    spec: HostSpec
+    transport: Transport
+    limits: Limits
+    weights: Weights
+    now: Callable[[], float]
+    journals: bool  # it shall be led to where it was, when it comes back
+    host: Host = None
+    incarnation: int = 0
+    at_work: bool = False  # it may be given requests; else it starts, or is gone
+    gone: bool = False  # for good
+    facts: HostFacts | None = None
+    owned: dict[Key, SampleRequest] = field(default_factory=dict)  # unfinished here, those in the mail included
+    mail: list[SampleRequest] = field(default_factory=list)  # that go with the next turn
+    flight: Flight | None = None
+    opening: list[tuple[str, Call]] = field(default_factory=list)  # asked of a new host, not looked at yet
+    opened: Ticket | None = None  # the weights that were asked for there
+    until: float = 0.0  # of the opening
+    clock: int = 0  # the engine's, after what was heard last
+    stats: Counter[str] = field(default_factory=Counter)  # of all incarnations before
+    own_stats: Counter[str] = field(default_factory=Counter)  # of this one
+    journal: list[tuple[str, tuple[Any, ...]]] | None = None
+    """What was done since nothing was unfinished here, so that a new engine can be led to the same place. None: that
+    is not wanted, or not possible, as weights have changed in between."""
+
+    def __post_init__(self) -> None:
+        self.new_journal()
+
+    def __str__(self) -> str:
+        facts = self.facts
+        where = "not started" if facts is None else f"process {facts.process} on {facts.machine}"
+        return f"{self.name}: {where}, {self.capacity} responses at once"
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def capacity(self) -> int:
+        """0 before the first answer."""
+        return 0 if self.facts is None else self.facts.capacity
+
+    @property
+    def crowding(self) -> float:
+        """Unfinished responses for each that decodes at once."""
+        return len(self.owned) / max(1, self.capacity)
+
+    @property
+    def due(self) -> float:
+        """When it is given up, if it does not answer before."""
+        return self.until if self.flight is None else self.flight.until
+
+    @property
+    def patience(self) -> float:
+        """Seconds that this was set to."""
+        return self.limits.start if self.flight is None else self.limits.engine
+
+    # ------------------------------------------------------------------ starting
+
+    def start(self) -> None:
+        """A new host, asked at once who it is, and given the newest weights."""
+        self.host = self.transport.start(self.spec)
+        self.incarnation += 1
+        self.until = self.now() + self.limits.start
+        self.opening = [self._asked("describe")]
+        self.open_with_newest()
+
+    def open_with_newest(self) -> None:
+        """Ask a new host to take the newest weights, and for their checksums."""
+        self.opened = self.weights.ticket
+        if self.opened is not None:
+            self.opening += [self._asked("load", self.opened, "abort"), self._asked("checksums")]
+
+    def replay(self) -> None:
+        """Lead a new engine to where the old one was: responses are functions of requests, and so is their order."""
+        if self.journal:
+            self.opening.append(self._asked("replay", list(self.journal)))
+
+    def _asked(self, method: str, *args: Any) -> tuple[str, Call]:
+        return method, self.transport.call(self.host, method, *args)
+
+    def step_in(self) -> bool:
+        """What the opening asked for has arrived: it goes to work, unless there are newer weights by now.
+
+        Raises:
+            Exception: what the opening raised.
+        """
+        opening, self.opening = self.opening, []
+        self.finish_opening(opening)
+        if self.opened is not self.weights.ticket:
+            self.open_with_newest()
+            return False
+        self.at_work = True
+        return True
+
+    def finish_opening(self, opening: list[tuple[str, Call]]) -> None:
+        """Look at what a new host answered; everything has arrived.
+
+        Raises:
+            EngineError: its weights are not those of the other engines.
+            Exception: what it raised.
+        """
+        for method, call in opening:
+            answer = self.transport.get(call)
+            if method == "describe":
+                self.facts, self.clock, self.own_stats = answer, answer.clock, Counter()
+            elif method == "checksums":
+                self._compare(answer)
+            elif isinstance(answer, Answer):
+                self.heard(answer)
+
+    def _compare(self, found: Mapping[str, TensorSum] | None) -> None:
+        expected = self.weights.sums
+        if expected is None or found is None or self.opened is not self.weights.ticket:
+            return
+        stale = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        if stale:
+            raise EngineError(
+                f"{len(stale)} of its tensors are not those that the other engines have ({', '.join(stale[:3])})"
+            )
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(self, method: str, *args: Any) -> Flight:
+        """A call, behind what a new host was asked before."""
+        assert self.flight is None, "one call at a time"
+        opening, self.opening = self.opening, []
+        patience = self.limits.engine * (1 + len(opening)) + (self.limits.start if opening else 0.0)
+        _, call = self._asked(method, *args)
+        self.flight = Flight(method, args, call, self.now() + patience, opening)
+        return self.flight
+
+    def land(self) -> Any:
+        """What the flight brought; it has arrived. An exception, where the engine refused something and lives on.
+
+        Raises:
+            Exception: the engine counts as lost.
+        """
+        flight, self.flight = self.flight, None
+        assert flight is not None
+        self.finish_opening(flight.opening)
+        try:
+            answer = self.transport.get(flight.call)
+        except HostLost:
+            raise
+        except Exception as error:
+            if flight.method in ("turn", "abort"):
+                raise
+            return error
+        if self.journal is not None and flight.method in ("turn", "abort"):
+            self.journal.append((flight.method, flight.args))
+        return answer
+
+    def heard(self, answer: Answer) -> int:
+        """Keep its counters; returns its clock before this answer."""
+        before, self.clock = self.clock, answer.clock
+        self.own_stats = Counter({name: int(value) for name, value in answer.stats.items()})
+        return before
+
+    def give(self, requests: Sequence[SampleRequest]) -> None:
+        """They go with the next turn."""
+        self.owned.update((request.key, request) for request in requests)
+        self.mail += requests
+
+    def forget(self, key: Key) -> None:
+        """A response came back from here."""
+        del self.owned[key]
+        if not self.owned:
+            self.new_journal()
+
+    def new_journal(self) -> None:
+        """Nothing is unfinished here, or it begins again behind what is known of it."""
+        self.journal = [] if self.journals else None
+
+    def end_host(self) -> None:
+        """Kill the host, and keep what it counted."""
+        self.transport.kill(self.host)
+        self.host, self.flight, self.opening = None, None, []
+        self.stats.update(self.own_stats)
+        self.own_stats = Counter()
+        self.clock = 0

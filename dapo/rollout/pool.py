@@ -1,0 +1,418 @@
+"""Several engines as one. The driver owns every request; an engine is asked for one turn at a time, and may be lost.
+
+A turn takes new requests to an engine, lets it decode at most ``turn_steps`` steps, and brings back what ended. What an
+engine has belongs to it in its present incarnation: what a lost one still says counts for nothing, and its requests
+are submitted again, with the prefix that they came with, since a token is a function of (seed, position).
+
+*Lockstep*: every engine with work gets a turn, all are waited for, and what ended is ordered by (tick, key): what comes
+out is a function of what went in. A lost engine is started again and led through its turns once more.
+*Free*: whoever comes back first gets the next turn first. A lost engine's work goes to the others, and it comes back
+in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.remote import HostSpec, Transport
+from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.errors import EngineError
+from dapo.rollout.crew import Crew, keys_of, requests_of
+from dapo.rollout.host import Answer
+from dapo.rollout.inbox import check_idle, check_requests
+from dapo.rollout.member import Flight, Limits, Member
+from dapo.rollout.requests import Gate, empty_event, ended_before
+
+log = logging.getLogger(__name__)
+
+COUNTERS = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")
+
+
+class EnginePool:
+    """Keeps ``dapo.contracts.protocols.Engine`` and ``EngineGroup``.
+
+    Args:
+        transport: where hosts live.
+        specs: of the hosts: each makes a ``dapo.rollout.host.EngineHost``. Their engines may differ in capacity.
+        gate: of the model, so that what no engine can take is refused here, at once.
+        turn_steps: decode steps of a turn.
+        lockstep: see the module.
+        limits: how long an engine is waited for, and how many are started again.
+        now: seconds that only grow.
+
+    Raises:
+        EngineError: an engine does not start.
+        Exception: what making one raised.
+    """
+
+    shares_weights = False
+
+    def __init__(
+        self,
+        transport: Transport,
+        specs: Sequence[HostSpec],
+        gate: Gate,
+        *,
+        turn_steps: int = 64,
+        lockstep: bool = False,
+        limits: Limits | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.version, self.clock = 0, 0
+        self.lockstep, self.turn_steps, self.limits = lockstep, turn_steps, limits or Limits()
+        self._gate, self._now = gate, now
+        self._present: set[Key] = set()  # submitted, and not handed out yet
+        self._owner: dict[Key, tuple[int, int]] = {}  # of what is unfinished: engine and incarnation
+        self._homeless: dict[Key, SampleRequest] = {}  # unfinished, while every engine starts
+        self._ended: list[SampleEvent] = []  # not handed out yet
+        self._round: dict[int, Answer] = {}  # lockstep: of a round whose other turns are under way
+        self._told: dict[int, Any] = {}  # what each engine said when all were asked
+        self._old: list[Ticket] = []  # weights that nobody needs any more
+        self._restarts = 0
+        self._why = "the pool was closed"
+        self._counts = Counter[str]()  # since ``metrics``
+        self._crew = Crew(transport, specs, self.limits, self._lost, now, journals=lockstep)
+        try:
+            self._crew.open()
+        except BaseException:
+            self.close()
+            raise
+        for member in self._crew.members:
+            log.info("%s", member)
+
+    # ------------------------------------------------------------------ Engine
+
+    @property
+    def capacity(self) -> int:
+        """Of all engines that are there or will be again."""
+        return max(1, sum(member.capacity for member in self._crew.members if not member.gone))
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Give each group to the engine with the fewest unfinished responses for its capacity.
+
+        Raises:
+            EngineError: a key that has not come back yet, or a request that does not fit the model; none is taken. Or
+                no engine is left.
+        """
+        check_requests(requests, self._gate, self._present)
+        self._check_left()
+        going = []
+        for request in requests:
+            self._present.add(request.key)
+            done = ended_before(request, self.clock)
+            if done is None:
+                going.append(request)
+            else:
+                self._ended.append(done)
+        self._assign(going)
+
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """Turns, until a response has ended. With ``timeout`` they may go on after it, unheard.
+
+        Raises:
+            EngineError: no engine is left.
+        """
+        until = math.inf if timeout is None else self._now() + timeout
+        while not self._ended and (self._owner or self._homeless):
+            self._check_left()
+            self._depart()
+            self._hear(until)
+            if self._now() >= until:
+                break
+        return self._hand_out({event.key for event in self._ended}, lambda event: (event.tick, event.key))
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Wait for the turns under way, and take back. What a lost engine had comes back as it was submitted."""
+        named = self._present & set(self._present if keys is None else keys)
+        while self._round or any(not named.isdisjoint(member.owned) for member in self._crew.flying.values()):
+            self._hear()
+        for key in named & self._homeless.keys():
+            del self._homeless[key]
+            self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+        for member in self._crew.members:
+            if mine := [key for key in member.owned if key in named]:
+                self._recall(member, mine)
+        while not named.isdisjoint(self._owner):
+            self._hear()
+        return self._hand_out(named, lambda event: event.key)
+
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """To every engine, between two turns. One that starts just now gets them before its first.
+
+        Raises:
+            EngineError: unfinished responses with ``abort``; weights that no engine takes; no engine is left.
+        """
+        check_idle(len(self._owner) + len(self._homeless), in_flight)
+        self._check_left()
+        weights = self._crew.weights
+        before, weights.ticket, weights.sums = weights.ticket, ticket, None
+        told = self._ask_all("load", ticket, in_flight)
+        for member in self._crew.at_work():
+            if member.owned:
+                member.journal = None  # what comes out depends on both weights now
+        refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
+        if refused and len(refused) == len(told):  # it is not the engines' fault
+            raise next(iter(refused.values()))
+        for index, error in refused.items():
+            self._crew.give_up(self._crew.members[index], error, None)
+        self.version = ticket.version
+        while not self.members():
+            self._check_left()
+            self._hear()
+        if before is not None:
+            self._old.append(before)
+        self._drop_old()
+
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """Those that all engines have.
+
+        Raises:
+            EngineError: they differ, or an engine says that it holds something old.
+        """
+        found = {index: sums for index, sums in self.checksums_each().items() if sums is not None}
+        for index in found:
+            first = next(iter(found))
+            stale = sorted(name for name, one in found[first].items() if found[index].get(name) != one)
+            if stale:
+                names = f"{self._crew.members[first].name} and {self._crew.members[index].name}"
+                raise EngineError(
+                    f"{names} of the pool hold different weights: {len(stale)} tensors differ ({', '.join(stale[:3])})"
+                )
+        return next(iter(found.values()), None)
+
+    def sleep(self) -> None:
+        """Tell every engine."""
+        self._ask_all("sleep")
+
+    def stats(self) -> Metrics:
+        """Sums over engines, lost ones included."""
+        total = Counter[str]()
+        for member in self._crew.members:
+            total.update(member.stats)
+            total.update(member.own_stats)
+        return {name: float(total[name]) for name in COUNTERS}
+
+    def close(self) -> None:
+        """Let the engines hand back what they hold, and end their hosts."""
+        self._crew.close()
+        for mine in (self._present, self._owner, self._homeless, self._ended, self._round):
+            mine.clear()
+
+    # ------------------------------------------------------------------ EngineGroup
+
+    def members(self) -> list[int]:
+        """Engines at work, by the numbers under which a request may ask for one of them."""
+        return [member.index for member in self._crew.at_work()]
+
+    def checksums_each(self) -> Mapping[int, Mapping[str, TensorSum] | None]:
+        """By engine. From here on, one that comes back must have the same.
+
+        Raises:
+            EngineError: an engine says that it holds something old.
+        """
+        found: dict[int, Mapping[str, TensorSum] | None] = {}
+        for index, said in self._ask_all("checksums").items():
+            if isinstance(said, Exception):
+                raise EngineError(f"{self._crew.members[index].name}: {said}") from said
+            found[index] = said
+        self._crew.weights.sums = next((sums for sums in found.values() if sums is not None), None)
+        return found
+
+    def metrics(self) -> Metrics:
+        """Of the pool, since it was asked last."""
+        counts, self._counts = self._counts, Counter()
+        return {
+            "cluster/engines": float(len(self.members())),
+            "cluster/engine_losses": float(counts["losses"]),
+            "cluster/resubmitted": float(counts["resubmitted"]),
+            "cluster/turns": float(counts["turns"]),
+            "cluster/turn_seconds": counts["microseconds"] / 1e6 / max(1, counts["turns"]),
+        }
+
+    # ------------------------------------------------------------------ routing
+
+    def _check_left(self) -> None:
+        if self._crew.nobody_left():
+            raise EngineError(
+                f"no engine of the pool is left: {self._why}. Of at most {self.limits.restarts} restarts "
+                f"(cluster.max_engine_restarts) {self._restarts} were made"
+            )
+
+    def _assign(self, requests: Iterable[SampleRequest]) -> None:
+        groups: dict[tuple[Any, ...], list[SampleRequest]] = {}
+        for request in requests:
+            groups.setdefault((request.engine, *request.key[:-1]), []).append(request)
+        for group in groups.values():
+            member = self._member_for(group[0])
+            if member is None:
+                self._homeless.update((request.key, request) for request in group)
+            else:
+                member.give(group)
+                self._owner.update((request.key, (member.index, member.incarnation)) for request in group)
+
+    def _member_for(self, request: SampleRequest) -> Member | None:
+        """The one that it asks for, if that is at work; else the least crowded, ties by number. None: all start."""
+        if request.engine is not None and self._crew.members[request.engine].at_work:
+            return self._crew.members[request.engine]
+        return min(self._crew.at_work(), key=lambda member: member.crowding, default=None)
+
+    def _hand_out(self, named: set[Key], order: Callable[[SampleEvent], Any]) -> list[SampleEvent]:
+        out = [event for event in self._ended if event.key in named]
+        self._ended = [event for event in self._ended if event.key not in named]
+        self._present.difference_update(event.key for event in out)
+        return sorted(out, key=order)
+
+    def _give_back(self, member: Member, keys: Iterable[Key]) -> None:
+        """As they were submitted: nothing is known of what became of them."""
+        for key in keys:
+            if key in member.owned:
+                member.forget(key)
+                del self._owner[key]
+                self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+
+    def _recall(self, member: Member, keys: Sequence[Key]) -> None:
+        """What was not sent comes back at once; the engine is asked for the rest."""
+        unsent = {request.key for request in member.mail} & set(keys)
+        member.mail = [request for request in member.mail if request.key not in unsent]
+        self._give_back(member, sorted(unsent))
+        if rest := [key for key in keys if key not in unsent]:
+            self._crew.ask(member, "abort", rest)
+
+    # ------------------------------------------------------------------ asking and hearing
+
+    def _depart(self) -> None:
+        """A turn for every engine that has work and no turn; in lockstep, when the round before is over."""
+        if self.lockstep and (self._crew.flying or self._round):
+            return
+        if self._homeless and self.members():
+            waiting, self._homeless = list(self._homeless.values()), {}
+            self._assign(waiting)
+        for member in self._crew.at_work():
+            if member.owned and member.flight is None:
+                mail, member.mail = member.mail, []
+                self._crew.ask(member, "turn", mail, self.turn_steps)
+
+    def _ask_all(self, method: str, *args: Any) -> dict[int, Any]:
+        """Ask every engine at work, when their turns are over; what each said, exceptions included."""
+        while self._crew.flying or self._round:
+            self._hear()
+        self._told = {}
+        for member in self._crew.at_work():
+            self._crew.ask(member, method, *args)
+        while self._crew.flying:
+            self._hear()
+        return dict(sorted(self._told.items()))
+
+    def _hear(self, until: float = math.inf) -> None:
+        for member, flight, answer in self._crew.hear(until):
+            if flight.method == "turn":
+                self._counts.update(turns=1, microseconds=int(1e6 * answer.seconds))
+                self._round[member.index] = answer
+            elif flight.method == "abort":
+                self._take(member, answer, self.clock, 0.0)
+                self._give_back(member, keys_of(flight))  # what it knew nothing of
+            else:
+                self._told[member.index] = answer
+        if self._round and not (self.lockstep and self._crew.flying):
+            self._close_round()
+
+    def _close_round(self) -> None:
+        """What ended in the turns that came back: of all engines in lockstep, of some of them else.
+
+        In lockstep each turn began at the same tick. Else an engine's steps count for its share of the pool.
+        """
+        answers, self._round = self._round, {}
+        share = 1.0 if self.lockstep else 1.0 / max(1, len(self.members()))
+        longest = 0
+        for index, answer in sorted(answers.items()):
+            member = self._crew.members[index]
+            longest = max(longest, math.ceil((answer.clock - member.clock) * share))
+            self._take(member, answer, self.clock, share)
+        self.clock += max(1, longest)
+
+    def _take(self, member: Member, answer: Answer, base: int, share: float) -> None:
+        """Keep the events of what is still its own; their ticks become the pool's."""
+        before = member.heard(answer)
+        for event in answer.events:
+            if self._owner.get(event.key) == (member.index, member.incarnation):
+                del self._owner[event.key]
+                member.forget(event.key)
+                self._ended.append(replace(event, tick=base + math.ceil((event.tick - before) * share)))
+
+    # ------------------------------------------------------------------ losing
+
+    def _lost(self, member: Member, error: Exception, flight: Flight | None) -> None:
+        """An engine is gone. Where it had work, that is made again."""
+        self._counts["losses"] += 1
+        self._why = f"{member.name} was lost last ({error})"
+        self._give_back(member, keys_of(flight))
+        again = self._restarts < self.limits.restarts
+        sent = len(member.owned) - len(member.mail)
+        self._counts["resubmitted"] += sent
+        log.warning(
+            "%s is lost (%s); %d unfinished responses are made again%s%s",
+            member.name,
+            error,
+            sent,
+            "" if self.lockstep and again else " by the other engines",
+            f", and it is started again (restart {self._restarts + 1} of at most {self.limits.restarts})"
+            if again
+            else ", and it is not started again: cluster.max_engine_restarts is used up",
+        )
+        self._restarts += again
+        try:
+            if again and self.lockstep:
+                self._revive(member, flight)
+                return
+            if again:
+                member.at_work = False
+                self._crew.start_again(member)
+        except OSError as refused:  # the machine starts nothing more
+            log.warning("%s cannot be started again (%s): the others go on", member.name, refused)
+            again = False
+        if not again:
+            member.gone, member.at_work = True, False
+        requests = requests_of(member)
+        for request in requests:
+            del self._owner[request.key]
+        self._assign(requests)
+
+    def _revive(self, member: Member, flight: Flight | None) -> None:
+        """Lockstep: the same work at the same place, so that what comes out does not tell that it was gone."""
+        replays = member.journal is not None
+        if member.journal is not None and member.owned and keys_of(flight):
+            member.journal.append(("abort", (keys_of(flight),)))
+        member.start()
+        if replays:
+            member.replay()
+        else:
+            member.new_journal()
+            member.mail = list(member.owned.values())
+        self._owner.update((key, (member.index, member.incarnation)) for key in member.owned)
+        if flight is not None and flight.method == "turn":
+            if not replays:
+                mail, member.mail = member.mail, []
+            else:
+                mail = flight.args[0]
+            self._crew.ask(member, "turn", mail, self.turn_steps)
+        elif flight is not None and flight.method == "checksums":
+            self._crew.ask(member, "checksums")
+
+    def _drop_old(self) -> None:
+        """Delete weights that came through a folder, when no engine can be reading them."""
+        kept, current = [], self._crew.weights.ticket
+        assert current is not None
+        for ticket in self._old:
+            if self._crew.opening_with(ticket):
+                kept.append(ticket)
+            elif ticket.route == "folder" and ticket.address != current.address:
+                shutil.rmtree(ticket.address, ignore_errors=True)
+        self._old = kept

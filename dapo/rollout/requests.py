@@ -1,0 +1,118 @@
+"""A request before an engine has it: what stands before its next token, whether it can be made, who goes first.
+
+No torch: whoever only hands requests on needs this and no more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import IntArray, Key, SampleEvent, SampleRequest
+from dapo.errors import EngineError
+
+
+def sequence_of(request: SampleRequest) -> IntArray:
+    """What stands before the next token: the prompt and the prefix."""
+    prompt = np.ascontiguousarray(request.prompt_ids, dtype=np.int64)
+    if request.prefix is None or not len(request.prefix):
+        return prompt
+    return np.concatenate([prompt, np.asarray(request.prefix.token_ids, dtype=np.int64)])
+
+
+class Gate:
+    """Refuses requests that cannot be decoded."""
+
+    def __init__(self, vocabulary: int, max_positions: int | None) -> None:
+        self.vocabulary, self._max_positions = vocabulary, max_positions
+        self._seen: IntArray | None = None  # prompt checked last; a group's requests share the array
+
+    @classmethod
+    def of(cls, model: Any, exact_positions: int | None = None) -> Gate:
+        """The gate of a Hugging Face model: its vocabulary and positions (of which only so many may be exact)."""
+        limits = (getattr(model.config, "max_position_embeddings", None), exact_positions)
+        positions = min((limit for limit in limits if limit is not None), default=None)
+        return cls(model.get_input_embeddings().weight.shape[0], positions)
+
+    def check(self, request: SampleRequest) -> None:
+        """Look at prompt, prefix and length.
+
+        Raises:
+            EngineError: An empty prompt, a token outside the vocabulary, or a response that would not fit the model.
+        """
+        longest = len(request.prompt_ids) + request.sampling.max_tokens
+        if self._max_positions is not None and longest > self._max_positions:
+            raise EngineError(
+                f"request {request.key}: prompt of {len(request.prompt_ids)} tokens + {request.sampling.max_tokens} "
+                f"response tokens = {longest}, but the model knows {self._max_positions} positions; lower "
+                "rollout.max_response_tokens or data.max_prompt_tokens"
+            )
+        if request.prompt_ids is self._seen and request.prefix is None:
+            return
+        if len(request.prompt_ids) == 0:
+            raise EngineError(f"request {request.key} has an empty prompt; expected at least one token (a start token)")
+        tokens = sequence_of(request)
+        outside = tokens[(tokens < 0) | (tokens >= self.vocabulary)]
+        if len(outside):
+            raise EngineError(
+                f"request {request.key} holds token {outside[0]}; the model's vocabulary is 0..{self.vocabulary - 1}: "
+                "use the tokenizer that belongs to the model"
+            )
+        self._seen = request.prompt_ids
+
+
+def ended_before(request: SampleRequest, tick: int) -> SampleEvent | None:
+    """The event of a request whose prefix is whole already; None when there is a token left to make."""
+    prefix, made = request.prefix, 0
+    if prefix is not None and (made := len(prefix)) and int(prefix.token_ids[-1]) in request.sampling.stop_token_ids:
+        return empty_event(request.key, FinishReason.STOP, tick)
+    if made >= request.sampling.max_tokens:
+        return empty_event(request.key, FinishReason.LENGTH, tick)
+    return None
+
+
+def empty_event(key: Key, finish: FinishReason, tick: int) -> SampleEvent:
+    """A response that ended without a new token."""
+    none = np.empty(0)
+    return SampleEvent(
+        key, none.astype(np.int64), none.astype(np.float32), none.astype(np.int32), finish=finish, tick=tick
+    )
+
+
+class Queue:
+    """Requests in order of (priority, arrival)."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, SampleRequest]] = []
+        self._arrivals = 0  # number of the next one behind
+        self._returns = 0  # number of the last one in front: negative, falling
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, request: SampleRequest) -> None:
+        heapq.heappush(self._heap, (request.priority, self._arrivals, request))
+        self._arrivals += 1
+
+    def push_front(self, requests: Sequence[SampleRequest]) -> None:
+        """Before all that wait with the same priority, in their own order."""
+        for request in reversed(requests):
+            self._returns -= 1
+            heapq.heappush(self._heap, (request.priority, self._returns, request))
+
+    def pop(self) -> SampleRequest:
+        return heapq.heappop(self._heap)[2]
+
+    def take_out(self, keys: set[Key]) -> list[SampleRequest]:
+        """Remove and return the requests named by ``keys``."""
+        taken = [entry[2] for entry in self._heap if entry[2].key in keys]
+        self._heap = [entry for entry in self._heap if entry[2].key not in keys]
+        heapq.heapify(self._heap)
+        return taken
+
+    def keys(self) -> list[Key]:
+        return [entry[2].key for entry in self._heap]

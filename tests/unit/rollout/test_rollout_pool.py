@@ -1,0 +1,436 @@
+"""The pool: the engine contract, who gets what, and every way in which an engine can be lost."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from engine_contract import CHECKS, Subject, drain
+from faults import FaultyTransport, Watch
+from number_engine import GATE, VOCABULARY, NumberEngine, sums, ticket, token
+
+from dapo.cluster.inline import InlineTransport
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.remote import HostSpec
+from dapo.contracts.types import Key, Partial, SampleRequest, SamplingParams
+from dapo.errors import EngineError
+from dapo.rollout.host import EngineHost
+from dapo.rollout.member import Limits
+from dapo.rollout.pool import EnginePool
+
+
+def specs(*slots, stale=()):
+    return [HostSpec(f"engine-{n}", EngineHost, (NumberEngine, size, *stale)) for n, size in enumerate(slots)]
+
+
+def make_pool(*slots, transport=None, version=0, **options):
+    pool = EnginePool(transport or InlineTransport(), specs(*slots), GATE, **{"turn_steps": 4, **options})
+    if version is not None:
+        pool.load(ticket(version))
+    return pool
+
+
+def request(group, sample=0, tokens=6, **options):
+    prompt = np.array([5, 6, 7])
+    return SampleRequest(
+        Key("train", group, sample), prompt, SamplingParams(max_tokens=tokens), 100 * group + sample, **options
+    )
+
+
+def work(groups=6, size=3):
+    """Responses of many lengths."""
+    return [request(g, i, 1 + (7 * g + 3 * i) % 23) for g in range(groups) for i in range(size)]
+
+
+def check_whole(requests, events):
+    """Every response once, with the tokens that only it has, behind the prefix that it was submitted with."""
+    found = {event.key: event for event in events}
+    assert len(found) == len(events)
+    assert set(found) == {r.key for r in requests}
+    for r in requests:
+        begin = 0 if r.prefix is None else len(r.prefix)
+        expected = [token(r.seed, t) for t in range(begin, r.sampling.max_tokens)]
+        assert found[r.key].token_ids.tolist() == expected
+        assert found[r.key].finish is FinishReason.LENGTH
+
+
+# ---------------------------------------------------------------------- the contract
+
+POOLS = {
+    "one": lambda slots: (slots,),
+    "one slot each": lambda slots: (1,) * slots,
+    "mixed": lambda slots: (1, slots - 1) if slots > 1 else (1,),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+@pytest.mark.parametrize("kind", POOLS)
+def test_contract(kind, lockstep, check):
+    subject = Subject(lambda slots: make_pool(*POOLS[kind](slots), turn_steps=1, lockstep=lockstep), ticket)
+    subject.bad = {
+        "empty prompt": subject.request(5, prompt_ids=()),
+        f"token {VOCABULARY}": subject.request(5, prompt_ids=(3, VOCABULARY)),
+        "lower rollout.max_response_tokens": subject.request(5, max_tokens=5000),
+    }
+    check(subject)
+
+
+# ---------------------------------------------------------------------- who gets what
+
+
+def where(pool):
+    """Group -> engine, and that no group is in two places."""
+    found = {}
+    for key, (index, _) in pool._owner.items():
+        assert found.setdefault(key.group, index) == index
+    return found
+
+
+def test_a_group_goes_to_the_engine_with_the_most_room():
+    pool = make_pool(2, 8, 4)
+    pool.submit([request(0, i) for i in range(4)])  # all empty: the first
+    assert where(pool) == {0: 0}
+    pool.submit([request(1, i) for i in range(4)])
+    assert where(pool)[1] == 1  # ties by number
+    pool.submit([request(2, i) for i in range(4)])
+    assert where(pool)[2] == 2
+    # crowding: 4/2, 4/8, 4/4
+    pool.submit([request(3, i) for i in range(4)])
+    assert where(pool)[3] == 1
+    pool.submit([request(4, i) for i in range(2)] + [request(5)])  # 2, 1, 1: ties by number, then 4/4
+    assert where(pool)[4] == 1
+    assert where(pool)[5] == 2
+    assert pool.capacity == 14
+    check_whole([request(g, i) for g in range(4) for i in range(4)] + [request(4), request(4, 1), request(5)], [
+        *drain(pool).values()
+    ])  # fmt: skip
+
+
+def test_a_request_may_name_its_engine():
+    pool = make_pool(2, 2, 2)
+    pool.submit([request(g, engine=g % 3) for g in (2, 5, 8, 0)])
+    assert where(pool) == {2: 2, 5: 2, 8: 2, 0: 0}
+
+
+def test_a_turn_is_so_many_steps():
+    pool = make_pool(4, 4, turn_steps=5, lockstep=True)
+    pool.submit([request(0, tokens=12), request(1, tokens=3)])
+    (event,) = pool.poll()
+    assert (event.key.group, event.tick, pool.clock) == (1, 3, 5)  # what ended in the middle of it has its own tick
+    (event,) = pool.poll()
+    assert (event.key.group, event.tick, pool.clock) == (0, 12, 12)
+    assert pool.metrics()["cluster/turns"] == 4  # one; then two that brought nothing or the end; engine 1 was idle
+
+
+def test_a_time_limit_means_nothing_yet():
+    """An engine that does not answer holds up nobody who asks for so long only; then it is lost."""
+    transport = FaultyTransport(lambda name, method: "freeze" if (name, method) == ("engine-1", "turn") else None)
+    pool = make_pool(4, 4, transport=transport, limits=Limits(engine=300.0), now=transport.watch)
+    requests = [request(0, tokens=30), request(1, tokens=3)]
+    pool.submit(requests)
+    seen = []
+    for _ in range(3):
+        seen += pool.poll(10.0)
+    assert [event.key.group for event in seen] == [0]
+    assert not transport.killed
+    transport.fault = lambda name, method: None
+    while len(seen) < 2:
+        seen += pool.poll(10.0)
+    assert transport.killed == ["engine-1"]
+    assert 300.0 <= transport.watch.seconds <= 320.0
+    check_whole(requests, seen)
+
+
+# ---------------------------------------------------------------------- losing engines
+
+
+class Once:
+    """A fault at the n-th call of a method by a host."""
+
+    def __init__(self, name, method, what, count=1):
+        self.left = {(name, method): count}
+        self.what = what
+
+    def __call__(self, name, method):
+        if (name, method) not in self.left:
+            return None
+        self.left[name, method] -= 1
+        return self.what if self.left[name, method] == 0 else None
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+@pytest.mark.parametrize("what", ["before", "after", "freeze"])
+def test_what_a_lost_engine_had_is_made_again(what, lockstep):
+    watch = Watch()
+    transport = FaultyTransport(Once("engine-1", "turn", what, 2), watch)
+    pool = make_pool(3, 3, transport=transport, lockstep=lockstep, now=watch)
+    prefix = Partial(np.array([token(900, 0)]), np.zeros(1, np.float32), np.zeros(1, np.int32))
+    requests = [*work(), request(9, 0, 9, prefix=prefix)]
+    pool.submit(requests)
+    check_whole(requests, [*drain(pool).values()])
+    assert transport.killed == ["engine-1"]
+    assert pool.members() == [0, 1]  # it is back
+    metrics = pool.metrics()
+    assert metrics["cluster/engine_losses"] == 1
+    assert metrics["cluster/resubmitted"] > 0
+    assert metrics["cluster/engines"] == 2
+    assert pool.metrics()["cluster/engine_losses"] == 0  # since it was asked
+
+
+def trace(pool, requests, steps=40):
+    """Everything that can be seen of a pool in lockstep: what ends when, while new work comes and old is taken back."""
+    seen, left = [], list(requests)
+    for _ in range(steps):
+        pool.submit([left.pop(0) for _ in range(min(len(left), 3))])
+        seen.append([(e.key, e.tick, e.token_ids.tolist(), e.finish) for e in pool.poll()])
+        if len(seen) % 5 == 0 and seen[-1] and left:
+            seen.append([(e.key, e.token_ids.tolist()) for e in pool.abort([left[0].key, *list(pool._owner)[:2]])])
+        seen.append(pool.clock)
+    return seen
+
+
+@pytest.mark.parametrize("what", ["before", "after"])
+@pytest.mark.parametrize("method", ["turn", "abort"])
+def test_in_lockstep_nothing_tells_that_an_engine_was_lost(method, what):
+    whole = trace(make_pool(2, 3, lockstep=True), work(12, 4))
+    for count in range(1, 9):
+        transport = FaultyTransport(Once("engine-1", method, what, count))
+        pool = make_pool(2, 3, transport=transport, lockstep=True)
+        seen = trace(pool, work(12, 4))
+        if method == "turn":
+            assert seen == whole
+        assert len(transport.killed) == len(transport.faults)
+        assert len(transport.faults) == (1 if method == "turn" or count < 3 else len(transport.faults))
+        assert pool.metrics()["cluster/engine_losses"] == len(transport.faults)
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+@pytest.mark.parametrize("method", ["abort", "load", "sleep", "checksums", "describe"])
+def test_an_engine_lost_in_another_call_comes_back(method, lockstep):
+    """Also one that is lost again while it starts."""
+    transport = FaultyTransport(lambda name, called: None)
+    pool = make_pool(3, 3, transport=transport, lockstep=lockstep)
+    requests = work()
+    pool.submit(requests)
+    ended = pool.poll()
+    first = Once("engine-1", "turn" if method == "describe" else method, "before")
+    second = Once("engine-1", "describe", "before", 2)
+    transport.fault = lambda name, called: (
+        first(name, called) or (second(name, called) if first.left and method == "describe" else None)
+    )
+    if method == "describe":
+        ended += drain(pool).values()
+    else:
+        taken = pool.abort()
+        assert {e.key for e in ended} | {e.key for e in taken} == {r.key for r in requests}
+        pool.load(ticket(1))
+        pool.sleep()
+        assert pool.checksums() == sums(1)
+        again = [request(g, 0, 5) for g in range(8)]
+        pool.submit(again)
+        events = drain(pool)
+        check_whole(again, [*events.values()])
+        assert {v for e in events.values() for v in e.versions.tolist()} == {1}
+    assert pool.members() == [0, 1]
+    assert pool.metrics()["cluster/engine_losses"] == len(transport.faults) >= 1
+
+
+def test_a_new_engine_must_have_the_weights_of_the_others():
+    transport = FaultyTransport(Once("engine-1", "turn", "before"))
+    pool = make_pool(3, 3, transport=transport, version=2, limits=Limits(restarts=2))
+    assert pool.checksums() == sums(2)
+    stale = HostSpec("engine-1", EngineHost, (NumberEngine, 3, ("head.weight",)))
+    pool._crew.members[1].spec = stale  # what comes back forgets a tensor
+    pool.submit(work())
+    check_whole(work(), [*drain(pool).values()])
+    assert pool.members() == [0]
+    assert pool.metrics()["cluster/engine_losses"] == 3  # lost, and refused twice
+    assert pool.metrics()["cluster/engines"] == 1
+
+
+def test_a_stale_tensor_on_one_engine_is_named():
+    plain, stale = specs(2), [HostSpec("engine-1", EngineHost, (NumberEngine, 2, ("head.weight",)))]
+    pool = EnginePool(InlineTransport(), plain + stale, GATE)
+    pool.load(ticket(3))
+    assert pool.checksums_each() == {0: sums(3), 1: {**sums(3), "head.weight": sums(0)["head.weight"]}}
+    with pytest.raises(EngineError, match=r"engine-0 and engine-1.*1 tensors.*head.weight"):
+        pool.checksums()
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+def test_restarts_are_bounded_and_nothing_is_lost_when_nobody_is_left(lockstep, caplog):
+    transport = FaultyTransport(lambda name, method: "before" if method == "turn" else None)
+    pool = make_pool(3, 3, transport=transport, lockstep=lockstep, limits=Limits(restarts=5))
+    requests = work()
+    pool.submit(requests)
+    with pytest.raises(EngineError, match=r"no engine.*cluster.max_engine_restarts"):
+        drain(pool)
+    assert len(transport.faults) == 5 + 2
+    for call in (lambda: pool.submit([request(99)]), lambda: pool.poll(1.0)):
+        with pytest.raises(EngineError, match="no engine"):
+            call()
+    assert pool.capacity >= 1  # else nobody would ask it for anything, and hear of it
+    events = pool.abort()
+    assert [event.key for event in events] == sorted(r.key for r in requests)
+    assert {(event.finish, len(event.token_ids)) for event in events} == {(FinishReason.ABORTED, 0)}
+    assert pool.abort() == []
+    with pytest.raises(EngineError, match="no engine"):
+        pool.load(ticket(5))
+    lost = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert len(lost) == 7  # a line each
+    assert "restart 5 of at most 5" in lost[4]
+    assert "not started again" in lost[6]
+
+
+def test_work_waits_while_every_engine_starts():
+    transport = FaultyTransport(lambda name, method: "before" if method == "turn" else None)
+    pool = make_pool(2, 2, transport=transport, now=transport.watch)
+    requests = work()
+    pool.submit(requests)
+    pool._depart()
+    transport.fault = lambda name, method: "freeze" if method == "describe" else None  # starts, for a long while
+    pool._hear()
+    assert pool.members() == []
+    assert pool.poll(5.0) == []
+    pool.submit([request(50)])
+    (one,) = pool.abort([requests[0].key])
+    assert (one.finish, len(one.token_ids)) == (FinishReason.ABORTED, 0)
+    transport.fault = lambda name, method: None
+    transport.frozen.clear()
+    check_whole([*requests[1:], request(50)], [*drain(pool).values()])
+
+
+def test_weights_published_while_an_engine_starts_are_the_ones_it_gets():
+    transport = FaultyTransport(Once("engine-1", "turn", "before"))
+    pool = make_pool(2, 2, transport=transport)
+    pool.submit(work())
+    pool._depart()
+    transport.fault = lambda name, method: "freeze" if method == "describe" else None
+    pool._hear()
+    pool.abort()
+    transport.fault = lambda name, method: None
+    pool.load(ticket(1))
+    assert pool.members() == [0]
+    pool.load(ticket(2))
+    assert pool.checksums() == sums(2)
+    transport.frozen.clear()
+    pool.submit(work())
+    events = drain(pool)
+    assert pool.members() == [0, 1]
+    assert {v for e in events.values() for v in e.versions.tolist()} == {2}
+    pool.submit([request(0, engine=1)])
+    assert drain(pool)[Key("train", 0, 0)].versions.tolist() == [2] * 6
+
+
+def test_weights_that_no_engine_takes_are_refused_and_one_that_cannot_is_lost():
+    class Picky(NumberEngine):
+        def load(self, ticket, in_flight="abort"):
+            if ticket.version in self.refuses:
+                raise EngineError("they do not fit")
+            super().load(ticket, in_flight)
+
+    Picky.refuses = set()
+    pool = EnginePool(InlineTransport(), [HostSpec(f"engine-{n}", EngineHost, (Picky, 2)) for n in range(2)], GATE)
+    Picky.refuses = {1}
+    with pytest.raises(EngineError, match="do not fit"):
+        pool.load(ticket(1))
+    assert pool.metrics()["cluster/engine_losses"] == 0
+    Picky.refuses = set()
+    pool._crew.members[1].host.thing._engine.refuses = {2}
+    pool.load(ticket(2))
+    assert pool.metrics()["cluster/engine_losses"] == 1
+    pool.submit(work())
+    drain(pool)
+    assert pool.checksums() == sums(2)
+    assert pool.members() == [0, 1]
+
+
+def test_an_engine_that_cannot_be_made_is_told_at_once():
+    def breaks(slots):
+        raise EngineError("this model cannot be decoded here")
+
+    with pytest.raises(EngineError, match="cannot be decoded"):
+        EnginePool(InlineTransport(), [*specs(2), HostSpec("engine-1", EngineHost, (breaks, 2))], GATE)
+    transport = FaultyTransport(lambda name, method: "freeze" if name == "engine-1" else None)
+    with pytest.raises(EngineError, match=r"engine-1 did not start within 7 s \(cluster.start_timeout\)"):
+        EnginePool(transport, specs(2, 2), GATE, limits=Limits(start=7.0), now=transport.watch)
+    with pytest.raises(EngineError, match="did not start"):
+        EnginePool(FaultyTransport(lambda name, method: "before"), specs(2), GATE)
+
+
+# ---------------------------------------------------------------------- 200 random kills
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+def test_random_kills_lose_nothing_and_count_nothing_twice(lockstep):
+    """Kills and freezes in any call, under random submits, polls with and without limits, aborts and publishes."""
+    kills = 0
+    for seed in range(400):
+        dice = random.Random(seed)
+        transport = FaultyTransport(lambda *_: None)
+        limits = Limits(restarts=10**6)
+        pool = EnginePool(
+            transport, specs(*(dice.randint(1, 4) for _ in range(dice.randint(1, 4)))), GATE,
+            turn_steps=dice.choice([1, 3, 8]), lockstep=lockstep, limits=limits, now=transport.watch,
+        )  # fmt: skip
+        transport.fault = lambda *_, dice=dice: _fault(dice)
+        _random_work(pool, dice)
+        transport.fault = lambda *_: None
+        while pool._crew._starting:  # what was lost while it started is found out, too
+            pool._hear()
+        assert len(pool.members()) == len(pool._crew.members)
+        losses = pool.metrics()["cluster/engine_losses"]
+        assert losses == len(transport.faults)
+        kills += len(transport.faults)
+        if kills >= 200 and seed >= 20:
+            break
+    assert kills >= 200
+
+
+def _fault(dice):
+    return dice.choice(["before", "after", "freeze"]) if dice.random() < 0.04 else None
+
+
+def _random_work(pool, dice):
+    pool.load(ticket(0))
+    version, number, unfinished, partials, done = 0, 0, {}, {}, {}
+    for _ in range(60):
+        act = dice.random()
+        if act < 0.35:
+            new = [request(number, i, dice.randint(1, 25)) for i in range(dice.randint(1, 4))]
+            number += 1
+            unfinished |= {r.key: r for r in new}
+            pool.submit(new)
+        elif act < 0.8:
+            for event in pool.poll(dice.choice([None, 0.0, 5.0])):
+                _took(event, unfinished, partials, done)
+        elif act < 0.9:
+            named = None if dice.random() < 0.5 else dice.sample(sorted(unfinished), len(unfinished) // 2)
+            for event in pool.abort(named):
+                _took(event, unfinished, partials, done, again=pool)
+        else:
+            version += 1
+            pool.load(ticket(version), "keep")
+    while unfinished:
+        for event in pool.poll():
+            _took(event, unfinished, partials, done)
+    assert pool.poll() == [] == pool.abort()
+    for key, (tokens, limit) in done.items():
+        assert tokens == [token(100 * key.group + key.sample, t) for t in range(limit)]
+
+
+def _took(event, unfinished, partials, done, again=None):
+    asked = unfinished.pop(event.key)
+    assert event.key not in done
+    tokens = partials.pop(event.key, []) + event.token_ids.tolist()
+    assert event.versions.tolist() == sorted(event.versions.tolist())
+    if event.finish is not FinishReason.ABORTED:
+        done[event.key] = (tokens, asked.sampling.max_tokens)
+        return
+    partials[event.key] = tokens  # submitted again behind what there is
+    ids = np.array(tokens, dtype=np.int64)
+    prefix = Partial(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32))
+    unfinished[event.key] = request(event.key.group, event.key.sample, asked.sampling.max_tokens, prefix=prefix)
+    again.submit([unfinished[event.key]])
