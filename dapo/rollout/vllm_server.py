@@ -104,7 +104,8 @@ class ServerEngine:
     @property
     def clock(self) -> int:
         """See the class."""
-        return self._dispatcher.clock
+        self._clock_seen = self._dispatcher.clock  # which may grow between a poll's end and this look
+        return self._clock_seen
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Hand requests over, in order of (priority, arrival).

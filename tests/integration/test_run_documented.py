@@ -91,10 +91,10 @@ def looked_at(cwd: Path, arguments: list[str]) -> str:
     try:
         assert server.stdout is not None
         address = next(match[0] for line in server.stdout if (match := re.search(r"http://[\d.:]+/", line)))
-        with urllib.request.urlopen(f"{address}api/runs", timeout=30) as answer:
+        with urllib.request.urlopen(f"{address}api/runs", timeout=120) as answer:
             listed = answer.read().decode()
         server.send_signal(signal.SIGINT)
-        assert server.wait(30) == 0
+        assert server.wait(120) == 0
     finally:
         server.kill()
     return listed

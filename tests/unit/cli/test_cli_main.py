@@ -140,7 +140,7 @@ def test_ctrl_c_while_a_process_works() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130
     assert b"Traceback" not in stderr
 

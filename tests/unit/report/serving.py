@@ -45,7 +45,7 @@ class Served:
 
     def ask(self, target: str, method: str = "GET", **headers: str) -> Reply:
         """A request exactly as given: no client between that would tidy the path."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.putrequest(method, target, skip_host="Host" in headers, skip_accept_encoding=True)
             for name, value in headers.items():
@@ -58,7 +58,7 @@ class Served:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(120)
 
 
 @contextlib.contextmanager
@@ -76,11 +76,11 @@ def named(name: str) -> str:
 
 def until(ask: Callable[[], Reply], status: int) -> Reply:
     """Ask until the status comes: an answer that took long to make is given again for a while."""
-    for _ in range(200):
+    for _ in range(2400):
         if (reply := ask()).status == status:
             return reply
         time.sleep(0.05)
-    raise AssertionError(f"no {status} in ten seconds")
+    raise AssertionError(f"no {status} in two minutes")
 
 
 def make_runs(folder: Path) -> Path:

@@ -88,7 +88,7 @@ def test_a_slow_answer_holds_up_no_other(runs: Path, monkeypatch: pytest.MonkeyP
     def slow(*given: Any, **how: Any) -> Any:
         made_by.append(threading.get_ident())
         started.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return whole(*given, **how)
 
     made_by: list[int] = []
@@ -98,13 +98,13 @@ def test_a_slow_answer_holds_up_no_other(runs: Path, monkeypatch: pytest.MonkeyP
         asks = [threading.Thread(target=lambda: waiting.append(served.ask("/api/bundle?run=good"))) for _ in range(3)]
         for ask in asks:
             ask.start()
-        assert started.wait(20)
+        assert started.wait(120)
         assert served.ask("/api/runs").status == 200
         assert served.ask("/api/groups?run=good&step=1").status == 200
         assert served.ask("/api/bundle?run=nobody").status == 404
         go_on.set()
         for ask in asks:
-            ask.join(20)
+            ask.join(120)
         assert [reply.status for reply in waiting] == [200, 200, 200]
         assert len({reply.headers["etag"] for reply in waiting}) == 1
         assert len(made_by) == 1  # the others waited for it
@@ -215,8 +215,8 @@ def test_a_run_that_grows_is_followed(tmp_path: Path) -> None:
             reply = served.ask("/api/bundle?run=run")
             assert reply.status == 200
             steps.append(reply.json["runs"][0]["status"]["step"])
-        writer.join(20)
-        for _ in range(200):
+        writer.join(120)
+        for _ in range(2400):
             if steps[-1] == 300:
                 break
             time.sleep(0.05)

@@ -117,7 +117,7 @@ def test_nobody_waits_at_a_named_pipe(tmp_path, make_run, name):
     if name == "recipe.resolved.yaml":
         what = "refused"
     done = subprocess.run(
-        [sys.executable, "-c", ASK, str(folder), what], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", ASK, str(folder), what], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     assert (f"{name} is no regular file" in done.stderr) == (what == "refused")

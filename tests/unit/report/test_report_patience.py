@@ -21,7 +21,7 @@ def served(tmp_path: Path):
 
 def dripping(port: int, drip: bytes, before: bytes = b"", answers: int = 0) -> socket.socket:
     """Sends ``before``, then a byte at a time for as long as the other side takes it; returns when it was dropped."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(before)
         for _ in range(answers):
             assert connection.recv(65536).startswith(b"HTTP/1.1 ")
@@ -41,6 +41,21 @@ def dripping(port: int, drip: bytes, before: bytes = b"", answers: int = 0) -> s
 HEAD = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """A fifth of a second for everything but the first head: who is to get an answer shall not be dropped before."""
+    wait = patience.PatientProtocol._wait_for_head
+
+    def first_in_peace(self):
+        with monkeypatch.context() as patch:
+            if self.cycle is None:
+                patch.setattr(patience, "SECONDS", 60.0)
+            wait(self)
+
+    monkeypatch.setattr(patience, "SECONDS", 0.2)
+    monkeypatch.setattr(patience.PatientProtocol, "_wait_for_head", first_in_peace)
+
+
 @pytest.mark.parametrize(
     ("before", "drip", "answers"),
     [
@@ -53,18 +68,20 @@ HEAD = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"
     ],
     ids=["silent", "drip", "head", "idle", "second head", "body"],
 )
-def test_who_sends_nothing_or_a_byte_at_a_time_is_dropped(served, monkeypatch, before, drip, answers):
-    monkeypatch.setattr(patience, "SECONDS", 0.2)
+def test_who_sends_nothing_or_a_byte_at_a_time_is_dropped(served, request, monkeypatch, before, drip, answers):
+    if answers:
+        request.getfixturevalue("impatient")
+    else:
+        monkeypatch.setattr(patience, "SECONDS", 0.2)
     dripping(served.port, drip, before, answers)
     monkeypatch.undo()
     assert served.ask("/api/runs").status == 200
 
 
-def test_who_does_not_take_an_answer_is_dropped(served, monkeypatch):
-    monkeypatch.setattr(patience, "SECONDS", 0.2)
+def test_who_does_not_take_an_answer_is_dropped(served, impatient, monkeypatch):
     monkeypatch.setattr(serve, "_runs_html", lambda folder: page)
     page = '<meta http-equiv="Content-Security-Policy" content="default-src">' + "x" * 30_000_000
-    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=120) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         gone = threading.Event()
         for _ in range(3_000):

@@ -223,7 +223,7 @@ def test_the_command_serves_until_ctrl_c(runs: Path) -> None:
             with urllib.request.urlopen(f"{address[0]}api/runs") as reply:
                 assert len(json.load(reply)["runs"]) == 4
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(120) == 0
             assert process.stdout is not None
             assert process.stdout.read().strip() == "ended"
 

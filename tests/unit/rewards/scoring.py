@@ -28,8 +28,8 @@ def score_all(scorer: CompositeScorer, texts: list[str], of: Prompt | None = Non
         scorer.submit((5, index), of or prompt(), completion(text))
     scores: dict[tuple[int, int], Score] = {}
     while len(scores) < len(texts):
-        found = scorer.poll(timeout=60)
-        assert found, f"nothing came back within a minute; have {sorted(scores)}"
+        found = scorer.poll(timeout=120)
+        assert found, f"nothing came back within two minutes; have {sorted(scores)}"
         for key, score in found:
             assert key not in scores
             scores[key] = score

@@ -52,8 +52,8 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """For what the kernel and the guard do on their own; a minute is far beyond it."""
-    deadline = time.monotonic() + 60
+    """For what the kernel and the guard do on their own; two minutes are far beyond it."""
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -150,11 +150,11 @@ FAMILY = """
 import verifiers_for_tests as v
 from pathlib import Path
 HERE = Path({folder!r})
-def score(prompt, completion):
+if not any(HERE.iterdir()):  # at import, whose time is no verdict's; a worker that comes after one has none
     v.child(HERE)
     v.child(HERE, start_new_session=True)
     v.orphan(HERE)
-    return v.obey(prompt, completion)
+score = v.obey
 """
 
 
@@ -175,7 +175,7 @@ def with_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 @pytest.mark.parametrize("order", ["hang", "hang in c", "crash", "segfault", "evil pickle"])
 def test_children_end_with_their_worker(make: Any, with_family: Path, order: str) -> None:
     """Also those in sessions of their own, and those whose parent is gone."""
-    scorer = make("parent:score", timeout=3.0)
+    scorer = make("parent:score", timeout=2.0)
     (score,) = score_all(scorer, [order])
     assert score.reason is not None
     assert len(family(with_family)) == 3

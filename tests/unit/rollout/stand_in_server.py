@@ -7,6 +7,7 @@ made a token. Token t of a request is a function of (seed, t).
 from __future__ import annotations
 
 import json
+import random
 import socket
 import struct
 import threading
@@ -24,6 +25,22 @@ from dapo.models.checksum import checksum
 from dapo.rollout.vllm_worker import WeightWorker
 
 LOADED_AT_START = 0.5  # the number in a server that nothing was published to
+
+
+def free_port() -> int:
+    """One that nobody listens at, outside of those given to whoever connects: free between a kill and a start, too."""
+    numbers = random.SystemRandom()
+    while True:
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", numbers.randrange(15_000, 30_000)))
+            return int(one.getsockname()[1])
+
+
+class Life:
+    """From one start to the next kill: a connection of an earlier life is not answered in the next."""
+
+    def __init__(self) -> None:
+        self.alive, self.sockets = True, set[socket.socket]()
 
 
 class StandIn:
@@ -46,7 +63,7 @@ class StandIn:
         self.unasked_aborts = 0
         self.logprob: float | None = None  # of the fourth token
         self.ill = False
-        self.port = 0
+        self.port = free_port()
         self.start()
 
     @property
@@ -58,7 +75,7 @@ class StandIn:
         self.paused = False
         self.forget()
         self.aborted: set[str] = set()
-        self.alive, self.sockets = True, set[socket.socket]()
+        self.life = life = Life()
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -67,18 +84,20 @@ class StandIn:
             def setup(self) -> None:
                 super().setup()
                 self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stand_in.sockets.add(self.request)
+                life.sockets.add(self.request)
+                if not life.alive:  # accepted while it died
+                    stand_in.reset(self.request)
 
             def log_message(self, *_: Any) -> None:
                 pass
 
             def do_GET(self) -> None:
-                stand_in.serve(self, None)
+                stand_in.serve(self, life, None)
 
             def do_POST(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 raw = self.rfile.read(length)
-                stand_in.serve(self, json.loads(raw) if raw else None)
+                stand_in.serve(self, life, json.loads(raw) if raw else None)
 
         class Server(ThreadingHTTPServer):
             daemon_threads, block_on_close, allow_reuse_address, request_queue_size = True, False, True, 512
@@ -87,15 +106,15 @@ class StandIn:
                 pass
 
         self.server = Server(("127.0.0.1", self.port), Handler)
-        self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def kill(self) -> None:
         """Gone from one moment to the next, all connections reset."""
-        self.alive = False
+        life = self.life
+        life.alive = False
         self.server.shutdown()
         self.server.server_close()
-        for one in list(self.sockets):
+        for one in list(life.sockets):
             self.reset(one)
 
     @staticmethod
@@ -112,7 +131,7 @@ class StandIn:
 
     # ------------------------------------------------------------------ routes
 
-    def serve(self, handler: Any, body: Any) -> None:
+    def serve(self, handler: Any, life: Life, body: Any) -> None:
         path = handler.path.partition("?")[0]
         self.routes[path] += 1
         self.order.append(handler.path)
@@ -140,7 +159,8 @@ class StandIn:
             status, answer = 401, {"error": "Unauthorized"}
         else:
             status, answer = self.answer(path, handler.path, body)
-        if not self.alive:
+        if not life.alive:
+            handler.close_connection = True
             return None
         answer = self.options["spoil"].get(path, answer)
         raw = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
@@ -217,7 +237,8 @@ class StandIn:
         stops = [t for t, token in enumerate(tokens) if token in sampling.get("stop_token_ids", ())]
         tokens, finish = (tokens[: stops[0] + 1], "stop") if stops else (tokens, "length")
         made = [self.made() for _ in tokens[: self.partial]]
-        while (self.hold or self.paused) and self.alive and name not in self.aborted:
+        life = self.life
+        while (self.hold or self.paused) and life.alive and name not in self.aborted:
             time.sleep(0.01)
         if name in self.aborted or self.unasked_aborts:
             self.unasked_aborts -= name not in self.aborted
