@@ -27,13 +27,17 @@ export OMP_NUM_THREADS ?= 1
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart test test-slow test-browser test-wheel test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
+.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
 
 quickstart: setup
 	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
+
+# Is it right on this card, and how fast? Installs nothing: `make gpu PYTHON=python3` takes another Python than .venv's.
+gpu:
+	$(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON)) -m benchmarks.gpu
 
 # In two processes, a file's tests in one of them. In the order of the folders: the long files of tests/integration come
 # early, so that no process is left with one of them while the other has nothing to do.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from dapo.algorithms.objective import Objective
-from dapo.config import schema
 from dapo.contracts.handle import Done
 from dapo.contracts.stats import Stats, merge
 from dapo.contracts.types import (
@@ -30,6 +30,9 @@ from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.models.checksum import checksum
 from dapo.models.loaded import LoadedModel
 from dapo.models.weights import WeightFolder, model_tensors, offer
+
+if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
+    from dapo.config import schema
 
 
 class LocalLearner:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dapo.config import schema
+if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
+    from dapo.config import schema
 
 
 class Optimizer:

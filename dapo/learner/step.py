@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
-from dapo.config import schema
 from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
 from dapo.errors import LearnerError
@@ -27,6 +27,9 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
 from dapo.models.positions import check_positions
+
+if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
+    from dapo.config import schema
 
 Correction = Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None]
 """Learner's and sampler's log-probabilities and the loss mask of one response -> its importance correction w."""

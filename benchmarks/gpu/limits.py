@@ -1,0 +1,30 @@
+"""What the card can do at best, measured: the numbers that all others are held against."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.gpu.room import Room
+from benchmarks.gpu.timing import median_seconds
+
+BANDWIDTH, PEAK = "bandwidth of a copy, bytes read and written", "bfloat16 matrix peak"
+
+
+def card_limits(room: Room) -> None:
+    """A large copy, and a large product of random numbers (zeros run faster than data does)."""
+    room.note(BANDWIDTH, _bandwidth(room), "B/s")
+    room.note(PEAK, _product(room, torch.bfloat16, room.sized(8192, 256)), "FLOP/s")
+    room.note("float32 matrix peak", _product(room, torch.float32, room.sized(4096, 256)), "FLOP/s")
+
+
+def _bandwidth(room: Room) -> float:
+    count = room.sized(2**31, 2**22)  # 4 GiB of bfloat16, many times any cache
+    source = torch.ones(count, device=room.device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), room.device, 10)
+
+
+def _product(room: Room, dtype: torch.dtype, size: int) -> float:
+    generator = torch.Generator(room.device).manual_seed(0)
+    a, b = (torch.randn(size, size, device=room.device, dtype=dtype, generator=generator) for _ in range(2))
+    return 2 * size**3 / median_seconds(lambda: a @ b, room.device, 20, warm=5)

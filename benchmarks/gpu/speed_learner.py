@@ -1,0 +1,85 @@
+"""Tokens per second of training, and the share of the card's matrix peak that this is."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.gpu import bounds
+from benchmarks.gpu.child import tidy
+from benchmarks.gpu.limits import PEAK
+from benchmarks.gpu.made import make_learner, make_rows
+from benchmarks.gpu.room import Room, Skipped
+from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape, make_loaded
+from benchmarks.gpu.timing import peak_bytes, reset_peak, seconds
+from dapo.contracts.types import LearnStep, Row
+from dapo.models.memory import LayerSizes, activation_bytes, head_bytes, layer_bytes
+
+PER_PARAMETER = 20  # bytes in bfloat16: weights 2, gradients 2 + 4, masters 4, moments 8
+_RESERVE = 0.88  # of free memory; the rest is the allocator's and the kernels' own
+
+
+def learn(room: Room, size: str) -> None:
+    """One optimiser step of four micro-batches of 16,384 tokens, with and without activation checkpointing."""
+    whole = PUBLISHED[size] if room.on_card else REHEARSED
+    group, prompt, response = room.sized((8, 128, 1024), (2, 6, 12))
+    microbatches = room.sized(4, 2)
+    tokens = 2 * (prompt + group * (response - 1))  # of a micro-batch: two groups
+    peak = room.found("card_limits", PEAK)
+    free = torch.cuda.mem_get_info()[0] * _RESERVE if room.on_card else 1e12
+    for checkpointing in (False, True):
+        shape = _fitting(whole, free, tokens, checkpointing)
+        name = f"{'with' if checkpointing else 'without'} checkpointing"
+        if shape is None:
+            room.note(f"{name}: does not fit into free memory", free, "B")
+            continue
+        if room.left < 3.0:
+            raise Skipped("the time was over")
+        room.note(f"{name}: shape", shape.name)
+        room.note(f"{name}: parameters", shape.parameters)
+        rows = make_rows(shape.vocabulary, 2 * microbatches, group, prompt, response, equal=True)
+        try:
+            took = _step(room, shape, rows, tokens, checkpointing, name)
+        except torch.OutOfMemoryError as error:
+            room.expect_true(f"{name}: fits, as estimated", False, str(error).partition(".")[0])
+            continue
+        finally:
+            tidy(room.device)
+        attended = bounds.attended_tokens(prompt, response, group)
+        count, predicted = tokens * microbatches, sum(len(row.token_ids) for row in rows)
+        operations = bounds.training_operations(shape, count, attended, predicted)
+        room.note(f"{name}: training", count / took, "tokens/s")
+        room.note(f"{name}: operations needed", operations / took, "FLOP/s")
+        if peak:
+            room.note(f"{name}: share of the matrix peak (aim at 7B layers: 0.5)", operations / took / peak)
+
+
+def _fitting(whole: Shape, free: float, tokens: int, checkpointing: bool) -> Shape | None:
+    """The shape with as many of its layers as can be trained in ``free`` bytes; None: not even one."""
+    sizes = LayerSizes(
+        whole.hidden, whole.ffn, whole.heads, whole.heads * whole.head_size, whole.kv_heads * whole.head_size
+    )
+    fixed = head_bytes(1024, whole.vocabulary, 2) + activation_bytes(sizes, 0, tokens, 2, checkpointing=checkpointing)
+    kept = whole.hidden * 2 if checkpointing else layer_bytes(sizes, 2)
+    layers = bounds.layers_that_fit(whole, free - fixed, tokens * kept, PER_PARAMETER)
+    if layers == 0:
+        return None
+    return whole if layers == whole.layers else whole.with_layers(layers)
+
+
+def _step(room: Room, shape: Shape, rows: list[Row], tokens: int, checkpointing: bool, name: str) -> float:
+    """Seconds of an optimiser step behind a first one, which makes moments and warms up."""
+    loaded = make_loaded(shape, room.device, "bfloat16", checkpointing=checkpointing)
+    learner = make_learner(loaded, microbatch_tokens=tokens)
+
+    def update(chosen: list[Row]) -> None:
+        learner.learn(LearnStep([chosen], [1e-6], 0)).result()
+
+    reset_peak(room.device)
+    update(rows[: len(rows) // 2])
+    took = seconds(lambda: update(rows), room.device)
+    if room.left > 3 * took:
+        took = min(took, seconds(lambda: update(rows), room.device))
+    if room.on_card:
+        room.note(f"{name}: peak memory", peak_bytes(room.device), "B")
+    learner.close()
+    return took

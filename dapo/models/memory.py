@@ -1,0 +1,50 @@
+"""Bytes that a forward pass keeps for its backward pass, from a model's sizes alone. No torch is imported here.
+
+Counted from transformers' Llama-like layers (norm, grouped attention, gated feed-forward): a test compares each term
+with the tensors that autograd really saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Widths of one layer."""
+
+    hidden: int
+    ffn: int
+    heads: int  # of queries
+    queries: int  # heads x head size
+    keys: int  # key-value heads x head size
+
+
+def layer_bytes(layer: LayerSizes, size: int) -> int:
+    """Bytes per token that one layer keeps; ``size``: bytes of a number of the model's type.
+
+    Two norms work in float32 and keep their input, its scale, the normalised input and the output. Attention keeps
+    queries, keys, values, its output and a log-sum-exp for each head. The feed-forward keeps gate, activation, up and
+    their product.
+    """
+    norms = 2 * (4 * layer.hidden + 2 * size * layer.hidden + 4)
+    attention = size * (2 * layer.queries + 2 * layer.keys) + 4 * layer.heads
+    return norms + attention + 4 * size * layer.ffn
+
+
+def activation_bytes(layer: LayerSizes, layers: int, tokens: int, size: int, *, checkpointing: bool) -> int:
+    """Bytes of activations of one micro-batch when its backward pass begins.
+
+    With checkpointing only each layer's input, and one whole layer, which is computed again. Either way the layer that
+    the backward pass is in has gradients of about the size of what it kept.
+    """
+    own = layer_bytes(layer, size)
+    kept = layers * layer.hidden * size + own if checkpointing else layers * own
+    last_norm = layer.hidden * (4 + 2 * size)
+    return tokens * (kept + own + last_norm)
+
+
+def head_bytes(rows: int, vocabulary: int, size: int) -> int:
+    """Bytes that one chunk of the output head needs: logits in the model's type and in float32, their log-softmax,
+    and three tensors of that size while entropy or gradient is computed."""
+    return rows * vocabulary * (size + 5 * 4)

@@ -1,0 +1,167 @@
+"""``python -m benchmarks.gpu`` gets to its end whatever single parts do, and leaves what it had."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import parts_for_tests
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.plan import PLAN, REHEARSAL_SECONDS, TOTAL_SECONDS
+from benchmarks.gpu.results import Results, folder_for
+from benchmarks.gpu.room import Room
+from benchmarks.gpu.runner import Runner
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """All parts for tests, through the runner and real children."""
+    out = tmp_path_factory.mktemp("out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE))
+        said: list[str] = []
+        runner = Runner(list(parts_for_tests.PLAN), "parts_for_tests", "auto", (600.0, 600.0), out,
+                        lambda card: {"card": card, "date": "2026-01-01"}, said.append, grace=1.0)  # fmt: skip
+        results = runner.run()
+    return results, said
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def test_every_part_ends_with_its_own_status_and_the_next_is_run(ran):
+    results, said = ran
+    ends = {name: row["status"] for name, row in results.ends.items()}
+    assert ends == {
+        "good": "passed", "bad": "failed", "raises": "error", "killed": "died", "reads": "passed",
+        "needs": "skipped", "skips": "skipped", "hangs": "timeout", "late": "not reached",
+    }  # fmt: skip
+    assert results.bad == ["bad", "raises", "killed", "hangs"]
+    assert len(said) == 1 + len(ends)
+
+
+def test_what_went_wrong_is_said(ran):
+    said = {name: row["said"] for name, row in ran[0].ends.items()}
+    assert said["bad"] == "too large: 3, expected at most 2; not a number: nan, expected at most 2"
+    assert said["raises"].startswith("RuntimeError: the kernel")
+    assert "signal SIGSEGV" in said["killed"]
+    assert said["needs"] == "not installed here: no_such_module"
+    assert re.match(r"no end after \d+ s", said["hangs"])
+    assert "does not like | this" in (ran[0].folder / "log.txt").read_text()  # the traceback
+
+
+def test_rows_are_written_at_once_and_later_parts_read_them_in_another_process(ran):
+    found = {(row["part"], row["what"]): row["value"] for row in rows(ran[0].folder) if row["event"] == "row"}
+    assert found["killed", "last words"] == 1  # its process died at once
+    assert "before it" in {what for _, what in found}
+    assert found["reads", "read"] == 14.0  # ``reads`` runs in another process than ``good``
+
+
+def test_a_part_over_its_limit_takes_its_own_processes_with_it(ran):
+    (pid,) = [row["value"] for row in rows(ran[0].folder) if row.get("what") == "before the end"]
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"  # gone, or waiting for init to notice
+
+
+def test_the_table_can_be_read(ran):
+    text = (ran[0].folder / "table.md").read_text()
+    assert text.startswith("# Card of Paper 3000, 2026-01-01\n")
+    assert "| `bad` | too large | 3 |  | ≤ 2: **no** |" in text
+    assert "| `good` | passed |" in text
+    assert r"RuntimeError: the kernel does not like \| this" in text
+    hidden = text.partition("## Not shown by this run")[2]
+    assert re.findall(r"^- `(\w+)` \(", hidden, re.M) == ["raises", "killed", "needs", "skips", "hangs", "late"]
+
+
+def test_a_killed_command_leaves_its_rows_and_no_process(tmp_path):
+    """The child ends with its parent, even one that could say nothing."""
+    code = command_line("--only", "hangs", "--out", str(tmp_path), "--plan", "parts_for_tests")
+    process = subprocess.Popen(code, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "Card of Paper" in line:
+            break
+    (folder,) = tmp_path.iterdir()
+    file = (folder / "results.jsonl").open()
+    text = ""
+    while "before the end" not in text:  # the reader's time limit is pytest's own
+        text += file.read()
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(children) == 1
+    gone = subprocess.run(["tail", f"--pid={children[0]}", "-f", "/dev/null"], timeout=60, check=False)
+    assert gone.returncode == 0
+    assert [row["event"] for row in rows(folder)] == ["machine", "row"]
+
+
+def test_a_second_run_of_a_day_has_a_folder_of_its_own(tmp_path):
+    names = [folder_for(tmp_path, "NVIDIA H200 (SXM)").name for _ in range(3)]
+    assert all(re.fullmatch(r"nvidia-h200-sxm-\d{4}-\d\d-\d\d(-[23])?", name) for name in names)
+    assert len(set(names)) == 3
+
+
+def test_a_rehearsal_names_every_part_as_not_shown_on_a_card(tmp_path):
+    results = Results(tmp_path, {"card": "", "date": "today"}, PLAN)
+    results.end({"event": "end", "part": "greedy", "status": "passed", "said": "", "seconds": 1.0})
+    named = [line.split("`")[1] for line in results.not_shown()]
+    assert named == [part.name for part in PLAN]
+    assert "`greedy` on a card: here its code ran" in "\n".join(results.not_shown())
+    assert (tmp_path / "table.md").read_text().startswith("# Rehearsal without a card, today")
+
+
+def test_the_plan_fits_into_nine_minutes_and_starts_with_what_tells_most():
+    assert TOTAL_SECONDS < 9 * 60
+    assert REHEARSAL_SECONDS < 2 * 60
+    names = [part.name for part in PLAN]
+    assert len({*names}) == len(names)
+    assert names[:3] == ["preflight", "card_limits", "packed_attention"]
+    reached = 0.0
+    for part in PLAN:  # whatever takes all of its time: these are reached
+        if part.name in ("decode_0.5b", "learn_7b_layers"):
+            assert reached + part.seconds < TOTAL_SECONDS
+        reached += part.seconds
+
+
+def test_bounds_are_two_sided_and_nan_lies_between_none():
+    room = Room("cpu", Path())
+    assert room.expect("a", 1.0, at_least=1.0, at_most=1.0)
+    assert not room.expect("b", 0.5, at_least=1.0)
+    assert not room.expect("c", 1.5, at_most=1.0)
+    assert not room.expect("d", float("nan"))
+    assert [text.partition(":")[0] for text in room.failed] == ["b", "c", "d"]
+
+
+def test_missing_core_dependencies_are_named_as_pip_knows_them(monkeypatch):
+    modules = command.core_dependencies()
+    assert modules["ruamel.yaml"] == "ruamel.yaml"
+    assert modules["math-verify"] == "math_verify"
+    assert command.missing_dependencies() == []
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    monkeypatch.setitem(sys.modules, "ruamel.yaml", None)
+    assert command.missing_dependencies() == ["ruamel.yaml", "math-verify"]
+
+
+def command_line(*arguments):
+    return [sys.executable, "-m", "benchmarks.gpu", *arguments]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}
+
+
+def test_an_unknown_part_is_refused_with_those_there_are(tmp_path):
+    done = subprocess.run(command_line("--only", "decode"), cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no part is called decode; there are" in done.stderr
+    assert "decode_0.5b" in done.stderr
