@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,13 +29,22 @@ ARGUMENTS = (
 ).split()
 
 
+PATIENCE = 900.0  # seconds that a server may need to start: a minute and a half here, alone
+
+
+def free_port():
+    """One that nobody listens at, outside of those given to whoever connects: free between a kill and a start, too."""
+    while True:
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 30_000)))
+            return one.getsockname()[1]
+
+
 class Server:
     """A vLLM server in a process group of its own."""
 
     def __init__(self, model, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.model, self.folder = model, folder
         self.address = f"http://127.0.0.1:{self.port}"
         self.log = (folder / "server.log").open("ab")
@@ -48,7 +58,7 @@ class Server:
         )  # fmt: skip
 
     def wait(self):
-        end = time.monotonic() + 180
+        end = time.monotonic() + PATIENCE
         while True:
             with suppress(OSError):
                 return urllib.request.urlopen(f"{self.address}/health", timeout=5).close()

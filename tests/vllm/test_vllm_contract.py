@@ -11,7 +11,7 @@ from vllm_parts import LONGEST, start
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from server_process import LONGEST, Server
+from server_process import LONGEST, PATIENCE, Server
 from vllm_parts import Published, next_logits, partial_of, perturbed, request, true_logprobs
 
 from dapo.contracts.enums import FinishReason
@@ -18,7 +18,7 @@ from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.rollout.vllm_server import ServerEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2000)]
 pytest.importorskip("vllm")
 pytest.importorskip("aiohttp")
 
@@ -47,7 +47,8 @@ def make(server, model, tmp_path):
     engines = []
 
     def build(address=None, **options):
-        options = {"patience": 120.0, "heartbeat": 1.0} | options
+        server.wait()  # a test may have left it at its start
+        options = {"patience": PATIENCE, "heartbeat": 1.0} | options
         address = address or server.address
         engine = ServerEngine(address, tmp_path / "weights", vocabulary=ROWS, longest=LONGEST, **options)
         engines.append(engine)
@@ -226,7 +227,7 @@ class Slow:
 
 def test_a_slow_server_is_waited_for_and_asked_once(make, model, server):
     proxy = Slow(server.port, 0.4)
-    engine = make(proxy.address, patience=5.0, heartbeat=0.2, slots=8)
+    engine = make(proxy.address, heartbeat=0.2, slots=8)
     before = proxy.asked
     engine.submit([ask(group, max_tokens=30) for group in range(24)])
     events = collect(engine, 24)

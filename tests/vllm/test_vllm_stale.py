@@ -11,7 +11,7 @@ from vllm_parts import Published, start
 from dapo.errors import EngineError
 from dapo.learner.local import LocalLearner
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 LAYER = "model.layers.1."
 KINDS = [

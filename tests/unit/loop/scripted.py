@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -34,7 +34,8 @@ class ScriptedEngine:
     shares_weights = True
 
     def __init__(self, length, capacity=8, version=0, fail=lambda g, i: False, delay=lambda g, i: 0):
-        self.length, self.capacity, self.version, self.fail = length, capacity, version, fail
+        self.length = cache(length)  # asked for with every token
+        self.capacity, self.version, self.fail = capacity, version, fail
         self.delay, self.waits = delay, {}
         self.clock = 0
         self.queue, self.active = [], {}

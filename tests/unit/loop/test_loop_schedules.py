@@ -1,5 +1,7 @@
 """Hundreds of random schedules: exactly P groups, none trained twice, none lost, none too old, all tokens accounted."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -221,6 +223,7 @@ def distance(a, b):
 def slow_world(seed):
     """Lengths of groups differ tenfold, and the long ones also wait longer."""
 
+    @cache
     def unit(*parts):
         return derive_seed(seed, *parts) / 2**63
 

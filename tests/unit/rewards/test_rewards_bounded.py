@@ -75,7 +75,7 @@ def test_hostile_texts_are_read_in_proportion_to_their_length() -> None:
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_rewards_bounded
-resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 test_rewards_bounded.read_everything()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
