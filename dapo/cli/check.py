@@ -97,7 +97,7 @@ def _engine_lines(recipe: Recipe) -> Iterator[str]:
 
     yield describe_engine(recipe).removeprefix("engine: ")
     if recipe.rollout.engine == "vllm_server":
-        yield "the server was not asked anything; a run asks it first of all"
+        yield "no server was asked anything; a run asks first of all"
 
 
 def check_hooks(recipe: Recipe) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.config import Recipe
+from dapo.config.pool import engine_count, engine_slots, server_urls
 from dapo.contracts.model import ModelFacts
 
 _GIB = 1024**3
@@ -68,7 +69,9 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     # layer's input, plus one layer in full. The chunked logits stay small beside them.
     layer = 8 * facts.hidden + 3 * facts.ffn
     per_token = facts.layers * facts.hidden + layer if recipe.model.gradient_checkpointing else facts.layers * layer
-    sequences = recipe.rollout.slots or recipe.rollout.prompts_per_step * recipe.rollout.group_size
+    slots, engines = engine_slots(recipe), engine_count(recipe)
+    responses = recipe.rollout.prompts_per_step * recipe.rollout.group_size
+    sequences = responses if None in slots else sum(filter(None, slots))
     length = longest_prompt + recipe.rollout.max_response_tokens
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
     engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
@@ -78,7 +81,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         gradients=n * (size + 4 * low),
         optimiser=n * (8 + 4 * low),
         activations=tokens * per_token * size,
-        engine=n * engine_size if own else 0,
+        engine=n * engine_size * engines if own or (engines > 1 and not elsewhere) else 0,
         cache=0 if elsewhere else sequences * length * facts.layers * facts.key_values * engine_size,
     )
 
@@ -99,11 +102,14 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
         yield f"the reference for the KL, frozen copies of the weights: {where}"
     yield f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}"
     if recipe.rollout.engine == "vllm_server":
-        yield f"sampling weights and key-value cache: on the server {recipe.rollout.server.url}"
+        yield f"sampling weights and key-value cache: on {', '.join(server_urls(recipe))}"
         yield f"together about {size_text(memory.total)}"
         return
     if memory.engine:
-        yield f"vLLM's own copy of the weights: {size_text(memory.engine)}"
+        copies = (
+            "vLLM's own copy of the weights" if engine_count(recipe) == 1 else "the engines' own copies of the weights"
+        )
+        yield f"{copies}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
     yield f"key-value cache: at most {size_text(memory.cache)}{slots}"
     yield f"together about {size_text(memory.total)}"

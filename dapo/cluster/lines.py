@@ -37,6 +37,9 @@ class End(Protocol):
             HostLost: there will be none, now or later.
         """
 
+    def left(self) -> None:
+        """Nobody asks any more."""
+
 
 class Line(threading.Thread):
     """Asks one host its calls, in order, until the host is lost."""
@@ -62,6 +65,12 @@ class Line(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
+        try:
+            self._ask_all()
+        finally:
+            self.end.left()
+
+    def _ask_all(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
                 answer = self.end.ask(call.message)

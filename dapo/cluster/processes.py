@@ -55,6 +55,9 @@ class ProcessHost:
             self.process = int(unpacked(answer))
         return answer
 
+    def left(self) -> None:
+        """The process is ended by its guard."""
+
     def let_go(self) -> None:
         """Close the lifeline: the guard kills everything behind it."""
         if not self._killed:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_loss import check_loss
+from dapo.config.pool import check_pool
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
@@ -240,18 +241,6 @@ _ELSEWHERE = re.compile(r"data_parallel_(?!size)\w+|node_rank|master_(addr|port)
 
 def _engine(r: Recipe) -> Iterator[Problem]:
     rollout = r.rollout
-    if rollout.engine == "vllm_server" and not rollout.server.url:
-        yield Problem(
-            "rollout.server.url",
-            "engine: vllm_server needs the address of a running server, such as http://localhost:8000; "
-            "docs/engines.md starts one",
-        )
-    if rollout.server.url and not re.fullmatch(r"https?://[^/?#@]+/?", rollout.server.url):
-        move = (
-            "expected http://HOST:PORT or https://HOST:PORT, without a path, a user or a password; a key is given by "
-            "the name of an environment variable, rollout.server.api_key_variable"
-        )
-        yield Problem("rollout.server.url", move, rollout.server.url)
     if rollout.engine in ("vllm", "vllm_server"):
         for path, value in (
             ("rollout.temperature", rollout.temperature),
@@ -343,5 +332,6 @@ _CHECKS = (
     check_data,
     _sampling,
     _engine,
+    check_pool,
     _learner,
 )

@@ -43,7 +43,8 @@ _RULES: dict[str, dict[Rule, str]] = {
     "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
     "rewards.N": {"free": "timeout", "ask": "kind function pattern weight sources", "fixed": "name"},
     "rollout": {
-        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids slots",
+        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids slots "
+        "engines turn_steps lockstep",
         "fixed": "group_size",  # carried groups have it
     },
     "rollout.vllm": {
@@ -81,6 +82,8 @@ _RULES: dict[str, dict[Rule, str]] = {
     "logging": {
         "free": "rollouts rollouts_sample tokens spans console samples_every tensorboard wandb trackers project"
     },
+    "launch": {"free": "backend"},
+    "cluster": {"free": "start_timeout engine_timeout max_engine_restarts"},
 }
 
 

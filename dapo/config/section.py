@@ -11,7 +11,8 @@ Parallel = Annotated[int, Field(gt=0, le=1024)]
 """Threads, processes or devices: more than any machine has."""
 Tokens = Annotated[int, Field(gt=0, le=10_000_000)]
 """Of one sequence: longer than any model reads."""
-Many = Annotated[int, Field(gt=0, le=65_536)]
+MOST_MANY = 65_536
+Many = Annotated[int, Field(gt=0, le=MOST_MANY)]
 """Prompts, responses or slots of one step: memory is taken for each."""
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 """At most a day: what waits longer, waits for ever."""

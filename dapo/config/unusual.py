@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from dapo.config.checks import correction_kind, kl_in_loss, penalty_interval, uses_sampler_logprobs
+from dapo.config.pool import is_pool, unread_without_pool
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 
@@ -125,6 +126,7 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     engine = r.rollout.engine
     yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
     yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
+    yield "there is one engine, in the trainer's process", not is_pool(r), unread_without_pool(r)
     sampling = "algorithm.dynamic_sampling"
     yield f"{sampling}.mode is {d.mode}", d.mode != "filter", below(sampling, "oversample lookahead unfinished")
     refill = "max_groups max_tokens on_cap surplus max_age on_max_age"

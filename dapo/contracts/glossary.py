@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
+from dapo.contracts.cluster_metrics import cluster_metrics
 from dapo.contracts.enums import Disposition, Verdict
 from dapo.contracts.metric import COUNT, NATS, SECONDS, SHARE, TOKENS, Better, Metric, Reduction
 from dapo.contracts.token_metrics import TOKEN_METRICS
@@ -372,6 +373,7 @@ AREAS = {
     "Learner": _learner,
     "Validation": _validation,
     "Time and memory": _clock,
+    "Cluster": cluster_metrics,
     "Your own": _custom,
 }
 """Title of each area, in the order of docs/metrics.md, and its lines."""

@@ -34,9 +34,12 @@ from dapo.contracts.types import (
 class Engine(Protocol):
     """Turns requests into responses."""
 
-    capacity: int  # responses that decode at once
     shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked
     version: int  # of the weights that the next token will be made with
+
+    @property
+    def capacity(self) -> int:
+        """Responses that decode at once."""
 
     @property
     def clock(self) -> int:

@@ -6,18 +6,20 @@ fused matrix that is not made again). Two looks, after every publish:
 * Checksums, wherever the engine's tensors can be read: exact, and they name the tensor.
 * A few sampled tokens, whose log-probabilities must be the learner's as closely as they were before. What that is
   depends on engine, precision and model, so the accepted gap follows the healthy one.
+
+Of several engines each is asked: one that was passed over would sample from old weights for the rest of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from dapo.contracts.enums import FinishReason
-from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.types import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TokenRow
+from dapo.contracts.protocols import Engine, EngineGroup, Learner
+from dapo.contracts.types import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TensorSum, TokenRow
 from dapo.errors import EngineError
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.seeds import SYNC_CHECK, derive_seed
@@ -83,10 +85,12 @@ class SyncCheck:
         if self._rollouts.engine.shares_weights or not self._prompts:
             return {}
         accepted = self.accepted
-        gap = self._gap(step)
-        mean, largest = float(gap.mean()), float(gap.max())
-        if not (mean <= accepted and largest <= LARGEST * accepted):  # true for nan as well
-            raise EngineError(self._complaint(step, gap, accepted))
+        gaps = self._gaps(step)
+        for number, gap in gaps.items():
+            if not (gap.mean() <= accepted and gap.max() <= LARGEST * accepted):  # true for nan as well
+                raise EngineError(self._complaint(step, number, gap, accepted))
+        together = np.concatenate(list(gaps.values()))
+        mean, largest = float(together.mean()), float(together.max())
         self._passed += 1
         self._healthy += (mean - self._healthy) / min(self._passed, MEMORY)
         return {
@@ -96,16 +100,26 @@ class SyncCheck:
             "train/sync_tensors": float(compared),
         }
 
-    def _gap(self, step: int) -> FloatArray:
-        """|engine - learner| log-probability of each sampled token, nats."""
-        responses = _sampled(self._rollouts, self._prompts, self._sampling, step, self._seed)
-        rows = [TokenRow(r.key.group, self._prompts[r.key.group].token_ids, r.completion.token_ids) for r in responses]
-        learned = np.concatenate(self._learner.logprobs(rows).result())
-        gap: FloatArray = np.abs(learned - np.concatenate([r.completion.logprobs for r in responses]))
-        return gap
+    def _gaps(self, step: int) -> dict[int | None, FloatArray]:
+        """|engine - learner| log-probability of each sampled token, nats, by engine (None: there is one)."""
+        engine = self._rollouts.engine
+        asked: Sequence[int | None] = engine.members() if isinstance(engine, EngineGroup) else [None]
+        responses = _sampled(self._rollouts, asked, self._prompts, self._sampling, step, self._seed)
+        rows: dict[tuple[int, bytes], TokenRow] = {}  # engines with the same weights mostly say the same
+        for r in responses:
+            which = r.key.group % len(self._prompts)
+            row = TokenRow(which, self._prompts[which].token_ids, r.completion.token_ids)
+            rows.setdefault((which, r.completion.token_ids.tobytes()), row)
+        learned = dict(zip(rows, self._learner.logprobs(list(rows.values())).result(), strict=True))
+        gaps: dict[int | None, list[FloatArray]] = {}
+        for r in responses:
+            place, which = divmod(r.key.group, len(self._prompts))
+            ours = learned[which, r.completion.token_ids.tobytes()]
+            gaps.setdefault(asked[place], []).append(np.abs(ours - r.completion.logprobs))
+        return {number: np.concatenate(parts) for number, parts in gaps.items()}
 
-    def _complaint(self, step: int, gap: FloatArray, accepted: float) -> str:
-        name = type(self._rollouts.engine).__name__
+    def _complaint(self, step: int, number: int | None, gap: FloatArray, accepted: float) -> str:
+        name = _name(self._rollouts.engine, number)
         before = f"; before, a healthy check differed by {self._healthy:.2g}" if self._passed else ""
         return (
             f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {name} "
@@ -117,50 +131,72 @@ class SyncCheck:
         )
 
 
+def _name(engine: Engine, number: int | None) -> str:
+    return type(engine).__name__ if number is None else f"engine {number} of {type(engine).__name__}"
+
+
 def _compare_tensors(engine: Engine, learner: Learner, step: int) -> int:
-    """How many of the engine's tensors equal the learner's; 0 where they cannot be read.
+    """How many of the engine's tensors, of each engine of a group, equal the learner's; 0 where they cannot be read.
 
     Raises:
         EngineError: some do not, or the learner has none of that name.
     """
-    found = engine.checksums()
-    if found is None:
-        return 0
-    expected = learner.checksums({name: one.dtype for name, one in found.items()})
-    strange = [name for name in found if name not in expected]
-    stale = [name for name, one in found.items() if name in expected and expected[name] != one.value]
-    if stale or strange:
-        what = f"{len(stale)} of {len(found)} tensors" if stale else f"{len(strange)} tensors, which the model lacks,"
-        raise EngineError(
-            f"the sync check after step {step} failed: {what} of {type(engine).__name__} are not those that were just "
-            f"published ({', '.join((stale or strange)[:4])}{', ...' if len(stale or strange) > 4 else ''}). It would "
-            "sample from other weights than the learner trains. Look at its version and options (docs/engines.md), or "
-            "set another `rollout.engine`"
-        )
-    return len(found)
+    each: Mapping[int | None, Mapping[str, TensorSum] | None]
+    each = dict(engine.checksums_each().items()) if isinstance(engine, EngineGroup) else {None: engine.checksums()}
+    expected: Mapping[str, int] = {}
+    types: dict[str, str] = {}  # for which it was asked
+    for number, found in each.items():
+        if found is None:
+            continue
+        if types != (own := {name: one.dtype for name, one in found.items()}):
+            types, expected = own, learner.checksums(own)
+        strange = [name for name in found if name not in expected]
+        stale = [name for name, one in found.items() if name in expected and expected[name] != one.value]
+        if stale or strange:
+            what = (
+                f"{len(stale)} of {len(found)} tensors" if stale else f"{len(strange)} tensors, which the model lacks,"
+            )
+            raise EngineError(
+                f"the sync check after step {step} failed: {what} of {_name(engine, number)} are not those that were "
+                f"just published ({', '.join((stale or strange)[:4])}{', ...' if len(stale or strange) > 4 else ''}). "
+                "It would sample from other weights than the learner trains. Look at its version and options "
+                "(docs/engines.md), or set another `rollout.engine`"
+            )
+    return sum(len(found) for found in each.values() if found is not None)
 
 
 def _sampled(
-    rollouts: Rollouts, chosen: Sequence[Prompt], sampling: SamplingParams, step: int, seed: int
+    rollouts: Rollouts,
+    asked: Sequence[int | None],
+    chosen: Sequence[Prompt],
+    sampling: SamplingParams,
+    step: int,
+    seed: int,
 ) -> list[Response]:
-    """A short response to each of the prompts.
+    """A short response of each engine to each of the prompts: group i of the n-th engine is n x prompts + i.
 
     Raises:
         EngineError: one was lost, or could not be made.
     """
     short = replace(sampling, max_tokens=min(TOKENS, sampling.max_tokens), top_p=1.0, top_k=0)
-    rollouts.submit(
-        [
-            SampleRequest(Key("check", i, 0), p.token_ids, short, derive_seed(seed, SYNC_CHECK, step, i))
-            for i, p in enumerate(chosen)
-        ]
-    )
+    requests = [
+        SampleRequest(
+            Key("check", place * len(chosen) + i, 0),
+            p.token_ids,
+            short,
+            derive_seed(seed, SYNC_CHECK, step, i),
+            engine=number,
+        )
+        for place, number in enumerate(asked)
+        for i, p in enumerate(chosen)
+    ]
+    rollouts.submit(requests)
     responses: list[Response] = []
-    while len(responses) < len(chosen):
+    while len(responses) < len(requests):
         rollouts.pump()
         responses += rollouts.ended("check")
         if lost := rollouts.lost("check"):
-            raise EngineError(f"the engine lost {len(lost)} of the sync check's {len(chosen)} requests")
+            raise EngineError(f"the engine lost {len(lost)} of the sync check's {len(requests)} requests")
     failed = [r for r in responses if r.completion.finish is FinishReason.FAILED]
     if failed:
         raise EngineError(

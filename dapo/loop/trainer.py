@@ -18,7 +18,7 @@ from dapo.contracts.evaluation import EvaluationResult
 from dapo.contracts.evidence import Clamping, PoorBatch
 from dapo.contracts.model import check_fingerprint
 from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Engine, Learner
+from dapo.contracts.protocols import Engine, EngineGroup, Learner
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.stats import values
 from dapo.contracts.types import (
@@ -188,6 +188,8 @@ class Trainer:
             "counters/optimizer_steps": self.counters.optimizer_steps,
             "counters/trained_tokens": self.counters.trained_tokens,
         }
+        if isinstance(self.engine, EngineGroup):
+            metrics |= self.engine.metrics()
         try:
             metrics |= self._publish()
             metrics |= self._evaluate_if_due(step)

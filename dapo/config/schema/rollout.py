@@ -28,8 +28,9 @@ class Vllm(Section):
 
 
 class Server(Section):
-    url: str | None = None
-    """Address of a running vLLM server, such as ``http://localhost:8000``; how to start one: docs/engines.md."""
+    url: str | list[str] | None = None
+    """Address of a running vLLM server, such as ``http://localhost:8000``, or a list of several, each an engine of a
+    pool; how to start one: docs/engines.md."""
     weights_dir: str | None = None
     """Folder that trainer and server both see, through which weights travel; None: ``weights`` in the run's folder."""
     patience: Annotated[float, Field(gt=0, le=2_592_000)] = 600.0
@@ -56,8 +57,18 @@ class Rollout(Section):
     """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
     stop_token_ids: list[int] | None = None
     """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""
-    slots: Many | None = None
-    """Responses that decode at once; None: chosen from the model's size (embedded), else 64 (generate) or 256."""
+    slots: Many | list[int] | None = None
+    """Responses that decode at once in an engine; None: chosen from the model's size (embedded), else 64 (generate) or
+    256. A list has a number for each engine of a pool."""
+    engines: Parallel = 1
+    """Engines, each with weights of its own. Above 1 they live in processes of their own (docs/scaling.md). With
+    ``vllm_server`` the addresses in ``rollout.server.url`` are the engines."""
+    turn_steps: Many = 64
+    """Decode steps of an engine of a pool between two looks at it: fewer see ended responses sooner, more cost less."""
+    lockstep: bool | None = None
+    """Wait for all engines of a pool after each turn, so that a run is a function of its recipe, whichever engine is
+    the faster and even if one is lost. None: true with ``embedded`` and ``generate``, false with vLLM, which does
+    not repeat itself anyway."""
     vllm: Vllm = Vllm()
     """For ``engine: vllm``."""
     server: Server = Server()

@@ -85,7 +85,7 @@ def test_check_of_an_engine_that_is_not_here(
     told = capsys.readouterr().out
     assert "needs the package aiohttp, which is not installed" in told
     assert "vllm_server at http://h:1; old log-probabilities: the learner's" in told
-    assert "the server was not asked anything" in told
+    assert "no server was asked anything" in told
 
 
 def test_check_says_that_the_run_exists(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

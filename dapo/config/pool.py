@@ -1,0 +1,93 @@
+"""What a recipe says of its engines together: how many there are, how much each takes, and what of that cannot be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dapo.config.problems import Problem
+from dapo.config.schema import Recipe
+from dapo.config.section import MOST_MANY
+
+
+def server_urls(recipe: Recipe) -> list[str]:
+    """Addresses of vLLM servers, none for other engines."""
+    url = recipe.rollout.server.url
+    if recipe.rollout.engine != "vllm_server" or url is None:
+        return []
+    return [url] if isinstance(url, str) else list(url)
+
+
+def engine_count(recipe: Recipe) -> int:
+    """Engines, each with weights of its own."""
+    return max(1, len(server_urls(recipe))) if recipe.rollout.engine == "vllm_server" else recipe.rollout.engines
+
+
+def is_pool(recipe: Recipe) -> bool:
+    """Whether the driver asks a pool for turns, and not one engine of its own process."""
+    return engine_count(recipe) > 1
+
+
+def engine_slots(recipe: Recipe) -> list[int | None]:
+    """Responses that decode at once, by engine; None: the engine's own choice."""
+    slots = recipe.rollout.slots
+    return list(slots) if isinstance(slots, list) else [slots] * engine_count(recipe)
+
+
+def is_lockstep(recipe: Recipe) -> bool:
+    """``rollout.lockstep``; None: where engines repeat themselves."""
+    lockstep = recipe.rollout.lockstep
+    return recipe.rollout.engine in ("embedded", "generate") if lockstep is None else lockstep
+
+
+def check_pool(r: Recipe) -> Iterator[Problem]:
+    """Addresses, counts and slots that do not go together, and a backend that is not there."""
+    rollout, urls = r.rollout, r.rollout.server.url
+    given = [urls] if isinstance(urls, str) else urls or []
+    if rollout.engine == "vllm_server" and not given:
+        yield Problem(
+            "rollout.server.url",
+            "engine: vllm_server needs the address of a running server, such as http://localhost:8000; "
+            "docs/engines.md starts one",
+        )
+    for url in given:
+        if not re.fullmatch(r"https?://[^/?#@]+/?", url):
+            move = (
+                "expected http://HOST:PORT or https://HOST:PORT, without a path, a user or a password; a key is given "
+                "by the name of an environment variable, rollout.server.api_key_variable"
+            )
+            yield Problem("rollout.server.url", move, url)
+    if len({url.rstrip("/") for url in given}) < len(given):
+        yield Problem("rollout.server.url", "names a server twice; one server is one engine", urls)
+    if rollout.engine == "vllm_server" and rollout.engines not in (1, max(1, len(given))):
+        move = (
+            f"the servers in rollout.server.url are the engines ({len(given)}); leave this at 1, or name more servers"
+        )
+        yield Problem("rollout.engines", move, rollout.engines)
+    if isinstance(rollout.slots, list):
+        if len(rollout.slots) != engine_count(r):
+            move = (
+                f"has {len(rollout.slots)} numbers for {engine_count(r)} engines; give one for each, or a single number"
+            )
+            yield Problem("rollout.slots", move, rollout.slots)
+        if any(not 0 < slots <= MOST_MANY for slots in rollout.slots):
+            yield Problem("rollout.slots", f"expected whole numbers from 1 to {MOST_MANY:,}", rollout.slots)
+    if r.launch.backend == "ray":
+        move = "this version cannot use a Ray cluster yet; `local` keeps engines in processes of this machine"
+        yield Problem("launch.backend", move, "ray")
+
+
+def describe_pool(recipe: Recipe) -> str:
+    """How several engines work together; "" for one."""
+    if not is_pool(recipe):
+        return ""
+    how = "in lockstep: repeatable" if is_lockstep(recipe) else "each at its own pace: not repeatable"
+    place = "servers" if server_urls(recipe) else "engines in processes of this machine"
+    return f"{engine_count(recipe)} {place}, turns of {recipe.rollout.turn_steps} decode steps, {how}"
+
+
+def unread_without_pool(recipe: Recipe) -> list[str]:
+    """Settings that nothing reads where there is one engine."""
+    if is_pool(recipe):
+        return []
+    return ["rollout.turn_steps", "rollout.lockstep", "cluster"]

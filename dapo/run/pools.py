@@ -1,0 +1,175 @@
+"""The pool that a recipe names: its hosts, where they live, and how weights reach them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from dapo.cluster.processes import ProcessTransport
+from dapo.cluster.threads import ThreadTransport
+from dapo.config.pool import engine_count, engine_slots, is_lockstep, server_urls
+from dapo.config.schema import Recipe
+from dapo.contracts.model import ModelFacts
+from dapo.contracts.remote import HostSpec, Transport
+from dapo.models.load import find_device
+from dapo.models.weights import SETS
+from dapo.rollout.hosted import EngineOrder, ServerOrder, engine_host, server_host
+from dapo.rollout.member import Limits
+from dapo.rollout.pool import EnginePool
+from dapo.rollout.requests import Gate
+
+OUTPUT = "hosts"
+"""Folder of a run for what its hosts print."""
+_MEMORY = Path("/dev/shm")
+_SETS = 2.5  # sets of weights that shared memory has to hold: the present one, the next, and some room
+
+
+def make_pool(
+    recipe: Recipe,
+    facts: ModelFacts,
+    *,
+    longest: int,
+    weights: Path,
+    run: Path | None,
+    api_key: str | None = None,
+    transport: Transport | None = None,
+) -> EnginePool:
+    """The engines of a recipe that has several.
+
+    Args:
+        recipe: Its sections ``rollout``, ``launch`` and ``cluster``.
+        facts: Of the learner's model.
+        longest: Tokens of the longest sequence that will be asked for.
+        weights: Where the learner publishes to.
+        run: The run's folder, which takes what hosts print; None: that is dropped.
+        api_key: Of servers.
+        transport: Where hosts live; None: in processes of this machine, clients of servers in threads.
+
+    Raises:
+        EngineError: an engine does not start, or cannot run the model.
+        ModelError: an engine cannot load it.
+    """
+    urls = server_urls(recipe)
+    if transport is None:
+        transport = ThreadTransport() if urls else ProcessTransport(None if run is None else run / OUTPUT)
+    specs = _servers(recipe, facts, longest, weights, api_key) if urls else _engines(recipe, facts, longest)
+    cluster = recipe.cluster
+    return EnginePool(
+        transport,
+        specs,
+        Gate(facts.vocabulary, min(filter(None, (facts.positions, facts.exact_positions)), default=None)),
+        turn_steps=recipe.rollout.turn_steps,
+        lockstep=is_lockstep(recipe),
+        limits=Limits(cluster.start_timeout, cluster.engine_timeout, cluster.max_engine_restarts),
+    )
+
+
+def _engines(recipe: Recipe, facts: ModelFacts, longest: int) -> list[HostSpec]:
+    model = recipe.model
+    cuda = find_device(model.device).type == "cuda"
+    specs = []
+    for number, slots in enumerate(engine_slots(recipe)):
+        order = EngineOrder(
+            recipe.rollout,
+            facts,
+            facts.name,
+            model.dtype,
+            "cuda" if cuda else "cpu",
+            longest,
+            slots,
+            recipe.run.threads,
+            model.matmul_precision,
+            model.trust_remote_code,
+            model.fp32_head,
+        )
+        environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
+        if cuda:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(recipe, number, torch.cuda.device_count()))
+        specs.append(HostSpec(f"engine-{number}", engine_host, (order,), environment))
+    return specs
+
+
+def _devices(recipe: Recipe, number: int, count: int) -> list[str]:
+    """Devices of an engine: behind the learner's first one where there are enough, else all are shared in turn."""
+    width = recipe.rollout.vllm.tensor_parallel_size if recipe.rollout.engine == "vllm" else 1
+    first = number * width + (1 if engine_count(recipe) * width < count else 0)
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    known = names if len(names) == count and all(names) else [str(n) for n in range(count)]
+    return [known[(first + n) % count] for n in range(width)]
+
+
+def _servers(recipe: Recipe, facts: ModelFacts, longest: int, weights: Path, api_key: str | None) -> list[HostSpec]:
+    server = recipe.rollout.server
+    return [
+        HostSpec(
+            f"server {url}",
+            server_host,
+            (
+                ServerOrder(
+                    url,
+                    weights,
+                    facts.vocabulary,
+                    longest,
+                    facts.config,
+                    slots,
+                    server.patience,
+                    api_key,
+                    own_folder=server.weights_dir is None,
+                ),
+            ),
+        )
+        for url, slots in zip(server_urls(recipe), engine_slots(recipe), strict=True)
+    ]
+
+
+def shared_weights(facts: ModelFacts, run: Path | None) -> Path:
+    """A folder of this run alone for weights on their way to processes of this machine: in memory, where that has room.
+
+    What runs that were killed left there is deleted.
+    """
+    _delete_left_over()
+    if run is not None:
+        delete_sets(run / "weights")
+    if _room() >= _SETS * _size(facts):
+        folder = _MEMORY / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        with suppress(OSError):
+            folder.mkdir(mode=0o700)
+            return folder
+    return Path(tempfile.mkdtemp(prefix=_PREFIX)) if run is None else run / "weights"
+
+
+_PREFIX = "dapo-weights-"
+
+
+def delete_sets(folder: Path) -> None:
+    """Weights that a trainer left in a folder of its own, and the folder, when nothing else is in it."""
+    for left in folder.glob(f"{SETS}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _size(facts: ModelFacts) -> int:
+    return facts.parameters * 4  # at most
+
+
+def _room() -> int:
+    try:
+        found = os.statvfs(_MEMORY)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize if os.access(_MEMORY, os.W_OK) else 0
+
+
+def _delete_left_over() -> None:
+    for folder in _MEMORY.glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with suppress(OSError, ValueError):
+            if folder.stat().st_uid == os.getuid() and not Path(f"/proc/{int(owner)}").exists():
+                shutil.rmtree(folder, ignore_errors=True)
