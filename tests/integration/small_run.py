@@ -75,9 +75,7 @@ def dapo(*arguments: str | Path, cwd: Path | None = None, expect: int | None = 0
 
 
 def _in_own_process(arguments: list[str], cwd: Path | None) -> Done:
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, env=environment(), cwd=cwd, timeout=240, check=False
-    )
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), cwd=cwd, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
