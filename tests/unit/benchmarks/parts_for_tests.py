@@ -65,6 +65,6 @@ PLAN = (
     _part("reads"),
     _part("needs", needs=("no_such_module",)),
     _part("skips"),
-    _part("hangs", seconds=4.5),
+    _part("hangs", seconds=8.0),
     _part("late", seconds=1.0),
 )

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import parts_for_tests
@@ -70,8 +71,16 @@ def test_rows_are_written_at_once_and_later_parts_read_them_in_another_process(r
 
 def test_a_part_over_its_limit_takes_its_own_processes_with_it(ran):
     (pid,) = [row["value"] for row in rows(ran[0].folder) if row.get("what") == "before the end"]
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"  # gone, or waiting for init to notice
+    while runs(pid):  # it was killed, and needs a moment; pytest's own time limit is the only one
+        time.sleep(0.02)
+
+
+def runs(pid):
+    """Whether a process does; one that waits for init to notice its end does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_the_table_can_be_read(ran):
@@ -100,7 +109,7 @@ def test_a_killed_command_leaves_its_rows_and_no_process(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(children) == 1
-    gone = subprocess.run(["tail", f"--pid={children[0]}", "-f", "/dev/null"], timeout=60, check=False)
+    gone = subprocess.run(["tail", f"--pid={children[0]}", "-f", "/dev/null"], timeout=240, check=False)
     assert gone.returncode == 0
     assert [row["event"] for row in rows(folder)] == ["machine", "row"]
 
