@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dapo.contracts.remote import HostLost, HostSpec, Transport
-from dapo.contracts.types import Key, SampleRequest
+from dapo.contracts.types import Key, SampleRequest, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.member import Flight, Limits, Member, Weights
 
@@ -41,6 +42,7 @@ class Crew:
         self.members = [Member(n, spec, transport, limits, self.weights, now, journals) for n, spec in enumerate(specs)]
         self.flying: dict[int, Member] = {}  # the one that was asked first comes first
         self._starting: dict[int, Member] = {}
+        self._old: list[Ticket] = []  # weights that somebody may still be reading
         self._transport, self._limits, self._lost, self._now = transport, limits, lost, now
 
     def open(self) -> None:
@@ -76,9 +78,17 @@ class Crew:
         member.start()
         self._starting[member.index] = member
 
-    def opening_with(self, ticket: object) -> bool:
-        """Whether an engine that starts may be reading these weights."""
-        return any(member.opened is ticket for member in self._starting.values())
+    def drop(self, ticket: Ticket | None) -> None:
+        """Weights that are the newest no more: if they came through a folder, delete it when no engine can be reading
+        it."""
+        if ticket is not None:
+            self._old.append(ticket)
+        reading = [member.opened for member in self._starting.values()]
+        newest = self.weights.ticket
+        for old in [old for old in self._old if all(one is not old for one in reading)]:
+            self._old.remove(old)
+            if old.route == "folder" and (newest is None or old.address != newest.address):
+                shutil.rmtree(old.address, ignore_errors=True)
 
     def ask(self, member: Member, method: str, *args: Any) -> None:
         """A call, which ``hear`` will hear of."""

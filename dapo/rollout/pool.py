@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,7 +74,6 @@ class EnginePool:
         self._ended: list[SampleEvent] = []  # not handed out yet
         self._round: dict[int, Answer] = {}  # lockstep: of a round whose other turns are under way
         self._told: dict[int, Any] = {}  # what each engine said when all were asked
-        self._old: list[Ticket] = []  # weights that nobody needs any more
         self._restarts = 0
         self._why = "the pool was closed"
         self._counts = Counter[str]()  # since ``metrics``
@@ -167,9 +165,7 @@ class EnginePool:
         while not self.members():
             self._check_left()
             self._hear()
-        if before is not None:
-            self._old.append(before)
-        self._drop_old()
+        self._crew.drop(before)
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Those that all engines have.
@@ -353,8 +349,10 @@ class EnginePool:
         """An engine is gone. Where it had work, that is made again."""
         self._counts["losses"] += 1
         self._why = f"{member.name} was lost last ({error})"
-        self._give_back(member, keys_of(flight))
         again = self._restarts < self.limits.restarts
+        replays = again and self.lockstep and member.journal is not None
+        if not replays:
+            self._give_back(member, keys_of(flight))
         sent = len(member.owned) - len(member.mail)
         self._counts["resubmitted"] += sent
         log.warning(
@@ -370,7 +368,7 @@ class EnginePool:
         self._restarts += again
         try:
             if again and self.lockstep:
-                self._revive(member, flight)
+                self._revive(member, flight, replays)
                 return
             if again:
                 member.at_work = False
@@ -385,11 +383,9 @@ class EnginePool:
             del self._owner[request.key]
         self._assign(requests)
 
-    def _revive(self, member: Member, flight: Flight | None) -> None:
-        """Lockstep: the same work at the same place, so that what comes out does not tell that it was gone."""
-        replays = member.journal is not None
-        if member.journal is not None and member.owned and keys_of(flight):
-            member.journal.append(("abort", (keys_of(flight),)))
+    def _revive(self, member: Member, flight: Flight | None, replays: bool) -> None:
+        """Lockstep: the same work at the same place, so that what comes out does not tell that it was gone. Without
+        ``replays`` it begins again behind the prefixes."""
         member.start()
         if replays:
             member.replay()
@@ -397,22 +393,10 @@ class EnginePool:
             member.new_journal()
             member.mail = list(member.owned.values())
         self._owner.update((key, (member.index, member.incarnation)) for key in member.owned)
-        if flight is not None and flight.method == "turn":
-            if not replays:
-                mail, member.mail = member.mail, []
-            else:
-                mail = flight.args[0]
+        if flight is None:
+            return
+        if flight.method == "checksums" or (replays and flight.method in ("turn", "abort")):
+            self._crew.ask(member, flight.method, *flight.args)
+        elif flight.method == "turn":
+            mail, member.mail = member.mail, []
             self._crew.ask(member, "turn", mail, self.turn_steps)
-        elif flight is not None and flight.method == "checksums":
-            self._crew.ask(member, "checksums")
-
-    def _drop_old(self) -> None:
-        """Delete weights that came through a folder, when no engine can be reading them."""
-        kept, current = [], self._crew.weights.ticket
-        assert current is not None
-        for ticket in self._old:
-            if self._crew.opening_with(ticket):
-                kept.append(ticket)
-            elif ticket.route == "folder" and ticket.address != current.address:
-                shutil.rmtree(ticket.address, ignore_errors=True)
-        self._old = kept

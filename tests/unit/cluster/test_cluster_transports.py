@@ -16,10 +16,12 @@ from transport_contract import CHECKS, Subject
 
 from dapo.cluster.inline import InlineTransport
 from dapo.cluster.processes import ProcessTransport
+from dapo.cluster.threads import ThreadTransport
 from dapo.contracts.remote import HostSpec
 
 MAKE = {
     "inline": lambda folder: Subject(InlineTransport(), folder, parallel=False, apart=False),
+    "threads": lambda folder: Subject(ThreadTransport(), folder, apart=False),
     "processes": lambda folder: Subject(ProcessTransport(folder / "output"), folder),
 }
 

@@ -199,8 +199,7 @@ def test_in_lockstep_nothing_tells_that_an_engine_was_lost(method, what):
         transport = FaultyTransport(Once("engine-1", method, what, count))
         pool = make_pool(2, 3, transport=transport, lockstep=True)
         seen = trace(pool, work(12, 4))
-        if method == "turn":
-            assert seen == whole
+        assert seen == whole
         assert len(transport.killed) == len(transport.faults)
         assert len(transport.faults) == (1 if method == "turn" or count < 3 else len(transport.faults))
         assert pool.metrics()["cluster/engine_losses"] == len(transport.faults)
