@@ -16,6 +16,7 @@ from dapo.config.pool import check_pool
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
+from dapo.config.staleness import check_staleness
 
 CorrectionKind = Literal[
     "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"

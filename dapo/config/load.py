@@ -19,6 +19,7 @@ from dapo.config.schema import Recipe
 from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
 from dapo.config.settings import lookup, settings
 from dapo.config.shipped import find_recipe
+from dapo.config.staleness import follow_staleness
 from dapo.config.unusual import warnings_of
 from dapo.config.write import to_yaml, without_secrets
 from dapo.errors import RecipeError
@@ -90,7 +91,7 @@ def _load(
         raise refuse([*problems, *unreadable], origin)
     problems += [] if hidden_is_fine else _hidden(own)
     merged = merge(preset_settings(str(own.get("preset", "dapo"))), own)
-    merged, missing = resolve_paths(merged, path.parent if path else Path.cwd())
+    merged, missing = resolve_paths(follow_staleness(merged), path.parent if path else Path.cwd())
     problems += missing
     try:
         recipe = Recipe.model_validate(merged)

@@ -44,7 +44,7 @@ _RULES: dict[str, dict[Rule, str]] = {
     "rewards.N": {"free": "timeout", "ask": "kind function pattern weight sources", "fixed": "name"},
     "rollout": {
         "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids slots "
-        "engines turn_steps lockstep",
+        "engines turn_steps lockstep max_staleness overlap_turns",
         "fixed": "group_size",  # carried groups have it
     },
     "rollout.vllm": {

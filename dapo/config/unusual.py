@@ -8,6 +8,7 @@ from dapo.config.checks import correction_kind, kl_in_loss, penalty_interval, us
 from dapo.config.pool import is_pool, unread_without_pool
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
+from dapo.config.staleness import staleness_warnings
 
 
 def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
@@ -23,6 +24,7 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         *_rewards(recipe),
         *_sizes(recipe),
         *_run(recipe),
+        *staleness_warnings(recipe),
         *_unread(recipe, changed),
     ]
 

@@ -1,8 +1,8 @@
 """One line for every number a run reports. A key without a line fails a test; a run logs it and warns.
 
 Keys are ``area/name``. A key may hold a placeholder: ``<set>`` is the name of a validation set, ``<name>`` of a
-reward, ``<reason>`` why a response is unscored, ``<k>`` a number of samples. Metrics of tokens stand with
-their formulas in ``token_metrics``. docs/metrics.md is made from both.
+reward, ``<reason>`` why a response is unscored, ``<k>`` a number of samples, ``<age>`` one of versions. Metrics of
+tokens stand with their formulas in ``token_metrics``. docs/metrics.md is made from both.
 """
 
 from __future__ import annotations
@@ -264,6 +264,10 @@ def _learner() -> Iterator[Metric]:
     yield Metric(
         "train/sync_accepted", NATS, "Mean gap that this check let pass: a smaller error it cannot resolve.", "lower"
     )
+    age = "versions by which the weights that made a token with loss are older than those that the step trains"
+    yield Metric("policy/staleness_mean", COUNT, f"Mean age: {age}.")
+    yield Metric("policy/staleness_max", COUNT, "The largest such age; never above the recipe's `max_age`.")
+    yield Metric("policy/staleness_share/<age>", SHARE, "Share of the tokens with loss that have this age.")
     yield Metric("train/sync_tensors", COUNT, "Tensors of the engine whose checksums equal the learner's.", "higher")
 
 
@@ -354,8 +358,20 @@ def _clock() -> Iterator[Metric]:
     )
     yield Metric("time/tokens_per_second", "tokens/s", "Generated tokens / seconds in generate.", "higher", clock=True)
     yield Metric(
-        "time/trained_tokens_per_second", "tokens/s", "Tokens with loss / seconds in learn.", "higher", clock=True
+        "time/trained_tokens_per_second",
+        "tokens/s",
+        "Tokens with loss / seconds in which the learner learnt.",
+        "higher",
+        clock=True,
     )
+    for who, does in (("engine", "made no response (of several engines, their mean)"), ("learner", "learnt nothing")):
+        yield Metric(
+            f"time/{who}_idle",
+            SECONDS,
+            f"Seconds of this step in which the {who} {does}. No phase: both may work at once.",
+            "lower",
+            clock=True,
+        )
     yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
 
 
@@ -381,7 +397,14 @@ AREAS = {
 GLOSSARY: dict[str, Metric] = {metric.key: metric for lines in AREAS.values() for metric in lines()}
 
 # Names of data sets may hold slashes (reasoning_gym/chain_sum); the word behind them tells where they end.
-_PLACEHOLDERS = {"<set>": ".+", "<name>": "[^/]+", "<reason>": "[^/]+", "<k>": "[0-9]+", "<count>": ".+"}
+_PLACEHOLDERS = {
+    "<set>": ".+",
+    "<name>": "[^/]+",
+    "<reason>": "[^/]+",
+    "<k>": "[0-9]+",
+    "<age>": "[0-9]+",
+    "<count>": ".+",
+}
 
 
 def _pattern(key: str) -> re.Pattern[str]:

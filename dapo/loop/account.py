@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Account:
         self._accuracy = 0.0  # summed over scored responses
         self.unscored: Counter[str] = Counter()  # responses of the groups judged in this step, by reason
         self.groups: list[Group] = []  # judged in this step
-        self._settled: list[Group] = []  # whose fate was decided in this step, whenever they were judged
+        self.settled: list[Group] = []  # whose fate was decided in this step, whenever they were judged
         self._ended = False
 
     def begin(self, engine_stats: Metrics) -> None:
@@ -87,6 +88,30 @@ class Account:
     def load(self, state: Mapping[str, Mapping[str, float]]) -> None:
         self.totals |= state["totals"]
         self.count |= state["count"]
+
+    def step_state(self, engine_stats: Metrics) -> dict[str, Any]:
+        """Besides ``state``, in the middle of a step; its groups are not in it."""
+        return {
+            "scored": self.scored,
+            "answered": self.answered,
+            "truncated": self._truncated,
+            "accuracy": self._accuracy,
+            "unscored": dict(self.unscored),
+            "barren": dict(self.barren),
+            "engine": {key: value - self._engine_before.get(key, 0.0) for key, value in engine_stats.items()},
+        }
+
+    def load_step(self, state: Mapping[str, Any], engine_stats: Metrics) -> None:
+        """Go on in the middle of a step, with an engine that has counted ``engine_stats`` by now."""
+        self.scored, self.answered = state["scored"], state["answered"]
+        self._truncated, self._accuracy = state["truncated"], state["accuracy"]
+        self.unscored, self.barren = Counter(state["unscored"]), Counter(state["barren"])
+        self._engine_before = {key: engine_stats.get(key, 0.0) - value for key, value in state["engine"].items()}
+
+    def leave_out(self, before: Metrics, after: Metrics) -> None:
+        """What the engine did between two looks at its counters was no work for the batch."""
+        for key, value in after.items():
+            self._engine_before[key] = self._engine_before.get(key, 0.0) + value - before.get(key, 0.0)
 
     # ------------------------------------------------------------------ what happened
 
@@ -134,7 +159,7 @@ class Account:
         self.count[f"groups/{group.disposition}"] += 1
         if fate is not None:
             self.count[f"cost/{fate}_tokens"] += int(group.lengths().sum())
-            self._settled.append(group)
+            self.settled.append(group)
 
     def filled(self, group: Group) -> None:
         """A rejected group, counted as discarded before, was used after all."""
@@ -175,7 +200,7 @@ class Account:
 
     def finished_groups(self, batch: Sequence[Group]) -> list[Group]:
         """Groups judged or ended in this step, the batch included, each once, in order of their ids."""
-        by_id = {group.id: group for group in [*self.groups, *self._settled, *batch]}
+        by_id = {group.id: group for group in [*self.groups, *self.settled, *batch]}
         return [by_id[i] for i in sorted(by_id)]
 
     def metrics(self, step: int, batch: Sequence[Group], engine: Mapping[str, float]) -> Metrics:

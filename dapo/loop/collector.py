@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
@@ -26,16 +26,16 @@ from dapo.contracts.types import Group, SamplingParams, StepBatch
 from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.account import Account, held_tokens
 from dapo.loop.algorithm import Algorithm
+from dapo.loop.collector_state import collector_state, load_collector
 from dapo.loop.copies import copies
 from dapo.loop.fates import divide, expired
 from dapo.loop.history import PromptHistory
-from dapo.loop.open_group import OpenGroup, load_open_group, open_group_state
+from dapo.loop.open_group import OpenGroup
 from dapo.loop.outcomes import fails_on_everything, filling, shares_of, stopped, warn_of_old_groups
 from dapo.loop.refill import Refill, is_full
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
 from dapo.loop.selection import PromptSelector
-from dapo.loop.state import group_state, load_group
 
 PULSE = 5.0
 """Seconds after which a watcher hears of a batch in which no further group was judged."""
@@ -59,20 +59,31 @@ class StreamingCollector:
         phases: Phases | None = None,
         watch: Callable[[CollectProgress], None] | None = None,
         reads_answers: bool = False,
+        overlaps: bool = False,
+        turn: float | None = None,
     ) -> None:
-        """``watch`` hears of every judged group, and now and then; ``reads_answers``: see ``outcomes.shares_of``."""
+        """``watch`` hears of every judged group, and now and then; ``reads_answers``: see ``outcomes.shares_of``.
+
+        Args (of the last two, the others are settings):
+            overlaps: engines work on while the learner learns: ``collect`` neither begins a step that has begun nor
+                pauses at its end.
+            turn: seconds after which ``collect`` looks at scores again though no response ended; then no score is
+                waited for while anything decodes. None: everything happens in an order that no clock decides.
+        """
         self.rollouts, self.engine, self.algorithm = rollouts, rollouts.engine, algorithm
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
         self.run_seed = run_seed
         self.phases, self.watch, self.reads_answers = phases or Phases(), watch, reads_answers
-        self.scores = Scores(rollouts, verdict_lag, self.phases, self._pulse)
+        self.overlaps, self.turn = overlaps, turn
+        self.scores = Scores(rollouts, verdict_lag, self.phases, self._pulse, waits=turn is None)
         self._told_at = time.monotonic()
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings, run_seed)
         self.refill = Refill(settings, prompts_per_step)
         self.account = Account()
         self.step = 0
+        self.begun = False  # between ``begin`` and ``take``
         self.next_group = 0
         self.open: dict[int, OpenGroup] = {}
         self.kept: list[Group] = []
@@ -91,24 +102,40 @@ class StreamingCollector:
             SamplingStopped: a cap or the end of the data was met with ``on_cap: stop``, or the verifier scores
                 nothing. As with a lost engine, everything held stays in ``state()``.
         """
-        self.begin(step)
+        if not (self.begun and self.step == step):
+            self.begin(step)
         try:
             while not self.ready():
-                if not self.pump():
+                if not self.pump(self.turn):
                     self.meet_cap()
                     break
-            self.pause()
+            if not self.overlaps:
+                self.pause()
         except (SamplingStopped, EngineError) as error:
-            if isinstance(error, EngineError):
-                with suppress(SamplingStopped, RewardError):  # the engine is what to speak of
-                    self.pause()  # what it had made is kept
-            self.account.end(self.engine.stats())
+            self.give_up(error)
             raise
         return self.take()
 
+    def give_up(self, error: Exception) -> None:
+        """There will be no batch of this step: ``error`` is why. What is held stays in ``state()``."""
+        if isinstance(error, EngineError):
+            with suppress(SamplingStopped, RewardError):  # the engine is what to speak of
+                self.pause()  # what it had made is kept
+        self.account.end(self.engine.stats())
+        self.begun = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What the engine does in here, such as an evaluation, is no work for the batch: its counts leave it out."""
+        before = self.engine.stats()
+        try:
+            yield
+        finally:
+            self.account.leave_out(before, self.engine.stats())
+
     def begin(self, step: int) -> None:
         """From now on work counts for training step ``step``."""
-        self.step = step
+        self.step, self.begun = step, True
         self.account.begin(self.engine.stats())
         self.carried = len(self.kept) + len(self.open)
         self.rejected = []
@@ -146,6 +173,15 @@ class StreamingCollector:
 
     def pause(self) -> None:
         """Abort what decodes and keep its tokens; score what ended but was not judged before the step is over."""
+        self.hold()
+        self._judge_ended(None)
+
+    def rest(self) -> None:
+        """Nothing is under way at the engine, so that ``state`` can be taken; the next ``pump`` goes on."""
+        self.pause() if self.turn is None else self.hold()
+
+    def hold(self) -> None:
+        """As ``pause``, but scores stay awaited: the engine stands still no longer than a state takes to be written."""
         if self._paused:
             return
         for response in self._took(self.rollouts.recall("train")):
@@ -154,7 +190,6 @@ class StreamingCollector:
             else:
                 self._ended(response)
         self._paused = True
-        self._judge_ended(None)
 
     def take(self) -> StepBatch:
         """The oldest P kept groups train; the rest is carried or discarded."""
@@ -169,27 +204,19 @@ class StreamingCollector:
                 account.disposed(group)
             batch += copied
         finished, shares = account.finished_groups(batch), self._shares()
+        self.begun = False
         return StepBatch(self.step, batch, finished, self._metrics(batch), shares)
 
     def state(self) -> dict[str, Any]:
-        """Everything the next batch depends on, as a tree of plain values and arrays. Call between steps."""
-        return {
-            "next_group": self.next_group,
-            "estimate": self.refill.state(),
-            **self.selector.state(),
-            "kept": [group_state(group) for group in self.kept],
-            "open": [open_group_state(group) for group in self.open.values()],
-            "account": self.account.state(),
-        }
+        """Everything the next batch depends on, as a tree of plain values and arrays.
+
+        Call between steps, or, after ``hold`` or ``pause``, in the middle of one.
+        """
+        return collector_state(self)
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state()`` of a collector with the same recipe."""
-        self.next_group = state["next_group"]
-        self.refill.load(state["estimate"])
-        self.selector.load(state)
-        self.kept = [load_group(tree) for tree in state["kept"]]
-        self.open = {tree["id"]: load_open_group(tree) for tree in state["open"]}
-        self.account.load(state["account"])
+        load_collector(self, state)
         self._restored = True
 
     @property
@@ -252,7 +279,12 @@ class StreamingCollector:
         self._pulse()
         for response in self._took(self.rollouts.ended("train")):
             self._ended(response)
-        self._judge_ended(self.engine.clock if self.rollouts.under_way("train") else None)
+        if self.rollouts.under_way("train") or self.turn is not None:
+            if not self.rollouts.under_way("train"):
+                self.scores.wait(timeout or self.turn or 0.0)
+            self._judge_ended(self.engine.clock)
+        else:
+            self._judge_ended(None)
 
     def _took(self, responses: Sequence[Response]) -> Sequence[Response]:
         for response in responses:

@@ -20,11 +20,11 @@ class Refill:
     def __init__(self, settings: DynamicSampling, prompts_per_step: int) -> None:
         self.settings, self.prompts_per_step = settings, prompts_per_step
         self._accepted, self._judged = 0.0, 0.0
-        self._begins = True
+        self.begins = True  # nothing was asked in this step
 
     def begin(self) -> None:
         """A step begins: what was seen before counts less."""
-        self._begins = True
+        self.begins = True
         self._accepted *= ACCEPTANCE_MEMORY
         self._judged *= ACCEPTANCE_MEMORY
 
@@ -55,7 +55,7 @@ class Refill:
         settings, prompts = self.settings, self.prompts_per_step
         if lag > settings.max_age:
             return 0
-        begins, self._begins = self._begins, False
+        begins, self.begins = self.begins, False
         if settings.oversample is not None and under_way and not begins:
             return 0  # whole rounds, as the published scripts have them: the next when nothing is under way
         if settings.mode == "filter":

@@ -6,6 +6,7 @@ for its lane until that asks. Responses come whole: what the engine made is join
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Rollouts:
         self._lost: defaultdict[Lane, list[Key]] = defaultdict(list)
         self._asked: defaultdict[Lane, int] = defaultdict(int)  # scores that did not arrive
         self._scores: defaultdict[Lane, list[tuple[Key, Score]]] = defaultdict(list)
+        self._polled = 0.0  # seconds within the engine's ``poll``
 
     # ------------------------------------------------------------------ responses
 
@@ -85,7 +87,9 @@ class Rollouts:
         Raises:
             EngineError: the engine is lost. ``recall`` still gives back everything unfinished.
         """
+        start = time.perf_counter()
         events = self.engine.poll(timeout)
+        self._polled += time.perf_counter() - start
         for event in events:
             self._ended[event.key.lane].append(event)
             self._under_way[event.key.lane] -= 1
@@ -95,6 +99,13 @@ class Rollouts:
                 self._under_way[key.lane] -= 1
                 del self._prefixes[key]
         return bool(events)
+
+    def busy_seconds(self) -> float:
+        """Seconds in which the engine worked (of several, their mean), so far.
+
+        One that works by itself counts them (``busy_seconds`` of its ``stats``); any other works within ``poll``.
+        """
+        return self.engine.stats().get("busy_seconds", self._polled)
 
     def ended(self, lane: Lane) -> list[Response]:
         """Responses of a lane that ended since it asked, ordered by (tick, key)."""

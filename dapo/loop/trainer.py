@@ -23,6 +23,7 @@ from dapo.contracts.recorder import Recorder
 from dapo.contracts.stats import values
 from dapo.contracts.types import (
     Group,
+    Learned,
     LearnStep,
     Metrics,
     RatioAgainst,
@@ -36,8 +37,10 @@ from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
+from dapo.loop.idle import Idle, staleness
 from dapo.loop.interrupt import Interrupt
 from dapo.loop.outcomes import silent
+from dapo.loop.overlap import Overlap
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
 from dapo.loop.reference import References, reference_logprobs, subtract_kl
@@ -84,8 +87,9 @@ class Trainer:
         phases: Phases,
         check_sync: SyncCheck,
         facts: Mapping[str, Any] | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
-        """``check_sync`` is called with the step after each publish.
+        """``check_sync`` is called with the step after each publish; ``overlap``: engines work while the learner does.
 
         ``facts``: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
         """
@@ -94,12 +98,13 @@ class Trainer:
         self.checkpoints, self.recorder, self.recipe = checkpoints, recorder, recipe
         self.steps, self.evaluate_every = recipe.trainer.steps, recipe.validation.every
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
-        self.facts = dict(facts or {})
+        self.facts, self.overlap = dict(facts or {}), overlap
         self.counters = Counters()
         control = recipe.algorithm.entropy_control
         self.entropy = EntropyControl(
             recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max
         )
+        self.idle = Idle(lambda: collector.rollouts.busy_seconds())
         self.stopped_by = ""  # "Ctrl-C", "SIGTERM" or what ``stop`` was told, where one did
         self.ended_early = ""  # why there was no further batch before ``trainer.steps``
         self._poor_batches = 0  # in a row
@@ -123,7 +128,7 @@ class Trainer:
 
         Whoever leaves in the middle closes the iterator: the state is then saved.
         """
-        self.phases.take()  # what came before is no part of the first step
+        self.idle.take(self.phases.take()["time/step"])  # what came before is no part of the first step
         with Interrupt(self._interrupted, self._interrupted_again) as interrupt:
             if self.counters.training_steps == 0:
                 self._publish()
@@ -154,6 +159,8 @@ class Trainer:
         """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save. None: no data left."""
         step = self.phases.step = self.counters.training_steps + 1
         try:
+            if self.overlap is not None:
+                self.overlap.check()
             batch = self.collector.collect(step)
         except (SamplingStopped, EngineError):
             self.recorder.stopped(step, self.collector.account.groups)
@@ -175,7 +182,8 @@ class Trainer:
         with self.phases("shape"):
             for group in batch.finished:
                 self.algorithm.shape_group(group)
-        self.engine.sleep()
+        if self.overlap is None:
+            self.engine.sleep()
         references, taken = self._reference(batch)
         with self.phases("shape"):
             self.algorithm.assign_advantages(batch.groups_P)
@@ -224,7 +232,7 @@ class Trainer:
         asked for."""
         if not self.algorithm.needs_reference:
             return {}, {}
-        with self.phases("learn"):
+        with self.phases("learn"), self.idle.learner():
             found = reference_logprobs(batch.groups_P, self.algorithm, self.learner)
             return found, subtract_kl(batch.groups_P, found, self.algorithm, self.learner, self._ratio_against())
 
@@ -249,7 +257,8 @@ class Trainer:
                 entropy_coefficient=(coefficient := self.entropy.now),
                 refresh_reference=refresh is not None and (done.training_steps + 1) % refresh == 0,
             )
-            learned = self.learner.learn(step).result()
+            with self.idle.learner():
+                learned = self._learned(step)
         self.counters.training_steps += 1
         self.counters.optimizer_steps += len(rows_M)
         tokens_R = [int(row.loss_mask.sum()) for rows in rows_M for row in rows]
@@ -259,13 +268,21 @@ class Trainer:
         if has_entropy_term(self.recipe):
             metrics["train/entropy_coefficient"] = coefficient
             self.entropy.update(metrics.get("train/entropy", math.nan))
+        metrics |= staleness(rows_M, step.version)
         return metrics | {"train/learning_rate": rates[-1] if rates else 0.0}, learned.traces
+
+    def _learned(self, step: LearnStep) -> Learned:
+        """What the learner made of a step; generation for the next one goes on meanwhile, if there is to be one."""
+        handle, following = self.learner.learn(step), step.version + 2
+        if self.overlap is None or following > self.steps:
+            return handle.result()
+        return self.overlap.result(handle, following)
 
     def _publish(self) -> Metrics:
         """The learner's weights to the engine, and a look at whether they arrived."""
         version = self.counters.training_steps
-        with self.phases("publish"):
-            self.engine.load(self.learner.publish(version))
+        with self.phases("publish"), self.collector.aside():
+            self.engine.load(self.learner.publish(version), "abort" if self.overlap is None else "keep")
             return self.check_sync(version)
 
     # ------------------------------------------------------------------ evaluate, record, save
@@ -290,7 +307,7 @@ class Trainer:
     def evaluate(self, step: int) -> EvaluationResult:
         """Answer the held-out problems with the weights of ``step``, the last one done; there must be some."""
         assert self.evaluator is not None
-        with self.phases("evaluate"):
+        with self.phases("evaluate"), self.collector.aside():
             result = self.evaluator.evaluate()
             self.recorder.evaluation(step, result)
         self._silent_sets = {name: result.reasons[name] for name in result.silent}
@@ -307,19 +324,22 @@ class Trainer:
         ``report`` and ``save`` of a step therefore count in the next one's seconds.
         """
         seconds = self.phases.take()
+        metrics |= self.idle.take(seconds["time/step"])
         metrics |= seconds | wasted_seconds(metrics, seconds) | {"memory/peak_rss_mib": peak_rss_mib()}
-        for name, tokens, phase in (
-            ("time/tokens_per_second", "sampling/generated_tokens", "time/generate"),
-            ("time/trained_tokens_per_second", "sampling/trained_tokens", "time/learn"),
+        learnt = seconds["time/step"] - metrics["time/learner_idle"]
+        for name, tokens, took in (
+            ("time/tokens_per_second", "sampling/generated_tokens", seconds.get("time/generate")),
+            ("time/trained_tokens_per_second", "sampling/trained_tokens", learnt),
         ):
-            if seconds.get(phase) and tokens in metrics:
-                metrics[name] = metrics[tokens] / seconds[phase]
+            if took and tokens in metrics:
+                metrics[name] = metrics[tokens] / took
         with self.phases("report"):
             self.recorder.step(step, metrics, finished, traces)
 
     def save(self) -> Path:
         """Write a checkpoint of the step that is done; returns its folder."""
         with self.phases("save"):
+            self.collector.rest()
             folder = self.checkpoints.save(self.counters.training_steps, self._write)
         self._saved_at = self.counters.training_steps
         self.recorder.saved(self._saved_at, folder)

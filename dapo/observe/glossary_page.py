@@ -17,8 +17,8 @@ was not finite. A key is missing where it was not measured (validation between e
 responses when there is none). Made from `dapo/contracts/glossary.py` by `python -m dapo.observe.glossary_page`.
 
 `<set>` is the name of a validation set, `<name>` of a reward, `<reason>` why a response is unscored, `<k>` a number of
-samples. ↑ marks numbers that are better when higher, ↓ when lower; ◷ marks times and memory, which differ between two
-runs that are otherwise equal to the bit.
+samples, `<age>` one of versions. ↑ marks numbers that are better when higher, ↓ when lower; ◷ marks times and memory,
+which differ between two runs that are otherwise equal to the bit.
 """
 
 

@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from dapo.contracts.glossary import PHASES
 from dapo.observe.metrics import Row
 
-_NO_PHASE = ("time/step", "time/tokens_per_second", "time/trained_tokens_per_second")
+_NO_PHASE = (
+    "time/step",
+    "time/tokens_per_second",
+    "time/trained_tokens_per_second",
+    "time/engine_idle",
+    "time/learner_idle",
+)
 
 
 def phases_of_row(row: Row) -> list[str]:

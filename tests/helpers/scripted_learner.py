@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.contracts.handle import Done
+from dapo.contracts.handle import Done, Handle
 from dapo.contracts.stats import Stats, merge, over, stat
 from dapo.contracts.token_metrics import TOKEN_METRICS, LossTokens
 from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Of, Row, SavedFile, Ticket, TokenTrace
@@ -219,3 +219,33 @@ def _counts(*, empty: bool) -> Stats:
             stat("train/loss_tokens", 0, 1),
         ]
     )
+
+
+class Later(ScriptedLearner):
+    """Computes a training step when its result is waited for, as one in another process seems to.
+
+    ``done`` says no ``asks`` times for each step, and whatever the driver does in between comes before the step's end.
+    """
+
+    asks = 3
+
+    def learn(self, step: LearnStep) -> Handle[Learned]:
+        return _Pending(lambda: super(Later, self).learn(step).result(), self.asks)
+
+
+class _Pending:
+    def __init__(self, compute: Callable[[], Learned], asks: int) -> None:
+        self._compute, self._left = compute, asks
+        self._value: Learned | None = None
+
+    def done(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def result(self, timeout: float | None = None) -> Learned:
+        if timeout is not None and self._left > 0:
+            self._left -= 1
+            raise TimeoutError
+        if self._value is None:
+            self._value = self._compute()
+        return self._value

@@ -69,6 +69,12 @@ class Rollout(Section):
     """Wait for all engines of a pool after each turn, so that a run is a function of its recipe, whichever engine is
     the faster and even if one is lost. None: true with ``embedded`` and ``generate``, false with vLLM, which does
     not repeat itself anyway."""
+    max_staleness: Annotated[int, Field(ge=0, le=64)] = 0
+    """S: generation goes on while the learner works, and no trained token comes from weights more than S versions older
+    than those that its step trains. 0: they take turns. 2 is recommended where they overlap; docs/overlap.md."""
+    overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """With ``max_staleness``: so many turns of generation while the learner works, for runs that no clock decides. None:
+    as many as its time allows."""
     vllm: Vllm = Vllm()
     """For ``engine: vllm``."""
     server: Server = Server()

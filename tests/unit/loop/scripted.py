@@ -38,7 +38,7 @@ class ScriptedEngine:
         self.capacity, self.version, self.fail = capacity, version, fail
         self.delay, self.waits = delay, {}
         self.clock = 0
-        self.queue, self.active = [], {}
+        self.queue, self.active, self.made_with = [], {}, {}
         self.submitted, self.requests = [], []
         self.generated = self.prefilled = self.slot_steps = self.busy = 0
         self.gate, self.present, self.ended = Gate(10**9, None), set(), []
@@ -67,7 +67,7 @@ class ScriptedEngine:
             key=request.key,
             token_ids=np.array(tokens, dtype=np.int64),
             logprobs=np.full(n, -1.0, dtype=np.float32),
-            versions=np.full(n, self.version, dtype=np.int32),
+            versions=np.array(self.made_with.pop(request.key, []), dtype=np.int32),
             finish=finish,
             tick=self.clock,
             reason="scripted" if finish is FinishReason.FAILED else None,
@@ -100,6 +100,7 @@ class ScriptedEngine:
                 done = len(request.prefix) if request.prefix else 0
                 *_, g, i = key  # any lane
                 tokens.append(g * 1000 + i * 100 + done + len(tokens))
+                self.made_with.setdefault(key, []).append(self.version)
                 self.generated += 1
                 self.busy += 1
                 made, limit = done + len(tokens), request.sampling.max_tokens
@@ -230,6 +231,8 @@ def make_collector(
     algorithm=None,
     phases=None,
     held_out=None,
+    overlaps=False,
+    turn=None,
     **settings,
 ):
     kind = Published if engine is None else StreamingCollector
@@ -249,6 +252,8 @@ def make_collector(
         verdict_lag=lag,
         watch=watch,
         phases=phases,
+        overlaps=overlaps,
+        turn=turn,
     )
 
 

@@ -21,6 +21,7 @@ from dapo.contracts.phases import Phases
 from dapo.contracts.types import Prompt, SamplingParams, TensorSum
 from dapo.errors import EngineError
 from dapo.loop.evaluation import Evaluator
+from dapo.loop.overlap import Overlap
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
@@ -211,15 +212,18 @@ def make_run(
     prompts=4,
     section=None,
     changes=None,
+    turns=None,
+    learner=None,
     **settings,
 ) -> Run:
     """A run whose checkpoints are in ``folder``; ``resume``: from the newest of them.
 
     ``section``: of the recipe's ``algorithm``; ``changes``: to the algorithm's functions and facts.
+    ``turns``: generation goes on beside learning, so many turns of the crank in every step.
     """
     log, phases = Log(hooks), NotedPhases()
     log.step = lambda: phases.step
-    learner = ScriptedLearner(note=lambda call: log.note(f"learner {call}"))
+    learner = (learner or ScriptedLearner)(note=lambda call: log.note(f"learner {call}"))
     engine = RunEngine(length, learner, log, phases, lost, stale)
 
     def shape(rewards, lengths, truncated):
@@ -235,6 +239,7 @@ def make_run(
         engine=engine,
         algorithm=algorithm,
         phases=phases,
+        overlaps=turns is not None,
         **settings,
     )
     evaluator = Evaluator(
@@ -265,6 +270,7 @@ def make_run(
         fingerprint={"model": "scripted"},
         phases=phases,
         check_sync=SyncCheck(collector.rollouts, learner, held_out(), SamplingParams(max_tokens=100), seed=0),
+        overlap=None if turns is None else Overlap(collector, phases, turns),
     )
     if resume:
         trainer.load(trainer.checkpoints.path())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -237,9 +238,9 @@ class FirstStep(Trainer):
         )
         learner = SimpleNamespace(publish=lambda version: None)
         super().__init__(
-            collector=None,
+            collector=SimpleNamespace(aside=nullcontext, rollouts=SimpleNamespace(busy_seconds=lambda: 0.0)),
             learner=learner,
-            engine=SimpleNamespace(load=lambda ticket: None),
+            engine=SimpleNamespace(load=lambda ticket, in_flight: None),
             algorithm=None,
             schedule=None,
             evaluator=subject,

@@ -1,0 +1,73 @@
+"""What follows from ``rollout.max_staleness`` where the recipe leaves it open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from dapo.config.problems import Problem
+from dapo.config.schema import Recipe
+
+
+def follow_staleness(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` with the age limit and the work ahead that S = ``rollout.max_staleness`` implies, unless it sets them.
+
+    ``max_age`` becomes S: a larger one would break the promise. ``lookahead`` becomes S - 1/2 from S = 2 on, so that
+    the engines do not run dry; at S = 1 there is room for one step's groups, whatever it says.
+    """
+    result = deepcopy(dict(given))
+    rollout = result.get("rollout")
+    limit = rollout.get("max_staleness", 0) if isinstance(rollout, dict) else 0
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        return result
+    here: Any = result
+    for name in ("algorithm", "dynamic_sampling"):
+        here = here.setdefault(name, {}) if isinstance(here, dict) else None
+    if isinstance(here, dict):
+        here.setdefault("max_age", limit)
+        if limit > 1:
+            here.setdefault("lookahead", limit - 0.5)
+    return result
+
+
+def check_staleness(r: Recipe) -> Iterator[Problem]:
+    """Settings that cannot hold beside generation that goes on while the learner works."""
+    limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling
+    if not limit:
+        if r.rollout.overlap_turns is not None:
+            move = "is only read with max_staleness of 1 or more, where generation goes on beside learning; take it out"
+            yield Problem("rollout.overlap_turns", move, r.rollout.overlap_turns)
+        return
+    if sampling.max_age > limit:
+        yield Problem(
+            "algorithm.dynamic_sampling.max_age",
+            f"is above rollout.max_staleness = {limit}, which promises that no trained token is older; set it to "
+            f"{limit} or less, or take it out (it then follows)",
+            sampling.max_age,
+        )
+    if r.rollout.engine == "generate":
+        yield Problem("rollout.engine", "runs whole batches, with no response under way between; use embedded", "generate")
+    if r.rollout.engine == "vllm" and r.rollout.vllm.sleep and r.model.device.startswith("cuda"):
+        yield Problem(
+            "rollout.vllm.sleep",
+            "an engine that works beside the learner never sleeps: set it to false, and give both their memory "
+            "(rollout.vllm.gpu_memory_utilization)",
+            True,
+        )
+
+
+def staleness_warnings(r: Recipe) -> Iterator[str]:
+    """What a recipe with generation beside learning should know."""
+    limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling
+    if limit == 1 and sampling.mode == "filter":
+        yield (
+            "rollout.max_staleness = 1 waits in every step for every group that was begun: engines idle while the "
+            "last responses end. 2 is recommended; 0 carries over and waits for nobody"
+        )
+    size = r.learner.minibatch_prompts
+    if limit and size is not None and size < r.rollout.prompts_per_step:
+        yield (
+            f"rollout.max_staleness = {limit} beside learner.minibatch_prompts = {size}: the last minibatch of a step is "
+            "further from the weights that sampled it than the age says (by the optimiser steps before it)"
+        )

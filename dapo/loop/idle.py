@@ -1,0 +1,65 @@
+"""Who waits for whom, and how old the tokens are that were trained."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from dapo.contracts.types import Metrics, Row
+
+
+class Idle:
+    """Seconds of a step in which the learner, or the engines, had nothing to do.
+
+    Args:
+        engine: seconds in which the engines worked, since they were made (``Rollouts.busy_seconds``).
+    """
+
+    def __init__(self, engine: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine, self._clock = engine, clock
+        self._learner = 0.0  # seconds of work since ``take``
+        self._before = 0.0
+
+    @contextmanager
+    def learner(self) -> Iterator[None]:
+        """The learner works in here."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._learner += self._clock() - start
+
+    def take(self, seconds: float) -> Metrics:
+        """Of a step that took ``seconds``; starts anew."""
+        learner, self._learner = self._learner, 0.0
+        before, self._before = self._before, self._engine()
+        return {
+            "time/learner_idle": max(0.0, seconds - learner),
+            "time/engine_idle": max(0.0, seconds - (self._before - before)),
+        }
+
+
+def staleness(rows_M: Sequence[Sequence[Row]], version: int) -> Metrics:
+    """Versions by which the weights that made the tokens with loss are older than those that the step trains.
+
+    Args:
+        rows_M: of each minibatch.
+        version: of the weights before the step.
+
+    Returns:
+        Mean, maximum, and the share of each age (``policy/staleness_share/<age>``).
+    """
+    made = [row.versions[row.loss_mask] for rows in rows_M for row in rows]
+    ages = version - np.concatenate(made) if made else np.zeros(0, dtype=np.int64)
+    if not ages.size:
+        return {"policy/staleness_mean": math.nan, "policy/staleness_max": math.nan}
+    values, counts = np.unique(ages, return_counts=True)
+    return {
+        "policy/staleness_mean": float(ages.mean()),
+        "policy/staleness_max": int(ages.max()),
+        **{f"policy/staleness_share/{age}": float(n / ages.size) for age, n in zip(values, counts, strict=True)},
+    }
