@@ -335,4 +335,5 @@ _CHECKS = (
     _engine,
     check_pool,
     _learner,
+    check_staleness,
 )

@@ -256,11 +256,13 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("rollout.n", VERL, "rollout.group_size")
     + _peer("actor.reward_scaling", AREAL, f"{_SCALE}.target_min {_SCALE}.target_max", "a factor there, a range here")
     + _peer("max_length", (SWIFT, TRL), "data.max_prompt_tokens", f"of the length penalty: `{_LEN}.max_length`")
-    + _peer("max_head_offpolicyness", AREAL, f"{_DS}.max_age")
+    + _peer("max_head_offpolicyness", AREAL, "rollout.max_staleness", "the same unit: versions of the weights")
+    + _peer("max_staleness_steps", SKYRL, "rollout.max_staleness")
+    + _peer("max_trajectory_age_steps", NEMO, "rollout.max_staleness")
     + _peer(
         "use_decoupled_loss", AREAL, "algorithm.old_logprobs algorithm.correction.kind", "`learner` and a correction"
     )
-    + _peer("async_grpo.enabled", NEMO, f"{_DS}.unfinished", "`carry` goes on with them in the next step")
+    + _peer("async_grpo.enabled", NEMO, "rollout.max_staleness", "2 or more: generation beside learning")
     + _peer("entropy_coeff entropy_coef", (VERL, AREAL, TRL), "algorithm.entropy_coefficient", "0 in DAPO")
     + _peer("train_files dataset dataset_name", (VERL, SWIFT, TRL), "data.train", "a list: [{path: FILE}]")
     + _peer("val_files val_dataset eval_dataset", (VERL, SWIFT, TRL), "data.validation", "a list: [{path: FILE}]")

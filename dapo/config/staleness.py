@@ -46,14 +46,16 @@ def check_staleness(r: Recipe) -> Iterator[Problem]:
             f"{limit} or less, or take it out (it then follows)",
             sampling.max_age,
         )
-    if r.rollout.engine == "generate":
-        yield Problem("rollout.engine", "runs whole batches, with no response under way between; use embedded", "generate")
-    if r.rollout.engine == "vllm" and r.rollout.vllm.sleep and r.model.device.startswith("cuda"):
+    if r.rollout.engine in ("embedded", "vllm"):
         yield Problem(
-            "rollout.vllm.sleep",
-            "an engine that works beside the learner never sleeps: set it to false, and give both their memory "
-            "(rollout.vllm.gpu_memory_utilization)",
-            True,
+            "rollout.max_staleness",
+            f"needs an engine with weights of its own that works while the learner does, and {r.rollout.engine} takes "
+            "turns with it in one process; use vllm_server, or set it to 0",
+            limit,
+        )
+    if r.rollout.engine == "generate":
+        yield Problem(
+            "rollout.engine", "runs whole batches, with no response under way between; use embedded", "generate"
         )
 
 
@@ -68,6 +70,6 @@ def staleness_warnings(r: Recipe) -> Iterator[str]:
     size = r.learner.minibatch_prompts
     if limit and size is not None and size < r.rollout.prompts_per_step:
         yield (
-            f"rollout.max_staleness = {limit} beside learner.minibatch_prompts = {size}: the last minibatch of a step is "
-            "further from the weights that sampled it than the age says (by the optimiser steps before it)"
+            f"rollout.max_staleness = {limit} beside learner.minibatch_prompts = {size}: the last minibatch of a step "
+            "is further from the weights that sampled it than the age says (by the optimiser steps before it)"
         )

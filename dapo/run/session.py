@@ -23,6 +23,7 @@ from dapo.data.stream import EpochStream, content
 from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
+from dapo.loop.overlap import Overlap
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
@@ -52,6 +53,8 @@ from dapo.run.pools import delete_sets
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
 MOST_REWARD_WORKERS = 8  # unless the recipe says otherwise
+SECONDS_A_TURN = 0.1
+"""With generation beside learning: how long the driver waits for a response before it looks at scores again."""
 
 
 def make_scorer(recipe: Recipe, output: Path | None = None) -> CompositeScorer:
@@ -204,6 +207,8 @@ class Session:
             phases=phases,
             watch=recorder.filling,
             reads_answers=all(r.kind in ("math", "exact") for r in recipe.rewards if r.name == "accuracy"),
+            overlaps=rollout.max_staleness > 0,
+            turn=SECONDS_A_TURN if rollout.max_staleness and rollout.overlap_turns is None else None,
         )
         return Trainer(
             collector=collector,
@@ -222,6 +227,7 @@ class Session:
             },
             phases=phases,
             check_sync=self.sync_check(learner),
+            overlap=Overlap(collector, phases, rollout.overlap_turns) if rollout.max_staleness else None,
         )
 
     def _stream(self) -> PromptStream:

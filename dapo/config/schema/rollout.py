@@ -73,8 +73,8 @@ class Rollout(Section):
     """S: generation goes on while the learner works, and no trained token comes from weights more than S versions older
     than those that its step trains. 0: they take turns. 2 is recommended where they overlap; docs/overlap.md."""
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """With ``max_staleness``: so many turns of generation while the learner works, for runs that no clock decides. None:
-    as many as its time allows."""
+    """With ``max_staleness``: so many turns of generation while the learner works, for runs that no clock decides.
+    None: as many as its time allows."""
     vllm: Vllm = Vllm()
     """For ``engine: vllm``."""
     server: Server = Server()

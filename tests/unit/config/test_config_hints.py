@@ -64,12 +64,12 @@ def test_every_setting_with_a_letter_too_many_is_found_again() -> None:
         ("bf16", "model.dtype"),
         ("logging_steps", "metrics.jsonl"),
         ("scheduler.type", "learner.schedule"),
-        ("grpo.async_grpo.enabled", "algorithm.dynamic_sampling.unfinished"),
+        ("grpo.async_grpo.enabled", "rollout.max_staleness"),
         ("checkpointing.enabled", "checkpoint.every"),
         ("train_type", "no LoRA"),
         ("data.max_response_length", "called `rollout.max_response_tokens`"),
         ("trainer.save_freq", "checkpoint.every"),
-        ("max_head_offpolicyness", "algorithm.dynamic_sampling.max_age"),
+        ("max_head_offpolicyness", "rollout.max_staleness"),
     ],
 )
 def test_ordinary_keys_of_peers(key: str, ours: str) -> None:
