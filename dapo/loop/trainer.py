@@ -13,9 +13,7 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.config.checks import has_entropy_term, uses_sampler_logprobs
 from dapo.config.schema import Recipe
-from dapo.contracts.enums import Disposition
 from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.evidence import Clamping, PoorBatch
 from dapo.contracts.model import check_fingerprint
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, EngineGroup, Learner
@@ -39,6 +37,7 @@ from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
 from dapo.loop.interrupt import Interrupt
+from dapo.loop.notices import Notices
 from dapo.loop.outcomes import silent
 from dapo.loop.overlap import Overlap
 from dapo.loop.plan import minibatch_rows, split_minibatches
@@ -107,8 +106,7 @@ class Trainer:
         self.idle = Idle(lambda: collector.rollouts.busy_seconds())
         self.stopped_by = ""  # "Ctrl-C", "SIGTERM" or what ``stop`` was told, where one did
         self.ended_early = ""  # why there was no further batch before ``trainer.steps``
-        self._poor_batches = 0  # in a row
-        self._told_of_clamping = False
+        self.notices = Notices(recorder, algorithm)
         self._saved_at: int | None = None
         self._evaluated_at: int | None = None
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
@@ -178,7 +176,7 @@ class Trainer:
                 self._record(step - 1, self.evaluate(step - 1).metrics)  # the last step is evaluated too
             return None
         self.counters.rollout_steps += 1
-        self._warn_of_poor_batches(batch)
+        self.notices.poor_batch(batch)
         with self.phases("shape"):
             for group in batch.finished:
                 self.algorithm.shape_group(group)
@@ -189,7 +187,7 @@ class Trainer:
             self.algorithm.assign_advantages(batch.groups_P)
         learned, traces = self._learn(batch, references)
         metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | taken | learned
-        self._warn_of_clamping(batch.step, metrics)
+        self.notices.clamping(batch.step, metrics)
         metrics |= {
             "counters/training_steps": self.counters.training_steps,
             "counters/rollout_steps": self.counters.rollout_steps,
@@ -209,23 +207,6 @@ class Trainer:
         if (every := self.recipe.checkpoint.every) and step % every == 0:
             self.save()
         return StepDone(step, metrics, batch.finished)
-
-    def _warn_of_poor_batches(self, batch: StepBatch) -> None:
-        """``train_partial`` and ``fill`` go on where a batch did not fill: say so, ever more seldom."""
-        useful = sum(group.disposition is not Disposition.FILLED for group in batch.groups_P)
-        poor = not useful or batch.metrics["sampling/cap_reached"]
-        self._poor_batches = self._poor_batches + 1 if poor else 0
-        if self._poor_batches and self._poor_batches.bit_count() == 1:  # 1, 2, 4, 8...
-            self.recorder.notice(batch.step, PoorBatch(useful, self._poor_batches, batch.shares))
-
-    def _warn_of_clamping(self, step: int, metrics: Metrics) -> None:
-        """Once: a reward that scaling clamps away teaches nothing, whatever its weight."""
-        if self._told_of_clamping or not metrics["reward/clamped"] > 0:  # nan: nothing was scored
-            return
-        self._told_of_clamping = True
-        low, high = self.algorithm.source_range or (-math.inf, math.inf)
-        least, greatest = metrics["reward/raw_min"], metrics["reward/raw_max"]
-        self.recorder.notice(step, Clamping(metrics["reward/clamped"], low, high, least, greatest))
 
     def _reference(self, batch: StepBatch) -> tuple[References, Metrics]:
         """Log-probabilities under the reference, where one is needed; takes the KL off the rewards, where that is

@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from small_recipe import small_recipe
 from test_loop_parts import make_group
 
 from dapo.algorithms.shaping import clamped
 from dapo.config import recipe_from_dict
 from dapo.contracts.types import Score
-from dapo.loop.trainer import Trainer
+from dapo.loop.notices import Notices
 from dapo.observe.stopped import notice_said
 from dapo.run.parts import make_algorithm
 
@@ -67,20 +66,13 @@ def test_below_the_interval_counts_too_and_the_unscored_do_not():
 def test_the_first_clamped_step_is_told_once_with_the_range_that_was_seen():
     said = []
     metrics = advantages(weight=0.5)[1]
-    unused = ("collector", "learner", "engine", "schedule", "evaluator", "checkpoints")
-    parts = dict.fromkeys((*unused, "fingerprint", "phases", "check_sync"))
-    algorithm = SimpleNamespace(source_range=(0.0, 1.0))
-    trainer = Trainer(
-        **parts,
-        recipe=small_recipe(),
-        algorithm=algorithm,
-        recorder=SimpleNamespace(notice=lambda *told: said.append(notice_said(*told))),
-    )
-    trainer._warn_of_clamping(1, advantages(weight=0.0)[1])
-    trainer._warn_of_clamping(2, {"reward/clamped": np.nan})
+    recorder = SimpleNamespace(notice=lambda *told: said.append(notice_said(*told)))
+    notices = Notices(recorder, SimpleNamespace(source_range=(0.0, 1.0)))
+    notices.clamping(1, advantages(weight=0.0)[1])
+    notices.clamping(2, {"reward/clamped": np.nan})
     assert said == []
-    trainer._warn_of_clamping(3, metrics)
-    trainer._warn_of_clamping(4, metrics)
+    notices.clamping(3, metrics)
+    notices.clamping(4, metrics)
     (warning,) = said
     assert warning.startswith("step 3: 25.0% of the rewards lie outside 0 .. 1")
     assert "from 0 to 1.5: algorithm.reward_scaling.source_min and source_max" in warning
