@@ -4,8 +4,10 @@ In Python as on the command line::
 
     import dapo
 
-    recipe = dapo.load_recipe("recipes/quickstart.yaml", ["trainer.steps=20"])
-    dapo.train(recipe)
+    run = dapo.train("quickstart", **{"trainer.steps": 20})
+    print(run.best["validation/accuracy"], run.metrics[-1]["reward/accuracy"])
+
+docs/python.md is the page.
 """
 
 from __future__ import annotations
@@ -15,27 +17,47 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dapo.algorithms.objective import Objective
+    from dapo.api.check import Report, check
+    from dapo.api.evaluation import Evaluation, evaluate
+    from dapo.api.run import Run
+    from dapo.api.train import Trainer, resume, train
     from dapo.config import LoadedRecipe, Recipe, load_recipe, recipe_from_dict
     from dapo.contracts.events import Callback
-    from dapo.run import evaluate, export, resume, train
+    from dapo.errors import DapoError
+    from dapo.run import export
 
 _HOMES = {
     "Callback": "dapo.contracts.events",
+    "DapoError": "dapo.errors",
+    "Evaluation": "dapo.api.evaluation",
     "LoadedRecipe": "dapo.config",
+    "Objective": "dapo.algorithms.objective",
     "Recipe": "dapo.config",
+    "Report": "dapo.api.check",
+    "Run": "dapo.api.run",
+    "Trainer": "dapo.api.train",
+    "check": "dapo.api.check",
+    "evaluate": "dapo.api.evaluation",
+    "export": "dapo.run",
     "load_recipe": "dapo.config",
     "recipe_from_dict": "dapo.config",
-    "train": "dapo.run",
-    "resume": "dapo.run",
-    "evaluate": "dapo.run",
-    "export": "dapo.run",
+    "resume": "dapo.api.train",
+    "train": "dapo.api.train",
 }
 
 __all__ = [
     "Callback",
+    "DapoError",
+    "Evaluation",
     "LoadedRecipe",
+    "Objective",
     "Recipe",
+    "Report",
+    "Run",
+    "Trainer",
     "__version__",
+    "check",
     "evaluate",
     "export",
     "load_recipe",
@@ -48,7 +70,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import on first use: ``import dapo`` and a refused recipe need no torch."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'dapo' has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, __all__, 1)
+        hint = f"; did you mean dapo.{near[0]}?" if near else f"; there are {', '.join(sorted(_HOMES))}"
+        raise AttributeError(f"module 'dapo' has no attribute {name!r}{hint}")
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines, size_text
 from dapo.config import LoadedRecipe, Recipe
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from dapo.data import PreparedData
 
 
-def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
+def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterable[str]], None] | None = None) -> None:
     """Load tokenizer and data, try the rewards, and print the run's arithmetic, memory, files and everything odd.
 
     Args:
         loaded: the recipe.
         tries: groups to generate and score with the model itself; 0: its weights are not loaded.
+        show: takes each section's title and lines; None: they are printed.
 
     Raises:
         RecipeError: a hook cannot be imported, or a limit or stop token does not fit the model.
@@ -41,27 +42,30 @@ def check_run(loaded: LoadedRecipe, tries: int = 0) -> None:
 
     recipe = loaded.recipe
     called = short_name(loaded.path) if loaded.path else "RECIPE"
-    print(f"{called if loaded.path else 'recipe'}: preset {recipe.preset}")
-    _section("different from the preset", _difference(loaded))
-    _section("warnings", [*loaded.warnings, *_missing(recipe)])
+    printed, show = show is None, show or _section
+    if printed:
+        print(f"{called if loaded.path else 'recipe'}: preset {recipe.preset}")
+    show("different from the preset", _difference(loaded))
+    show("warnings", [*loaded.warnings, *_missing(recipe)])
     check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     data = prepare(recipe.data, tokenizer)
     check_fits(recipe, facts, data)
-    _section("data", data.report.lines())
-    _section("first prompt", [repr(data.train[0].text[:400])])
+    show("data", data.report.lines())
+    show("first prompt", [repr(data.train[0].text[:400])])
     trial = try_rewards(recipe, data, tokenizer)
-    _section("rewards, tried", trial.lines)
-    _section("look at this before you start", trial.doubts)
+    show("rewards, tried", trial.lines)
+    show("look at this before you start", trial.doubts)
     trial.refuse()
-    _section("arithmetic", arithmetic(recipe, data))
-    _section("memory, estimated", memory_lines(recipe, facts, _longest_prompt(data)))
-    _section("engine", _engine_lines(recipe))
-    _section("files", files(recipe, facts))
+    show("arithmetic", arithmetic(recipe, data))
+    show("memory, estimated", memory_lines(recipe, facts, _longest_prompt(data)))
+    show("engine", _engine_lines(recipe))
+    show("files", files(recipe, facts))
     if tries:
-        _section(f"{tries} groups, generated and scored", try_groups(recipe, tries))
+        show(f"{tries} groups, generated and scored", try_groups(recipe, tries))
     verdict = "Apart from the doubts above the recipe is good" if trial.doubts else "The recipe is good"
-    print(f"\n{verdict}. Start it with: dapo train {shlex.join([called, *loaded.overrides])}")
+    if printed:
+        print(f"\n{verdict}. Start it with: dapo train {shlex.join([called, *loaded.overrides])}")
 
 
 def _missing(recipe: Recipe) -> Iterator[str]:
@@ -78,7 +82,7 @@ def _missing(recipe: Recipe) -> Iterator[str]:
         yield f"{error}; training here would end with that"
 
 
-def _section(title: str, lines: Any) -> None:
+def _section(title: str, lines: Iterable[str]) -> None:
     lines = list(lines)
     if lines:
         print(f"\n{title}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ TASK = "task:"
 
 def evaluation_recipe(
     model_or_run: str,
-    data: Sequence[str],
+    data: Sequence[str | Mapping[str, Any]],
     options: dict[str, Any],
     overrides: Sequence[str] = (),
 ) -> tuple[LoadedRecipe, Path | None]:
@@ -25,7 +25,7 @@ def evaluation_recipe(
 
     Args:
         model_or_run: a run folder (its recipe gives prompts, rewards and limits), or a model's folder or hub name.
-        data: files, ``hub:owner/name`` or ``task:NAME``; for a run, none means its own validation sets.
+        data: files, ``hub:owner/name``, ``task:NAME`` or data sources; for a run, none means its own validation sets.
         options: settings by path, from the command line's own options; a value None means not given.
         overrides: ``key=value`` settings on top.
 
@@ -86,7 +86,9 @@ def _placeholders(names: list[str]) -> list[dict[str, Any]]:
     return [{"task": "signed_sum", "size": 4, "seed": -1 - n, "name": name} for n, name in enumerate(names)]
 
 
-def _source(text: str) -> dict[str, Any]:
+def _source(text: str | Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(text, str):
+        return dict(text)
     return {"task": text.removeprefix(TASK)} if text.startswith(TASK) else {"path": text}
 
 

@@ -64,8 +64,15 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bo
     return _load(given, text, overrides, Origin(called, lines), path, hidden_is_fine=of_a_run)
 
 
-def recipe_from_dict(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedRecipe:
+def recipe_from_dict(
+    given: Mapping[str, Any], overrides: Sequence[str] = (), *, path: Path | None = None
+) -> LoadedRecipe:
     """As ``load_recipe``, from a nested dictionary instead of a file.
+
+    Args:
+        given: the settings.
+        overrides: ``key=value`` each.
+        path: the file that they were read from, in whose folder data are looked for as well.
 
     Raises:
         RecipeError: one error that lists everything that is wrong.
@@ -73,7 +80,22 @@ def recipe_from_dict(given: Mapping[str, Any], overrides: Sequence[str] = ()) ->
     if problems := list(check_plain(given)):
         raise refuse(problems, Origin())
     plain = deepcopy(dict(given))
-    return _load(plain, to_yaml(plain), overrides, Origin(), None)
+    return _load(plain, to_yaml(plain), overrides, Origin(), path)
+
+
+def apply_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested settings with dotted keys set to plain values: sections are merged, all else is replaced.
+
+    Raises:
+        RecipeError: a key that has no place.
+    """
+    own, problems = deepcopy(dict(given)), []
+    for key, value in settings.items():
+        if problem := _set(own, key, value):
+            problems.append(problem)
+    if problems:
+        raise refuse(problems, Origin(overrides=frozenset(settings)))
+    return own
 
 
 def _load(

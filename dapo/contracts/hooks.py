@@ -30,6 +30,11 @@ def give(found: Any, name: str) -> str:
     return hook
 
 
+def give_as(hook: str, found: Any) -> None:
+    """Give an object again under the name that a recipe has for it."""
+    _given[hook] = found
+
+
 def is_object(hook: str) -> bool:
     """Whether it stands for an object, which only the program that gave it has."""
     return hook.startswith(f"{OBJECTS}:")

@@ -41,6 +41,7 @@ HEARTBEAT = 60.0
 
 _ENDINGS = {
     "KeyboardInterrupt": "left at once",
+    "GeneratorExit": "stopped and saved",
     "SamplingStopped": "could not fill its batch",
     "NothingScored": "no response could be scored",
 }

@@ -62,12 +62,12 @@ def evaluate(
     earlier = _read(against) if isinstance(against, Path) else None
     rich = RichConsole(stderr=True, highlight=False) if as_json else None
     with Console(loaded.recipe.logging.console, rich) as console, warnings_to(console.show_warning):
-        found, result = _evaluate(Subject(loaded, run, step), console)
+        found, result = evaluated(Subject(loaded, run, step), console)
         if out is not None:
             write_answers(out, result.responses, found.model, found.step)
             console.say(f"{len(result.responses):,} answers in {out}")
         if isinstance(against, Subject):
-            earlier = _evaluate(against, console)
+            earlier = evaluated(against, console)
     _print(found, result, earlier, as_json)
     if result.silent:
         evidence = silent({name: result.reasons[name] for name in result.silent})
@@ -75,7 +75,12 @@ def evaluate(
     return 0
 
 
-def _evaluate(subject: Subject, console: Console) -> tuple[Shown, EvaluationResult]:
+def evaluated(subject: Subject, console: Console) -> tuple[Shown, EvaluationResult]:
+    """Evaluate it: as it is shown, and every response.
+
+    Raises:
+        DataError: there is no validation data.
+    """
     recipe, run = subject.loaded.recipe, subject.run
     saved = CheckpointStore(RunFolder.open(run).checkpoints).path(subject.step) if run is not None else None
     session = Session.make(recipe, console, training=False)
@@ -93,7 +98,7 @@ def _evaluate(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
     finally:
         session.close()
     name, step = (recipe.model.path, None) if saved is None else (str(run), int(saved.name.rpartition("_")[2]))
-    return _shown(name, step, recipe.validation.samples, result), result
+    return shown_as(name, step, recipe.validation.samples, result), result
 
 
 def _read(path: Path) -> tuple[Shown, EvaluationResult]:
@@ -101,10 +106,11 @@ def _read(path: Path) -> tuple[Shown, EvaluationResult]:
     name, step, responses = read_answers(path)
     sampled = {r.sample for r in responses if r.sample >= 0}
     result = result_of(by_set_of(responses), len(sampled), any(r.sample < 0 for r in responses))
-    return _shown(name, step, len(sampled), result), result
+    return shown_as(name, step, len(sampled), result), result
 
 
-def _shown(model: str, step: int | None, samples: int, result: EvaluationResult) -> Shown:
+def shown_as(model: str, step: int | None, samples: int, result: EvaluationResult) -> Shown:
+    """An evaluation of ``samples`` responses a problem as it is shown; ``step`` is None for a model that is no run."""
     sets = {
         name: {
             key.removeprefix(f"validation/{name}/"): value

@@ -29,13 +29,7 @@ def export(run: Path, out: Path, step: int | None = None) -> int:
     """Write checkpoint ``step`` (default: the newest) of a run to ``out``. Returns the exit code."""
     with Console("plain") as console:
         folder = RunFolder.open(run)
-        recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
-        saved = CheckpointStore(folder.checkpoints).path(step)
-        facts = make_facts(recipe, console)  # another model is refused before any weight of it is read
-        with as_damage(saved):
-            check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
-        loaded = make_model(recipe, console)
-        storage.load(saved / "learner", loaded)
+        recipe, saved, loaded = _load_trained(folder, step, console)
         storage.export(out, loaded)
         console.say(f"{saved} -> {out}")
         tokenizer = tokenizer_class(out, loaded)
@@ -51,6 +45,27 @@ def export(run: Path, out: Path, step: int | None = None) -> int:
             )
         console.say(f'load it with AutoModelForCausalLM.from_pretrained("{out}")')
     return 0
+
+
+def load_trained(run: Path, step: int | None = None) -> LoadedModel:
+    """The model of checkpoint ``step`` (default: the newest) of a run.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or belongs to another model.
+    """
+    with Console("quiet") as console:
+        return _load_trained(RunFolder.open(run), step, console)[2]
+
+
+def _load_trained(folder: RunFolder, step: int | None, console: Console) -> tuple[Recipe, Path, LoadedModel]:
+    recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
+    saved = CheckpointStore(folder.checkpoints).path(step)
+    facts = make_facts(recipe, console)  # another model is refused before any weight of it is read
+    with as_damage(saved):
+        check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
+    loaded = make_model(recipe, console)
+    storage.load(saved / "learner", loaded)
+    return recipe, saved, loaded
 
 
 def tokenizer_class(folder: Path, loaded: LoadedModel) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine, PromptStream, Scorer
 from dapo.contracts.types import Prompt
 from dapo.errors import RecipeError
+from dapo.observe.jsonl import write_atomically
+
+FILE = "given.json"
+"""In the run's folder: which parts were given from Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class Given:
     scorer: Any = None
     stream: Any = None
     callbacks: Sequence[Callback] = field(default_factory=tuple)
+    objects: Mapping[str, str] = field(default_factory=dict)  # of the recipe: functions that are no module's, by key
 
     def words(self) -> list[str]:
         """What takes the place of what the recipe names, in sentences."""
@@ -45,7 +51,59 @@ class Given:
             "scorer": (self.scorer, "scores them; the recipe's rewards are not asked"),
             "stream": (self.stream, "hands out the prompts; data.shuffle and data.epochs are not read"),
         }
-        return [f"{name_of(part)}, given from Python, {what}" for part, what in told.values() if part is not None]
+        lines = [f"{name_of(part)}, given from Python, {what}" for part, what in told.values() if part is not None]
+        if needed := self.needed():
+            lines.append(
+                f"this run needs objects of the program that started it ({', '.join(needed.values())}): only "
+                f"dapo.resume(RUN, {', '.join(needed)}) from Python goes on with it, `dapo train --resume` cannot"
+            )
+        return lines
+
+    def needed(self) -> dict[str, str]:
+        """What a resume has to be given again: the argument as it is written, and its name."""
+        names = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("rewards.")]
+        needed = {f"rewards=[{', '.join(names)}]": ", ".join(names)} if names else {}
+        for key, hook in self.objects.items():
+            if not key.startswith("rewards."):
+                argument = "objective" if key == "algorithm.loss.kind" else key
+                needed[f"{argument}={hook.partition(':')[2]}"] = hook.partition(":")[2]
+        parts = {"engine": self.engine, "scorer": self.scorer, "stream": self.stream}
+        return needed | {f"{name}=...": name_of(part) for name, part in parts.items() if part is not None}
+
+    def with_callbacks(self, more: Sequence[Callback]) -> Given:
+        """With further callbacks."""
+        return replace(self, callbacks=(*self.callbacks, *more))
+
+    def with_objects(self, objects: Mapping[str, str]) -> Given:
+        """With these objects of the recipe."""
+        return replace(self, objects=objects)
+
+    def record(self, folder: Path) -> None:
+        """Write down which parts are not the recipe's, where there are any: a resume without them is another run."""
+        parts = {"engine": self.engine, "scorer": self.scorer, "stream": self.stream}
+        names = {name: name_of(part) for name, part in parts.items() if part is not None}
+        if names:
+            write_atomically(folder / FILE, json.dumps(names) + "\n")
+
+    def check(self, folder: Path) -> None:
+        """Refuse to go on with a run whose parts were given from Python and are not given again, or the reverse.
+
+        Raises:
+            RecipeError: with the argument that is missing, or has no place.
+        """
+        try:
+            before = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            before = {}
+        for name in ("engine", "scorer", "stream"):
+            part = getattr(self, name)
+            if name in before and part is None:
+                raise RecipeError(
+                    f"{folder} was started with {name}={before[name]}, given from Python: go on with "
+                    f"dapo.resume({str(folder)!r}, {name}=...), for `dapo train --resume` has none"
+                )
+            if name not in before and part is not None:
+                raise RecipeError(f"{folder} was started with the recipe's {name}: {name}={name_of(part)} has no place")
 
 
 NOTHING_GIVEN = Given()

@@ -93,6 +93,7 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
     with console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         _write_recipe(folder, loaded)
+        given.record(folder.path)
         try:
             greet = partial(_say_recipe, console, loaded, given)
             return (yield from _run(loaded, folder, console, greet, given, resume=False))
@@ -115,6 +116,7 @@ def go_on(
         folder.lock()
         folder.check_kinds()
         read_steps(folder.metrics)
+        given.check(folder.path)
         checkpoints = CheckpointStore(folder.checkpoints)
         if checkpoints.steps():
             checkpoints.path()  # a damaged one is refused before anything is written
@@ -130,6 +132,9 @@ def _run(
             greet()
             try:
                 finished = yield from _train(loaded, folder, console, given, resume=resume)
+            except GeneratorExit:  # whoever takes the steps has left
+                _say_end(folder, console, False)
+                raise
             except Exception as error:
                 # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
                 log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -231,16 +230,3 @@ def test_evaluation_of_a_run_keeps_the_names_that_its_rewards_use(tmp_path: Path
     assert run == tmp_path
     assert [s.name for s in loaded.recipe.data.train] == ["signed_sum", "words"]
     assert [s.path for s in loaded.recipe.data.train] == [None, None]  # training data is not read again
-
-
-def test_the_python_api_says_the_same(commands: types.SimpleNamespace) -> None:
-    """The example of the package's docstring."""
-    recipe = dapo.load_recipe(QUICKSTART, ["trainer.steps=20"])
-    dapo.train(recipe)
-    assert commands.calls == [("train", recipe)]
-    assert recipe.recipe.trainer.steps == 20
-    with pytest.raises(dapo.errors.RecipeError, match=r"trainer\.steps"):
-        dapo.load_recipe(QUICKSTART, ["trainer.stps=20"])
-    with pytest.raises(AttributeError):
-        dapo.nothing  # noqa: B018
-    assert json.dumps(dapo.__all__)

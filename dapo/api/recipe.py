@@ -1,0 +1,216 @@
+"""From what a program gives to a checked recipe: paths, dictionaries, keywords, functions, data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo.algorithms.objective import Objective
+from dapo.api.data import sources
+from dapo.config.files import parse_yaml, read_recipe_file
+from dapo.config.load import LoadedRecipe, apply_settings, load_recipe, recipe_from_dict
+from dapo.config.schema import Recipe
+from dapo.config.shipped import find_recipe
+from dapo.contracts.hooks import give, is_object
+from dapo.errors import RecipeError
+
+RecipeLike = str | Path | Mapping[str, Any] | Recipe | LoadedRecipe
+"""A recipe: its file or short name, a nested dictionary, or one that was loaded."""
+RewardLike = str | Mapping[str, Any] | Callable[..., Any]
+"""A reward: a function f(prompt, completion), a kind (``math``), or the keys of a reward."""
+SECTIONS = {name for name in Recipe.model_fields if name != "preset"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a program asked for."""
+
+    loaded: LoadedRecipe
+    objects: dict[str, str]  # of the recipe's settings: those that are objects of this program, by their names
+
+
+def ask(
+    recipe: RecipeLike | None,
+    *,
+    rewards: Sequence[RewardLike] | RewardLike | None = None,
+    train: Any = None,
+    validation: Any = None,
+    objective: Any = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Asked:
+    """The recipe with everything on top.
+
+    Args:
+        recipe: see ``RecipeLike``; None: settings alone.
+        rewards: in place of the recipe's; the first function among them is the accuracy unless one is called so.
+        train: data to train on, see ``dapo.api.data.sources``.
+        validation: held-out data.
+        objective: a loss of the caller's: a function, or an ``Objective``.
+        settings: sections (``trainer={"steps": 20}``) and dotted keys (``{"trainer.steps": 20}``).
+
+    Raises:
+        RecipeError: whatever is wrong with the recipe, or nothing of what is expected was given.
+        DataError: the data given are none.
+    """
+    settings = dict(settings or {})
+    if objective is not None:
+        settings["algorithm.loss.kind"] = objective
+    if recipe is None and not settings and train is None:
+        raise RecipeError("a recipe is missing: give a file, a short name such as 'quickstart', a dict, or settings")
+    plain = not settings and rewards is None and train is None and validation is None
+    if isinstance(recipe, LoadedRecipe) and plain:
+        return Asked(recipe, _objects(recipe.recipe))
+    if isinstance(recipe, str | Path) and plain:
+        loaded = load_recipe(recipe)
+        return Asked(loaded, _objects(loaded.recipe))
+    given, path = _settings_of(recipe)
+    model = settings.get("model")
+    if isinstance(model, str | Path):
+        settings["model"] = {"path": str(model)}
+    _check_names(settings)
+    given = apply_settings(given, {key: _hooked(value, key) for key, value in settings.items()})
+    if rewards is not None:
+        given["rewards"] = reward_sections(rewards)
+    folder = Path(str((given.get("run") or {}).get("dir", "runs")))
+    data = dict(given.get("data") or {})
+    if train is not None:
+        data["train"] = sources(train, "train", folder)
+    if validation is not None:
+        data["validation"] = sources(validation, "held_out", folder)
+    if data:
+        given["data"] = data
+    loaded = recipe_from_dict(_hooked(given, ""), path=path)
+    return Asked(loaded, _objects(loaded.recipe))
+
+
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the command line has them, for a resume, which takes nothing else.
+
+    Raises:
+        RecipeError: a value that no setting can hold.
+    """
+    _check_names(settings)
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        _flatten(key, _hooked(value, key), flat)
+    try:
+        return [f"{key}={json.dumps(value)}" for key, value in flat.items()]
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"a setting holds something that no recipe can hold: {error}") from None
+
+
+def hooks_of(recipe: Recipe) -> dict[str, str]:
+    """Every setting that names a function: its key, and the name."""
+    a = recipe.algorithm
+    found = {f"rewards.{n}.function": reward.function for n, reward in enumerate(recipe.rewards)}
+    found |= {
+        "algorithm.loss.kind": a.loss.kind,
+        "algorithm.advantage.kind": a.advantage.kind,
+        "algorithm.shaping": a.shaping,
+        "algorithm.dynamic_sampling.keep": a.dynamic_sampling.keep,
+    }
+    return {key: hook for key, hook in found.items() if hook is not None and ":" in hook}
+
+
+def _objects(recipe: Recipe) -> dict[str, str]:
+    return {key: hook for key, hook in hooks_of(recipe).items() if is_object(hook)}
+
+
+def _settings_of(recipe: RecipeLike | None) -> tuple[dict[str, Any], Path | None]:
+    """Settings as a nested dictionary, and the file that they stood in."""
+    if recipe is None:
+        return {}, None
+    if isinstance(recipe, str | Path):
+        path = find_recipe(recipe)
+        return parse_yaml(read_recipe_file(path), str(recipe))[0], path
+    if isinstance(recipe, LoadedRecipe):
+        return recipe.recipe.model_dump(mode="json"), None
+    if isinstance(recipe, Recipe):
+        return recipe.model_dump(mode="json"), None
+    if isinstance(recipe, Mapping):
+        return dict(recipe), None
+    what = "a function" if callable(recipe) else type(recipe).__name__
+    hint = "; a reward is given as rewards=[f]" if callable(recipe) else ""
+    hint = hint or ("; data are given as train=..." if isinstance(recipe, Sequence) else "")
+    raise RecipeError(
+        f"expected a recipe (a path, a short name such as 'quickstart', a dict, or a loaded one), found {what}{hint}"
+    )
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    for key in settings:
+        if "." not in key and key not in SECTIONS | {"preset"}:
+            raise RecipeError(
+                f"{key!r} is no argument and no section of a recipe; settings are given by section "
+                f"(trainer={{'steps': 20}}) or by their key (**{{'trainer.steps': 20}}). Sections: "
+                f"{', '.join(sorted(SECTIONS))}"
+            )
+
+
+def reward_sections(given: Sequence[RewardLike] | RewardLike) -> list[dict[str, Any]]:
+    """The recipe's list of rewards for what a program gave.
+
+    Raises:
+        RecipeError: something in it is no reward.
+    """
+    items = [given] if callable(given) or isinstance(given, str | Mapping) else list(given)
+    if not items:
+        raise RecipeError("rewards=[] asks for nothing: give at least one, the accuracy")
+    named = any(isinstance(item, Mapping) and item.get("name", "accuracy") == "accuracy" for item in items)
+    named = named or any(getattr(item, "__name__", "") == "accuracy" for item in items)
+    rewards = []
+    for item in items:
+        if isinstance(item, Mapping):
+            rewards.append(_hooked(dict(item), "rewards"))
+        elif isinstance(item, str) and ":" not in item:
+            rewards.append({"name": item if named else "accuracy", "kind": item})
+            named = True
+        elif isinstance(item, str) or callable(item):
+            name = item.partition(":")[2] if isinstance(item, str) else _name(item)
+            hook = item if isinstance(item, str) else _hook(item)
+            rewards.append({"name": name if named else "accuracy", "kind": "function", "function": hook})
+            named = True
+        else:
+            raise RecipeError(f"a reward is a function, a kind or a dict of its keys, found {type(item).__name__}")
+    return rewards
+
+
+def _hooked(value: Any, key: str) -> Any:
+    """Functions and objectives anywhere in settings become the names by which a recipe can hold them."""
+    if isinstance(value, Recipe):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {name: _hooked(below, f"{key}.{name}") for name, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hooked(below, f"{key}.{n}") for n, below in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if callable(value) or isinstance(value, Objective):
+        return _hook(value)
+    return value
+
+
+def _hook(found: Any) -> str:
+    """``module:name`` where that is the object, which then needs nobody to give it again; else ``python:NAME``."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    here = sys.modules.get(str(module))
+    if module not in (None, "__main__") and here is not None and getattr(here, name, None) is found:
+        return f"{module}:{name}"
+    return give(found, _name(found))
+
+
+def _name(found: Any) -> str:
+    name = str(getattr(found, "__name__", None) or type(found).__name__)
+    return "function" if name == "<lambda>" else name
+
+
+def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
+    if isinstance(value, Mapping) and value:
+        for name, below in value.items():
+            _flatten(f"{key}.{name}", below, out)
+    else:
+        out[key] = value

@@ -1,0 +1,184 @@
+"""A run folder from Python: what it recorded, and the model that it made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from dapo.errors import RecipeError
+from dapo.observe.metrics import Row, read_metrics, series
+from dapo.observe.rollouts import read_rollouts
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.samples import read_samples
+from dapo.observe.status import RunStatus, read_status
+
+
+class Records(list[dict[str, Any]]):
+    """A list of records that are dicts."""
+
+    def column(self, key: str) -> list[Any]:
+        """The value of ``key`` in every record that has it."""
+        return [record[key] for record in self if key in record]
+
+    def to_pandas(self) -> Any:
+        """A data frame, a row for each record.
+
+        Raises:
+            RecipeError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise RecipeError("to_pandas needs pandas, not installed here: pip install pandas") from None
+        return pandas.DataFrame.from_records(list(self))
+
+
+class Run:
+    """A run by its folder. It may be going on: everything is read anew when it is asked for."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the folder of a run.
+
+        Raises:
+            RecipeError: it holds none.
+        """
+        if not isinstance(path, str | Path):
+            raise RecipeError(f"a run is opened by its folder, such as 'runs/quickstart'; found {type(path).__name__}")
+        self._folder = RunFolder.open(path)
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
+
+    @property
+    def status(self) -> RunStatus | None:
+        """How it stands, or how it ended: ``state``, ``said``, ``step``."""
+        return read_status(self._folder.status)
+
+    @property
+    def finished(self) -> bool:
+        """It got to its end."""
+        status = self.status
+        return status is not None and status.state == "finished"
+
+    @property
+    def metrics(self) -> Records:
+        """A record for each step, as in metrics.jsonl (docs/metrics.md); step 0 is the evaluation before training."""
+        return Records(read_metrics(self._folder.metrics))
+
+    @property
+    def samples(self) -> Records:
+        """Answers to the same held-out problems at every evaluation."""
+        return Records(asdict(sample) for sample in read_samples(self._folder.samples))
+
+    def rollouts(self, step: int | None = None) -> Records:
+        """Every recorded response of a step, a record each, with prompt's id, text, rewards, advantage and verdict.
+
+        Args:
+            step: of training; None: the last one recorded.
+
+        Raises:
+            RecipeError: nothing was recorded of that step.
+        """
+        there = sorted(int(p.stem.rpartition("_")[2]) for p in self._folder.rollouts.glob("step_*.parquet"))
+        if not there or (step is not None and step not in there):
+            what = f"of step {step}; there are {there[0]} to {there[-1]}" if there else "(logging.rollouts)"
+            raise RecipeError(f"{self.path} holds no rollouts {what}")
+        return Records(read_rollouts(self._folder.rollout_file(there[-1] if step is None else step)).to_pylist())
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The record with the highest held-out accuracy, the earliest of equal ones; None without an evaluation."""
+        known = [row for row in self.metrics if _number(row.get("validation/accuracy"))]
+        return max(known, key=lambda row: float(row["validation/accuracy"]), default=None)
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps whose checkpoint is there."""
+        from dapo.checkpoint.store import CheckpointStore
+
+        return CheckpointStore(self._folder.checkpoints).steps()
+
+    def model(self, step: int | None = None) -> Any:
+        """The trained model as transformers has it; its tokenizer is ``run.tokenizer()``.
+
+        Args:
+            step: of a checkpoint; None: the newest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        from dapo.run.export import load_trained
+
+        return load_trained(self.path, step).model
+
+    def tokenizer(self) -> Any:
+        """The tokenizer that training used."""
+        from dapo.config.load import load_recipe
+        from dapo.run.parts import make_tokenizer
+
+        return make_tokenizer(load_recipe(self._folder.resolved_recipe, of_a_run=True).recipe.model)
+
+    def export(self, out: str | Path, step: int | None = None) -> Path:
+        """Write a folder that ``from_pretrained`` loads, with a model card; returns it."""
+        from dapo.run.export import export
+
+        export(self.path, Path(out), step)
+        return Path(out)
+
+    def __repr__(self) -> str:
+        status = self.status
+        said = "" if status is None else f", {status.state} at step {status.step} of {status.steps}"
+        return f"Run({str(self.path)!r}{said})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: how it stands, and its curve."""
+        return f"<code>{escape(repr(self))}</code>{curve_svg(self.metrics)}"
+
+
+def curve_svg(rows: Iterable[Row], width: int = 520, height: int = 170) -> str:
+    """Accuracy over steps as a picture for a notebook: sampled in training (grey), held out (blue). "" without any."""
+    rows = list(rows)
+    lines = [(series(rows, key), colour) for key, colour in _LINES]
+    last = max((x for (xs, _), _ in lines for x in xs), default=0)
+    if last == 0:
+        return ""
+
+    def at(x: float, y: float) -> str:
+        return f"{40 + (width - 60) * x / last:.1f},{10 + (height - 40) * (1 - y):.1f}"
+
+    parts = [f'<svg width="{width}" height="{height}" role="img" aria-label="accuracy over training steps">']
+    for share in (0.0, 0.5, 1.0):
+        (x, y), end = at(0, share).split(","), at(last, share).split(",")[0]
+        parts.append(f'<line x1="{x}" x2="{end}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="4" y="{float(y) + 4}" font-size="11" fill="#666">{share:.0%}</text>')
+    for (xs, ys), colour in lines:
+        points = " ".join(at(x, y) for x, y in zip(xs, ys, strict=True) if _number(y))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    parts.append(f'<text x="40" y="{height - 8}" font-size="11" fill="#666">step 0</text>')
+    parts.append(
+        f'<text x="{width - 20}" y="{height - 8}" font-size="11" fill="#666" text-anchor="end">step {last} '
+        "(grey: training prompts, blue: held out)</text></svg>"
+    )
+    return "".join(parts)
+
+
+_LINES = (("reward/accuracy", "#9CA3AF"), ("validation/accuracy", "#0072B2"))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def open_run(run: str | Path | Run) -> Run:
+    """The run that is meant.
+
+    Raises:
+        RecipeError: it is none.
+    """
+    return run if isinstance(run, Run) else Run(run)

@@ -1,0 +1,315 @@
+"""``dapo.train``, ``dapo.resume`` and ``dapo.Trainer``: one loop, which the command line runs as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dapo.api.evaluation import Evaluation
+from dapo.api.notebook import console_for
+from dapo.api.recipe import RecipeLike, RewardLike, ask, hooks_of, overrides_of
+from dapo.api.run import Run, open_run
+from dapo.config.load import load_recipe
+from dapo.config.resume import RESOLVED, Change, load_for_resume
+from dapo.config.schema import Recipe
+from dapo.contracts.events import StepEvent, frozen, groups_seen
+from dapo.contracts.hooks import give_as, is_object
+from dapo.errors import DataError, RecipeError
+from dapo.observe.callbacks import as_callback
+from dapo.run.given import Given
+from dapo.run.parts import make_schedule
+from dapo.run.train import Opened, Steps, begin, go_on
+
+LIVE = {
+    "learner.learning_rate",
+    "learner.schedule",
+    "learner.schedule_unit",
+    "learner.warmup",
+    "learner.final_ratio",
+    "validation.every",
+    "checkpoint.every",
+}
+"""Settings that a running trainer reads anew in each step; others take a checkpoint and a resume."""
+
+
+def train(
+    recipe: RecipeLike | None = None,
+    *,
+    rewards: Sequence[RewardLike] | RewardLike | None = None,
+    train: Any = None,
+    validation: Any = None,
+    callbacks: Sequence[Any] = (),
+    objective: Any = None,
+    engine: Any = None,
+    scorer: Any = None,
+    stream: Any = None,
+    **settings: Any,
+) -> Run:
+    """Train to the end, as ``dapo train`` does, and return the run.
+
+    Args:
+        recipe: a file, a short name (``"quickstart"``), a nested dict, or a loaded recipe; None: settings alone.
+        rewards: in place of the recipe's: functions f(prompt, completion), kinds, or dicts.
+        train: training data: a path, records, a ``datasets.Dataset``, a data frame.
+        validation: held-out data, likewise, or a dict of them by name.
+        callbacks: objects of classes derived from ``dapo.Callback``, or functions of one event.
+        objective: a loss of yours.
+        engine: an engine of yours, or what makes one of a context (docs/extending.md).
+        scorer: a scorer of yours, likewise.
+        stream: a prompt stream of yours, likewise.
+        settings: sections (``trainer={"steps": 20}``) and dotted keys (``**{"trainer.steps": 20}``).
+
+    Raises:
+        DapoError: what ``dapo train`` would have told.
+    """
+    with Trainer(
+        recipe,
+        rewards=rewards,
+        train=train,
+        validation=validation,
+        callbacks=callbacks,
+        objective=objective,
+        engine=engine,
+        scorer=scorer,
+        stream=stream,
+        **settings,
+    ) as trainer:
+        for _ in trainer:
+            pass
+    return trainer.run
+
+
+def resume(
+    run: str | Path | Run,
+    *,
+    rewards: Sequence[Any] | Any = None,
+    callbacks: Sequence[Any] = (),
+    objective: Any = None,
+    engine: Any = None,
+    scorer: Any = None,
+    stream: Any = None,
+    **settings: Any,
+) -> Run:
+    """Go on with a run from its newest checkpoint, as ``dapo train --resume`` does.
+
+    Args:
+        run: the run or its folder.
+        rewards: the functions that were given when it was started, in the same order.
+        callbacks: as in ``train``.
+        objective: the loss that was given.
+        engine: the engine that was given, or what makes one.
+        scorer: the scorer that was given.
+        stream: the prompt stream that was given.
+        settings: what to change, where a resume may.
+
+    Raises:
+        DapoError: what ``dapo train --resume`` would have told; or an object of the run was not given again.
+    """
+    given = Given(engine, scorer, stream, tuple(map(as_callback, callbacks)))
+    with Trainer._of_a_run(open_run(run).path, _functions(rewards), objective, given, settings) as trainer:
+        for _ in trainer:
+            pass
+    return trainer.run
+
+
+class Trainer:
+    """A run, one training step at a time, by the same loop that ``dapo train`` runs::
+
+        with dapo.Trainer("quickstart") as trainer:
+            for step in trainer:
+                print(step.step, step.metrics["reward/accuracy"])
+                if step.step == 20:
+                    trainer.change({"learner.learning_rate": 1e-4})
+
+    Each step is recorded when it is given out. Leaving the block in the middle saves: ``dapo.resume`` goes on. Ctrl-C
+    ends the loop after its step.
+
+    Attributes:
+        run: the run, whose files can be read at any time.
+    """
+
+    run: Run
+
+    def __init__(
+        self,
+        recipe: RecipeLike | None = None,
+        *,
+        rewards: Sequence[RewardLike] | RewardLike | None = None,
+        train: Any = None,
+        validation: Any = None,
+        callbacks: Sequence[Any] = (),
+        objective: Any = None,
+        engine: Any = None,
+        scorer: Any = None,
+        stream: Any = None,
+        **settings: Any,
+    ) -> None:
+        """As ``train``. The model is loaded here."""
+        self._steps: Steps | None = None
+        asked = ask(recipe, rewards=rewards, train=train, validation=validation, objective=objective, settings=settings)
+        self._given = Given(engine, scorer, stream, tuple(map(as_callback, callbacks)), asked.objects)
+        console, more = console_for(asked.loaded.recipe.logging.console)
+        self._open(begin(asked.loaded, self._given.with_callbacks(more), console))
+
+    @classmethod
+    def _of_a_run(
+        cls, folder: Path, functions: Sequence[Any], objective: Any, given: Given, settings: Mapping[str, Any]
+    ) -> Self:
+        trainer = cls.__new__(cls)
+        trainer._steps = None
+        recipe = load_recipe(folder / RESOLVED, of_a_run=True).recipe
+        trainer._given = given.with_objects(_restored(recipe, functions, objective))
+        console, more = console_for(recipe.logging.console)
+        trainer._open(go_on(folder, overrides_of(settings), trainer._given.with_callbacks(more), console))
+        return trainer
+
+    def __iter__(self) -> Iterator[StepEvent]:
+        return self
+
+    def __next__(self) -> StepEvent:
+        """The next training step, done and recorded.
+
+        Raises:
+            DapoError: what would have ended ``dapo train``, its state saved in the same way.
+        """
+        if self._steps is None:
+            raise StopIteration
+        try:
+            done = next(self._steps)
+        except StopIteration:
+            self._steps = None
+            raise StopIteration from None
+        except BaseException:
+            self._steps = None
+            raise
+        assert not isinstance(done, Opened)
+        return StepEvent(done.step, frozen(done.metrics), groups_seen(done.finished))
+
+    @property
+    def recipe(self) -> Recipe:
+        """As it is now."""
+        return self._opened.trainer.recipe
+
+    @property
+    def step(self) -> int:
+        """Training steps that are done."""
+        return self._opened.trainer.counters.training_steps
+
+    def stop(self, why: str = "Trainer.stop") -> None:
+        """End the loop: the next turn of it is not made. The state is saved."""
+        self._opened.trainer.stop(why)
+
+    def evaluate(self) -> Evaluation:
+        """Answer the held-out problems now. Training goes on as if that had not been asked.
+
+        Raises:
+            DataError: there are no held-out problems.
+            RecipeError: the run has ended, or its first step is still to come.
+        """
+        trainer = self._running("evaluate").trainer
+        if trainer.evaluator is None:
+            raise DataError("there is nothing to evaluate on: give validation=...")
+        return Evaluation.of(
+            str(self.run.path), self.step, trainer.recipe.validation.samples, trainer.evaluate(self.step)
+        )
+
+    def save(self) -> Path:
+        """Write a checkpoint of the last step now; returns its folder."""
+        return self._running("save").trainer.save()
+
+    def change(self, settings: Mapping[str, Any]) -> list[str]:
+        """Go on with other settings, where a resume may change them; returns what changed, in words.
+
+        The learning rate and its schedule, and the intervals of evaluations and checkpoints, take effect at once. For
+        anything else the run is saved, closed and resumed.
+
+        Args:
+            settings: by their keys: ``{"learner.learning_rate": 1e-6}``, or by section.
+
+        Raises:
+            RecipeError: a setting is fixed, or not valid. Nothing has changed then.
+        """
+        overrides = overrides_of(settings)
+        loaded, changes = load_for_resume(self.run.path, overrides)
+        opened = self._opened
+        if self._steps is not None and opened.trainer.counters.training_steps and _are_live(changes):
+            opened.trainer.adopt(loaded.recipe, make_schedule(loaded.recipe))
+            opened.folder.write(opened.folder.resolved_recipe, loaded.resolved)
+            for change in changes:
+                opened.console.say(f"changed from step {self.step + 1} on: {change.sentence()}")
+        elif changes:
+            self.close()
+            console, more = console_for(loaded.recipe.logging.console)
+            self._open(go_on(self.run.path, overrides, self._given.with_callbacks(more), console))
+        return [change.sentence() for change in changes]
+
+    def close(self) -> None:
+        """End the run where it is, saved. May be called twice."""
+        if self._steps is not None:
+            steps, self._steps = self._steps, None
+            steps.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_steps", None) is not None:
+            self.close()
+
+    def _open(self, steps: Steps) -> None:
+        opened = next(steps)
+        assert isinstance(opened, Opened)
+        self._steps, self._opened, self.run = steps, opened, Run(opened.folder.path)
+
+    def _running(self, what: str) -> Opened:
+        if self._steps is None:
+            raise RecipeError(
+                f"the run has ended: `{what}` has no place; dapo.resume goes on, and dapo.evaluate evaluates"
+            )
+        if not self.step:
+            raise RecipeError(f"`{what}` comes after the first step: take one with next(trainer), or in the loop")
+        return self._opened
+
+
+def _are_live(changes: Sequence[Change]) -> bool:
+    return all(change.path in LIVE for change in changes)
+
+
+def _functions(rewards: Any) -> list[Any]:
+    if rewards is None:
+        return []
+    items = [rewards] if callable(rewards) else list(rewards)
+    for item in items:
+        if not callable(item):
+            raise RecipeError(
+                "resume(rewards=...) takes the functions that the run was started with; other rewards are changed by "
+                "their keys, such as **{'rewards.0.weight': 2.0}"
+            )
+    return items
+
+
+def _restored(recipe: Recipe, functions: Sequence[Any], objective: Any) -> dict[str, str]:
+    """Give the objects of a run again, under the names that its recipe has for them.
+
+    Raises:
+        RecipeError: one of them was not given, or one too many.
+    """
+    wanted = {key: hook for key, hook in hooks_of(recipe).items() if is_object(hook)}
+    rewards = [(key, hook) for key, hook in wanted.items() if key.startswith("rewards.")]
+    others = [(key, hook) for key, hook in wanted.items() if not key.startswith("rewards.")]
+    asked = [f"rewards=[{', '.join(hook.partition(':')[2] for _, hook in rewards)}]"] if rewards else []
+    asked += ["objective=..." for key, _ in others if key == "algorithm.loss.kind"]
+    if len(functions) != len(rewards) or (objective is None) != ("objective=..." not in asked):
+        what = f"was started with objects of a program: give {' and '.join(asked)}" if asked else "names no such object"
+        raise RecipeError(f"the run {what}, in dapo.resume")
+    for (_, hook), function in zip(rewards, functions, strict=True):
+        give_as(hook, function)
+    for key, hook in others:
+        if key == "algorithm.loss.kind":
+            give_as(hook, objective)
+    return wanted

@@ -1,0 +1,174 @@
+"""Training from Python, in this process: functions, data, callbacks, steps one at a time, resumes."""
+
+import random
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import dapo
+from dapo.errors import RecipeError
+from dapo.models.tiny import make_tiny_model
+from dapo.observe.metrics import without_clock
+
+PROBLEMS = [{"problem": f"{n} +2 =", "answer": str(n + 2)} for n in range(24)]
+LOCK = threading.Lock()
+HEARD = []
+
+
+def settings(folder, name, **more):
+    return {
+        "model": str(folder / "model"),
+        "train": PROBLEMS,
+        "validation": {"few": PROBLEMS[:4]},
+        "run": {"dir": str(folder / "runs"), "name": name},
+        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_response_tokens": 16},
+        "learner": {"minibatch_prompts": 2, "learning_rate": 1e-2},
+        "algorithm": {
+            "overlong_filtering": False,
+            "dynamic_sampling": {"mode": "off"},
+            "reward_scaling": {"source_max": 1.1},
+        },
+        "logging.console": "quiet",
+        "validation.samples": 1,
+        "validation.every": 2,
+        "trainer.steps": 3,
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """One run with everything that a program can give, its functions those of no module."""
+    folder = tmp_path_factory.mktemp("python")
+    make_tiny_model(folder / "model", "llama", seed=0)
+    wanted = "=1"
+
+    def score(prompt, completion):
+        return {"accuracy": float(wanted in completion.text), "digits": sum(c.isdigit() for c in completion.text)}
+
+    def short(prompt, completion):
+        with LOCK:  # which cannot be sent to a worker
+            return float(len(completion.text) < 40)
+
+    class Hostile(dapo.Callback):
+        def step(self, event):
+            HEARD.append(event)
+            random.seed(0)
+            torch.manual_seed(0)
+            for response in event.groups[0].responses if event.groups else ():
+                with pytest.raises(AttributeError):
+                    response.reward = 1e9
+
+        checkpoint = evaluation = start = end = lambda self, event: HEARD.append(event)
+
+    rewards = [score, {"name": "short", "kind": "function", "function": short, "weight": 0.1}]
+    run = dapo.train(**settings(folder, "given", rewards=rewards), callbacks=[Hostile])
+    return SimpleNamespace(folder=folder, run=run, rewards=rewards, functions=[score, short])
+
+
+def rows(run):
+    return [without_clock(row) for row in run.metrics]
+
+
+def test_a_run_is_what_its_folder_holds(world):
+    run = world.run
+    assert run.finished
+    assert run.metrics.column("step") == [0, 1, 2, 3]
+    assert set(run.metrics.column("reward/digits")[1:]) != {0.0}
+    responses = run.rollouts(step=2)
+    assert len(responses) == 16
+    assert set(responses[0]) >= {"group", "reward", "advantage"}
+    assert run.best["validation/accuracy"] == max(run.metrics.column("validation/accuracy"))
+    assert {sample["step"] for sample in run.samples} == {0, 2, 3}
+    assert "given" in repr(run)
+    assert "<svg" in run._repr_html_()
+    assert run.checkpoints == [3]
+    with pytest.raises(RecipeError, match="there are 1 to 3"):
+        run.rollouts(step=9)
+
+
+def test_records_become_a_data_frame_where_pandas_is(world):
+    pandas = pytest.importorskip("pandas")
+    frame = world.run.metrics.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["step"]) == [0, 1, 2, 3]
+
+
+def test_callbacks_hear_of_everything_in_order(world):
+    names = [type(event).__name__.removesuffix("Event") for event in HEARD]
+    assert names[:3] == ["Start", "Evaluation", "Step"]
+    assert names[-3:] == ["Step", "Checkpoint", "End"]
+    assert names.count("Step") == 4
+    assert HEARD[-1].finished
+
+
+def test_what_cannot_be_sent_is_said_and_what_a_resume_needs_too(world):
+    log = (world.run.path / "log.txt").read_text()
+    assert "the reward 'short' runs in this process" in log
+    assert "dapo.resume(RUN, rewards=[score, short])" in log
+
+
+def test_steps_one_at_a_time_are_the_same_run_to_the_bit_and_so_is_one_that_was_left(world):
+    given = settings(world.folder, "steps", rewards=world.rewards)
+    with dapo.Trainer(**given) as trainer:
+        first = next(trainer)
+        assert first.step == trainer.step == 1
+        assert len(first.groups) == 4
+        evaluated = trainer.evaluate()  # asked in between: it changes nothing
+        assert len(evaluated.answers) == 8
+        assert "few" in str(evaluated)
+    assert trainer.run.status.state == "interrupted"
+    assert trainer.run.checkpoints == [1]
+    with pytest.raises(RecipeError, match=r"rewards=\[score, short\]"):
+        dapo.resume(trainer.run)
+    run = dapo.resume(trainer.run, rewards=world.functions)
+    assert run.finished
+    assert rows(run) == rows(world.run)
+
+
+def test_settings_change_between_steps_where_they_may(world):
+    given = settings(world.folder, "changed", rewards=world.rewards)
+    with dapo.Trainer(**given) as trainer:
+        next(trainer)
+        assert trainer.change({"learner.learning_rate": 1e-3}) == ["learner.learning_rate: 0.01 -> 0.001 (ask)"]
+        next(trainer)
+        with pytest.raises(RecipeError, match="fixed"):
+            trainer.change({"rollout.group_size": 8})
+        trainer.change({"rollout.temperature": 0.9})  # saved, closed and resumed
+        last = next(trainer)
+        assert trainer.recipe.rollout.temperature == 0.9
+        assert list(trainer) == []
+        with pytest.raises(RecipeError, match="the run has ended"):
+            trainer.save()
+    assert last.step == 3
+    rates = trainer.run.metrics.column("train/learning_rate")
+    assert rates[1] == pytest.approx(rates[0] * 2 / 10)  # the second of ten warm-up steps, of a tenth
+    assert [row["step"] for row in trainer.run.metrics] == [0, 1, 2, 3]
+
+
+def test_a_stop_is_a_saved_end(world):
+    with dapo.Trainer(**settings(world.folder, "stopped", rewards="math")) as trainer:
+        assert [step.step for step in trainer if trainer.stop("enough") is None] == [1]
+    assert trainer.run.status.said == "stopped by enough after step 1, and saved"
+
+
+def test_the_trained_model_and_its_evaluation(world):
+    model = world.run.model()
+    assert type(model).__name__ == "LlamaForCausalLM"
+    found = dapo.evaluate(world.run, PROBLEMS[:3], samples=2, greedy=False, rewards=world.functions[0])
+    assert len(found.answers) == 6
+    low, high = found.interval
+    assert low <= found.accuracy <= high
+    assert found.metrics["held_out/accuracy"] == found.accuracy
+    other = dapo.evaluate(world.folder / "model", PROBLEMS[:3], samples=1, rewards="exact")
+    assert other.step is None
+
+
+def test_a_check_is_what_the_command_prints(world, capsys):
+    report = dapo.check(**settings(world.folder, "check", rewards="exact"))
+    assert any("4 prompts x 4 responses" in line for line in report.sections["arithmetic"])
+    assert report.good == (report.doubts == ())
+    assert "arithmetic" in str(report)
+    assert capsys.readouterr().out == ""
