@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines, size_text
+from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines, size_text, trained_parameters
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.problems import brief
@@ -180,9 +180,9 @@ def _terms(recipe: Recipe) -> Iterator[str]:
     refreshed = a.reference.refresh_every
     if a.kl_coefficient:
         what = "k1, off each reward" if a.kl_in_reward else f"{a.kl_estimator}, in the loss"
-        since = (
-            f"the policy as of every {refreshed} training steps" if refreshed else "the model that the run begins with"
-        )
+        adapter = recipe.model.lora.rank is not None
+        start = "the model without its adapter" if adapter else "the model that the run begins with"
+        since = f"the policy as of every {refreshed} training steps" if refreshed else start
         yield f"KL: {what}, coefficient {a.kl_coefficient:g}; the reference is {since}, one more forward pass a step"
     control = a.entropy_control
     if control.target is not None:
@@ -208,7 +208,7 @@ def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
     """What the run folder will hold, and whether it exists already."""
     folder = Path(recipe.run.dir) / recipe.run.name
     state = 4 if recipe.model.dtype == "float32" else 2
-    one = facts.parameters * (state + 8 + 4 * (recipe.model.dtype != "float32"))
+    one = trained_parameters(recipe, facts) * (state + 8 + 4 * (recipe.model.dtype != "float32"))
     kept = recipe.checkpoint.keep
     every = f"every {recipe.checkpoint.every} steps" if recipe.checkpoint.every else "at the end"
     curve = "" if missing(PICTURES) else ", curve.png"

@@ -64,6 +64,8 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     """
     size = _BYTES[recipe.model.dtype]
     n, low = facts.parameters, recipe.model.dtype != "float32"
+    trained = trained_parameters(recipe, facts)
+    with_adapter = recipe.model.lora.rank is not None
     tokens = max(recipe.learner.microbatch_tokens, 1)
     # Kept per token and layer: norms, attention inputs and output, feed-forward inputs; with checkpointing the
     # layer's input, plus one layer in full. The chunked logits stay small beside them.
@@ -74,28 +76,41 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     sequences = responses if None in slots else sum(filter(None, slots))
     length = longest_prompt + recipe.rollout.max_response_tokens
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
+    merged = with_adapter and recipe.rollout.engine == "embedded"
     engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     return Memory(
-        reference=n * size if keeps_reference(recipe) and not recipe.algorithm.reference.offload else 0,
-        weights=n * size,
-        gradients=n * (size + 4 * low),
-        optimiser=n * (8 + 4 * low),
+        reference=trained * size if keeps_reference(recipe) and not recipe.algorithm.reference.offload else 0,
+        weights=(n + trained if with_adapter else n) * size,
+        gradients=trained * (size + 4 * low),
+        optimiser=trained * (8 + 4 * low),
         activations=tokens * per_token * size,
-        engine=n * engine_size * engines if own or (engines > 1 and not elsewhere) else 0,
+        engine=n * engine_size * engines if own or merged or (engines > 1 and not elsewhere) else 0,
         cache=0 if elsewhere else sequences * length * facts.layers * facts.key_values * engine_size,
     )
 
 
 def keeps_reference(recipe: Recipe) -> bool:
-    """Whether something reads the log-probabilities of a reference."""
+    """Whether frozen weights are kept for a reference: not for a model that is one without its adapter."""
     from dapo.run.parts import needs_reference
 
-    return needs_reference(recipe)
+    free = recipe.model.lora.rank is not None and recipe.algorithm.reference.refresh_every is None
+    return needs_reference(recipe) and not free
+
+
+def trained_parameters(recipe: Recipe, facts: ModelFacts) -> int:
+    """How many numbers the optimiser moves: the model's, or the adapter's."""
+    from dapo.models.adapter import adapter_parameters
+
+    lora = recipe.model.lora
+    return facts.parameters if lora.rank is None else adapter_parameters(facts.shapes, lora)
 
 
 def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iterator[str]:
     memory = estimate_memory(recipe, facts, longest_prompt)
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}"
+    if recipe.model.lora.rank is not None:
+        count = trained_parameters(recipe, facts)
+        yield f"of them frozen; the adapter trains {count:,} ({count / facts.parameters:.2%}) of its own"
     yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
@@ -106,10 +121,10 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
         yield f"together about {size_text(memory.total)}"
         return
     if memory.engine:
-        copies = (
-            "vLLM's own copy of the weights" if engine_count(recipe) == 1 else "the engines' own copies of the weights"
-        )
-        yield f"{copies}: {size_text(memory.engine)}"
+        whose = "vLLM's own copy of the weights" if recipe.rollout.engine == "vllm" else "the engine's merged matrices"
+        if engine_count(recipe) > 1:
+            whose = "the engines' own copies of the weights"
+        yield f"{whose}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
     yield f"key-value cache: at most {size_text(memory.cache)}{slots}"
     yield f"together about {size_text(memory.total)}"

@@ -339,6 +339,9 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")],
     step: Annotated[int | None, typer.Option(help="Checkpoint to export; default: the newest.")] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a run with model.lora: the adapter alone, not merged into the model.")
+    ] = False,
 ) -> int:
     """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads, with a model card."""
     from dapo.config.resume import RESOLVED
@@ -349,7 +352,7 @@ def export(
         raise RecipeError(f"{out} exists and is not empty; give a new folder")
     import dapo.run
 
-    return dapo.run.export(run, out, step)
+    return dapo.run.export(run, out, step, adapter=adapter)
 
 
 @app.command(epilog=pages("docs/reading_a_run.md"))

@@ -1,4 +1,4 @@
-"""Settings of the loss and its terms that contradict each other."""
+"""Settings of the loss, its terms and the adapter that contradict each other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dapo.config.schema import Recipe
 
 
 def check_loss(recipe: Recipe) -> Iterator[Problem]:
-    """Everything that is wrong with reduction, loss, clip bounds and entropy term."""
-    for part in (_micro_batches, _loss_only, _clip, _entropy):
+    """Everything that is wrong with reduction, loss, clip bounds, entropy term and adapter."""
+    for part in (_micro_batches, _loss_only, _clip, _entropy, _lora):
         yield from part(recipe)
 
 
@@ -86,3 +86,16 @@ def _entropy(r: Recipe) -> Iterator[Problem]:
             f"begins outside {control.min:g} .. {control.max:g} ({where}.min and .max); change one of them",
             start,
         )
+
+
+def _lora(r: Recipe) -> Iterator[Problem]:
+    lora = r.model.lora
+    if lora.lora_dropout != 0:
+        yield Problem(
+            "model.lora.lora_dropout",
+            "the sampler has no dropout, so the ratio would take the learner's for a change of the policy; set 0. For "
+            "less overfitting lower model.lora.rank or learner.learning_rate",
+            lora.lora_dropout,
+        )
+    if lora.target_modules == []:
+        yield Problem("model.lora.target_modules", "is empty; name layers, or `all-linear`", [])

@@ -281,11 +281,23 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("bf16 torch_dtype", (TRL, SWIFT), "model.dtype", "bf16 is `bfloat16`")
     + _peer("fp16", (TRL, SWIFT), "", "`model.dtype` is `float32` or `bfloat16`")
     + _peer("attn_implementation attn_impl", (TRL, SWIFT), "model.attention")
+    + _peer("lora_rank lora_r", (SWIFT, VERL, SKYRL, TRL), "model.lora.rank")
+    + _peer("lora_alpha", (SWIFT, VERL, TRL), "model.lora.lora_alpha")
+    + _peer("use_rslora", (SWIFT, TRL), "model.lora.use_rslora")
+    + _peer("lora_dropout", (SWIFT, TRL), "model.lora.lora_dropout", "0 and nothing else: the sampler has none")
+    + _peer("lora_target_modules target_modules", (TRL, SWIFT, VERL), "model.lora.target_modules")
+    + _peer("lora_modules_to_save modules_to_save", (TRL, SWIFT), "model.lora.modules_to_save")
     + _peer(
-        "train_type tuner_type lora_rank lora_alpha use_peft",
-        (SWIFT, TRL),
+        "train_type tuner_type use_peft use_lora lora_cfg.enabled",
+        (SWIFT, TRL, AREAL, NEMO),
+        "model.lora.rank",
+        "an adapter wherever it has a rank",
+    )
+    + _peer(
+        "load_in_4bit load_in_8bit quant_method",
+        (TRL, SWIFT),
         "",
-        "every parameter is trained: no LoRA yet",
+        "no QLoRA: the engine would sample from other weights",
     )
     + _peer("lr_scheduler_type scheduler.type scheduler.name", (TRL, SWIFT, NEMO), "learner.schedule")
     + _peer("optimizer.name optimizer.type", NEMO, "", "AdamW is the only one")

@@ -34,6 +34,7 @@ _RULES: dict[str, dict[Rule, str]] = {
         "ask": "device trust_remote_code attention fp32_head matmul_precision",
         "fixed": "path dtype",
     },
+    "model.lora": {"fixed": "rank lora_alpha target_modules use_rslora modules_to_save lora_dropout"},
     # What decides which prompts there are, and in which order, gives the saved position in the stream its meaning.
     "data": {
         "free": "epochs",

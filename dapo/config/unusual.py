@@ -22,6 +22,7 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         *_sampling(recipe),
         *_loss(recipe),
         *_rewards(recipe),
+        *_lora(recipe),
         *_sizes(recipe),
         *_run(recipe),
         *staleness_warnings(recipe),
@@ -90,6 +91,27 @@ def _rewards(r: Recipe) -> Iterator[str]:
             f"{scaling.source_max:g}; with the weights {weights_said(r.rewards)}, that of {found.source} can run from "
             f"{found.low:g} to {found.high:g} where {names} gives values from 0 to 1. What is clamped away teaches "
             f"nothing: set {fitting(r, found)}, or the range that your function needs"
+        )
+
+
+LORA_RATE = 5e-6
+"""Below it a learning rate is full fine-tuning's: an adapter takes ten times as much ("LoRA Without Regret", 2025)."""
+
+
+def _lora(r: Recipe) -> Iterator[str]:
+    if r.model.lora.rank is None:
+        return
+    rate = r.learner.learning_rate
+    if rate < LORA_RATE:
+        yield (
+            f"learner.learning_rate = {rate:g} is one for full fine-tuning: an adapter takes about ten times as much "
+            f"(learner.learning_rate={10 * rate:.0e}), and published runs take 1e-5 to 1e-4"
+        )
+    if r.model.dtype == "bfloat16" and r.rollout.engine != "generate":
+        yield (
+            "model.lora in bfloat16: the engine gets the adapter merged into weights of 8 bits, which rounds small "
+            "changes away (train/merge_error says how much of them). The ratio runs against the learner's numbers "
+            "unless algorithm.old_logprobs says otherwise; model.dtype=float32 or rollout.engine=generate lose nothing"
         )
 
 
@@ -163,6 +185,8 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     yield "algorithm.kl_in_reward is true: there it is k1", a.kl_in_reward, ["algorithm.kl_estimator"]
     control = "algorithm.entropy_control"
     yield f"{control}.target is null", a.entropy_control.target is None, below(control, "delta min max")
+    lora = below("model.lora", "lora_alpha target_modules use_rslora modules_to_save")
+    yield "model.lora.rank is null", r.model.lora.rank is None, lora
     yield from _correction(r)
     yield "learner.schedule is constant", r.learner.schedule == "constant", ["learner.final_ratio"]
     yield f"logging.rollouts is {r.logging.rollouts}", r.logging.rollouts != "sample", ["logging.rollouts_sample"]

@@ -233,6 +233,12 @@ def _learner() -> Iterator[Metric]:
         "train/entropy_coefficient", "1", "Coefficient of the entropy term in this step, where the loss has one."
     )
     yield Metric("train/loss_tokens", TOKENS, "N: tokens with loss in one optimiser step; mean over this step's.")
+    yield Metric(
+        "train/merge_error",
+        SHARE,
+        "With an adapter: |round(W + D) - (W + D)| / |D|, what rounding loses of its change D when D is merged.",
+        "lower",
+    )
     yield Metric("train/optimizer_steps", COUNT, "Optimiser steps of this training step.", reduction="sum")
     yield Metric(
         "train/skipped_steps",

@@ -10,7 +10,7 @@ import torch
 
 from dapo.algorithms.objective import Objective
 from dapo.contracts.handle import Done
-from dapo.contracts.stats import Stats, merge
+from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import (
     FloatArray,
     HasTokens,
@@ -27,6 +27,7 @@ from dapo.learner import storage
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import Pass, plan_passes, split
 from dapo.learner.step import Correction, PolicyStep, step_counts
+from dapo.models.adapter import merge_error, published
 from dapo.models.checksum import checksum
 from dapo.models.loaded import LoadedModel
 from dapo.models.weights import WeightFolder, model_tensors, offer
@@ -106,6 +107,8 @@ class LocalLearner:
             stats.append(self._update(rate))
         if step.refresh_reference and self.rank.reference is not None:
             self.rank.reference.refresh()
+        if self.loaded.adapter and stats:
+            stats.append(stat("train/merge_error", merge_error(self.loaded.model)))
         return Done(Learned(merge(stats), traces))
 
     def publish(self, version: int) -> Ticket:
@@ -122,7 +125,7 @@ class LocalLearner:
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Of the named weights, rounded to the types that an engine holds them in; see the protocol."""
-        present = self.loaded.model.state_dict()
+        present = published(self.loaded.model, aliases=True)
         return {name: checksum(present[name], getattr(torch, to)) for name, to in dtypes.items() if name in present}
 
     def save(self, folder: Path) -> Done[list[SavedFile]]:

@@ -13,28 +13,36 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dapo.config import schema
+from dapo.models.adapter import switched_off
 from dapo.models.loaded import LoadedModel
 
 
 class Reference:
-    """Frozen values of the policy's trained parameters.
+    """Frozen values of the policy's trained parameters; of an adapter that is never refreshed there are none to keep,
+    since the model without it is the reference.
 
     Args:
         loaded: The policy, with the weights that the reference shall have.
-        offload: Keep the values in the CPU's memory between passes.
+        settings: The recipe's ``algorithm.reference``.
     """
 
-    def __init__(self, loaded: LoadedModel, *, offload: bool = False) -> None:
+    def __init__(self, loaded: LoadedModel, settings: schema.Reference) -> None:
         self._model: nn.Module = loaded.model
+        self._off = loaded.adapter and settings.refresh_every is None
         self._frozen = {
-            name: _copy(parameter, offload)
+            name: _copy(parameter, settings.offload)
             for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad
+            if parameter.requires_grad and not self._off
         }
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The model computes as the reference; no gradient may be made meanwhile."""
+        if self._off:
+            with switched_off(self._model):
+                yield
+            return
         self._swap()
         try:
             yield

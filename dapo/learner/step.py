@@ -60,7 +60,7 @@ class PolicyStep:
         self.temperature, self.correction = temperature, correction
         self.policy = Policy(loaded)
         self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
-        self.reference = None if reference is None else Reference(loaded, offload=reference.offload)
+        self.reference = None if reference is None else Reference(loaded, reference)
         self.entropy_coefficient = 0.0  # of the entropy term, set with each training step
         self.skipped_in_a_row = 0
 

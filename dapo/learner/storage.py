@@ -18,6 +18,8 @@ from torch import Tensor
 from dapo.contracts.model import check_fingerprint
 from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
+from dapo.models import adapter
+from dapo.models.adapter import published
 from dapo.models.loaded import LoadedModel
 from dapo.models.weights import model_tensors
 
@@ -37,12 +39,18 @@ def save(
     ``reference``: of a reference that is refreshed: what it is now.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = [_save_tensors(folder / WEIGHTS, model_tensors(loaded.model)), _save_tensors(folder / OPTIMIZER, optimizer)]
+    files = [
+        _save_tensors(folder / _weights_file(loaded), _trained(loaded)),
+        _save_tensors(folder / OPTIMIZER, optimizer),
+    ]
     if reference is not None:
         files.append(_save_tensors(folder / REFERENCE, reference))
-    state = json.dumps({"fingerprint": loaded.fingerprint, "counters": dict(counters)}, indent=1).encode()
-    (folder / STATE).write_bytes(state)
-    files.append(SavedFile(STATE, len(state), zlib.crc32(state)))
+    texts = {STATE: json.dumps({"fingerprint": loaded.fingerprint, "counters": dict(counters)}, indent=1)}
+    if loaded.adapter:
+        texts[adapter.CONFIG] = adapter.adapter_config(loaded.model)
+    for name, text in texts.items():
+        (folder / name).write_bytes(text.encode())
+        files.append(SavedFile(name, len(text.encode()), zlib.crc32(text.encode())))
     _readable_as(folder / STATE, folder)
     for file in files:
         _flush(folder / file.name)
@@ -75,28 +83,56 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
     Raises:
         CheckpointError: A file is missing or damaged, or the checkpoint belongs to another model; nothing is changed.
     """
+    file = folder / _weights_file(loaded)
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        weights = load_file(folder / WEIGHTS)
+        weights = load_file(file)
         optimizer = load_file(folder / OPTIMIZER)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder} is not a complete learner checkpoint ({error}); resume from another one"
         ) from error
     check_fingerprint(state["fingerprint"], loaded.fingerprint, folder)
-    present = model_tensors(loaded.model)
+    present = _trained(loaded)
+    if loaded.adapter:
+        _check_scaling(folder, loaded)
     unequal = sorted(set(weights) ^ set(present)) or [
         name for name in present if weights[name].shape != present[name].shape
     ]
     if unequal:
         raise CheckpointError(
-            f"{folder / WEIGHTS} and the model {loaded.name!r} differ in {len(unequal)} tensors "
+            f"{file} and the model {loaded.name!r} differ in {len(unequal)} tensors "
             f"({', '.join(unequal[:3])}); resume with the model that the run began with"
         )
     with torch.no_grad():
         for name, tensor in present.items():
             tensor.copy_(weights[name])
     return optimizer, state["counters"]
+
+
+def _weights_file(loaded: LoadedModel) -> str:
+    return adapter.TENSORS if loaded.adapter else WEIGHTS
+
+
+def _trained(loaded: LoadedModel) -> Mapping[str, Tensor]:
+    """The very tensors that a checkpoint holds: of a frozen model the adapter's alone."""
+    return adapter.adapter_tensors(loaded.model) if loaded.adapter else model_tensors(loaded.model)
+
+
+def _check_scaling(folder: Path, loaded: LoadedModel) -> None:
+    """Raise CheckpointError for an adapter whose product was multiplied by something else."""
+    try:
+        saved = adapter.scaling_settings((folder / adapter.CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} is not a complete learner checkpoint ({error}); resume from another one"
+        ) from error
+    here = adapter.scaling_settings(adapter.adapter_config(loaded.model))
+    if saved != here:
+        raise CheckpointError(
+            f"{folder} holds an adapter with {saved}, and the recipe's model.lora gives {here}: resume with the "
+            "settings that the run began with"
+        )
 
 
 def load_reference(folder: Path) -> dict[str, Tensor]:
@@ -115,10 +151,22 @@ def load_reference(folder: Path) -> dict[str, Tensor]:
 
 
 def export(folder: Path, loaded: LoadedModel) -> None:
-    """Model, tokenizer and generation settings as an ordinary Hugging Face folder."""
-    loaded.model.save_pretrained(folder)
+    """Model, tokenizer and generation settings as an ordinary Hugging Face folder; an adapter is merged."""
+    if loaded.adapter:
+        loaded.model.save_pretrained(folder, state_dict=dict(published(loaded.model, aliases=True)))
+    else:
+        loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     _readable_as(folder / "config.json", folder)
+
+
+def export_adapter(folder: Path, loaded: LoadedModel) -> None:
+    """The adapter and the tokenizer as a folder that PEFT loads on top of the model that was trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / adapter.CONFIG).write_text(adapter.adapter_config(loaded.model), encoding="utf-8")
+    _save_tensors(folder / adapter.TENSORS, adapter.adapter_tensors(loaded.model))
+    loaded.tokenizer.save_pretrained(folder)
+    _readable_as(folder / adapter.CONFIG, folder)
 
 
 def _readable_as(file: Path, folder: Path) -> None:

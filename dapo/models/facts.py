@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dapo.contracts.model import ModelFacts
 from dapo.errors import ModelError, of_the_machine
+from dapo.models.adapter import shapes
 from dapo.models.checksum import dtype_name
 from dapo.models.load import check_vocabulary, fingerprint_of, pad_token_of, stop_tokens_of, torch_dtype
 from dapo.models.loaded import LoadedModel
@@ -66,7 +67,7 @@ def _facts(model: Any, **known: Any) -> ModelFacts:
     return ModelFacts(
         vocabulary=model.get_input_embeddings().weight.shape[0],
         positions=getattr(model.config, "max_position_embeddings", None),
-        shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
+        shapes=shapes(model),
         layers=getattr(config, "num_hidden_layers", None) or 0,
         hidden=hidden,
         ffn=getattr(config, "intermediate_size", None) or 4 * hidden,

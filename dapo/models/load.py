@@ -13,8 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dapo.config.schema import Lora
 from dapo.errors import ModelError
 from dapo.models import attention
+from dapo.models.adapter import add_adapter
 from dapo.models.loaded import LoadedModel
 from dapo.models.machine import first_line, raise_for_machine
 from dapo.models.positions import exact_positions
@@ -33,6 +35,8 @@ def load_model(
     attention_mode: Literal["auto", "packed", "padded"] = "auto",
     fp32_head: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Lora | None = None,
+    seed: int = 0,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer, and probe both.
 
@@ -45,6 +49,8 @@ def load_model(
             ``packed`` raises and ``auto`` falls back to padded rows, with the reason in ``LoadedModel.notes``.
         fp32_head: Compute logits in float32 from bfloat16 hidden states.
         gradient_checkpointing: Recompute activations in the backward pass.
+        lora: With a rank: freeze the model and train an adapter of these settings.
+        seed: Of the adapter's random start.
 
     Raises:
         ModelError: The folder, the weights or the tokenizer cannot be used; the message names the next move.
@@ -81,6 +87,9 @@ def load_model(
             f"the model's attention changes beyond {unseen} tokens; sequences that long were not compared with its own "
             "attention, which would take too long here"
         )
+    if lora is not None and lora.rank is not None:
+        add_adapter(model, lora, name=name, seed=seed)
+        loaded.adapter = True
     loaded.notes = tuple(notes)
     for note in notes:
         log.warning("%s: %s", name, note)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dapo.errors import ModelError
+from dapo.models.adapter import active
 
 
 def decoder_of(model: Any) -> Any:
@@ -48,6 +49,7 @@ class LoadedModel:
     name: str = ""  # as given in the recipe
     fingerprint: dict[str, Any] = field(default_factory=dict)  # architecture, sizes: what a checkpoint must match
     exact_positions: int | None = None  # longest sequence whose rotations do not depend on its neighbours; None: any
+    adapter: bool = False  # an adapter is trained, and nothing else
     notes: tuple[str, ...] = ()  # what a person should know: why it is padded, which tokenizer was used
 
     @property
@@ -66,8 +68,9 @@ class LoadedModel:
         """
         head, config = self.model.get_output_embeddings(), self.model.config
         if self.fp32_head and hidden.dtype in (torch.bfloat16, torch.float16):
-            bias = None if getattr(head, "bias", None) is None else head.bias.float()
-            logits = torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
+            part = active(head)
+            bias = None if getattr(part, "bias", None) is None else part.bias.float()
+            logits = torch.nn.functional.linear(hidden.float(), part.weight.float(), bias)
         else:
             logits = head(hidden)
         if (scale := getattr(config, "logit_scale", None)) is not None:

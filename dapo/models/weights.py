@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dapo.contracts.types import Ticket
 from dapo.errors import EngineError
+from dapo.models.adapter import published
 
 WEIGHTS_FILE = "model.safetensors"
 SETS = "dapo-"  # how the folder of every set of weights begins
@@ -25,18 +26,13 @@ _offered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def model_tensors(model: Any) -> dict[str, Tensor]:
+def model_tensors(model: Any) -> Mapping[str, Tensor]:
     """Parameters and persistent buffers by name; one that the model holds under two names (a tied head) only once.
 
-    Told by the object and not by its address: a sharded parameter has none.
+    Told by the object and not by its address: a sharded parameter has none. An adapter is merged into the weights that
+    it belongs to, one by one as they are asked for.
     """
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor.detach()
-    return tensors
+    return published(model)
 
 
 # ---------------------------------------------------------------------- in this process

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dapo.models.adapter import weight_of
 from dapo.models.checksum import same_bits
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled
@@ -46,7 +47,8 @@ def why_not(model: Any) -> str | None:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return f"rotary embedding {rope} is not supported"
-    if not isinstance(getattr(model.model.layers[0].self_attn, "q_proj", None), nn.Linear):
+    projection = getattr(model.model.layers[0].self_attn, "q_proj", None)
+    if not isinstance(getattr(projection, "base_layer", projection), nn.Linear):  # below an adapter
         return "its projections are not plain linear layers"
     return None
 
@@ -75,14 +77,15 @@ class _Layer:
         self.eps: float = self._norms[0].variance_epsilon
         self.head_eps: float = 0.0 if self._head_norms[0] is None else self._head_norms[0].variance_epsilon
         self.qkv: Tensor | None = None
+        self.o, self.down = weight_of(self._o), weight_of(self._down)
         self.refresh()
 
     def refresh(self) -> None:
         q, k, v = self._projections
         nq, nk = self.heads * self.head_dim, self.kv_heads * self.head_dim
         order_q, order_k = self._order[:nq], self._order[:nk]
-        qkv = torch.cat([q.weight[order_q], k.weight[order_k], v.weight])
-        gates = torch.cat([gate.weight for gate in self._gates])
+        qkv = torch.cat([weight_of(q)[order_q], weight_of(k)[order_k], weight_of(v)])
+        gates = torch.cat([weight_of(gate) for gate in self._gates])
         self.norms = [norm.weight for norm in self._norms]
         if self._folded:
             qkv *= self.norms[0] * math.sqrt(qkv.shape[1])
@@ -97,7 +100,8 @@ class _Layer:
         self.gates_bias = None if biases[0] is None else torch.cat(biases)
         self.head_norms = [None if n is None else n.weight[self._order[: self.head_dim]] for n in self._head_norms]
         self.qkv_t, self.gates_t = self.qkv.t(), self.gates.t()
-        self.o_t, self.down_t = self._o.weight.t(), self._down.weight.t()
+        self.o, self.down = _again(self.o, weight_of(self._o)), _again(self.down, weight_of(self._down))
+        self.o_t, self.down_t = self.o.t(), self.down.t()
         self.o_bias, self.down_bias = self._o.bias, self._down.bias
 
     def tensors(self) -> dict[str, Tensor]:
@@ -135,6 +139,11 @@ class _Layer:
         x.addmm_(F.silu(gate).mul_(up), self.down_t)
         if self.down_bias is not None:
             x.add_(self.down_bias)
+
+
+def _again(before: Tensor, now: Tensor) -> Tensor:
+    """``now`` where it is read in place; a merged one goes to the address that it had."""
+    return now if now is before or isinstance(now, nn.Parameter) else before.copy_(now)
 
 
 def _complex(x: Tensor) -> Tensor:

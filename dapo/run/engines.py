@@ -25,7 +25,12 @@ _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
 
 def missing_package(recipe: Recipe) -> str | None:
-    """Why the recipe's engine cannot start here, and the next move; None if its package is there."""
+    """Why the recipe's engine or adapter cannot start here, and the next move; None if their packages are there."""
+    if recipe.model.lora.rank is not None and importlib.util.find_spec("peft") is None:
+        return (
+            "model.lora.rank needs the package peft, which is not installed: `pip install 'dapo-rl[lora]'`, or leave "
+            "the setting out and train every parameter"
+        )
     engine = recipe.rollout.engine
     package = _PACKAGES.get(engine)
     if package is None or importlib.util.find_spec(package) is not None:
@@ -38,10 +43,10 @@ def missing_package(recipe: Recipe) -> str | None:
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine whose package is missing before anything is loaded.
+    """Refuse an engine or adapter whose package is missing before anything is loaded.
 
     Raises:
-        RecipeError: the package of the extra that ``rollout.engine`` needs cannot be found.
+        RecipeError: the package of the extra that ``rollout.engine`` or ``model.lora`` needs cannot be found.
     """
     if (missing := missing_package(recipe)) is not None:
         raise RecipeError(missing)

@@ -12,7 +12,9 @@ from dapo.checkpoint.tree import as_damage, load_state
 from dapo.config.load import load_recipe
 from dapo.config.schema import Recipe
 from dapo.contracts.model import check_fingerprint
+from dapo.errors import CheckpointError
 from dapo.learner import storage
+from dapo.models.adapter import merge_error
 from dapo.models.loaded import LoadedModel
 from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
@@ -23,19 +25,33 @@ from dapo.run.parts import make_facts, make_model
 
 CARD = "README.md"
 _GENERIC = "PreTrainedTokenizerFast"
+NOTABLE_LOSS = 0.01
+"""Share of an adapter's change that rounding may lose without a word; float32 loses about 1e-5."""
 
 
-def export(run: Path, out: Path, step: int | None = None) -> int:
-    """Write checkpoint ``step`` (default: the newest) of a run to ``out``. Returns the exit code."""
+def export(run: Path, out: Path, step: int | None = None, *, adapter: bool = False) -> int:
+    """Write checkpoint ``step`` (default: the newest) of a run to ``out``. Returns the exit code.
+
+    ``adapter``: of a run with ``model.lora`` the adapter alone; otherwise it is merged into the model.
+
+    Raises:
+        CheckpointError: the adapter of a run that trained every parameter.
+    """
     with Console("plain") as console:
         folder = RunFolder.open(run)
+        if adapter and load_recipe(folder.resolved_recipe, of_a_run=True).recipe.model.lora.rank is None:
+            raise CheckpointError(f"{run} trained every parameter and has no adapter: leave --adapter out")
         recipe, saved, loaded = _load_trained(folder, step, console)
-        storage.export(out, loaded)
+        if adapter:
+            storage.export_adapter(out, loaded)
+        else:
+            storage.export(out, loaded)
+            _say_merged(loaded, console)
         console.say(f"{saved} -> {out}")
         tokenizer = tokenizer_class(out, loaded)
         rows = [row for row in read_metrics(folder.metrics) if row["step"] <= _step(saved)]
         difference = folder.difference.read_text(encoding="utf-8") if folder.difference.exists() else ""
-        card = model_card(out.name, recipe, rows, _step(saved), difference, tokenizer)
+        card = model_card(out.name, recipe, rows, _step(saved), difference, tokenizer, adapter=adapter)
         (out / CARD).write_text(card, encoding="utf-8")
         if tokenizer != "AutoTokenizer":
             console.warn(
@@ -43,7 +59,10 @@ def export(run: Path, out: Path, step: int | None = None) -> int:
                 f'picks a class by the model type. Load it with {tokenizer}.from_pretrained("{out}"); the model card '
                 "says so. A server that loads its tokenizer by AutoTokenizer gets other tokens: send it token ids"
             )
-        console.say(f'load it with AutoModelForCausalLM.from_pretrained("{out}")')
+        if adapter:
+            console.say(f'load it on top of {recipe.model.path} with PeftModel.from_pretrained(model, "{out}")')
+        else:
+            console.say(f'load it with AutoModelForCausalLM.from_pretrained("{out}")')
     return 0
 
 
@@ -66,6 +85,15 @@ def _load_trained(folder: RunFolder, step: int | None, console: Console) -> tupl
     loaded = make_model(recipe, console)
     storage.load(saved / "learner", loaded)
     return recipe, saved, loaded
+
+
+def _say_merged(loaded: LoadedModel, console: Console) -> None:
+    """Of an adapter, what merging it into weights of this type has lost."""
+    if loaded.adapter and (lost := merge_error(loaded.model)) >= NOTABLE_LOSS:
+        console.warn(
+            f"merging the adapter into weights in {loaded.fingerprint['dtype']} rounds {lost:.0%} of its change away: "
+            "--adapter exports it as it was trained"
+        )
 
 
 def tokenizer_class(folder: Path, loaded: LoadedModel) -> str:
@@ -92,7 +120,9 @@ def _chats(tokenizer: Any) -> list[str]:
     return [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)]
 
 
-def model_card(name: str, recipe: Recipe, rows: list[Row], step: int, difference: str, tokenizer: str) -> str:
+def model_card(
+    name: str, recipe: Recipe, rows: list[Row], step: int, difference: str, tokenizer: str, *, adapter: bool = False
+) -> str:
     """README.md of an exported folder: what was trained, how, and with which result.
 
     Args:
@@ -102,11 +132,13 @@ def model_card(name: str, recipe: Recipe, rows: list[Row], step: int, difference
         step: of the checkpoint.
         difference: the recipe against its preset, as in difference.txt.
         tokenizer: the class that loads the tokenizer as training used it.
+        adapter: the folder holds an adapter alone.
     """
     base = recipe.model.path
     evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
+    library = "peft" if adapter else "transformers"
     parts = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [dapo, reinforcement-learning]\n---",
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [dapo, reinforcement-learning]\n---",
         f"# {_inline(name)}",
         f"{_inline(base)} trained for {step} steps with dapo {importlib.import_module('dapo').__version__}: "
         f"{recipe.rollout.prompts_per_step} prompts a step, {recipe.rollout.group_size} responses a prompt, preset "
@@ -115,9 +147,14 @@ def model_card(name: str, recipe: Recipe, rows: list[Row], step: int, difference
         *(_result(evaluated) if evaluated else ["It was not evaluated on held-out problems."]),
         "## Use",
         "```python\n"
-        f"from transformers import AutoModelForCausalLM, {tokenizer}\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
-        f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n```',
+        + (
+            f"from peft import AutoPeftModelForCausalLM\nfrom transformers import {tokenizer}\n\n"
+            f'model = AutoPeftModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
+            if adapter
+            else f"from transformers import AutoModelForCausalLM, {tokenizer}\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
+        )
+        + f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n```',
     ]
     if tokenizer != "AutoTokenizer":
         parts.append(

@@ -12,7 +12,8 @@ from dapo.errors import RecipeError
 
 
 def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, training: bool = True) -> None:
-    """Refuse sequences that are longer than the model reads, and stop tokens that it cannot write.
+    """Refuse sequences that are longer than the model reads, stop tokens that it cannot write, and adapters for layers
+    that it does not have.
 
     Args:
         recipe: the recipe.
@@ -23,7 +24,7 @@ def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, trainin
     Raises:
         RecipeError: with the longest response that fits, and the tokens that do not.
     """
-    problems = [*_lengths(recipe, facts, data, training), *_stop_tokens(recipe, facts)]
+    problems = [*_lengths(recipe, facts, data, training), *_stop_tokens(recipe, facts), *_adapter(recipe, facts)]
     if problems:
         raise RecipeError("\n".join(problems))
 
@@ -58,3 +59,19 @@ def _stop_tokens(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
             f"{facts.vocabulary - 1}: it would never end a response. Its own end tokens are "
             f"{', '.join(map(str, facts.stop_token_ids)) or 'not known'}; leave the key out to take those"
         )
+
+
+def _adapter(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    lora = recipe.model.lora
+    if lora.rank is None:
+        return
+    layers = [name.rpartition(".")[0] for name in facts.shapes]
+    named = [] if lora.target_modules == "all-linear" else lora.target_modules
+    for key, names in (("target_modules", named), ("modules_to_save", lora.modules_to_save)):
+        missing = [name for name in names if not any(f".{layer}".endswith(f".{name}") for layer in layers)]
+        if missing:
+            ends = sorted({layer.rpartition(".")[2] for layer in layers})
+            yield (
+                f"model.lora.{key}: {', '.join(missing)} is no layer of {facts.name}, whose layers are called "
+                f"{', '.join(ends[:20])}"
+            )

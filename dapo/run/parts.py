@@ -31,6 +31,7 @@ from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
 from dapo.loop.algorithm import Algorithm, Float64
 from dapo.loop.schedule import Schedule
+from dapo.loop.seeds import ADAPTER, derive_seed
 from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
 from dapo.models.facts import read_facts
 from dapo.models.load import check_files, find_device, load_model
@@ -211,6 +212,8 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
         attention_mode=model.attention,
         fp32_head=model.fp32_head,
         gradient_checkpointing=model.gradient_checkpointing,
+        lora=model.lora,
+        seed=derive_seed(recipe.run.seed, ADAPTER),
     )
     for note in loaded.notes:
         console.say(note)

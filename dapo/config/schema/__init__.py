@@ -23,7 +23,7 @@ from dapo.config.schema.cluster import Cluster, Launch
 from dapo.config.schema.data import Data, DataSource
 from dapo.config.schema.learner import Learner
 from dapo.config.schema.logging import Logging
-from dapo.config.schema.model import Model
+from dapo.config.schema.model import Lora, Model
 from dapo.config.schema.rewards import Reward
 from dapo.config.schema.rollout import Rollout, Server, Vllm
 from dapo.config.schema.run import Run
@@ -45,6 +45,7 @@ __all__ = [
     "Launch",
     "Learner",
     "Logging",
+    "Lora",
     "Loss",
     "Model",
     "OverlongPunishment",

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from dapo.config.section import Section
+
+
+class Lora(Section):
+    rank: Annotated[int, Field(gt=0, le=4096)] | None = None
+    """Train an adapter of this rank (LoRA, arXiv 2106.09685; extra ``lora``) and freeze the model. None: every
+    parameter is trained. The other settings have PEFT's names."""
+    lora_alpha: Annotated[float, Field(gt=0)] | None = None
+    """The adapter's product is multiplied by lora_alpha / rank; None: the rank, that is by 1."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Linear layers that get an adapter, by the end of their name (``[q_proj, v_proj]``); ``all-linear``: every one but
+    the output head."""
+    use_rslora: bool = False
+    """Multiply by lora_alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)."""
+    modules_to_save: list[str] = Field(default_factory=list)
+    """Further modules to train whole, by the end of their name."""
+    lora_dropout: float = 0.0
+    """0 and nothing else: the sampler has no dropout, and the ratio would take it for a change of the policy."""
 
 
 class Model(Section):
@@ -24,5 +43,7 @@ class Model(Section):
     """Compute logits in float32 when the model is bfloat16."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora: Lora = Lora()
+    """An adapter instead of the whole model."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """``torch.set_float32_matmul_precision``. On AMD CPUs ``medium`` is twice as fast at the same accuracy."""

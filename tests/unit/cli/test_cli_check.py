@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dapo.cli.check_memory import estimate_memory
+from dapo.cli.check_memory import estimate_memory, memory_lines
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
 from dapo.contracts.model import ModelFacts
@@ -153,3 +154,35 @@ def test_memory_by_hand() -> None:
     assert (memory.weights, memory.gradients, memory.optimiser) == (2000, 6000, 12000)
     assert memory.activations == 100 * (2 * 8 + 8 * 8 + 3 * 16) * 2
     assert memory.cache == 3 * 40 * 2 * 16 * 2
+
+
+def memory_of(shapes: dict[str, tuple[int, ...]], **sections: Any) -> tuple[Any, list[str]]:
+    shape = ModelFacts(
+        name="", dtype="float32", vocabulary=50, positions=None, exact_positions=None, stop_token_ids=(1,),
+        pad_token_id=0, shapes=shapes, layers=2, hidden=8, ffn=16, kv_heads=2, head_size=4, fingerprint={}, config={},
+    )  # fmt: skip
+    recipe = recipe_from_dict(
+        {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, **sections}
+    ).recipe
+    return estimate_memory(recipe, shape, 10), list(memory_lines(recipe, shape, 10))
+
+
+def test_memory_of_a_reference_and_of_an_adapter() -> None:
+    """1000 parameters; rank 2 on one layer of 30 x 10 trains 2 x (30 + 10) = 80, and needs no copy for a reference."""
+    shapes = {"embed_tokens.weight": (50, 8), "q_proj.weight": (30, 10), "norm.weight": (300,)}
+    kl = {"kl_coefficient": 0.1}
+    memory, lines = memory_of(shapes, algorithm=kl)
+    assert (memory.weights, memory.reference, memory.optimiser) == (4000, 4000, 8000)
+    assert any("reference for the KL" in line and "3.9 KiB" in line for line in lines)
+    memory, lines = memory_of(shapes, algorithm=kl | {"reference": {"offload": True}})
+    assert memory.reference == 0
+    assert any("in the CPU's memory" in line for line in lines)
+    lora = {"path": "a/b", "lora": {"rank": 2}}
+    memory, lines = memory_of(shapes, algorithm=kl, model=lora)
+    assert (memory.weights, memory.gradients, memory.optimiser) == (4320, 320, 640)
+    assert (memory.reference, memory.engine) == (0, 4000)
+    assert any("the adapter trains 80 (8.00%)" in line for line in lines)
+    memory, _ = memory_of(shapes, algorithm=kl | {"reference": {"refresh_every": 5}}, model=lora)
+    assert memory.reference == 320
+    lora["lora"] = {"rank": 2, "target_modules": ["k_proj"], "modules_to_save": ["norm"]}  # type: ignore[assignment]
+    assert memory_of(shapes, model=lora)[0].gradients == 1200

@@ -66,7 +66,7 @@ def test_every_setting_with_a_letter_too_many_is_found_again() -> None:
         ("scheduler.type", "learner.schedule"),
         ("grpo.async_grpo.enabled", "rollout.max_staleness"),
         ("checkpointing.enabled", "checkpoint.every"),
-        ("train_type", "no LoRA"),
+        ("train_type", "model.lora.rank"),
         ("data.max_response_length", "called `rollout.max_response_tokens`"),
         ("trainer.save_freq", "checkpoint.every"),
         ("max_head_offpolicyness", "rollout.max_staleness"),

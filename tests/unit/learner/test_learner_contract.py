@@ -23,16 +23,18 @@ EXPLOSIVE = Objective(lambda inputs: (inputs.logprobs * math.inf, {}))
 SETTINGS = schema.Learner(microbatch_tokens=48, max_skipped_steps=1)  # several passes a minibatch
 
 
-@pytest.fixture(scope="module", params=["packed float32", "padded float32", "packed bfloat16"])
+@pytest.fixture(scope="module", params=["packed float32", "padded float32", "packed bfloat16", "packed float32 lora"])
 def local(request, tmp_path_factory):
     """Learners of two models, each loaded once and copied."""
-    mode, dtype = request.param.split()
+    mode, dtype, *adapter = request.param.split()
+    lora = schema.Lora(rank=2) if adapter else None
     folder = tmp_path_factory.mktemp("models")
     loaded = {
         ffn: load_model(
             make_tiny_model(folder / str(ffn), hidden=16, heads=2, ffn=ffn),
             dtype=getattr(torch, dtype),
             attention_mode=mode,
+            lora=lora,
         )
         for ffn in (24, 32)
     }

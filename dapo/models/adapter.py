@@ -1,0 +1,287 @@
+"""LoRA adapters (arXiv 2106.09685) through PEFT: injected into a loaded model, merged for engines, saved alone.
+
+A linear layer with weight W [out, in] becomes W + s B A, with A [rank, in] random, B [out, rank] zero, and s = alpha /
+rank (rsLoRA, arXiv 2312.03732: alpha / sqrt(rank)). W is frozen. The learner computes W x + s B (A x); whoever copies
+weights gets the merged W + s B A, rounded once to the model's type.
+
+PEFT's modules are told by their attributes, so that a model without an adapter needs no PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dapo.config.schema import Lora
+from dapo.errors import ModelError
+
+NAME = "default"  # PEFT's, of a model's only adapter
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT names them
+_PREFIX = "base_model.model."  # before a tensor's name in PEFT's files
+_PARTS = ("lora_A", "lora_B", "original_module")
+_BASE, _SAVED = ".base_layer.", f".modules_to_save.{NAME}."
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether ``add_adapter`` was here."""
+    return any(_is_lora(module) or _is_saved(module) for module in model.modules())
+
+
+def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> None:
+    """Freeze ``model`` and inject an adapter, in place; what it computes stays the same, since B is zero.
+
+    Args:
+        model: transformers' causal language model.
+        lora: The recipe's ``model.lora``, with a rank.
+        name: Of the model, for errors and the adapter's configuration.
+        seed: Of A. The process's global generator is left as it was.
+
+    Raises:
+        ModelError: a target that is no linear layer or not there, or tied embeddings among the modules to save.
+    """
+    from peft import inject_adapter_in_model
+
+    _check_targets(model, lora, name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        try:
+            inject_adapter_in_model(_config(lora, name), model, NAME)
+        except ValueError as error:
+            raise ModelError(
+                f"model.lora does not fit {name}: {str(error).splitlines()[0][:300]}; set model.lora.target_modules to "
+                "names of its linear layers, or leave it out for all of them"
+            ) from error
+    found = list(_lora_layers(model))
+    other = [where for where, layer in found if not isinstance(layer.get_base_layer(), nn.Linear)]
+    if other or not found:
+        raise ModelError(
+            f"model.lora.target_modules names {other[0] if other else 'nothing'} of {name}, and adapters are for "
+            "linear layers: leave the setting out for all of them"
+        )
+    for _, layer in found:
+        for part in (layer.lora_A, layer.lora_B):
+            part.to(layer.get_base_layer().weight.dtype)
+
+
+def weight_of(module: Any) -> Tensor:
+    """What a layer multiplies with: its weight, or W + s B A [the layout of W] where it has an adapter."""
+    if not _is_lora(module):
+        weight: Tensor = module.weight
+        return weight
+    return _merged(module.get_base_layer().weight, module)
+
+
+def active(module: Any) -> Any:
+    """Of a module that is trained whole the copy that computes: the trained one, or with the adapter switched off the
+    original; any other module is itself."""
+    if not _is_saved(module):
+        return module
+    return module.original_module if module._disable_adapters else module.modules_to_save[NAME]
+
+
+def published(model: nn.Module, *, aliases: bool = False) -> Mapping[str, Tensor]:
+    """Parameters and persistent buffers under their names in the checkpoint, merged one by one as they are asked for.
+
+    Args:
+        model: with or without an adapter.
+        aliases: name a tied tensor under each of its names; else under the first.
+    """
+    return _Published(_entries(model, aliases=aliases))
+
+
+def _entries(model: nn.Module, *, aliases: bool = False) -> dict[str, tuple[Tensor, Any]]:
+    """By its published name each tensor, and the layer whose adapter is merged into it."""
+    tensors = model.state_dict(keep_vars=True)
+    layers = dict(_lora_layers(model)) if any(_BASE in name for name in tensors) else {}
+    found: dict[str, tuple[Tensor, Any]] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        if any(part in name.split(".") for part in _PARTS) or (id(tensor) in seen and not aliases):
+            continue
+        seen.add(id(tensor))
+        owner, _, last = name.rpartition(_BASE)
+        layer = layers.get(owner) if last == "weight" else None
+        found[_name(name)] = (tensor.detach(), layer)
+    return found
+
+
+def _name(name: str) -> str:
+    """Of a tensor in the checkpoint, without what PEFT put into it."""
+    return name.replace(_BASE, ".").replace(_SAVED, ".")
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of each parameter by its name in the checkpoint; of an adapter none."""
+    parameters = {_name(name) for name, _ in model.named_parameters()}
+    return {name: tuple(found.shape) for name, (found, _) in _entries(model).items() if name in parameters}
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What is trained, under PEFT's names in ``adapter_model.safetensors``."""
+    return {
+        _PREFIX + name.replace(f".{NAME}.", ".").replace(".modules_to_save.", "."): parameter.detach()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def adapter_config(model: nn.Module) -> str:
+    """``adapter_config.json``, as PEFT reads it."""
+    settings = getattr(model, "peft_config")[NAME].to_dict()  # noqa: B009 - PEFT puts it there
+    settings["inference_mode"] = True
+    return json.dumps(_plain(settings), indent=1, sort_keys=True)
+
+
+@contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """The model as it is without its adapter, for passes without a gradient.
+
+    By PEFT's own flag: its ``enable_adapters`` changes ``requires_grad`` as well, which sharded parameters keep.
+    """
+    parts: list[Any] = [module for module in model.modules() if _is_lora(module) or _is_saved(module)]
+    for part in parts:
+        part._disable_adapters = True
+    try:
+        yield
+    finally:
+        for part in parts:
+            part._disable_adapters = False
+
+
+@torch.no_grad()
+def merge_error(model: nn.Module) -> float:
+    """|round(W + D) - (W + D)| / |D| over all layers, with D = s B A: how much of what the adapter says is lost when it
+    is merged into weights of the model's type; 0 where D is 0. Frobenius norms.
+    """
+    lost = whole = 0.0
+    for _, layer in _lora_layers(model):
+        base, delta = layer.get_base_layer().weight, _delta(layer)
+        exact = base.to(torch.float64) + delta
+        lost += float((exact.to(base.dtype) - exact).square().sum())
+        whole += float(delta.to(torch.float64).square().sum())
+    return math.sqrt(lost / whole) if whole else 0.0
+
+
+def adapter_parameters(shapes: Mapping[str, tuple[int, ...]], lora: Lora) -> int:
+    """Numbers that are trained, from the shapes of a model's parameters alone (see ``dapo.contracts.model``)."""
+    if lora.rank is None:
+        return 0
+    count = 0
+    for name, shape in shapes.items():
+        layer, _, last = name.rpartition(".")
+        if last == "weight" and len(shape) == 2 and is_target(layer, lora):
+            count += lora.rank * sum(shape)
+        elif any(part in lora.modules_to_save for part in layer.split(".")):
+            count += math.prod(shape)
+    return count
+
+
+def is_target(layer: str, lora: Lora) -> bool:
+    """Whether the linear layer of that name gets an adapter; of ``all-linear`` all but embedding and output head."""
+    if lora.target_modules == "all-linear":
+        return not layer.endswith(_ENDS)
+    return any(layer == target or layer.endswith(f".{target}") for target in lora.target_modules)
+
+
+_ENDS = ("embed_tokens", "wte", "wpe", "embed_in", "embed_positions", "lm_head", "embed_out", "word_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class _Published(Mapping[str, Tensor]):
+    """Tensors by name; a merged one is made when it is asked for, and kept by nobody."""
+
+    entries: dict[str, tuple[Tensor, Any]]  # the tensor, and the layer whose adapter is merged into it
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, layer = self.entries[name]
+        return tensor if layer is None else _merged(tensor, layer)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@torch.no_grad()
+def _merged(weight: Tensor, layer: Any) -> Tensor:
+    """W + s B A, summed in float32 at least and rounded once."""
+    delta = _delta(layer)
+    return (weight.detach().to(delta.dtype) + delta).to(weight.dtype)
+
+
+@torch.no_grad()
+def _delta(layer: Any) -> Tensor:
+    a, b = layer.lora_A[NAME].weight.detach(), layer.lora_B[NAME].weight.detach()
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    delta: Tensor = (b.to(dtype) @ a.to(dtype)) * layer.scaling[NAME]
+    return delta
+
+
+def _lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, module) for name, module in model.named_modules() if _is_lora(module))
+
+
+def _is_lora(module: Any) -> bool:
+    return isinstance(getattr(module, "lora_A", None), nn.ModuleDict)
+
+
+def _is_saved(module: Any) -> bool:
+    return isinstance(getattr(module, "modules_to_save", None), nn.ModuleDict)
+
+
+def _config(lora: Lora, name: str) -> Any:
+    from peft import LoraConfig
+
+    assert lora.rank is not None
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.rank if lora.lora_alpha is None else lora.lora_alpha,  # type: ignore[arg-type]
+        target_modules=lora.target_modules,
+        modules_to_save=lora.modules_to_save or None,
+        use_rslora=lora.use_rslora,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=name,
+    )
+
+
+def _check_targets(model: Any, lora: Lora, name: str) -> None:
+    """Refuse what cannot be merged into tensors of the architecture."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    ends = {where.rpartition(".")[2] for where, module in model.named_modules() if module in (head, embedding)}
+    if lora.target_modules != "all-linear" and (named := ends & set(lora.target_modules)):
+        raise ModelError(
+            f"model.lora.target_modules names {', '.join(sorted(named))}, an embedding or output head of {name}, which "
+            "gets no adapter here: train it whole (model.lora.modules_to_save), or leave it out"
+        )
+    tied = head is not None and head.weight is embedding.weight
+    if tied and (named := ends & set(lora.modules_to_save)):
+        raise ModelError(
+            f"model.lora.modules_to_save names {', '.join(sorted(named))}, and {name} has one tensor for embedding and "
+            "output head: a copy of one of them would no longer be tied; leave it out"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """JSON-able, sets in order."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | list | tuple):
+        items = [_plain(item) for item in value]
+        return sorted(items) if isinstance(value, set) else items
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def scaling_settings(config: str) -> dict[str, Any]:
+    """What an adapter's tensors do not say: rank, alpha and kind of scaling, from the text of its configuration."""
+    settings = json.loads(config)
+    return {key: settings.get(key) for key in ("r", "lora_alpha", "use_rslora")}
