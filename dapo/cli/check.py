@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_memory import load_tokenizer_and_facts, memory_lines, size_text, trained_parameters
+from dapo.cli.check_memory import (
+    estimate_memory,
+    load_tokenizer_and_facts,
+    memory_lines,
+    size_text,
+    trained_parameters,
+)
+from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, uses_sampler_logprobs
 from dapo.config.problems import brief
@@ -59,7 +66,9 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     trial.refuse()
     show("arithmetic", arithmetic(recipe, data))
     show("memory, estimated", memory_lines(recipe, facts, _longest_prompt(data)))
-    show("engine", _engine_lines(recipe))
+    memory = estimate_memory(recipe, facts, _longest_prompt(data))
+    show("time on a card, by arithmetic", time_lines(recipe, facts, memory, _mean_prompt(data)))
+    show("engine", _engine_lines(recipe, facts))
     show("files", files(recipe, facts))
     if tries:
         show(f"{tries} groups, generated and scored", try_groups(recipe, tries))
@@ -96,12 +105,36 @@ def _difference(loaded: LoadedRecipe) -> Iterator[str]:
         yield f"{path:<{width}}  {brief(before)} -> {brief(after)}"
 
 
-def _engine_lines(recipe: Recipe) -> Iterator[str]:
+def _engine_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     from dapo.run.engines import describe_engine
 
     yield describe_engine(recipe).removeprefix("engine: ")
+    yield from engine_advice(recipe, facts)
     if recipe.rollout.engine == "vllm_server":
         yield "no server was asked anything; a run asks first of all"
+
+
+# Parameters up to which the embedded engine was the faster one on a CPU thread (benchmarks/results/engines.md): at 3.4
+# million with every length, at 27 million with short responses alone.
+EMBEDDED_AHEAD, EMBEDDED_EVEN = 3_400_000, 27_000_000
+
+
+def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """What is known of the embedded engine's speed beside vLLM's at this size, and what is not."""
+    engine, size = recipe.rollout.engine, facts.parameters
+    if engine not in ("embedded", "vllm"):
+        return
+    if size <= EMBEDDED_AHEAD:
+        cpu = "the embedded engine was faster"
+    elif size <= EMBEDDED_EVEN:
+        cpu = "both were about even, vLLM ahead with long responses"
+    else:
+        cpu = "nothing as large was measured; vLLM was ahead from 27 million parameters with long responses"
+    yield f"known, on a CPU thread, {size:,} parameters: {cpu} (docs/engines.md)"
+    if recipe.model.device == "cpu":
+        return
+    move = "; take rollout.engine=vllm first at this size" if engine == "embedded" and size > EMBEDDED_EVEN else ""
+    yield f"not known: which is faster on a card at any size; `make gpu` measures both beside the card's bound{move}"
 
 
 def check_hooks(recipe: Recipe) -> None:
@@ -222,6 +255,10 @@ def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
         what = "training will refuse to start" if recipe.run.if_exists == "refuse" else "it will be moved aside"
         lines.append(f"{folder} exists already: {what} (run.if_exists: {recipe.run.if_exists})")
     return lines
+
+
+def _mean_prompt(data: PreparedData) -> float:
+    return sum(len(p.token_ids) for p in data.train) / max(1, len(data.train))
 
 
 def _longest_prompt(data: PreparedData) -> int:

@@ -10,27 +10,47 @@ from typing import Any
 from dapo.config import Recipe
 from dapo.config.pool import engine_count, engine_slots, server_urls
 from dapo.contracts.model import ModelFacts
+from dapo.models.memory import LayerSizes, activation_bytes, head_bytes
 
 _GIB = 1024**3
+LARGE = 10**8  # parameters from which a card is asked about; below, a step costs what its many small launches cost
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Estimated bytes on the training device. Activations are a rule of thumb, the rest is arithmetic."""
+    """Estimated bytes on the training device: arithmetic, but for activations of other layers than Llama's kind."""
 
     weights: int
     gradients: int
     optimiser: int
     activations: int
-    engine: int  # weights of the engine's own, where it does not share the learner's
+    head: int  # of the logits that stand in memory at once
+    engine: int  # weights of the engine's own: a copy, or the embedded engine's fused matrices
     cache: int
     reference: int = 0  # frozen values of the trained parameters
+    sleeps: bool = False  # the engine hands its memory back while the learner works
+
+    @property
+    def resident(self) -> int:
+        """Always there."""
+        return self.weights + self.optimiser + self.reference
+
+    @property
+    def learning(self) -> int:
+        """While the learner works."""
+        engine = 0 if self.sleeps else self.engine + self.cache
+        return self.resident + self.gradients + self.activations + self.head + engine
+
+    @property
+    def generating(self) -> int:
+        """While the engine works."""
+        return self.resident + self.engine + self.cache
 
     @property
     def total(self) -> int:
-        learner = self.weights + self.gradients + self.optimiser + self.reference + self.activations
-        return learner + self.engine + self.cache
+        """The larger of both."""
+        return max(self.learning, self.generating)
 
 
 def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
@@ -62,30 +82,45 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
 
     Low-precision models keep float32 masters, gradients and both moments (12 bytes more per parameter each step).
     """
+    from dapo.models.policy import MAX_LOGITS, MIN_CHUNK
+
     size = _BYTES[recipe.model.dtype]
     n, low = facts.parameters, recipe.model.dtype != "float32"
     trained = trained_parameters(recipe, facts)
     with_adapter = recipe.model.lora.rank is not None
     tokens = max(recipe.learner.microbatch_tokens, 1)
-    # Kept per token and layer: norms, attention inputs and output, feed-forward inputs; with checkpointing the
-    # layer's input, plus one layer in full. The chunked logits stay small beside them.
-    layer = 8 * facts.hidden + 3 * facts.ffn
-    per_token = facts.layers * facts.hidden + layer if recipe.model.gradient_checkpointing else facts.layers * layer
+    layer, on_card = layer_sizes(facts), recipe.model.device != "cpu"
     slots, engines = engine_slots(recipe), engine_count(recipe)
     responses = recipe.rollout.prompts_per_step * recipe.rollout.group_size
-    sequences = responses if None in slots else sum(filter(None, slots))
+    sequences = responses if None in slots else min(responses, sum(filter(None, slots)))
     length = longest_prompt + recipe.rollout.max_response_tokens
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
     merged = with_adapter and recipe.rollout.engine == "embedded"
     engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
+    # One embedded engine computes with the learner's tensors, unless an adapter has to be merged into its own.
+    copies = own or merged or (engines > 1 and not elsewhere)
+    embedded = recipe.rollout.engine == "embedded"
+    fused = embedded * facts.layers * layer.hidden * (layer.queries + 2 * layer.keys + 2 * layer.ffn) * size
     return Memory(
         reference=trained * size if keeps_reference(recipe) and not recipe.algorithm.reference.offload else 0,
         weights=(n + trained if with_adapter else n) * size,
         gradients=trained * (size + 4 * low),
         optimiser=trained * (8 + 4 * low),
-        activations=tokens * per_token * size,
-        engine=n * engine_size * engines if own or merged or (engines > 1 and not elsewhere) else 0,
+        activations=activation_bytes(
+            layer, facts.layers, tokens, size, checkpointing=recipe.model.gradient_checkpointing
+        ),
+        head=head_bytes(min(tokens, max(MIN_CHUNK, MAX_LOGITS // facts.vocabulary)), facts.vocabulary, size),
+        engine=engines * (copies * n * engine_size + fused),
         cache=0 if elsewhere else sequences * length * facts.layers * facts.key_values * engine_size,
+        sleeps=own and recipe.rollout.vllm.sleep and on_card and not recipe.rollout.max_staleness,
+    )
+
+
+def layer_sizes(facts: ModelFacts) -> LayerSizes:
+    """Widths of the model's layers."""
+    heads = facts.fingerprint.get("num_attention_heads") or max(1, facts.hidden // max(facts.head_size, 1))
+    return LayerSizes(
+        facts.hidden, facts.ffn, heads, queries=heads * facts.head_size, keys=facts.kv_heads * facts.head_size
     )
 
 
@@ -115,19 +150,32 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
         yield f"the reference for the KL, frozen copies of the weights: {where}"
-    yield f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}"
+    yield (
+        f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}; logits "
+        f"and what is made of them: {size_text(memory.head)}"
+    )
     if recipe.rollout.engine == "vllm_server":
         yield f"sampling weights and key-value cache: on {', '.join(server_urls(recipe))}"
         yield f"together about {size_text(memory.total)}"
         return
     if memory.engine:
-        whose = "vLLM's own copy of the weights" if recipe.rollout.engine == "vllm" else "the engine's merged matrices"
+        whose = "the engine's merged matrices" if recipe.model.lora.rank is not None else "the engine's fused matrices"
+        if recipe.rollout.engine == "vllm":
+            whose = "vLLM's own copy of the weights"
         if engine_count(recipe) > 1:
             whose = "the engines' own copies of the weights"
         yield f"{whose}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
     yield f"key-value cache: at most {size_text(memory.cache)}{slots}"
-    yield f"together about {size_text(memory.total)}"
+    if memory.sleeps:
+        yield (
+            f"together about {size_text(memory.learning)} while learning (vLLM sleeps), {size_text(memory.generating)} "
+            "while generating"
+        )
+    else:
+        yield f"together about {size_text(memory.total)}"
+    if recipe.model.device != "cpu" and facts.parameters >= LARGE:
+        yield "on a card also about 1 GiB for CUDA itself. `make gpu` compares this estimate with a card's peak"
 
 
 def size_text(count: int) -> str:

@@ -145,14 +145,18 @@ def test_memory_by_hand() -> None:
     }
     memory = estimate_memory(recipe_from_dict(given).recipe, shape, longest_prompt=10)
     assert (memory.weights, memory.gradients, memory.optimiser) == (4000, 4000, 8000)
-    assert memory.activations == 100 * 2 * (8 * 8 + 3 * 16) * 4
+    layer = 2 * (8 * 4 + 2 * 8 * 4 + 4) + (4 * 8 * 4 + 2 * 4) + 4 * 16 * 4  # norms, attention, feed-forward
+    assert memory.activations == 100 * (3 * layer + 8 * (4 + 2 * 4))
+    assert memory.head == 100 * 50 * (4 + 5 * 4)
+    assert memory.engine == 2 * 8 * (8 + 2 * 8 + 2 * 16) * 4
     assert memory.cache == 8 * 40 * 2 * 16 * 4
-    assert memory.total == 16000 + 89600 + 40960
+    assert memory.total == 16000 + 187_200 + 120_000 + 3584 + 40960
     low = {**given, "model": {"path": "a/b", "dtype": "bfloat16", "gradient_checkpointing": True}}
     low["rollout"] = {**given["rollout"], "slots": 3}  # type: ignore[dict-item]
     memory = estimate_memory(recipe_from_dict(low).recipe, shape, longest_prompt=10)
     assert (memory.weights, memory.gradients, memory.optimiser) == (2000, 6000, 12000)
-    assert memory.activations == 100 * (2 * 8 + 8 * 8 + 3 * 16) * 2
+    layer = 2 * (8 * 4 + 2 * 8 * 2 + 4) + (4 * 8 * 2 + 2 * 4) + 4 * 16 * 2
+    assert memory.activations == 100 * (2 * 8 * 2 + 2 * layer + 8 * (4 + 2 * 2))
     assert memory.cache == 3 * 40 * 2 * 16 * 2
 
 

@@ -1,0 +1,205 @@
+"""The estimate of `dapo check` against what is really there: bytes that autograd saves, parameters, optimiser state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dapo.cli.check import engine_advice
+from dapo.cli.check_memory import Memory, estimate_memory, layer_sizes, memory_lines
+from dapo.cli.check_time import CARDS, Card, Work, needed_memory, step_seconds, step_work, time_lines
+from dapo.config import recipe_from_dict
+from dapo.contracts.model import ModelFacts
+from dapo.contracts.types import TokenRow
+from dapo.models.facts import facts_of
+from dapo.models.load import load_model
+from dapo.models.memory import LayerSizes, activation_bytes, head_bytes, layer_bytes
+from dapo.models.packing import pack
+from dapo.models.policy import Policy, hidden_states
+from dapo.models.tiny import make_tiny_model
+
+GIVEN = {
+    "model": {"path": "a/b"},
+    "data": {"train": [{"task": "signed_sum"}]},
+    "rollout": {"prompts_per_step": 4, "group_size": 2, "max_response_tokens": 30},
+    "learner": {"microbatch_tokens": 100},
+}
+
+
+def recipe_with(**sections):
+    return recipe_from_dict({key: GIVEN.get(key, {}) | sections.get(key, {}) for key in GIVEN | sections}).recipe
+
+
+def facts_with(parameters, **more):
+    known = {
+        "name": "", "dtype": "float32", "vocabulary": 50, "positions": None, "exact_positions": None,
+        "stop_token_ids": (1,), "pad_token_id": 0, "shapes": {"a": (parameters,)}, "layers": 2, "hidden": 8, "ffn": 16,
+        "kv_heads": 2, "head_size": 4, "fingerprint": {"num_attention_heads": 2}, "config": {},
+    }  # fmt: skip
+    return ModelFacts(**(known | more))
+
+
+def saved_bytes(loaded, work):
+    """Bytes of the tensors that autograd keeps of ``work``, each storage once, parameters not counted."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in loaded.model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = work()
+    assert result is not None
+    return sum(kept.values())
+
+
+def batch_of(loaded):
+    random = np.random.default_rng(0)
+    rows = [TokenRow(group, np.arange(3, 13), random.integers(3, 70, 30)) for group in range(2) for _ in range(3)]
+    return pack(rows, loaded.device)
+
+
+SHAPES = [
+    {"architecture": "qwen2", "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 192},
+    {"architecture": "qwen2", "hidden": 128, "heads": 4, "kv_heads": 4, "ffn": 96},
+    {"architecture": "llama", "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 256},
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape['architecture']}-{shape['hidden']}")
+def test_a_layer_keeps_the_bytes_that_autograd_saves(tmp_path, shape, dtype):
+    """Exactly: one layer more costs what the formula says, counted tensor by tensor."""
+    counted = {}
+    for layers in (1, 3):
+        folder = make_tiny_model(tmp_path / str(layers), layers=layers, **shape)
+        loaded = load_model(folder, dtype=dtype, device="cpu", attention_mode="packed")
+        batch = batch_of(loaded)
+        counted[layers] = saved_bytes(loaded, lambda m=loaded, b=batch: hidden_states(m, b))
+    tokens, size = batch.input_ids.numel(), 4 if dtype == "float32" else 2
+    assert counted[3] - counted[1] == 2 * tokens * layer_bytes(layer_sizes(facts_of(loaded)), size)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_of_a_model_are_those_counted(tmp_path, checkpointing):
+    """What is kept when the backward pass begins; the layer in work comes on top."""
+    folder = make_tiny_model(tmp_path, "qwen2", layers=6, kv_heads=2)
+    loaded = load_model(folder, dtype="bfloat16", attention_mode="packed", gradient_checkpointing=checkpointing)
+    batch, layer = batch_of(loaded), layer_sizes(facts_of(loaded))
+    counted = saved_bytes(loaded, lambda: hidden_states(loaded, batch))
+    tokens = batch.input_ids.numel()
+    estimate = activation_bytes(layer, 6, tokens, 2, checkpointing=checkpointing)
+    working = tokens * layer_bytes(layer, 2) * (2 if checkpointing else 1)
+    assert 0.9 < (estimate - working) / counted < 1.1
+
+
+def test_a_chunk_of_the_head_by_counting_live_tensors(tmp_path):
+    """The profiler's peak of forward and backward of one chunk, logits and all that is made of them."""
+    loaded = load_model(make_tiny_model(tmp_path, vocabulary=4000, hidden=16, heads=2), dtype="bfloat16")
+    batch = batch_of(loaded)
+    rows = len(batch.targets)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        Policy(loaded)(batch, 1.0)[0].sum().backward()
+    level = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    assert 0.75 < head_bytes(rows, 4000, 2) / peak < 1.25
+
+
+def test_weights_gradients_and_moments_are_those_of_the_optimiser(tmp_path):
+    from dapo.algorithms.objective import clip_objective
+    from dapo.config.schema import Learner
+    from dapo.learner.local import LocalLearner
+
+    for dtype in ("float32", "bfloat16"):
+        loaded = load_model(make_tiny_model(tmp_path / dtype), dtype=dtype)
+        learner = LocalLearner(loaded, clip_objective(low=0.2, high=0.2), Learner(), 1.0)
+        optimizer = learner.rank.optimizer
+        for master in optimizer.masters.values():
+            master.grad = torch.ones_like(master)
+        optimizer.step(1e-3)
+        held = sum(tensor.nbytes for name, tensor in optimizer.state().items() if not name.startswith("step/"))
+        weights = sum(parameter.nbytes for parameter in loaded.model.parameters())
+        memory = estimate_memory(recipe_with(model={"dtype": dtype}), facts_of(loaded), 10)
+        assert (memory.weights, memory.optimiser) == (weights, held)
+        assert memory.gradients == weights + (0 if dtype == "float32" else 2 * weights)  # its own and a float32 sum
+
+
+def test_an_engine_that_sleeps_and_the_learner_are_not_added_up():
+    awake = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=64)
+    assert (awake.resident, awake.learning, awake.generating, awake.total) == (5, 127, 101, 127)
+    asleep = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=64, sleeps=True)
+    assert (asleep.learning, asleep.generating, asleep.total) == (31, 101, 101)
+
+
+def test_what_sleeps_is_vllm_on_a_card():
+    facts = facts_with(10**8)
+    for engine, device, sleeps in (("vllm", "auto", True), ("vllm", "cpu", False), ("embedded", "auto", False)):
+        recipe = recipe_with(model={"device": device}, rollout={"engine": engine})
+        memory = estimate_memory(recipe, facts, 10)
+        assert memory.sleeps is sleeps
+        lines = list(memory_lines(recipe, facts, 10))
+        assert any("while learning (vLLM sleeps)" in line for line in lines) is sleeps
+        assert any("make gpu" in line for line in lines) is (device != "cpu")
+
+
+def test_the_work_of_a_step_by_hand():
+    """8 responses of 15 tokens, half of the groups kept: 240 generated, 120 trained."""
+    recipe = recipe_with(rollout={"engine": "vllm"}, model={"device": "auto"})
+    facts = facts_with(10_000, fingerprint={"num_attention_heads": 2, "tied": False})
+    work = step_work(recipe, facts, prompt=10.0)
+    assert (work.generated, work.trained) == (240.0, 120.0)
+    matrices = 10_000 - 50 * 8
+    keys = 8 * (10 + 7.5) * 2 * 16 * 4  # responses, mean tokens, layers, numbers, bytes
+    assert work.decode_bytes == 240 / 8 * (matrices * 4 + keys)
+    assert work.operations == 2 * matrices * (120 + 4 * 10) * 3
+    twice = recipe_with(rollout={"engine": "vllm"}, learner={"minibatch_prompts": 2}, model={"dtype": "bfloat16"})
+    assert step_work(twice, facts, 10.0).operations == work.operations / 3 * 4  # old log-probabilities, once more
+
+
+def test_seconds_on_a_card_by_hand():
+    assert step_seconds(Work(1, 1, 3e9, 6e9), Card("", 1.0, 1e10, 1e11)) == (pytest.approx(1.0), pytest.approx(0.2))
+
+
+def test_hours_are_told_for_cards_that_hold_the_run_and_for_large_models_alone():
+    recipe = recipe_with(rollout={"engine": "vllm"}, model={"dtype": "bfloat16"})
+    large = facts_with(1_500_000_000)
+    memory = estimate_memory(recipe, large, 10)
+    fits = [card.name for card in CARDS if card.memory >= needed_memory(memory)]
+    assert 0 < len(fits) < len(CARDS)
+    text = "\n".join(time_lines(recipe, large, memory, 10.0))
+    assert [card.name for card in CARDS if f"\n{card.name}: " in text] == fits
+    assert "assumed: responses reach 50% of the limit, 50% of the groups are kept" in text
+    assert list(time_lines(recipe, facts_with(10**6), memory, 10.0)) == []
+    cpu = recipe_with(model={"device": "cpu"})
+    assert list(time_lines(cpu, large, memory, 10.0)) == []
+    huge = facts_with(70_000_000_000)
+    text = "\n".join(time_lines(recipe, huge, estimate_memory(recipe, huge, 10), 10.0))
+    assert "no card known here holds" in text
+
+
+def test_a_sleeping_engine_makes_do_with_little_cache():
+    memory = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=10**15, sleeps=True)
+    assert needed_memory(memory) == (5 + 32 + 4 * 1024**3) * 1.1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [(110_000, "the embedded engine was faster"), (20_000_000, "about even"), (500_000_000, "nothing as large")],
+)
+def test_what_is_known_of_the_engines_and_what_is_not(parameters, said):
+    known, unknown = engine_advice(recipe_with(), facts_with(parameters))
+    assert said in known
+    assert unknown.startswith("not known: which is faster on a card")
+    assert ("take rollout.engine=vllm first" in unknown) is (parameters > 27_000_000)
+    assert len(list(engine_advice(recipe_with(model={"device": "cpu"}), facts_with(parameters)))) == 1
+
+
+def test_layers_are_those_of_the_configuration():
+    assert layer_sizes(facts_with(10)) == LayerSizes(hidden=8, ffn=16, heads=2, queries=8, keys=8)

@@ -1,0 +1,113 @@
+"""The recipes for one GPU: valid, and what their comments promise is what `dapo check` computes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dapo.cli.check_memory import estimate_memory, load_tokenizer_and_facts
+from dapo.cli.check_time import CARDS, needed_memory, step_seconds, step_work, time_lines
+from dapo.cli.main import main
+from dapo.config import load_recipe
+from dapo.config.shipped import FOLDER
+from dapo.models.tiny import SIGNED_SUM_WORDS, make_word_tokenizer
+
+# config.json of the models as published on the hub; no weight is needed
+SIZES = {
+    "gsm8k_0.5b_1gpu": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
+                        "num_key_value_heads": 2, "intermediate_size": 4864, "max_position_embeddings": 32768},
+    "dapo_math_1.5b_1gpu": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
+                            "num_key_value_heads": 2, "intermediate_size": 8960, "max_position_embeddings": 4096},
+}  # fmt: skip
+PARAMETERS = {"gsm8k_0.5b_1gpu": 494_032_768, "dapo_math_1.5b_1gpu": 1_543_714_304}
+PROMPT = 200  # tokens; GSM8K's with the instruction have about 150
+
+
+@pytest.fixture(params=sorted(SIZES))
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(tmp_path, name):
+    """The published model's folder, without weights and with a tokenizer of words."""
+    from transformers import Qwen2Config
+
+    folder = tmp_path / "model"
+    Qwen2Config(vocab_size=151936, tie_word_embeddings=True, eos_token_id=1, **SIZES[name]).save_pretrained(folder)
+    make_word_tokenizer(SIGNED_SUM_WORDS).save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def estimated(name, folder):
+    recipe = load_recipe(name, [f"model.path={folder}"]).recipe
+    _, facts = load_tokenizer_and_facts(recipe)
+    assert facts.parameters == PARAMETERS[name]
+    return recipe, facts, estimate_memory(recipe, facts, recipe.data.max_prompt_tokens)
+
+
+def numbers(name, pattern):
+    """What the recipe's comment says, thousands commas removed."""
+    text = " ".join(line.lstrip("# ") for line in (FOLDER / f"{name}.yaml").read_text().splitlines() if line[:1] == "#")
+    return [tuple(part.replace(",", "") for part in found) for found in re.findall(pattern, text)]
+
+
+def test_the_memory_in_the_comment_is_the_estimate(name, estimated):
+    _, _, memory = estimated
+    (learning,) = [int(found[0]) for found in numbers(name, r"(\d+)() GiB while learning")]
+    assert round(memory.learning / 1024**3) == learning
+    for generating, _ in numbers(name, r"(\d+)() GiB while generating"):
+        assert round(memory.generating / 1024**3) == int(generating)
+
+
+def test_the_tokens_and_hours_in_the_comment_are_those_computed(name, estimated):
+    recipe, facts, memory = estimated
+    work = step_work(recipe, facts, PROMPT)
+    ((generated, trained),) = numbers(name, r"generates about ([\d,]+) tokens and trains on ([\d,]+)")
+    assert (round(work.generated, -3), round(work.trained, -3)) == (int(generated), int(trained.rstrip(".")))
+    told = numbers(name, r"([\d.]+) h on an? ((?:RTX 4090|A100|H100|H200))")
+    assert len(told) == 3
+    for hours, card_name in told:
+        (card,) = [card for card in CARDS if card.name.startswith(card_name)]
+        assert card.memory >= needed_memory(memory)
+        computed = sum(step_seconds(work, card)) * recipe.trainer.steps / 3600
+        assert computed == pytest.approx(float(hours), rel=0.06, abs=0.06)
+
+
+def test_the_smallest_card_named_holds_it(name, estimated):
+    _, _, memory = estimated
+    (least,) = [int(found[0]) for found in numbers(name, r"one GPU of (\d+)() G")]
+    assert needed_memory(memory) <= least * 1e9
+    assert needed_memory(memory) > least * 1e9 / 2  # and half of it would not do
+
+
+def test_check_explains_it_offline(name, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answers = [{"question": f"1 +{n} = ?", "answer": f"thus\n#### {n + 1}"} for n in range(1, 9)]
+    if name.startswith("dapo"):
+        answers = [
+            {"prompt": [{"role": "user", "content": row["question"]}], "reward_model": {"ground_truth": str(n + 2)}}
+            for n, row in enumerate(answers)
+        ]
+    for file in ("train", "test"):
+        own = [row for number, row in enumerate(answers) if (number % 2 == 0) == (file == "train")]
+        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    settings = [f"model.path={folder}", "data.prompt=raw", "data.train.0.path=train.jsonl",
+                "data.validation.0.path=test.jsonl"]  # fmt: skip
+    assert main(["check", name, *settings]) == 0
+    told = capsys.readouterr().out
+    assert "time on a card, by arithmetic" in told
+    assert "H200: " in told
+    assert "while learning (vLLM sleeps)" in told
+    assert "The recipe is good" in told
+
+
+def test_lines_and_comment_speak_of_the_same_cards(name, estimated):
+    recipe, facts, memory = estimated
+    text = "\n".join(time_lines(recipe, facts, memory, PROMPT))
+    for _, card_name in numbers(name, r"([\d.]+) h on an? ((?:RTX 4090|A100|H100|H200))"):
+        assert f"\n{card_name}" in text
