@@ -24,8 +24,13 @@ def engine_count(recipe: Recipe) -> int:
 
 
 def is_pool(recipe: Recipe) -> bool:
-    """Whether the driver asks a pool for turns, and not one engine of its own process."""
-    return engine_count(recipe) > 1
+    """Whether the driver asks a pool for turns, and not one engine of its own process.
+
+    An engine that works beside the learner (``rollout.max_staleness``) lives elsewhere: a server does, any other
+    becomes a pool of one.
+    """
+    beside = recipe.rollout.max_staleness > 0 and recipe.rollout.engine != "vllm_server"
+    return engine_count(recipe) > 1 or beside
 
 
 def engine_slots(recipe: Recipe) -> list[int | None]:
@@ -35,9 +40,10 @@ def engine_slots(recipe: Recipe) -> list[int | None]:
 
 
 def is_lockstep(recipe: Recipe) -> bool:
-    """``rollout.lockstep``; None: where engines repeat themselves."""
-    lockstep = recipe.rollout.lockstep
-    return recipe.rollout.engine in ("embedded", "generate") if lockstep is None else lockstep
+    """``rollout.lockstep``; None: where engines repeat themselves, and no clock decides when they are asked."""
+    rollout = recipe.rollout
+    by_clock = rollout.max_staleness > 0 and rollout.overlap_turns is None
+    return rollout.engine in ("embedded", "generate") and not by_clock if rollout.lockstep is None else rollout.lockstep
 
 
 def check_pool(r: Recipe) -> Iterator[Problem]:

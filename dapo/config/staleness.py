@@ -46,12 +46,12 @@ def check_staleness(r: Recipe) -> Iterator[Problem]:
             f"{limit} or less, or take it out (it then follows)",
             sampling.max_age,
         )
-    if r.rollout.engine in ("embedded", "vllm"):
+    if r.rollout.lockstep and r.rollout.overlap_turns is None:
         yield Problem(
-            "rollout.max_staleness",
-            f"needs an engine with weights of its own that works while the learner does, and {r.rollout.engine} takes "
-            "turns with it in one process; use vllm_server, or set it to 0",
-            limit,
+            "rollout.lockstep",
+            "repeats a run only if no clock decides how long engines work beside the learner: set "
+            "rollout.overlap_turns too, or take it out",
+            True,
         )
     if r.rollout.engine == "generate":
         yield Problem(

@@ -101,6 +101,14 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class WorksAlone(Protocol):
+    """An engine that goes on between two calls."""
+
+    def busy_seconds(self) -> float:
+        """Seconds in which it had responses under way since it was made; of several engines their mean."""
+
+
+@runtime_checkable
 class EngineGroup(Protocol):
     """An engine that is several, each with weights of its own; what an ``Engine`` has goes for all of them together."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.evidence import ENGINE
-from dapo.contracts.protocols import Engine, Scorer
+from dapo.contracts.protocols import Engine, Scorer, WorksAlone
 from dapo.contracts.types import (
     Completion,
     IntArray,
@@ -103,9 +103,9 @@ class Rollouts:
     def busy_seconds(self) -> float:
         """Seconds in which the engine worked (of several, their mean), so far.
 
-        One that works by itself counts them (``busy_seconds`` of its ``stats``); any other works within ``poll``.
+        One that works by itself counts them; any other works within ``poll``.
         """
-        return self.engine.stats().get("busy_seconds", self._polled)
+        return self.engine.busy_seconds() if isinstance(self.engine, WorksAlone) else self._polled
 
     def ended(self, lane: Lane) -> list[Response]:
         """Responses of a lane that ended since it asked, ordered by (tick, key)."""

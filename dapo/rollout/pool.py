@@ -77,6 +77,7 @@ class EnginePool:
         self._restarts = 0
         self._why = "the pool was closed"
         self._counts = Counter[str]()  # since ``metrics``
+        self._busy = 0.0  # seconds of turns
         self._crew = Crew(transport, specs, self.limits, self._lost, now, journals=lockstep)
         try:
             self._crew.open()
@@ -196,6 +197,10 @@ class EnginePool:
             total.update(member.own_stats)
         return {name: float(total[name]) for name in COUNTERS}
 
+    def busy_seconds(self) -> float:
+        """Seconds within turns, the mean over engines."""
+        return self._busy / len(self._crew.members)
+
     def close(self) -> None:
         """Let the engines hand back what they hold, and end their hosts."""
         self._crew.close()
@@ -311,6 +316,7 @@ class EnginePool:
         for member, flight, answer in self._crew.hear(until):
             if flight.method == "turn":
                 self._counts.update(turns=1, microseconds=int(1e6 * answer.seconds))
+                self._busy += answer.seconds
                 self._round[member.index] = answer
             elif flight.method == "abort":
                 self._take(member, answer, self.clock, 0.0)

@@ -8,9 +8,11 @@ as long as it lives, a dead one for ``patience`` seconds.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -85,6 +87,7 @@ class ServerEngine:
         self._published: Published | None = None
         self._pending: list[SampleEvent] = []
         self._clock_seen = -1
+        self._busy, self._since = 0.0, math.inf
         self._shapes: dict[str, list[int]] = {}
         self._patience = patience
         self._wire = Wire(address, api_key)
@@ -136,6 +139,7 @@ class ServerEngine:
                 done.append(event)
         self._pending += done
         self._call(self._dispatcher.submit(going))
+        self._mark()
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """What has ended; waits for it up to ``timeout`` seconds, with None until something has.
@@ -145,6 +149,7 @@ class ServerEngine:
         """
         if not self._pending:
             self._call(self._dispatcher.wait(timeout))
+        self._mark()
         # Taken here and not in the other thread: Ctrl-C while this thread waits must not lose events.
         events, self._pending = self._pending, []
         ended = self._dispatcher.ended
@@ -172,6 +177,7 @@ class ServerEngine:
         else:
             self._pending = [event for event in self._pending if event.key not in named]
         events += self._call(self._dispatcher.abort(named))
+        self._mark()
         return sorted(events, key=lambda event: event.key)
 
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
@@ -214,6 +220,15 @@ class ServerEngine:
         self._raise_failure()
         answers = self._call(self._sums())
         return None if answers is None else together(answers, f"the vLLM server at {self._wire.address}")
+
+    def busy_seconds(self) -> float:
+        """Seconds in which it had responses under way, as far as this process has seen."""
+        return self._busy
+
+    def _mark(self) -> None:
+        now = time.monotonic()
+        self._busy += max(0.0, now - self._since)
+        self._since = now if self._dispatcher.unfinished else math.inf
 
     def sleep(self) -> None:
         """Nothing to hand back: the server's memory is the server's."""

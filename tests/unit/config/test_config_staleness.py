@@ -8,6 +8,7 @@ import pytest
 from small_recipe import small_recipe
 
 from dapo.config.load import load_recipe, recipe_from_dict
+from dapo.config.pool import is_lockstep, is_pool
 from dapo.errors import RecipeError
 
 SERVER = {"engine": "vllm_server", "server": {"url": "http://localhost:8000"}}
@@ -48,7 +49,7 @@ def test_a_resolved_recipe_reads_the_same(tmp_path):
     [
         ({"sampling": {"max_age": 3}}, "max_age.*max_staleness = 2.*take it out"),
         ({"rollout": {"engine": "generate"}}, "rollout.engine.*whole batches"),
-        ({"rollout": {"engine": "embedded"}}, "weights of its own"),
+        ({"rollout": {"engine": "embedded", "lockstep": True}}, "rollout.lockstep.*overlap_turns"),
         ({"limit": 0, "rollout": SERVER | {"overlap_turns": 3}}, "overlap_turns.*max_staleness"),
     ],
 )
@@ -76,3 +77,18 @@ def test_one_version_is_warned_of_and_two_are_not():
     assert "max_staleness" not in warnings(2)
     assert "max_staleness" not in warnings(0, minibatch_prompts=8)
     assert "further from the weights" in warnings(2, minibatch_prompts=8)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "pool", "lockstep"),
+    [
+        ({}, False, True),
+        ({"max_staleness": 2}, True, False),
+        ({"max_staleness": 2, "overlap_turns": 4}, True, True),
+        ({"engines": 2}, True, True),
+        ({"max_staleness": 2} | SERVER, False, False),
+    ],
+)
+def test_an_engine_beside_the_learner_is_a_pool_of_one(rollout, pool, lockstep):
+    found = small_recipe(rollout=rollout)
+    assert (is_pool(found), is_lockstep(found)) == (pool, lockstep)
