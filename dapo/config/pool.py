@@ -89,6 +89,8 @@ def describe_pool(recipe: Recipe) -> str:
         return ""
     how = "in lockstep: repeatable" if is_lockstep(recipe) else "each at its own pace: not repeatable"
     place = "servers" if server_urls(recipe) else "engines in processes of this machine"
+    if engine_count(recipe) == 1:
+        place = "engine in a process of its own"
     return f"{engine_count(recipe)} {place}, turns of {recipe.rollout.turn_steps} decode steps, {how}"
 
 
