@@ -242,6 +242,13 @@ _ELSEWHERE = re.compile(r"data_parallel_(?!size)\w+|node_rank|master_(addr|port)
 
 def _engine(r: Recipe) -> Iterator[Problem]:
     rollout = r.rollout
+    if rollout.engine == "vllm" and re.fullmatch(r"cuda:0*[1-9]\d*", r.model.device):
+        yield Problem(
+            "model.device",
+            "vLLM in the trainer's process computes on the first device that it sees, and the learner would sit on "
+            f"another: set model.device=cuda and CUDA_VISIBLE_DEVICES={r.model.device.partition(':')[2]}",
+            r.model.device,
+        )
     if rollout.engine in ("vllm", "vllm_server"):
         for path, value in (
             ("rollout.temperature", rollout.temperature),

@@ -75,7 +75,7 @@ _RULES: dict[str, dict[Rule, str]] = {
     "learner": {
         "free": "microbatch_tokens max_skipped_steps",
         "ask": "learning_rate betas eps weight_decay schedule schedule_unit warmup final_ratio minibatch_prompts "
-        "max_grad_norm",
+        "max_grad_norm deterministic",
     },
     "validation": {"free": "every samples greedy temperature top_p max_response_tokens limit"},
     "trainer": {"free": "steps sync_check_tolerance"},

@@ -6,8 +6,8 @@ they like. What a pass says of itself are sums; ``optimizer_step`` counts the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,10 +20,12 @@ from dapo.algorithms.objective import Objective
 from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
 from dapo.errors import LearnerError
+from dapo.learner.determinism import deterministic_algorithms
 from dapo.learner.metrics import Rated, TokenRecord
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.reference import Reference
 from dapo.models.loaded import LoadedModel
+from dapo.models.machine import first_line
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
 from dapo.models.positions import check_positions
@@ -82,7 +84,7 @@ class PolicyStep:
     def logprobs(self, rows: Sequence[HasTokens]) -> list[FloatArray]:
         """Log-probability of every response token of one pass under the present weights, in the order of ``rows``."""
         batch = self._batch(rows)
-        with torch.no_grad():
+        with self._computing(batch), torch.no_grad():
             logprobs, _ = self.policy(batch, self.temperature, "none")
         found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(rows)
         for number, part in zip(batch.order, _by_row(logprobs, batch), strict=True):
@@ -106,8 +108,24 @@ class PolicyStep:
             ratio_against: with ``learner`` and no ``old_logprobs``, the detached current ones.
             old_logprobs: of each row, where the weights moved since they were computed.
             backward: False: only for the metrics; the rows have no gradient.
+
+        Raises:
+            LearnerError: the device has too little memory for this pass.
         """
         batch = self._batch(rows)
+        with self._computing(batch):
+            self._pass(rows, batch, record, ratio_against, old_logprobs, backward)
+        return merge([stat("train/micro_batches", 1), stat("train/packed_tokens", batch.input_ids.numel())])
+
+    def _pass(
+        self,
+        rows: Sequence[Row],
+        batch: PackedBatch,
+        record: TokenRecord,
+        ratio_against: RatioAgainst,
+        old_logprobs: Sequence[FloatArray] | None,
+        backward: bool,
+    ) -> None:
         with torch.set_grad_enabled(backward):
             logprobs, entropy = self.policy(batch, self.temperature, self.objective.entropy)
             rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs)
@@ -126,16 +144,31 @@ class PolicyStep:
         if backward:
             torch.autograd.backward(total)
             self.optimizer.accumulate()
-        return merge([stat("train/micro_batches", 1), stat("train/packed_tokens", batch.input_ids.numel())])
+
+    @contextmanager
+    def _computing(self, batch: PackedBatch) -> Iterator[None]:
+        """Deterministic where the recipe asks for it; a device that is too small is told with what to change."""
+        try:
+            with deterministic_algorithms(self.settings.deterministic):
+                yield
+        except torch.OutOfMemoryError as error:
+            tokens = batch.input_ids.numel()
+            raise LearnerError(
+                f"the device has too little memory for a pass of {tokens:,} tokens ({first_line(error)}): lower "
+                f"learner.microbatch_tokens (now {self.settings.microbatch_tokens:,}), which changes no gradient, or "
+                "set model.gradient_checkpointing=true; `dapo check` estimates both. The weights are those of the last "
+                "optimiser step"
+            ) from error
 
     def empty_pass(self, *, backward: bool = True) -> None:
         """Go through the model with one token that carries no loss: other ranks have rows in this pass."""
         one = np.zeros(1, dtype=np.int64)
-        with torch.set_grad_enabled(backward):
-            logprobs, _ = self.policy(self._batch([TokenRow(0, one, one)]), self.temperature, self.objective.entropy)
-        if backward:
-            torch.autograd.backward((0.0 * logprobs).sum())
-            self.optimizer.accumulate()
+        batch = self._batch([TokenRow(0, one, one)])
+        with self._computing(batch), torch.set_grad_enabled(backward):
+            logprobs, _ = self.policy(batch, self.temperature, self.objective.entropy)
+            if backward:
+                torch.autograd.backward((0.0 * logprobs).sum())
+                self.optimizer.accumulate()
 
     def optimizer_step(self, learning_rate: float) -> Stats:
         """Clip and apply what the passes added up; counts the step that their loss and tokens belong to.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 NAME = "dapo"
@@ -38,6 +39,19 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in place of its own attention."""
     return attention_context.attend(module, query, key, value, scaling=scaling, **options), None
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None = None) -> Tensor:
+    """torch's attention [.., heads, T, d], causal or by ``mask`` (True: visible); keys may have fewer heads.
+
+    CUDA's kernels that keep no scores group heads in low precision only: a float32 model's are repeated.
+    """
+    if query.device.type != "cpu" and query.dtype == torch.float32:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], dim=-3) for x in (key, value))
+    grouped = query.shape[-3] != key.shape[-3]
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    )
 
 
 def register() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dapo.errors import ModelError
 from dapo.models.adapter import active
+from dapo.models.head import LOW, gradient_sink, low_precision_logits
 
 
 def decoder_of(model: Any) -> Any:
@@ -61,14 +62,23 @@ class LoadedModel:
         """
         return decoder_of(self.model)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor, sink: Tensor | None = None) -> Tensor:
         """Logits [.., vocabulary] of last hidden states [.., width], in float32 where the recipe asks for it.
 
         Includes what architectures do to logits behind the head: Cohere's and Granite's scale, Gemma's soft cap.
+
+        Args:
+            hidden: last hidden states.
+            sink: from ``gradient_sink``, shared by calls whose gradients of the head's weight add up in float32.
         """
         head, config = self.model.get_output_embeddings(), self.model.config
-        if self.fp32_head and hidden.dtype in (torch.bfloat16, torch.float16):
-            part = active(head)
+        part = active(head)
+        low = hidden.dtype in LOW
+        plain = type(part) is nn.Linear and part.weight.dtype == hidden.dtype
+        if low and plain and (self.fp32_head or sink is not None):
+            sink = gradient_sink(part.weight) if sink is None else sink
+            logits = low_precision_logits(hidden, part, sink, float32=self.fp32_head)
+        elif low and self.fp32_head:
             bias = None if getattr(part, "bias", None) is None else part.bias.float()
             logits = torch.nn.functional.linear(hidden.float(), part.weight.float(), bias)
         else:

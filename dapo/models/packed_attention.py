@@ -15,10 +15,10 @@ The flash kernel's backward pass needs only the merged output and log-sum-exp, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from dapo.contracts.types import IntArray
+from dapo.models.copies import Copies
+from dapo.models.precision import exact_matmuls
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -135,20 +137,24 @@ class PackedContext:
         return buckets, torch.from_numpy(place).to(self.device), offset
 
     @cached_property
-    def _varlen(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        """For variable-length kernels: key index, cumulative query and key lengths, longest query and key length."""
-        keys, queries, lengths = [], [0], [0]
+    def _seen(self) -> tuple[Copies, list[int]]:
+        """The keys of every segment, one after the other (its prompt, then its own), and how many each has."""
+        keys, lengths = [], []
         for segment in self.segments:
             if segment.prompt is not None:
                 keys.append(np.arange(*segment.prompt))
             keys.append(np.arange(segment.start, segment.stop))
-            queries.append(len(segment))
             lengths.append(len(segment) + (segment.prompt[1] - segment.prompt[0] if segment.prompt else 0))
-        index = torch.from_numpy(np.concatenate(keys)).to(self.device)
+        return Copies(np.concatenate(keys), self.device), lengths
+
+    @cached_property
+    def _varlen(self) -> tuple[Tensor, Tensor, int, int]:
+        """For variable-length kernels: cumulative query and key lengths, longest query and key length."""
+        queries, lengths = [len(segment) for segment in self.segments], self._seen[1]
         cumulative = [
-            torch.from_numpy(np.cumsum(counts, dtype=np.int32)).to(self.device) for counts in (queries, lengths)
+            torch.from_numpy(np.cumsum([0, *counts], dtype=np.int32)).to(self.device) for counts in (queries, lengths)
         ]
-        return index, cumulative[0], cumulative[1], max(queries), max(lengths)
+        return cumulative[0], cumulative[1], max(queries), max(lengths)
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, **options: Any
@@ -179,18 +185,23 @@ class PackedContext:
         """CUDA: torch's variable-length kernel; queries of a segment end where its keys end."""
         from torch.nn.attention.varlen import varlen_attn
 
-        index, queries, keys, longest_query, longest_key = self._varlen
+        queries, keys, longest_query, longest_key = self._varlen
+        copies = self._seen[0]
+        # torch 2.11 has no such option: its kernel takes fewer key heads than query heads as they come.
+        grouped: dict[str, Any] = (
+            {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in _parameters(varlen_attn) else {}
+        )
         output = varlen_attn(
             q.contiguous(),
-            k.index_select(0, index),
-            v.index_select(0, index),
+            copies.take(k),
+            copies.take(v),
             queries,
             keys,
             longest_query,
             longest_key,
             scale=scaling,
             window_size=(-1 if window is None else window - 1, 0),
-            enable_gqa=q.shape[1] != k.shape[1],
+            **grouped,
         )
         return output if isinstance(output, Tensor) else output[0]
 
@@ -199,10 +210,8 @@ class PackedContext:
     ) -> Tensor:
         """One segment at a time, with everything a model may ask for: windows, soft caps, unequal head sizes."""
         outputs = []
-        for segment in self.segments:
+        for segment, keys, values in zip(self.segments, self._looked_at(k), self._looked_at(v), strict=True):
             own = slice(segment.start, segment.stop)
-            spans = [own] if segment.prompt is None else [slice(*segment.prompt), own]
-            keys, values = (torch.cat([x[span] for span in spans]) for x in (k, v))
             behind = len(keys) - len(segment)
             distance = torch.arange(behind, len(keys), device=q.device)[:, None] - torch.arange(
                 len(keys), device=q.device
@@ -211,35 +220,40 @@ class PackedContext:
             outputs.append(_dense(q[own], keys, values, visible, scaling, softcap))
         return torch.cat(outputs)
 
+    def _looked_at(self, x: Tensor) -> Sequence[Tensor]:
+        """What each segment looks at of keys or values ``x`` [T, ...]: its prompt, then its own."""
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+            own = [x[segment.start : segment.stop] for segment in self.segments]
+            return [
+                part if segment.prompt is None else torch.cat([x[slice(*segment.prompt)], part])
+                for segment, part in zip(self.segments, own, strict=True)
+            ]
+        copies, lengths = self._seen
+        return torch.split(copies.take(x), lengths)
+
+
+@cache
+def _parameters(function: Any) -> frozenset[str]:
+    """Names of a function's parameters."""
+    return frozenset(signature(function).parameters)
+
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scaling: float, softcap: float | None) -> Tensor:
     """q [queries, heads, d], k and v [keys, kv heads, d], visible [queries, keys] -> [queries, heads, d of v]."""
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    if softcap is not None or q.device.type != "cpu":
+        # CUDA's kernel that keeps no scores wants as many key heads as query heads; asked to group them itself, torch
+        # takes plain products there, which keep all scores of a float32 model for the backward pass.
+        k, v = _widen(k, q.shape[1]), _widen(v, q.shape[1])
     if softcap is None:
         mixed = nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=visible, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
         )
     else:
-        repeats = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         scores = torch.tanh(q @ k.transpose(2, 3) * scaling / softcap) * softcap
         scores = scores.masked_fill(~visible, float("-inf"))
         mixed = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(v.dtype) @ v
     return mixed[0].transpose(0, 1)
-
-
-@contextmanager
-def _plain_matmuls() -> Iterator[None]:
-    """Inside the flash kernel ``matmul_precision: medium`` makes tiny products up to ten times slower: keep it out."""
-    precision = torch.get_float32_matmul_precision()
-    if precision == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
 
 
 class _SharedPromptAttention(torch.autograd.Function):
@@ -247,7 +261,7 @@ class _SharedPromptAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, context: PackedContext, scaling: float) -> Tensor:
-        with _plain_matmuls():
+        with exact_matmuls():  # `medium` makes tiny products up to ten times slower in here
             wide_k, wide_v = _widen(k, q.shape[1]), _widen(v, q.shape[1])
             output, lse = _own_forward(q, wide_k, wide_v, context, scaling)
             if context.prompts:
@@ -262,7 +276,7 @@ class _SharedPromptAttention(torch.autograd.Function):
         context, scaling = ctx.context, ctx.scaling
         kv_heads = k.shape[1]
         k, v = _widen(k, q.shape[1]), _widen(v, q.shape[1])
-        with _plain_matmuls():
+        with exact_matmuls():  # `medium` makes tiny products up to ten times slower in here
             grad_q, grad_k, grad_v = _own_backward(grad, q, k, v, output, lse, context, scaling)
             for prompt, responses in context.prompts:
                 inputs = [_rows(x[span]) for x, span in ((grad, responses), (q, responses), (k, prompt), (v, prompt))]

@@ -1,7 +1,7 @@
 """Micro-batches: rows laid out for one forward pass, packed (no padding, shared prompts) or padded.
 
 A response's last token is never an input: nothing is predicted from it. The hidden state that predicts response token
-t stands at token t - 1, and for t = 0 at the prompt's last token; ``PackedBatch.predictors`` holds that shift, and no
+t stands at token t - 1, and for t = 0 at the prompt's last token; ``PackedBatch.sources`` holds that shift, and no
 other place in the program shifts.
 """
 
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import HasTokens, IdArray, by_prompt
+from dapo.contracts.types import HasTokens, IdArray, IntArray, by_prompt
 from dapo.errors import LearnerError
+from dapo.models.copies import Copies
 from dapo.models.packed_attention import PackedContext, Segment
 
 
@@ -29,9 +30,14 @@ class PackedBatch:
     position_ids: Tensor  # as input_ids
     attention_mask: Tensor | None  # padded only
     context: PackedContext | None  # packed only
-    predictors: Tensor  # [N] flat position of the hidden state that predicts each response token
+    sources: Copies  # [N] flat position of the hidden state that predicts each response token
     targets: Tensor  # [N] the response tokens
     lengths: list[int]  # response tokens of each row
+
+    @property
+    def predictors(self) -> Tensor:
+        """[N] flat position of the hidden state that predicts each response token."""
+        return self.sources.index
 
     @property
     def row_of_token(self) -> Tensor:
@@ -76,7 +82,7 @@ def pack(rows: Sequence[HasTokens], device: torch.device) -> PackedBatch:
         position_ids=_tensor(positions, device).unsqueeze(0),
         attention_mask=None,
         context=PackedContext(segments, device),
-        predictors=_tensor(predictors, device),
+        sources=Copies(_joined(predictors), device),
         targets=_tensor([row.token_ids for row in packed], device),
         lengths=[len(row.token_ids) for row in packed],
     )
@@ -105,7 +111,7 @@ def pad(rows: Sequence[HasTokens], device: torch.device, pad_token_id: int) -> P
         position_ids=torch.arange(longest, device=device).expand(len(rows), -1),
         attention_mask=torch.from_numpy(mask).to(device),
         context=None,
-        predictors=_tensor(predictors, device),
+        sources=Copies(_joined(predictors), device),
         targets=_tensor([row.token_ids for row in rows], device),
         lengths=[len(row.token_ids) for row in rows],
     )
@@ -121,5 +127,8 @@ def _prompt(row: HasTokens) -> IdArray:
 
 
 def _tensor(arrays: Sequence[IdArray], device: torch.device) -> Tensor:
-    joined = np.concatenate(arrays) if arrays else np.empty(0)
-    return torch.from_numpy(joined.astype(np.int64, copy=False)).to(device)
+    return torch.from_numpy(_joined(arrays)).to(device)
+
+
+def _joined(arrays: Sequence[IdArray]) -> IntArray:
+    return (np.concatenate(arrays) if arrays else np.empty(0)).astype(np.int64, copy=False)

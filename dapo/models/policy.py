@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dapo.models.adapter import active
+from dapo.models.head import gradient_sink
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch
 
-# Logits held at once (rows x vocabulary). Above it the head runs chunk by chunk and again in the backward pass.
+# Logits held at once (rows x vocabulary). Above it the head runs chunk by chunk and again in the backward pass. On CUDA
+# few rows would leave the card idle; there they and what is made of them take some 3 GB.
 MAX_LOGITS = 2**24
+MAX_LOGITS_CUDA = 2**27
 MIN_CHUNK = 256  # rows of a chunk; fewer would starve the matrix product
 
 Entropy = Literal["none", "value", "gradient"]
@@ -48,13 +52,14 @@ class Policy(nn.Module):
         Returns:
             logprobs [N], differentiable, and entropy [N] in nats.
         """
-        hidden = hidden_states(self._loaded, batch).flatten(0, 1).index_select(0, batch.predictors)
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        chunk = max(MIN_CHUNK, MAX_LOGITS // vocabulary)
+        hidden = batch.sources.take(hidden_states(self._loaded, batch).flatten(0, 1))
+        weight = active(self.model.get_output_embeddings()).weight
+        chunk = max(MIN_CHUNK, (MAX_LOGITS_CUDA if hidden.is_cuda else MAX_LOGITS) // weight.shape[0])
         if len(hidden) <= chunk:
             return _head_logprobs(self._loaded, hidden, batch.targets, temperature, entropy)
+        sink = gradient_sink(weight)
         parts = [
-            checkpoint(_head_logprobs, self._loaded, rows, targets, temperature, entropy, use_reentrant=False)
+            checkpoint(_head_logprobs, self._loaded, rows, targets, temperature, entropy, sink, use_reentrant=False)
             for rows, targets in zip(torch.split(hidden, chunk), torch.split(batch.targets, chunk), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -72,10 +77,15 @@ def hidden_states(loaded: LoadedModel, batch: PackedBatch) -> Tensor:
 
 
 def _head_logprobs(
-    loaded: LoadedModel, hidden: Tensor, targets: Tensor, temperature: float, entropy: Entropy
+    loaded: LoadedModel,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    entropy: Entropy,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """hidden [n, width], targets [n] -> log-probabilities [n] and entropies [n]."""
-    logits = loaded.head(hidden)
+    """hidden [n, width], targets [n] -> log-probabilities [n] and entropies [n]; ``sink`` as of ``head``."""
+    logits = loaded.head(hidden, sink)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logprobs = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
     chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

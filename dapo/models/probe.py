@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ import torch
 
 from dapo.contracts.types import TokenRow
 from dapo.models import attention
+from dapo.models.agreement import LOW_PRECISION, disagreement, float32_outputs
 from dapo.models.loaded import LoadedModel
 from dapo.models.machine import raise_for_machine
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
+from dapo.models.precision import exact_matmuls
 
 # (prompt tokens, response tokens of the group): two groups, a one-token response, and lengths that differ.
 PROBE_GROUPS = ((5, (7, 1, 12)), (3, (4, 9)))
@@ -26,9 +30,9 @@ _WORK = {"cpu": 2e11, "cuda": 2e13}  # parameters x tokens of the longest row: a
 _MOST_TOKENS = {"cpu": 1100, "cuda": 4200}  # attention without a kernel of its own takes memory with the square
 _BEYOND = 12  # tokens behind a threshold that the longest of the comparisons needs
 
-# Largest accepted |difference| of log-probabilities: (mean, maximum). Wrong attention is off by 0.1 to 5.
-TOLERANCE = {torch.float64: (1e-6, 1e-5), torch.float32: (1e-3, 1e-2)}
-COARSE_TOLERANCE = (0.05, 0.5)  # bfloat16 keeps 8 bits
+# Largest accepted |difference| of log-probabilities in float32: (mean, maximum). Wrong attention is off by 0.1 to 5.
+TOLERANCE = (1e-3, 1e-2)
+_LOOKS_AHEAD = {torch.float64: 1e-5, torch.float32: 1e-2}  # nats; of other types 0.5
 
 
 def _thresholds(config: Any) -> list[int]:
@@ -70,12 +74,13 @@ def probe(loaded: LoadedModel) -> str | None:
     ``loaded.packed`` says. The reference is one unpadded row at a time through the whole
     model with its own attention. The model is left with its own attention.
     """
-    model, accepted = loaded.model, TOLERANCE.get(loaded.dtype, COARSE_TOLERANCE)
+    model = loaded.model
     long = probe_length(loaded)
     rows = _probe_rows(model.get_input_embeddings().weight.shape[0], long)
-    with torch.no_grad(), attention.own_attention(model):
-        reference = [_own_logprobs(loaded, row) for row in rows]
-        if long and (ahead := _looks_ahead(loaded, rows[-1], reference[-1])) > accepted[1]:
+    with torch.no_grad(), exact_matmuls(), attention.own_attention(model):
+        reference = [_own_logprobs(loaded, row, model) for row in rows]
+        causal = _LOOKS_AHEAD.get(loaded.dtype, LOW_PRECISION[1])
+        if long and (ahead := _looks_ahead(loaded, rows[-1], reference[-1])) > causal:
             return (
                 f"is not causal beyond some length: its own log-probabilities of the first tokens of {long} differ by "
                 f"up to {ahead:.2g} from those without the tokens behind them"
@@ -84,7 +89,7 @@ def probe(loaded: LoadedModel) -> str | None:
         try:
             if loaded.packed:
                 model.set_attn_implementation(attention.NAME)
-            pairs = [_pair(loaded, rows[part], reference[part]) for part in _parts(len(rows), long)]
+            pairs = [_pair(loaded, rows, reference, part) for part in _parts(len(rows), long)]
         except (NotImplementedError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
             if not loaded.packed:
                 raise
@@ -92,13 +97,20 @@ def probe(loaded: LoadedModel) -> str | None:
             return f"does not run on packed rows ({type(error).__name__}: {error})"
         finally:
             model.set_attn_implementation(own)
-    found, expected = (torch.cat(side) for side in zip(*pairs, strict=True))
-    difference = (found - expected).abs()
-    mean, largest = float(difference.mean()), float(difference.max())
-    if mean <= accepted[0] and largest <= accepted[1]:  # false for nan as well
+        found, expected, order = (list(side) for side in zip(*pairs, strict=True))
+        off = disagreement(
+            loaded,
+            torch.cat(found),
+            torch.cat(expected),
+            TOLERANCE,
+            lambda: _precise_logprobs(loaded, [rows[number] for part in order for number in part]),
+        )
+    if off is None:
         return None
     rows_kind = "packed" if loaded.packed else "padded"
-    return f"gives log-probabilities on {rows_kind} rows that differ from its own by {mean:.2g} (at most {largest:.2g})"
+    return (
+        f"gives log-probabilities on {rows_kind} rows that differ from its own by {off[0]:.2g} (at most {off[1]:.2g})"
+    )
 
 
 def _probe_rows(vocabulary: int, long: int) -> list[TokenRow]:
@@ -119,24 +131,41 @@ def _parts(rows: int, long: int) -> list[slice]:
 
 
 def _pair(
-    loaded: LoadedModel, rows: list[TokenRow], reference: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of a batch's tokens, as training computes them, and the model's own [tokens]."""
-    batch = pack(rows, loaded.device) if loaded.packed else pad(rows, loaded.device, loaded.pad_token_id)
+    loaded: LoadedModel, rows: list[TokenRow], reference: list[torch.Tensor], part: slice
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Of a part's tokens: log-probabilities as training computes them, the model's own [tokens], the rows' order."""
+    chosen = rows[part]
+    batch = pack(chosen, loaded.device) if loaded.packed else pad(chosen, loaded.device, loaded.pad_token_id)
     found, _ = Policy(loaded)(batch, 1.0, "none")
-    return found, torch.cat([reference[index] for index in batch.order])
+    order = [part.start + index for index in batch.order]
+    return found, torch.cat([reference[number] for number in order]), order
 
 
 def _looks_ahead(loaded: LoadedModel, row: TokenRow, whole: torch.Tensor) -> float:
     """Largest change, nats, of the own log-probabilities of ``row``'s first tokens when it ends behind them."""
     first = replace(row, token_ids=row.token_ids[: SHORT - len(row.prompt_ids)])
-    return float((_own_logprobs(loaded, first) - whole[: len(first.token_ids)]).abs().nan_to_num(torch.inf).max())
+    return float(
+        (_own_logprobs(loaded, first, loaded.model) - whole[: len(first.token_ids)]).abs().nan_to_num(torch.inf).max()
+    )
 
 
-def _own_logprobs(loaded: LoadedModel, row: TokenRow) -> torch.Tensor:
-    """[response tokens] from the unmodified model's logits."""
+def _precise_logprobs(loaded: LoadedModel, rows: list[TokenRow]) -> torch.Tensor | None:
+    """``_own_logprobs`` of all rows with float32 weights; None where that cannot be computed."""
+    found = []
+    for row in rows:
+        logprobs = _own_logprobs(loaded, row, partial(float32_outputs, loaded))
+        if logprobs is None:
+            return None
+        found.append(logprobs)
+    return torch.cat(found)
+
+
+def _own_logprobs(loaded: LoadedModel, row: TokenRow, model: Callable[..., Any]) -> Any:
+    """[response tokens] from the logits of ``model``; None where it gives none."""
     ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids])).to(loaded.device)
-    logits = loaded.model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1]
+    outputs = model(input_ids=ids.unsqueeze(0), use_cache=False)
+    if outputs is None:
+        return None
+    logits = outputs.logits[0, len(row.prompt_ids) - 1 : -1]
     logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    chosen: torch.Tensor = logprobs.gather(-1, ids[len(row.prompt_ids) :, None]).squeeze(-1)
-    return chosen
+    return logprobs.gather(-1, ids[len(row.prompt_ids) :, None]).squeeze(-1)

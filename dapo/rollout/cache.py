@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from dapo.contracts.types import IntArray
+from dapo.models.head import LOW
+from dapo.models.precision import float32_product
 
 FIRST_COLUMNS = 64
 GROWTH = 4  # each pool is this many times wider than the one before
@@ -41,6 +43,11 @@ class CacheShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """Of attention scores, which are rounded to nothing less: keys with offsets make them large."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def bytes_per_token(self) -> int:
@@ -90,7 +97,7 @@ class Pool:
         shape = (s.layers, 2, rows, s.kv_heads, columns, s.head_dim)
         self.columns = columns
         self.kv = self._storage[: math.prod(shape)].view(shape)
-        self.bias = torch.full((rows, columns), -torch.inf, dtype=s.dtype, device=s.device)
+        self.bias = torch.full((rows, columns), -torch.inf, dtype=s.score_dtype, device=s.device)
         if kept is not None:
             self.kv[:, :, :live, :, : kept[0].shape[4]], self.bias[:live, : kept[1].shape[1]] = kept
         self.flat = [layer.view(-1, s.head_dim) for layer in self.kv]  # rows of one head's keys or values
@@ -183,10 +190,11 @@ class Segment:
         pool = self.pool
         pool.flat[layer].index_put_((self.write,), kv)
         groups = n * pool.shape.kv_heads
-        scores = torch.bmm(query.reshape(groups, -1, d), self.keys[layer])
+        product = float32_product if query.dtype in LOW else torch.bmm
+        scores = product(query.reshape(groups, -1, d), self.keys[layer])
         by_row = scores.view(n, heads, -1)
         by_row.add_(self.bias if window is None else self._windowed(positions, window))
-        weights = torch.softmax(scores, dim=-1)
+        weights = torch.softmax(scores, dim=-1).to(query.dtype)
         return torch.bmm(weights, self.values[layer]).view(n, heads * d)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dapo.models.adapter import weight_of
+from dapo.models.attention import causal_attention
 from dapo.models.checksum import same_bits
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled
@@ -239,9 +240,7 @@ class FusedDecoder:
             by_row = kv.view(rows, length, 2, shape.kv_heads, shape.head_dim)
             kept[layer] = by_row.permute(2, 0, 3, 1, 4)
             q = query.view(rows, length, -1, shape.head_dim).transpose(1, 2)
-            out = F.scaled_dot_product_attention(
-                q, kept[layer, 0], kept[layer, 1], is_causal=True, scale=1.0, enable_gqa=True
-            )
+            out = causal_attention(q, kept[layer, 0], kept[layer, 1], scaling=1.0)
             return out.transpose(1, 2).reshape(rows * length, -1)
 
         positions = torch.arange(length, device=shape.device).repeat(rows)

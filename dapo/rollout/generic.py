@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dapo.errors import EngineError
 from dapo.models import attention
@@ -47,10 +46,7 @@ class _PrefillContext:
         if window is not None and window < length:
             back = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
             mask = (back >= 0) & (back < window)
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2)
+        return attention.causal_attention(query, key, value, scaling, mask).transpose(1, 2)
 
     def stacked(self) -> Tensor:
         """[layers, 2, rows, kv heads, tokens, d]"""

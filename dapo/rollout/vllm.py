@@ -74,6 +74,7 @@ class VllmEngine:
         slots: Responses that decode at once (vLLM's ``max_num_seqs``); None: 256.
         settings: The recipe's section ``rollout.vllm``.
         trust_remote_code: vLLM may run Python code that comes with the model.
+        fp32_head: leave logits in float32, as the learner does.
 
     Raises:
         EngineError: vLLM is not installed, or does not start with this model and these settings.
@@ -90,6 +91,7 @@ class VllmEngine:
         slots: int | None = None,
         settings: Vllm,
         trust_remote_code: bool = False,
+        fp32_head: bool = False,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
@@ -108,7 +110,7 @@ class VllmEngine:
         if _living:
             raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-        args = engine_args(facts, longest, self.capacity, settings, cuda=cuda, sleeps=self._sleeps)
+        args = engine_args(facts, longest, self.capacity, settings, cuda=cuda, sleeps=self._sleeps, fp32_head=fp32_head)
         args["trust_remote_code"] = trust_remote_code
         self._engine: Any = _start(args, None if cuda else facts.head_size)
         _living.add(self)
@@ -238,10 +240,14 @@ class VllmEngine:
         return together(answers, "VllmEngine")
 
     def sleep(self) -> None:
-        """Hand weights' and cache's memory to the learner until the next publish, on a GPU."""
+        """Hand weights' and cache's memory to the learner until the next publish, on a GPU.
+
+        Level 2 drops the weights, where level 1 would copy them to the processor's memory and back: the publish that
+        ends the sleep brings every tensor anyway.
+        """
         if self._sleeps and not self._asleep:
             with speaking_of("going to sleep"):
-                self._engine.sleep(level=1)
+                self._engine.sleep(level=2)
             self._asleep = True
 
     def stats(self) -> Metrics:

@@ -111,6 +111,7 @@ def make_engine(
             slots=slots,
             settings=rollout.vllm,
             trust_remote_code=recipe.model.trust_remote_code,
+            fp32_head=recipe.model.fp32_head,
         )
     if rollout.engine == "vllm_server":
         (url,) = server_urls(recipe)

@@ -29,6 +29,7 @@ from dapo.contracts.hooks import load
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
+from dapo.learner.determinism import reserve_workspace
 from dapo.loop.algorithm import Algorithm, Float64
 from dapo.loop.schedule import Schedule
 from dapo.loop.seeds import ADAPTER, derive_seed
@@ -204,6 +205,8 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
     disable_progress_bar()  # transformers' own bars would run across the console
     torch.set_num_threads(recipe.run.threads)
     torch.set_float32_matmul_precision(model.matmul_precision)
+    if recipe.learner.deterministic:
+        reserve_workspace()
     loaded = load_model(
         model_path(model.path, recipe, console),
         dtype=getattr(torch, model.dtype),

@@ -153,7 +153,7 @@ def test_sleep_and_wake_in_the_order_that_vllm_wants(plain, monkeypatch):
     assert said[1:] == [
         ("collective_rpc",),
         ("reset_prefix_cache",),
-        ("sleep", 1),
+        ("sleep", 2),
         ("wake_up", ["weights"]),
         ("collective_rpc",),
         ("wake_up", ["kv_cache"]),

@@ -32,5 +32,8 @@ class Learner(Section):
     """Tokens (prompts and responses) in one forward pass. Memory only: it cannot change the gradient."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Gradient clipping."""
+    deterministic: bool = False
+    """Only algorithms whose result does not depend on the order of threads. On a CPU that is so anyway; on CUDA it
+    costs speed, and without it a resumed run is another sample and not the same bits."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""

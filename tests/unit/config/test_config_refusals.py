@@ -165,6 +165,15 @@ def test_vllm_knows_no_temperature_above_two_and_clamps_the_lowest(temperature: 
         assert "from 0.01 to 2" in said
 
 
+def test_vllm_in_the_process_sits_on_the_first_device() -> None:
+    said = refusal("rollout.engine=vllm", "model.device=cuda:1")
+    assert 'model.device: "cuda:1"' in said or "model.device: cuda:1" in said
+    assert "CUDA_VISIBLE_DEVICES=1" in said
+    for fine in ("cuda", "cuda:0", "cpu"):
+        recipe_from_dict(SMALL, ["rollout.engine=vllm", f"model.device={fine}"])
+    recipe_from_dict(SMALL, ["model.device=cuda:1"])
+
+
 def test_one_reward_of_each_name_for_every_source() -> None:
     two = [{"name": "accuracy"}, {"name": "accuracy", "kind": "exact"}]
     assert "2 rewards called `accuracy`" in refusal(given={**SMALL, "rewards": two})

@@ -155,7 +155,10 @@ def test_the_probe_notices_broken_packing_in_every_precision(folder, broken_pack
 
 
 def test_the_probe_refuses_a_head_it_does_not_know(folder, monkeypatch):
-    monkeypatch.setattr(loaded.LoadedModel, "head", lambda self, hidden: self.model.get_output_embeddings()(hidden) * 2)
+    def doubled(self, hidden, sink=None):
+        return self.model.get_output_embeddings()(hidden) * 2
+
+    monkeypatch.setattr(loaded.LoadedModel, "head", doubled)
     with pytest.raises(ModelError, match="even with padded rows"):
         load_model(folder)
 
