@@ -4,15 +4,11 @@ A live response has a *seat* (a number that never changes while it lives) and a 
 responses up to a limit of tokens; one that outgrows it moves to the next, wider pool. So a short response never pays
 for a long one: attention runs per pool, with one batched product and no gather. Everything else (matrix products,
 norms) runs over all rows at once, pool after pool.
-
-On a CPU a pool has just the columns its longest row needs, and is laid out anew when that row outgrows them: the copy
-costs far less than products over memory with gaps lose (measured: a factor of 2 to 2.6 of each step's attention).
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -21,144 +17,9 @@ from torch import Tensor
 from dapo.contracts.types import IntArray
 from dapo.models.head import LOW
 from dapo.models.precision import float32_product
+from dapo.rollout.pools import FIRST_COLUMNS, GROWTH, CacheShape, FixedPool, Pool, Prefilled, pool_limits
 
-FIRST_COLUMNS = 64
-GROWTH = 4  # each pool is this many times wider than the one before
-_MIN_COLUMNS = 32  # below, torch's batched product leaves BLAS for a plain loop that is slower than the wider product
-_STEP = 8  # columns come in multiples of this, and at least an eighth more at a time
-
-
-def _columns_for(width: int, limit: int) -> int:
-    """Columns of a pool whose longest row needs ``width`` of them."""
-    step = max(_STEP, width // _STEP // _STEP * _STEP)
-    return min(limit, max(_MIN_COLUMNS, -(-width // step) * step))
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """What one token's keys and values look like."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def score_dtype(self) -> torch.dtype:
-        """Of attention scores, which are rounded to nothing less: keys with offsets make them large."""
-        return torch.promote_types(self.dtype, torch.float32)
-
-    @property
-    def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
-
-
-@dataclass(slots=True)
-class Prefilled:
-    """Keys and values of a few sequences, and what follows them."""
-
-    kv: Tensor  # [layers, 2 (key, value), sequences, kv heads, tokens, head_dim], right-padded
-    logits: Tensor  # [sequences, vocabulary]: of the token after the last one
-
-
-class Pool:
-    """Slots of equal width. Live responses occupy slots 0..n-1 whenever a batch is laid out."""
-
-    def __init__(self, shape: CacheShape, limit: int) -> None:
-        self.shape = shape
-        self.limit = limit  # longest row, its next token included
-        self.columns = limit  # columns laid out now
-        self.n = 0
-        self.holes: list[int] = []
-        self.seats = np.empty(0, dtype=np.int64)  # [rows]: who sits in each slot
-        self._storage = torch.zeros(0, dtype=shape.dtype, device=shape.device)
-        self.kv: Tensor  # [layers, 2 (key, value), rows, kv heads, columns, d]
-        self.bias: Tensor  # [rows, columns]: 0 where attention may look, -inf elsewhere
-        self._lay_out(0, limit)
-
-    @property
-    def rows(self) -> int:
-        return len(self.seats)
-
-    def _lay_out(self, rows: int, columns: int) -> None:
-        """Room for so many rows and columns; what live rows hold moves along."""
-        s, live = self.shape, min(self.n, self.rows)
-        kept = None
-        if live:
-            width = min(columns, self.columns)
-            kept = self.kv[:, :, :live, :, :width].clone(), self.bias[:live, :width]
-        if rows > self.rows:
-            # For all columns there may be, so that a new layout needs no new memory. Zeros, not empty: a masked column
-            # has weight 0, and 0 x garbage could be nan.
-            size = s.layers * 2 * rows * s.kv_heads * self.limit * s.head_dim
-            self._storage = torch.zeros(size, dtype=s.dtype, device=s.device)
-            self.seats = np.concatenate([self.seats, np.zeros(rows - self.rows, dtype=np.int64)])
-        shape = (s.layers, 2, rows, s.kv_heads, columns, s.head_dim)
-        self.columns = columns
-        self.kv = self._storage[: math.prod(shape)].view(shape)
-        self.bias = torch.full((rows, columns), -torch.inf, dtype=s.score_dtype, device=s.device)
-        if kept is not None:
-            self.kv[:, :, :live, :, : kept[0].shape[4]], self.bias[:live, : kept[1].shape[1]] = kept
-        self.flat = [layer.view(-1, s.head_dim) for layer in self.kv]  # rows of one head's keys or values
-        self.keys = [layer[0].view(-1, columns, s.head_dim) for layer in self.kv]  # [rows x kv heads, columns, d]
-        self.values = [layer[1].view(-1, columns, s.head_dim) for layer in self.kv]
-
-    def fit(self, width: int) -> None:
-        """Columns for a row of ``width`` tokens."""
-        tight = self.shape.device.type == "cpu"  # elsewhere addresses stay fixed, as a captured graph needs them
-        empty = self.n == len(self.holes)
-        if empty:
-            self.n = 0
-            self.holes.clear()
-        if width > self.columns or (tight and empty):
-            self._lay_out(self.rows, _columns_for(width, self.limit) if tight else self.limit)
-
-    def take(self, count: int) -> list[int]:
-        """``count`` free slots, holes first; grows when there are none left."""
-        slots = [self.holes.pop() for _ in range(min(count, len(self.holes)))]
-        fresh = count - len(slots)
-        if self.n + fresh > self.rows:
-            self._lay_out(max(self.n + fresh, 2 * self.rows), self.columns)
-        slots += range(self.n, self.n + fresh)
-        self.n += fresh
-        return slots
-
-    def write_lengths(self, slots: Tensor, lengths: Tensor) -> None:
-        """Attention may see the first ``lengths`` columns of each slot."""
-        columns = torch.arange(self.columns, device=self.bias.device)
-        self.bias[slots] = torch.where(columns < lengths[:, None], 0.0, -torch.inf).to(self.bias.dtype)
-
-    def fill(self, slots: list[int], rows: list[int], kv: Tensor) -> None:
-        """Copy row ``rows[i]`` of ``kv`` [layers, 2, rows, kv heads, tokens, d] into ``slots[i]``.
-
-        The responses of a group mostly get neighbouring slots, so each run of slots is one broadcast copy.
-        """
-        pairs = sorted(zip(slots, rows, strict=True))
-        start, width = 0, kv.shape[4]
-        for stop in range(1, len(pairs) + 1):
-            first, row = pairs[start]
-            if stop == len(pairs) or pairs[stop] != (first + stop - start, row):
-                self.kv[:, :, first : first + stop - start, :, :width] = kv[:, :, row : row + 1]
-                start = stop
-
-    def compact(self, length: IntArray) -> list[tuple[int, int]]:
-        """Close the holes with the last rows; returns the moves (from slot, to slot). ``length`` is by seat."""
-        holes = sorted(self.holes)
-        self.holes.clear()
-        moves: list[tuple[int, int]] = []
-        while holes:
-            last = self.n - 1
-            if holes[-1] == last:
-                holes.pop()
-            else:
-                moves.append((last, holes.pop(0)))
-            self.n = last
-        for source, target in moves:  # one strided copy each: several times cheaper than an indexed copy of all
-            used = length[self.seats[source]]
-            self.kv[:, :, target, :, :used] = self.kv[:, :, source, :, :used]
-            self.bias[target] = self.bias[source]
-        return moves
+_MOVED = 2**28  # bytes of keys and values that move to a wider pool at once: they exist twice for a moment
 
 
 class Segment:
@@ -174,9 +35,10 @@ class Segment:
         """Let attention see the column of this step's token."""
         self.pool.bias.view(-1).index_fill_(0, self.mask, 0.0)
         n, heads = self.pool.n, self.pool.n * self.pool.shape.kv_heads
-        self.keys = [keys[:heads].transpose(1, 2) for keys in self.pool.keys]
-        self.values = [values[:heads] for values in self.pool.values]
-        self.bias = self.pool.bias[:n, None]
+        columns = self.pool.columns
+        self.keys = [keys[:heads, :columns].transpose(1, 2) for keys in self.pool.keys]
+        self.values = [values[:heads, :columns] for values in self.pool.values]
+        self.bias = self.pool.bias[:n, None, :columns]
 
     def _windowed(self, positions: Tensor, window: int) -> Tensor:
         """The bias [rows, 1, columns] of a layer that sees only the last ``window`` tokens."""
@@ -250,10 +112,19 @@ class DecodeBatch:
 
 
 class SlotCache:
-    """Where every live response keeps its keys and values."""
+    """Where every live response keeps its keys and values.
 
-    def __init__(self, shape: CacheShape, seats: int) -> None:
+    Args:
+        shape: of one token's.
+        seats: responses that live at once.
+        longest: tokens of the longest of them; None: any.
+        fixed: take each pool's memory once, for all seats; None: on every device but a CPU.
+    """
+
+    def __init__(self, shape: CacheShape, seats: int, longest: int | None = None, fixed: bool | None = None) -> None:
         self.shape = shape
+        self.fixed = shape.device.type != "cpu" if fixed is None else fixed
+        self._limits = pool_limits(longest) if self.fixed and longest is not None else None
         self.pools: list[Pool] = []
         self.length = np.zeros(seats, dtype=np.int64)  # [seats]: tokens in the cache
         self._slot = np.zeros(seats, dtype=np.int64)
@@ -261,13 +132,26 @@ class SlotCache:
 
     def _pool_for(self, length: int) -> int:
         """Index of the narrowest pool with room for ``length`` tokens and the next one."""
-        index, columns = 0, FIRST_COLUMNS
-        while columns < length + 1:
-            index, columns = index + 1, columns * GROWTH
+        index = next(index for index in count() if self._limit(index) > length)
         while len(self.pools) <= index:
-            width = FIRST_COLUMNS * GROWTH ** len(self.pools)
-            self.pools.append(Pool(self.shape, width))
+            limit = self._limit(len(self.pools))
+            seats = len(self.length)
+            self.pools.append(FixedPool(self.shape, limit, seats) if self.fixed else Pool(self.shape, limit))
         return index
+
+    def _limit(self, index: int) -> int:
+        """Tokens of the longest row of pool ``index``."""
+        return FIRST_COLUMNS * GROWTH**index if self._limits is None else self._limits[index]
+
+    @property
+    def held(self) -> int:
+        """Bytes that the cache holds now."""
+        return sum(pool.held for pool in self.pools)
+
+    def give_back(self) -> None:
+        """Hand back the memory of pools in which nothing lives."""
+        for pool in self.pools:
+            pool.give_back()
 
     def _seat_in(self, index: int, seats: IntArray) -> Tensor:
         """Give ``seats`` (their lengths are set) slots in pool ``index``; returns the slots."""
@@ -311,7 +195,9 @@ class SlotCache:
                 self.remove(grown)
                 target = self._seat_in(index + 1, grown)
                 wider = self.pools[index + 1]
-                wider.kv[:, :, target, :, : pool.limit] = pool.kv[:, :, source]
+                rows = max(1, _MOVED // (pool.limit * self.shape.bytes_per_token))
+                for old, new in zip(torch.split(source, rows), torch.split(target, rows), strict=True):
+                    wider.kv[:, :, new, :, : pool.limit] = pool.kv[:, :, old, :, : pool.limit]
                 self._compact(pool)
             index += 1
 
@@ -344,9 +230,9 @@ class SlotCache:
         for pool in live:
             rows = slice(start, start + pool.n)
             slots = np.arange(pool.n)
-            counters[n : 2 * n][rows] = slots * pool.columns + lengths[rows]
+            counters[n : 2 * n][rows] = slots * pool.stride + lengths[rows]
             block = (np.arange(2)[:, None] * pool.rows * self.shape.kv_heads + np.arange(self.shape.kv_heads)).ravel()
-            write = (slots[:, None] * self.shape.kv_heads + block) * pool.columns + lengths[rows, None]
+            write = (slots[:, None] * self.shape.kv_heads + block) * pool.stride + lengths[rows, None]
             counters[2 * n :].reshape(n, kinds)[rows] = write
             start += pool.n
         moving = torch.from_numpy(counters).to(self.shape.device)

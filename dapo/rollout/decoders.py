@@ -19,9 +19,10 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.precision import exact_matmuls
 from dapo.models.probe import probe_length
 from dapo.rollout import fused
-from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
+from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.fused import FusedDecoder
 from dapo.rollout.generic import GenericDecoder, sampling_mode
+from dapo.rollout.pools import CacheShape, Prefilled
 
 log = logging.getLogger(__name__)
 

@@ -23,29 +23,17 @@ from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
-from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled, SlotCache
+from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.inbox import Inbox, check_idle
+from dapo.rollout.pools import Prefilled
 from dapo.rollout.requests import Gate, sequence_of
 from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
+from dapo.rollout.slots import check_slots, choose_slots
 from dapo.rollout.weights import take_weights, tensor_sums
 
 PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
-_TYPICAL_TOKENS = 128  # length assumed when slots are chosen
-
-
-def choose_slots(loaded: LoadedModel, shape: CacheShape) -> int:
-    """Responses that decode at once: as many as keep the cache near the size of a large CPU cache or of the weights.
-
-    Below, each step's fixed cost and the reading of the weights dominate; above, the rows' own cost does, and more
-    slots would only hold memory. On CUDA up to a third of the free memory is taken.
-    """
-    weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
-    budget = max(64 * 2**20, weights)
-    if loaded.device.type == "cuda":
-        budget = max(budget, torch.cuda.mem_get_info(loaded.device)[0] // 3)
-    return int(min(512, max(128, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
 
 
 class EmbeddedEngine:
@@ -55,16 +43,30 @@ class EmbeddedEngine:
         loaded: The model. With ``shares_weights`` it is the learner's own, else a copy that belongs to the engine.
         slots: Responses that decode at once; None: chosen from the model's size.
         shares_weights: The learner changes this very model; ``load`` then only derives fused matrices again.
+        longest: Tokens of the longest sequence (prompt and response) that will be asked for; None: not known.
+        reserve: Bytes that the learner will hold on the device beside the cache.
 
     Raises:
-        EngineError: The model cannot be decoded here; the message names ``rollout.engine: generate``.
+        EngineError: The model cannot be decoded here (the message names ``rollout.engine: generate``), or a CUDA device
+            is too small for the slots.
     """
 
-    def __init__(self, loaded: LoadedModel, *, slots: int | None = None, shares_weights: bool = True) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        slots: int | None = None,
+        shares_weights: bool = True,
+        longest: int | None = None,
+        reserve: int = 0,
+    ) -> None:
         self._loaded = loaded
         self.shares_weights = shares_weights
         self._decoder = choose_decoder(loaded)
-        self.capacity = slots or choose_slots(loaded, self._decoder.shape)
+        shape = self._decoder.shape
+        self.capacity = slots or choose_slots(loaded, shape, longest, reserve)
+        check_slots(self.capacity, loaded, shape, longest, reserve)
+        self._longest = longest
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model, loaded.exact_positions)
@@ -76,7 +78,7 @@ class EmbeddedEngine:
 
     def _clear(self) -> None:
         self._roster = Roster(self.capacity, self._gate.vocabulary)
-        self._cache = SlotCache(self._decoder.shape, self.capacity)
+        self._cache = SlotCache(self._decoder.shape, self.capacity, self._longest)
         self._batch: DecodeBatch | None = None  # None: rows have changed
         self._tokens: Tensor | None = None  # [rows] input of the next step, when the rows have not changed
 
@@ -89,8 +91,15 @@ class EmbeddedEngine:
         """Queue requests, in order of (priority, arrival).
 
         Raises:
-            EngineError: A key that has not come back yet, or a request that does not fit the model; none is taken.
+            EngineError: A key that has not come back yet, or a request that does not fit the model or the longest
+                sequence that this engine was made for; none is taken.
         """
+        for request in requests:
+            tokens = len(request.prompt_ids) + request.sampling.max_tokens
+            if self._longest is not None and tokens > self._longest:
+                raise EngineError(
+                    f"request {request.key} may grow to {tokens} tokens; this engine was made for {self._longest}"
+                )
         for request in self._inbox.accept(requests, self.clock):
             self._waiting[sequence_of(request).tobytes()] += 1
 
@@ -147,7 +156,13 @@ class EmbeddedEngine:
         return None if self.shares_weights else tensor_sums(self._loaded.model)
 
     def sleep(self) -> None:
-        """The cache is small beside what it would cost to make again: it stays."""
+        """Hand the cache's memory to the learner, on a GPU and unless responses live in it. A CPU's cache stays."""
+        if not self._cache.fixed:
+            return
+        self._batch = self._tokens = None
+        self._cache.give_back()
+        if self._loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def stats(self) -> Metrics:
         """Counters since construction."""

@@ -24,7 +24,8 @@ from dapo.models.adapter import weight_of
 from dapo.models.attention import causal_attention
 from dapo.models.checksum import same_bits
 from dapo.models.loaded import LoadedModel
-from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled
+from dapo.rollout.cache import DecodeBatch
+from dapo.rollout.pools import CacheShape, Prefilled
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the length

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from dapo.errors import EngineError
 from dapo.models import attention
 from dapo.models.loaded import LoadedModel
-from dapo.rollout.cache import CacheShape, DecodeBatch, Prefilled
+from dapo.rollout.cache import DecodeBatch
+from dapo.rollout.pools import CacheShape, Prefilled
 
 # Keyword arguments of transformers' attention calls that change what is computed and that no context here knows.
 _UNSUPPORTED = ("softcap", "s_aux")

@@ -61,6 +61,7 @@ def _make(order: EngineOrder) -> Engine:
             slots=order.slots,
             settings=order.rollout.vllm,
             trust_remote_code=order.trust_remote_code,
+            fp32_head=order.fp32_head,
         )
     disable_progress_bar()
     loaded = load_model(
@@ -71,8 +72,9 @@ def _make(order: EngineOrder) -> Engine:
         attention_mode="padded",  # packing is the learner's
         fp32_head=order.fp32_head,
     )
-    make = GenerateEngine if order.rollout.engine == "generate" else EmbeddedEngine
-    return make(loaded, slots=order.slots, shares_weights=False)
+    if order.rollout.engine == "generate":
+        return GenerateEngine(loaded, slots=order.slots, shares_weights=False)
+    return EmbeddedEngine(loaded, slots=order.slots, shares_weights=False, longest=order.longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
+from dapo.run.parts import needs_reference
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
@@ -75,7 +76,14 @@ def _installed(*distributions: str) -> str:
 
 
 def make_engine(
-    recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, weights: Path | None, run: Path | None
+    recipe: Recipe,
+    facts: ModelFacts,
+    loaded: LoadedModel,
+    *,
+    longest: int,
+    weights: Path | None,
+    run: Path | None,
+    learner: bool = True,
 ) -> Engine:
     """The engine that the recipe names. A single embedded or plain one shares the learner's weights.
 
@@ -86,6 +94,7 @@ def make_engine(
         longest: Tokens of the longest sequence that will be asked for.
         weights: From ``weights_folder``: where the learner publishes to.
         run: The run's folder; None: there is none.
+        learner: Whether one will hold its state on the same device.
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
@@ -116,7 +125,15 @@ def make_engine(
     if rollout.engine == "vllm_server":
         (url,) = server_urls(recipe)
         return _server_engine(rollout, url, facts, longest, weights, slots)
-    return EmbeddedEngine(loaded, slots=slots)
+    reserve = learner_state(recipe, facts) if learner else 0
+    return EmbeddedEngine(loaded, slots=slots, longest=longest, reserve=reserve)
+
+
+def learner_state(recipe: Recipe, facts: ModelFacts) -> int:
+    """Bytes that a learner holds beside the weights between two steps: moments, float32 masters, a reference."""
+    low = recipe.model.dtype != "float32"
+    reference = needs_reference(recipe) and not recipe.algorithm.reference.offload
+    return facts.parameters * (8 + 4 * low + (2 if low else 4) * reference)
 
 
 def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None) -> Path | None:

@@ -130,7 +130,9 @@ class Session:
             weights = weights_folder(recipe, facts, folder)
             longest = _longest(recipe, data)
             if given.engine is None:
-                engine = make_engine(recipe, facts, loaded, longest=longest, weights=weights, run=folder)
+                engine = make_engine(
+                    recipe, facts, loaded, longest=longest, weights=weights, run=folder, learner=training
+                )
             else:
                 context = replace(context, facts=facts, model=loaded.model, longest=longest, weights=weights)
                 engine = make_engine_of(given.engine, context)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.rollout.cache import FIRST_COLUMNS, CacheShape, Prefilled, SlotCache
+from dapo.rollout.cache import SlotCache
+from dapo.rollout.pools import FIRST_COLUMNS, CacheShape, Prefilled
 
 SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=4, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -56,11 +57,11 @@ def _step(cache, reference, batch, generator, window=None):
     cache.advance(batch)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_rows_come_and_go_and_grow(data):
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.booleans())
+def test_rows_come_and_go_and_grow(data, fixed):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    cache, reference = SlotCache(SHAPE, seats=12), _Reference()
+    cache, reference = SlotCache(SHAPE, seats=12, longest=FIRST_COLUMNS + 90, fixed=fixed), _Reference()
     batch = None
     for _ in range(data.draw(st.integers(1, 6))):
         free = [seat for seat in range(12) if seat not in reference.kv]
@@ -82,6 +83,9 @@ def test_rows_come_and_go_and_grow(data):
             cache.remove(np.array(leaving))
             for seat in leaving:
                 del reference.kv[seat]
+            batch = None
+        if data.draw(st.booleans()):
+            cache.give_back()
             batch = None
 
 

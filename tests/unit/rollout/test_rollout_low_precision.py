@@ -8,10 +8,11 @@ import torch
 
 from dapo.models import agreement, precision
 from dapo.models.probe import probe
-from dapo.rollout import cache, decoders
-from dapo.rollout.cache import CacheShape, Prefilled, SlotCache
+from dapo.rollout import cache, decoders, pools
+from dapo.rollout.cache import SlotCache
 from dapo.rollout.fused import FusedDecoder
 from dapo.rollout.generic import GenericDecoder
+from dapo.rollout.pools import CacheShape, Prefilled
 
 
 def with_offsets(loaded, size: float):
@@ -54,12 +55,12 @@ def test_a_model_that_rounds_a_lot_is_no_reason_either(fresh, monkeypatch):
 
 
 def test_a_wrong_mask_is_refused_however_much_the_model_rounds(offset, monkeypatch):
-    write = cache.Pool.write_lengths
+    write = pools.Pool.write_lengths
 
     def one_more(self, slots, lengths):
         write(self, slots, (lengths - 1).clamp(min=1))
 
-    monkeypatch.setattr(cache.Pool, "write_lengths", one_more)
+    monkeypatch.setattr(pools.Pool, "write_lengths", one_more)
     assert "differ" in decoders.difference(offset, FusedDecoder(offset))
 
 

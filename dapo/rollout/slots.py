@@ -1,0 +1,81 @@
+"""How many responses decode at once in the embedded engine: chosen, or refused, before anything is decoded."""
+
+from __future__ import annotations
+
+import torch
+
+from dapo.errors import EngineError
+from dapo.models.loaded import LoadedModel
+from dapo.rollout.pools import CacheShape, fixed_bytes
+
+_TYPICAL_TOKENS = 128  # length assumed on a CPU, where pools take what their rows need
+_UNKNOWN_LONGEST = 1024  # assumed elsewhere where nobody says
+_MOST = 512
+_SAMPLING = 24  # bytes for each slot and word while a token is drawn: logits, log-softmax, exponentials, float64 sums
+_SPARE = 0.9  # share of the free memory that may be planned; the rest is the allocator's
+
+
+def choose_slots(loaded: LoadedModel, shape: CacheShape, longest: int | None = None, reserve: int = 0) -> int:
+    """Responses that decode at once.
+
+    On a CPU as many as keep the cache near the size of a large CPU cache or of the weights: below, each step's fixed
+    cost and the reading of the weights dominate; above, the rows' own cost does, and more slots would only hold memory.
+    On CUDA as many as fit with all of them at ``longest`` tokens, at most 512.
+
+    Args:
+        loaded: the model.
+        shape: of its cache.
+        longest: tokens of the longest sequence; None: not known.
+        reserve: bytes that the learner will hold beside the cache.
+
+    Raises:
+        EngineError: not even one fits.
+    """
+    if loaded.device.type != "cuda":
+        weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+        budget = max(64 * 2**20, weights)
+        return int(min(_MOST, max(128, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
+    fitting = _fitting(loaded, shape, longest or _UNKNOWN_LONGEST, reserve)
+    if not fitting:
+        raise EngineError(_too_small(loaded, shape, longest or _UNKNOWN_LONGEST, reserve))
+    return min(_MOST, fitting)
+
+
+def check_slots(slots: int, loaded: LoadedModel, shape: CacheShape, longest: int | None, reserve: int = 0) -> None:
+    """Refuse on CUDA what would not fit if all responses grew to ``longest`` tokens; arguments as above.
+
+    Raises:
+        EngineError: with the number that fits.
+    """
+    if loaded.device.type != "cuda" or longest is None:
+        return
+    fitting = _fitting(loaded, shape, longest, reserve)
+    if fitting < slots:
+        move = f"set rollout.slots to at most {fitting}" if fitting else _too_small(loaded, shape, longest, reserve)
+        raise EngineError(
+            f"rollout.slots = {slots} responses of up to {longest} tokens need "
+            f"{slots * _of_one(loaded, shape, longest) / 2**30:.1f} GiB for keys, values and sampling, more than "
+            f"the device has free beside what the learner will hold ({reserve / 2**30:.1f} GiB): {move}"
+        )
+
+
+def _of_one(loaded: LoadedModel, shape: CacheShape, longest: int) -> int:
+    """Bytes of one slot."""
+    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
+    return fixed_bytes(shape, 1, longest) + _SAMPLING * int(vocabulary)
+
+
+def _fitting(loaded: LoadedModel, shape: CacheShape, longest: int, reserve: int) -> int:
+    free = torch.cuda.mem_get_info(loaded.device)[0]
+    unused = torch.cuda.memory_reserved(loaded.device) - torch.cuda.memory_allocated(loaded.device)
+    budget = int(_SPARE * (free + unused)) - reserve
+    return max(0, budget // _of_one(loaded, shape, longest))
+
+
+def _too_small(loaded: LoadedModel, shape: CacheShape, longest: int, reserve: int) -> str:
+    return (
+        f"the device has no room for the keys and values of one response of {longest} tokens "
+        f"({_of_one(loaded, shape, longest) / 2**30:.2f} GiB) beside what the learner will hold "
+        f"({reserve / 2**30:.1f} GiB): lower rollout.max_response_tokens or "
+        "data.max_prompt_tokens, take a smaller model, or rollout.engine: vllm"
+    )
