@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
 from dapo.contracts.protocols import Engine, PromptStream, Scorer
+from dapo.contracts.seeds import TRAINING, derive_seed
 from dapo.contracts.types import (
     Completion,
     Group,
@@ -25,7 +26,6 @@ from dapo.contracts.types import (
     StepBatch,
 )
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.seeds import TRAINING, derive_seed
 
 
 @dataclass(slots=True)

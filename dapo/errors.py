@@ -77,11 +77,16 @@ class MachineError(DapoError, RuntimeError):
     """The machine refuses memory, threads or processes: nothing that was given is wrong."""
 
 
-def of_the_machine(error: BaseException) -> DapoError | None:
+def of_the_machine(error: BaseException, doing: str = "") -> DapoError | None:
     """What a machine refused, as an error that says so; None for any other error.
 
     Libraries pass such refusals on inside errors of their own, and who catches those would blame a model or a file.
+
+    Args:
+        error: what was caught.
+        doing: what failed by it, for the message; "": nothing in particular.
     """
+    failed = f"{doing} failed, and not because of what was given: " if doing else ""
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
         if found := re.search(r"\(os error (\d+)\)", str(cause)):  # how safetensors tells it
@@ -90,22 +95,46 @@ def of_the_machine(error: BaseException) -> DapoError | None:
             where = getattr(cause, "filename", None)
             place = f"{where} cannot be written" if where else "a file cannot be written"
             reason = os.strerror(number)
-            return DiskError(f"{place}: {reason}. Make room (or the disk writable), and try again", reason)
+            return DiskError(f"{failed}{place}: {reason}. Make room (or the disk writable), and try again", reason)
         text = str(cause).lower()
         if number in (errno.EMFILE, errno.ENFILE):
-            return MachineError(f"too many files are open here ({cause}): raise the limit (`ulimit -n`)")
-        if "can't start new thread" in text or "unable to create new thread" in text or number == errno.EAGAIN:
+            return MachineError(f"{failed}too many files are open here ({cause}): raise the limit (`ulimit -n`)")
+        if any(sign in text for sign in _NO_THREAD) or number == errno.EAGAIN:
             return MachineError(
-                f"this machine starts no further thread or process ({cause}): its limit is met (`ulimit -u`, a "
-                "container's pids limit, or other programs). Nothing is wrong with recipe, model or data; try again "
+                f"{failed}this machine starts no further thread or process ({cause}): its limit is met (`ulimit -u`, "
+                "a container's pids limit, or other programs). Nothing is wrong with recipe, model or data; try again "
                 "when there is room, or with fewer run.reward_workers and run.threads"
             )
-        if isinstance(cause, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
+        if type(cause).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
             return MachineError(
-                f"this machine has no memory left ({type(cause).__name__}: {cause}). Use a smaller model, fewer "
-                "rollout.slots, or smaller learner.microbatch_tokens; `dapo check` estimates the need"
+                f"{failed}the device has no memory left ({first_line(cause)}). Free it, use a smaller model or type, "
+                "fewer rollout.slots, or smaller learner.microbatch_tokens; `dapo check` estimates the need"
+            )
+        if isinstance(cause, MemoryError) or number == errno.ENOMEM or any(sign in text for sign in _NO_MEMORY):
+            return MachineError(
+                f"{failed}this machine has no memory left ({type(cause).__name__}: {cause}). Use a smaller model, "
+                "fewer rollout.slots, or smaller learner.microbatch_tokens; `dapo check` estimates the need"
             )
     return None
+
+
+_NO_THREAD = ("can't start new thread", "unable to create new thread", "resource temporarily unavailable")
+_NO_MEMORY = ("can't allocate memory", "cannot allocate memory")
+
+
+def raise_for_machine(error: BaseException, doing: str) -> None:
+    """Name a cause that lies with the machine and not with what was given; returns if it does not.
+
+    Raises:
+        DiskError, MachineError: see ``of_the_machine``.
+    """
+    if told := of_the_machine(error, doing):
+        raise told from error
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of what an error says, in at most 300 characters."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

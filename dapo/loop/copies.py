@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from dapo.contracts.enums import Disposition
+from dapo.contracts.seeds import COPIES, derive_seed
 from dapo.contracts.types import Group
-from dapo.loop.seeds import COPIES, derive_seed
 
 
 def copies(batch: Sequence[Group], prompts_per_step: int, *, first_id: int, seed: tuple[int, int]) -> list[Group]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dapo.contracts.evaluation import Evaluated, EvaluationResult
+from dapo.contracts.seeds import EVALUATION, derive_seed
 from dapo.contracts.types import (
     Completion,
     EvaluationProgress,
@@ -23,7 +24,6 @@ from dapo.contracts.types import (
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation_metrics import kind_of, reason_of, result_of
 from dapo.loop.rollouts import Rollouts
-from dapo.loop.seeds import EVALUATION, derive_seed
 
 log = logging.getLogger(__name__)
 

@@ -170,7 +170,7 @@ def _overall(sets: Sequence[Metrics]) -> Metrics:
     for key in dict.fromkeys(key for of_set in sets for key in of_set):
         values = [of_set[key] for of_set in sets if key in of_set]
         counts = key in _COUNTS or key.startswith("unscored_")
-        out[key] = float(sum(values)) if counts else _mean(values)
+        out[key] = sum(values) if counts else _mean(values)
     return out
 
 

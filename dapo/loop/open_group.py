@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dapo.contracts.seeds import TRAINING, derive_seeds
 from dapo.contracts.types import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
-from dapo.loop.seeds import TRAINING, derive_seeds
 from dapo.loop.state import (
     completion_state,
     empty_partial,

@@ -108,7 +108,7 @@ class Trainer:
         self.ended_early = ""  # why there was no further batch before ``trainer.steps``
         self.notices = Notices(recorder, algorithm)
         self._saved_at: int | None = None
-        self._evaluated_at: int | None = None
+        self._evaluated_at = -1  # the step after which the last evaluation took place
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
 
     def run(self) -> bool:
@@ -131,6 +131,8 @@ class Trainer:
             if self.counters.training_steps == 0:
                 self._publish()
                 self._first_evaluation()
+            else:
+                self._make_up_evaluation()
             try:
                 while self.counters.training_steps < self.steps and not interrupt.requested and not self.stopped_by:
                     done = self._train_step()
@@ -279,6 +281,12 @@ class Trainer:
             if self._silent_sets:
                 raise AccuracyUnknown(silent(self._silent_sets))
 
+    def _make_up_evaluation(self) -> None:
+        """An engine or verifier that was lost took the evaluation of the last step along: a resume makes it up."""
+        step = self.counters.training_steps
+        if self._evaluated_at != step and (metrics := self._evaluate_if_due(step)):
+            self._record(step, metrics)  # a line of its own, which readers join to the step's
+
     def _evaluate_if_due(self, step: int) -> Metrics:
         every = self.evaluate_every
         if self.evaluator is None or not every or (step % every and step != self.steps):
@@ -335,6 +343,7 @@ class Trainer:
             "collector": self.collector.state(),
             "sync_check": self.check_sync.state(),
             "entropy": self.entropy.state(),
+            "evaluated_at": self._evaluated_at,
             "recorder": self.recorder.state(),
         }
         save_state(state, folder)
@@ -363,10 +372,11 @@ class Trainer:
             if "sync_check" in state:  # not in a checkpoint of the first release
                 self.check_sync.load(state["sync_check"])
             self.entropy.load(state.get("entropy", []))
+            evaluated_at = int(state.get("evaluated_at", counters.training_steps))  # not in older checkpoints
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
         with as_damage(folder, "learner/"):
             self.learner.load(folder / "learner")
-        self.counters = counters
+        self.counters, self._evaluated_at = counters, evaluated_at
         self.phases.step = counters.training_steps
         self._publish()
         return saved

@@ -10,12 +10,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dapo.contracts.model import ModelFacts
-from dapo.errors import ModelError, of_the_machine
+from dapo.errors import ModelError, first_line, raise_for_machine
 from dapo.models.adapter import shapes
 from dapo.models.checksum import dtype_name
 from dapo.models.load import check_vocabulary, fingerprint_of, pad_token_of, stop_tokens_of, torch_dtype
 from dapo.models.loaded import LoadedModel
-from dapo.models.machine import first_line
 from dapo.models.positions import exact_positions
 from dapo.models.tokenizer import load_tokenizer
 
@@ -90,8 +89,7 @@ def _without_weights(name: str, dtype: str, trust_remote_code: bool) -> Any:
     except ModelError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
-        if told := of_the_machine(error):
-            raise told from error
+        raise_for_machine(error, f"reading {name!r}")
         raise ModelError(
             f"model.path: {name} cannot be loaded: {first_line(error)}; give the folder of a Hugging Face causal "
             "language model, or a hub name that can be reached from here"

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from dapo.config.schema import Lora
-from dapo.errors import ModelError
+from dapo.errors import DapoError, ModelError, first_line, raise_for_machine
 from dapo.models import attention
 from dapo.models.adapter import add_adapter
 from dapo.models.loaded import LoadedModel
-from dapo.models.machine import first_line, raise_for_machine
 from dapo.models.positions import exact_positions
 from dapo.models.probe import probe, unseen_threshold
 from dapo.models.tokenizer import load_tokenizer
@@ -379,7 +378,7 @@ def _check_training_mode(loaded: LoadedModel) -> None:
 def _probe(loaded: LoadedModel) -> str | None:
     try:
         return probe(loaded)
-    except ModelError:
+    except DapoError:
         raise
     except Exception as error:  # whatever a model's own code raises
         raise_for_machine(error, f"a forward pass of {loaded.name}")

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from dapo.contracts.types import TokenRow
+from dapo.errors import raise_for_machine
 from dapo.models import attention
 from dapo.models.agreement import LOW_PRECISION, disagreement, float32_outputs
 from dapo.models.loaded import LoadedModel
-from dapo.models.machine import raise_for_machine
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
 from dapo.models.precision import exact_matmuls

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo.errors import ModelError
-from dapo.models.machine import first_line, raise_for_machine
+from dapo.errors import ModelError, first_line, raise_for_machine
 
 PROBE_TEXT = "Solve: 4 +7 -8 = ?  \\boxed{3.5} x^2, don't\n<b>Ünïcode</b> 12345 日本"
 

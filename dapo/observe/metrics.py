@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,8 @@ from dapo.contracts.glossary import lookup, undefined
 from dapo.observe.jsonl import JsonlWriter, cut_jsonl, read_jsonl
 
 log = logging.getLogger(__name__)
+
+_TRAINED, _EVALUATED = "counters/trained_tokens", "validation/accuracy"
 
 Row = dict[str, Any]
 """``step`` (int) and metrics: float, int, or None where the number was not finite."""
@@ -55,8 +58,33 @@ def unknown_keys(keys: Iterable[str]) -> list[str]:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Rows in order of writing. A half-written last line (of a running or killed process) is left out."""
-    return read_jsonl(path)
+    """One row a step, see ``in_order``. A half-written last line (of a running or killed process) is left out."""
+    return in_order(read_jsonl(path))
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """One row a step, in order of steps: a step that was done again replaces the first.
+
+    Where the data end, and on a resume behind a lost evaluation, the last step is evaluated after its line was
+    written: that line of its own is joined to it.
+    """
+    if all(a["step"] < b["step"] for a, b in itertools.pairwise(rows)):
+        return rows
+    by_step: dict[int, Row] = {}
+    for row in rows:
+        known = by_step.get(row["step"])
+        late = known is not None and _TRAINED in known and _TRAINED not in row and _EVALUATED in row
+        by_step[row["step"]] = _joined(known, row) if known is not None and late else row
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _joined(row: Row, late: Row) -> Row:
+    """A step's row with its late evaluation: seconds add up."""
+    both = row | late
+    for key in row.keys() & late.keys():
+        if key.startswith("time/") and row[key] is not None and late[key] is not None:
+            both[key] = row[key] + late[key]
+    return both
 
 
 def truncate_after(path: Path, step: int) -> int:

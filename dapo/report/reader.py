@@ -6,7 +6,6 @@ Nothing here raises for that: what cannot be read is left out, and ``Run.notes``
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -24,7 +23,7 @@ from dapo.contracts.phases import Span
 from dapo.errors import RecipeError
 from dapo.observe import jsonl, machine
 from dapo.observe.files import open_regular, read_regular
-from dapo.observe.metrics import Row
+from dapo.observe.metrics import Row, in_order
 from dapo.observe.run_folder import RunFolder, is_held
 from dapo.observe.samples import Sample
 from dapo.observe.status import read_status
@@ -40,7 +39,6 @@ LOG_LINES = 40
 """Lines of log.txt that are kept, from its end."""
 _LOG_BYTES = 64 * 1024
 _COMPARED = 256
-_TRAINED, _EVALUATED = "counters/trained_tokens", "validation/accuracy"
 _TOGETHER = 256
 """Lines parsed at once: their keys are then one object each, which halves time and memory."""
 _LATEST, _LONGEST_SPAN = 1e11, 1e9
@@ -121,7 +119,7 @@ def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = Fals
     run.status_record = _read_status(run)
     run.held = is_held(folder.path) or _is_ours(run.status_record)
     run.log_tail = _tail(run, folder.log)
-    run.rows = _in_order(_read_lines(run, folder.metrics, _row, earlier.rows if earlier else [], earlier))
+    run.rows = in_order(_read_lines(run, folder.metrics, _row, earlier.rows if earlier else [], earlier))
     if not light:
         machines = folder.path / machine.FILE
         run.machines = _read_lines(run, machines, machine_of, earlier.machines if earlier else [], earlier)
@@ -308,30 +306,6 @@ def _row(record: Any) -> Row | None:
     if _step(record) is None:
         return None
     return {_key(key): _number(value) for key, value in record.items()}
-
-
-def _in_order(rows: list[Row]) -> list[Row]:
-    """One row a step, in order of steps: a step that was done again replaces the first.
-
-    Where the data ends, the last step is evaluated after its row was written: that row of its own is joined to it.
-    """
-    if all(a["step"] < b["step"] for a, b in itertools.pairwise(rows)):
-        return rows
-    by_step: dict[int, Row] = {}
-    for row in rows:
-        known = by_step.get(row["step"])
-        late = known is not None and _TRAINED in known and _TRAINED not in row and _EVALUATED in row
-        by_step[row["step"]] = _joined(known, row) if known is not None and late else row
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def _joined(row: Row, late: Row) -> Row:
-    """A step's row with its late evaluation: seconds add up."""
-    both = row | late
-    for key in row.keys() & late.keys():
-        if key.startswith("time/") and row[key] is not None and late[key] is not None:
-            both[key] = row[key] + late[key]
-    return both
 
 
 def _sample(record: Any) -> Sample | None:

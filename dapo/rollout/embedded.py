@@ -25,9 +25,9 @@ from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.decoders import choose_decoder
-from dapo.rollout.inbox import Inbox, check_idle
+from dapo.rollout.inbox import Inbox, check_idle, lost_to_the_machine
 from dapo.rollout.pools import Prefilled
-from dapo.rollout.requests import Gate, sequence_of
+from dapo.rollout.requests import Gate, sequence_of, token_count
 from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.slots import check_slots, choose_slots
@@ -107,11 +107,15 @@ class EmbeddedEngine:
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
         """Decode until at least one response has ended, or nothing is left; with ``timeout`` a step at least, and no
         further one after so many seconds.
+
+        Raises:
+            EngineError: the machine has no memory left.
         """
         events = self._inbox.take_ended()
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not events and (len(self._inbox.queue) or len(self._roster)):
-            events = self._step()
+            with lost_to_the_machine():
+                events = self._step()
             if time.monotonic() >= until:
                 break
         return self._inbox.hand_out(events)
@@ -183,9 +187,13 @@ class EmbeddedEngine:
             self._batch = self._cache.layout()
             self._tokens = None
         batch = self._batch
-        if self._tokens is None:
-            self._tokens = torch.from_numpy(self._roster.last[batch.seats]).to(self._loaded.device)
-        logits = self._decoder.decode(self._tokens, batch)
+        try:
+            if self._tokens is None:
+                self._tokens = torch.from_numpy(self._roster.last[batch.seats]).to(self._loaded.device)
+            logits = self._decoder.decode(self._tokens, batch)
+        except BaseException:  # ``abort`` gives back what ended with its first token, too
+            self._inbox.keep(events)
+            raise
         self.clock += 1
         self._stats.update(decode_steps=1, slot_steps=self.capacity, busy_slot_steps=len(batch.seats))
         self._cache.advance(batch)
@@ -233,7 +241,7 @@ class EmbeddedEngine:
         for prefilled in source.values():
             chosen = [i for i, name in enumerate(names) if self._prefilled[name][0] is prefilled]
             rows = np.array([self._prefilled[names[i]][1] for i in chosen], dtype=np.int64)
-            lengths = np.array([len(names[i]) // 8 for i in chosen], dtype=np.int64)
+            lengths = np.array([token_count(names[i]) for i in chosen], dtype=np.int64)
             seats = self._roster.seat([requests[i] for i in chosen], self.version)
             self._cache.insert(seats, lengths, prefilled, rows)
             self._batch = None
@@ -255,7 +263,7 @@ class EmbeddedEngine:
         start = 0
         while start < len(ordered):
             stop = start + 1
-            while stop < len(ordered) and (stop + 1 - start) * len(ordered[stop]) // 8 <= PREFILL_TOKENS:
+            while stop < len(ordered) and (stop + 1 - start) * token_count(ordered[stop]) <= PREFILL_TOKENS:
                 stop += 1
             part = [np.frombuffer(name, dtype=np.int64) for name in ordered[start:stop]]
             lengths = [len(tokens) for tokens in part]

@@ -21,7 +21,7 @@ from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, Tenso
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
-from dapo.rollout.inbox import Inbox, check_idle
+from dapo.rollout.inbox import Inbox, check_idle, lost_to_the_machine
 from dapo.rollout.requests import Gate, sequence_of
 from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
@@ -97,12 +97,17 @@ class GenerateEngine:
         self._inbox.accept(requests, self.clock)
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
-        """Run one batch to its end, which no ``timeout`` can interrupt."""
+        """Run one batch to its end, which no ``timeout`` can interrupt.
+
+        Raises:
+            EngineError: the machine has no memory left.
+        """
         events, queue = self._inbox.take_ended(), self._inbox.queue
         if not events and len(queue):
             requests = [queue.pop() for _ in range(min(self.capacity, len(queue)))]
             try:
-                events = self._run(requests)
+                with lost_to_the_machine():
+                    events = self._run(requests)
             except BaseException:  # out of memory, Ctrl-C: ``abort`` still gives everything back
                 for request in requests:
                     queue.push(request)

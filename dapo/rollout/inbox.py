@@ -5,11 +5,12 @@ Engines in this process keep their waiting requests here as well (:class:`Inbox`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Key, SampleEvent, SampleRequest
-from dapo.errors import EngineError
+from dapo.errors import DapoError, EngineError, of_the_machine
 from dapo.rollout.requests import Gate, Queue, empty_event, ended_before
 
 
@@ -45,6 +46,21 @@ def check_idle(unfinished: int, in_flight: str) -> None:
         )
 
 
+@contextmanager
+def lost_to_the_machine() -> Iterator[None]:
+    """What the machine refuses while an engine computes is the loss of the engine; ``abort`` still gives it all back.
+
+    Raises:
+        EngineError: memory, threads or disk ran out.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, DapoError) and (told := of_the_machine(error, "making responses")):
+            raise EngineError(str(told)) from error
+        raise
+
+
 class Inbox:
     """Waiting requests, and responses that ended before they were asked for, of an engine in this process."""
 
@@ -76,6 +92,10 @@ class Inbox:
             self.queue.push(request)
             waiting.append(request)
         return waiting
+
+    def keep(self, events: Iterable[SampleEvent]) -> None:
+        """What ended, and cannot be handed out just now."""
+        self._ended += events
 
     def take_ended(self) -> list[SampleEvent]:
         """What ended without being decoded, once."""

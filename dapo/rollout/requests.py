@@ -24,6 +24,11 @@ def sequence_of(request: SampleRequest) -> IntArray:
     return np.concatenate([prompt, np.asarray(request.prefix.token_ids, dtype=np.int64)])
 
 
+def token_count(sequence: bytes) -> int:
+    """Tokens of a ``sequence_of`` that was made bytes."""
+    return len(sequence) // np.dtype(np.int64).itemsize
+
+
 class Gate:
     """Refuses requests that cannot be decoded."""
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.contracts.enums import FinishReason
+from dapo.contracts.seeds import stream_keys, uniforms
 from dapo.contracts.types import IntArray, Key, SampleEvent, SampleRequest
-from dapo.rollout.sampling import Law, law_of, stream_keys, uniforms
+from dapo.rollout.sampling import Law, law_of
 
 
 @dataclass(slots=True)

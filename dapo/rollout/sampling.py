@@ -1,7 +1,8 @@
-"""Drawing tokens: counter-based uniform numbers, truncation, inverse-CDF sampling with exact log-probabilities.
+"""Drawing tokens: truncation, inverse-CDF sampling with exact log-probabilities.
 
-The uniform number behind token t of a request is a pure function of (request seed, t). So which slot a response
-decodes in, what decodes beside it, and whether it was interrupted and continued from a prefix cannot change it.
+The uniform number behind token t of a request is a pure function of (request seed, t), ``dapo.contracts.seeds``. So
+which slot a response decodes in, what decodes beside it, and whether it was interrupted and continued from a prefix
+cannot change it.
 """
 
 from __future__ import annotations
@@ -9,44 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.contracts.types import SamplingParams
-
-# SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators").
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
-_LAST_SHIFT = np.uint64(31)
-
-
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser: a bijection of 64-bit words in which every input bit reaches every output bit."""
-    for shift, factor in _MIX:
-        z = (z ^ (z >> shift)) * factor
-    return z ^ (z >> _LAST_SHIFT)
-
-
-def stream_keys(seeds: Sequence[int]) -> NDArray[np.uint64]:
-    """Starting state of each request's stream [requests]; mixing keeps neighbouring seeds' streams apart."""
-    return _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64) + _GAMMA)
-
-
-def uniforms(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The uniform number in (0, 1) behind response token ``index`` of each stream: 53 bits of a counter-based hash.
-
-    Args:
-        keys: [rows] from :func:`stream_keys`.
-        index: [rows] index t of the token in its whole response, prefix included.
-    """
-    words = _mix(keys + (index.astype(np.uint64) + np.uint64(1)) * _GAMMA)
-    # The half keeps the number off 0 and 1, so that u * total lies strictly inside the distribution.
-    return np.asarray(((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
 
 
 class Law(NamedTuple):

@@ -29,11 +29,11 @@ from torch import Tensor
 from dapo.config.schema import Vllm
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.model import ModelFacts
+from dapo.contracts.seeds import generator_seed
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
-from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, shared_memory, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path

@@ -31,6 +31,12 @@ MEMORY = [
     OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. Error code 12"),
 ]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's is called."""
+
+
 DISK = [
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/y"),
     OSError(errno.EROFS, os.strerror(errno.EROFS)),
@@ -44,6 +50,7 @@ DISK = [
     ("cause", "kind", "said"),
     [(c, MachineError, "no further thread or process") for c in THREADS]
     + [(c, MachineError, "no memory left") for c in MEMORY]
+    + [(OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), MachineError, "the device has no memory left")]
     + [(OSError(errno.EMFILE, "Too many open files"), MachineError, "ulimit -n")]
     + [(c, DiskError, "cannot be written") for c in DISK],
 )

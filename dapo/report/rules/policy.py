@@ -149,21 +149,22 @@ def sampler_gap(facts: Facts) -> Found | None:
 
 
 def sync_gap(facts: Facts) -> Found | None:
-    """The check after each publish: what the engine runs against what the learner has."""
-    tolerance = facts.setting("trainer.sync_check_tolerance", 0.05)
-    over = facts.where("train/sync_gap", lambda value: value >= SYNC_WARN * tolerance)
+    """The check after each publish: what the engine runs against what the learner has, by what the check let pass."""
+    known = dict(zip(*facts.series("train/sync_accepted"), strict=True))
+    otherwise = facts.setting("trainer.sync_check_tolerance", 0.05)  # of a run that did not record it
+    found = [(step, gap, known.get(step, otherwise)) for step, gap in zip(*facts.series("train/sync_gap"), strict=True)]
+    over = [(gap / accepted, step, gap, accepted) for step, gap, accepted in found if gap >= SYNC_WARN * accepted > 0]
     if not over:
         return None
-    worst = max(facts.values("train/sync_gap"))
+    worst, _, gap, accepted = max(over)
     return Found(
-        "bad" if worst >= tolerance else "warn",
+        "bad" if worst >= 1.0 else "warn",
         "After a publish the engine is not what the learner is",
-        f"Right after weights were handed over, log-probabilities differed by up to {number(worst)} nats; the run "
-        "stops "
-        f"above {number(tolerance)}.",
-        over[0],
-        over[-1],
-        ["train/sync_gap"],
+        f"Right after weights were handed over, log-probabilities differed by {number(gap)} nats at the worst; above "
+        f"{number(accepted)} the run would have stopped.",
+        min(step for _, step, _, _ in over),
+        max(step for _, step, _, _ in over),
+        ["train/sync_gap", "train/sync_accepted"],
     )
 
 
@@ -294,7 +295,7 @@ RULES = (
     ),
     Rule(
         "sync_gap",
-        f"{percent(SYNC_WARN, 0)} of trainer.sync_check_tolerance, 0.05 nats where it is not set (bad from all of it)",
+        f"{percent(SYNC_WARN, 0)} of train/sync_accepted, what the check let pass (bad from all of it)",
         "The engine does not run the weights it was given: everything that it samples is off-policy.",
         "Find the tensor that does not arrive (docs/engines.md). Raise trainer.sync_check_tolerance only where the "
         "engine computes in a coarser type.",

@@ -8,6 +8,7 @@ from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.handle import Done
+from dapo.contracts.seeds import EVALUATION, TRAINING, derive_seed
 from dapo.contracts.types import Completion, Group, Prompt, SamplingParams, Score, TensorSum
 from dapo.errors import EngineError
 from dapo.loop import sync_check
@@ -17,7 +18,6 @@ from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.schedule import Schedule
-from dapo.loop.seeds import EVALUATION, TRAINING, derive_seed
 from dapo.loop.sync_check import SyncCheck
 
 

@@ -10,8 +10,8 @@ from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.enums import Disposition, Verdict
+from dapo.contracts.seeds import derive_seed
 from dapo.loop.account import FATES
-from dapo.loop.seeds import derive_seed
 
 STEPS = 6
 

@@ -112,12 +112,16 @@ def test_a_metric_that_nobody_defined_fails_a_test(tmp_path):
 # ---------------------------------------------------------------- an engine is lost
 
 
-def resumed(folder, before, **options):
-    """Continue from the newest checkpoint; no step is recorded twice, no group trained twice."""
+def resumed(folder, before, late=None, **options):
+    """Continue from the newest checkpoint; no step is recorded twice, no group trained twice.
+
+    ``late``: the step whose evaluation was lost, and is made up.
+    """
     run = make_run(folder, resume=True, **(WORLD | options))
     first = run.trainer.counters.training_steps
     assert run()
-    assert sorted(run.recorder.rows) == list(range(first + bool(first), STEPS + 1))  # the start is evaluated again
+    expected = range(first + bool(first), STEPS + 1)  # the start is evaluated again
+    assert sorted(run.recorder.rows) == sorted({*expected, *([] if late is None else [late])})
     assert run.recorder.extra == {}
     together = [*before.trained[:first], *run.trained]
     groups = [group for step in together for group in step]
@@ -157,7 +161,10 @@ def test_lost_behind_the_learner_the_step_is_recorded_and_saved(tmp_path, whole,
     assert run.recorder.evaluations == [0]
     assert "validation/accuracy" not in run.recorder.rows[2]
     assert run.recorder.row(2).items() <= whole.recorder.row(2).items()
-    again = resumed(tmp_path / "lost", run)
+    again = resumed(tmp_path / "lost", run, late=2)
+    assert again.recorder.evaluations[0] == 2
+    assert "train/loss" not in again.recorder.rows[2], "a line of its own"
+    assert again.recorder.rows[2]["validation/accuracy"] == whole.recorder.rows[2]["validation/accuracy"]
     assert [again.recorder.row(step) for step in (3, 4)] == [whole.recorder.row(step) for step in (3, 4)]
     assert weights(again) == weights(whole)
 

@@ -15,7 +15,7 @@ from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.types import SampleRequest, SamplingParams, TokenRow
-from dapo.errors import EngineError, ModelError
+from dapo.errors import EngineError, MachineError, ModelError
 from dapo.learner.local import LocalLearner
 from dapo.models import load, machine, probe
 from dapo.models.facts import facts_of
@@ -118,9 +118,9 @@ def test_the_part_before_the_head_is_found_or_its_lack_named(tmp_path):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (RuntimeError("can't start new thread"), "starts no more threads"),
-        (MemoryError(), "too little memory"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "device has too little memory"),
+        (RuntimeError("can't start new thread"), "starts no further thread"),
+        (MemoryError(), "no memory left"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "device has no memory left"),
         (OSError(24, "Too many open files"), "too many files are open"),
     ],
 )
@@ -134,11 +134,11 @@ def test_a_machine_that_refuses_is_told_as_that(error, words, tmp_path, monkeypa
     for place in (*(f"transformers.{name}" for name in places), "dapo.models.probe.Policy.forward"):
         with monkeypatch.context() as patch:
             patch.setattr(place, fails)
-            with pytest.raises(ModelError, match=f"not because of the model: .*{words}"):
+            with pytest.raises(MachineError, match=f"not because of what was given: .*{words}"):
                 load_model(tmp_path, device="cpu")
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.Module, "to", fails)
-        with pytest.raises(ModelError, match=words):
+        with pytest.raises(MachineError, match=words):
             load._to_device("m", torch.nn.Linear(2, 2), torch.device("cpu"))
 
 

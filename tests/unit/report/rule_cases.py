@@ -97,6 +97,20 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
     ("sync_gap", {"train__sync_gap": at({5}, 0.026, 0.001)}, "warn", {"train__sync_gap": 0.024}, ()),
     ("sync_gap", {"train__sync_gap": at({5}, 0.051, 0.001)}, "bad", {"train__sync_gap": 0.024}, ()),
     (
+        "sync_gap",
+        {"train__sync_gap": at({5}, 0.00009, 0.00003), "train__sync_accepted": 0.0001},
+        "warn",
+        {"train__sync_gap": 0.00004, "train__sync_accepted": 0.0001},
+        (),
+    ),
+    (
+        "sync_gap",
+        {"train__sync_gap": 0.03, "train__sync_accepted": at({5}, 0.02, 0.5)},
+        "bad",
+        {"train__sync_gap": 0.03, "train__sync_accepted": 0.5},
+        (),
+    ),
+    (
         "gradient_spikes",
         {"train__grad_norm": 0.5, "train__grad_norm_max": at({9}, 5.1, 0.6)},
         "note",

@@ -10,6 +10,7 @@ from engine_contract import CHECKS, Subject, drain
 from server_parts import building
 from tickets import in_folder, to_model
 
+from dapo.contracts.enums import FinishReason
 from dapo.errors import EngineError
 from dapo.rollout import fused
 from dapo.rollout.embedded import EmbeddedEngine
@@ -112,7 +113,7 @@ def test_a_model_that_raises_loses_no_request(kind, fresh, monkeypatch, help):
         with monkeypatch.context() as patch:
             patch.setattr(type(engine._loaded), "head", now_and_then)
             patch.setattr(type(engine._loaded.model), "generate", fails)
-            with pytest.raises((torch.OutOfMemoryError, EngineError)):
+            with pytest.raises(EngineError):
                 drain(engine)
         assert {event.key for event in engine.abort()} == set(whole)
         assert engine.poll() == []
@@ -121,3 +122,23 @@ def test_a_model_that_raises_loses_no_request(kind, fresh, monkeypatch, help):
         assert {key: e.token_ids.tolist() for key, e in again.items()} == {
             key: e.token_ids.tolist() for key, e in whole.items()
         }
+
+
+def test_what_ended_before_the_model_raises_is_not_lost(fresh, monkeypatch):
+    """Response 0 ends with its first token, and memory runs out in the decode step of the same poll."""
+    subject = subject_of("fused", True, fresh, monkeypatch)
+    engine = subject.make(slots=2)
+    engine.submit([subject.request(0, max_tokens=1), subject.request(1, max_tokens=8)])
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("no memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._decoder, "decode", fails)
+        with pytest.raises(EngineError, match="the device has no memory left"):
+            engine.poll()
+    events = engine.abort()
+    assert [(event.key[0], len(event.token_ids), event.finish) for event in events] == [
+        (0, 1, FinishReason.LENGTH),
+        (1, 1, FinishReason.ABORTED),
+    ]

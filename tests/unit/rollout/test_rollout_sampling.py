@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.rollout.sampling import Law, draw, draw_mixed, stream_keys, truncate, uniforms
+from dapo.contracts.seeds import stream_keys, uniforms
+from dapo.rollout.sampling import Law, draw, draw_mixed, truncate
 
 
 def _uniform(rows: int) -> torch.Tensor:

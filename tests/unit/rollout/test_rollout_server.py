@@ -15,9 +15,9 @@ from stand_in_server import StandIn
 from tickets import in_folder, to_tensors
 
 from dapo.contracts.enums import FinishReason
+from dapo.contracts.seeds import generator_seed
 from dapo.contracts.types import Partial, Ticket
 from dapo.errors import EngineError
-from dapo.rollout.seeds import generator_seed
 from dapo.rollout.vllm_server import ServerEngine
 
 pytest.importorskip("aiohttp")
