@@ -149,6 +149,7 @@ def check_hooks(recipe: Recipe) -> None:
 
     algorithm = recipe.algorithm
     named = {
+        "rollout.engine": recipe.rollout.engine,
         "algorithm.shaping": algorithm.shaping,
         "algorithm.dynamic_sampling.keep": algorithm.dynamic_sampling.keep,
         "algorithm.loss.kind": algorithm.loss.kind,
@@ -156,7 +157,7 @@ def check_hooks(recipe: Recipe) -> None:
     }
     build_scorer(recipe.rewards).close()  # loads reward functions in a worker, as training does
     for key, hook in named.items():
-        if hook is not None and ":" in hook:  # a loss or advantage without a colon is a built-in one
+        if hook is not None and ":" in hook:  # without a colon it is a built-in one
             load_hook(hook, key)
 
 

@@ -19,13 +19,12 @@ from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
-from dapo.errors import LearnerError
+from dapo.errors import LearnerError, first_line
 from dapo.learner.determinism import deterministic_algorithms
 from dapo.learner.metrics import Rated, TokenRecord
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.reference import Reference
 from dapo.models.loaded import LoadedModel
-from dapo.models.machine import first_line
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
 from dapo.models.positions import check_positions

@@ -109,6 +109,7 @@ class Trainer:
         self.notices = Notices(recorder, algorithm)
         self._saved_at: int | None = None
         self._evaluated_at = -1  # the step after which the last evaluation took place
+        self._evaluation_lost = False  # that of the step which was loaded
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
 
     def run(self) -> bool:
@@ -284,14 +285,15 @@ class Trainer:
     def _make_up_evaluation(self) -> None:
         """An engine or verifier that was lost took the evaluation of the last step along: a resume makes it up."""
         step = self.counters.training_steps
-        if self._evaluated_at != step and (metrics := self._evaluate_if_due(step)):
+        if self._evaluation_lost and (metrics := self._evaluate_if_due(step)):
             self._record(step, metrics)  # a line of its own, which readers join to the step's
 
-    def _evaluate_if_due(self, step: int) -> Metrics:
+    def _is_evaluation_due(self, step: int) -> bool:
         every = self.evaluate_every
-        if self.evaluator is None or not every or (step % every and step != self.steps):
-            return {}
-        return self.evaluate(step).metrics
+        return self.evaluator is not None and bool(every) and (step % every == 0 or step == self.steps)
+
+    def _evaluate_if_due(self, step: int) -> Metrics:
+        return self.evaluate(step).metrics if self._is_evaluation_due(step) else {}
 
     def evaluate(self, step: int) -> EvaluationResult:
         """Answer the held-out problems with the weights of ``step``, the last one done; there must be some."""
@@ -344,6 +346,8 @@ class Trainer:
             "sync_check": self.check_sync.state(),
             "entropy": self.entropy.state(),
             "evaluated_at": self._evaluated_at,
+            "evaluation_lost": self._is_evaluation_due(step := self.counters.training_steps)
+            and self._evaluated_at != step,
             "recorder": self.recorder.state(),
         }
         save_state(state, folder)
@@ -372,11 +376,11 @@ class Trainer:
             if "sync_check" in state:  # not in a checkpoint of the first release
                 self.check_sync.load(state["sync_check"])
             self.entropy.load(state.get("entropy", []))
-            evaluated_at = int(state.get("evaluated_at", counters.training_steps))  # not in older checkpoints
+            evaluated_at, lost = int(state.get("evaluated_at", -1)), bool(state.get("evaluation_lost", False))
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
         with as_damage(folder, "learner/"):
             self.learner.load(folder / "learner")
-        self.counters, self._evaluated_at = counters, evaluated_at
+        self.counters, self._evaluated_at, self._evaluation_lost = counters, evaluated_at, lost
         self.phases.step = counters.training_steps
         self._publish()
         return saved

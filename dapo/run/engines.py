@@ -20,7 +20,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
-from dapo.run.parts import needs_reference
+from dapo.run.parts import load_hook, needs_reference
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
@@ -98,6 +98,7 @@ def make_engine(
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
+        RecipeError: there is no such ``package.module:Class``.
         ModelError: the model's positions are not exact up to ``longest``.
     """
     check_positions(facts.name, facts.exact_positions, longest)
@@ -125,6 +126,9 @@ def make_engine(
     if rollout.engine == "vllm_server":
         (url,) = server_urls(recipe)
         return _server_engine(rollout, url, facts, longest, weights, slots)
+    if ":" in rollout.engine:  # called as ours that share the learner's weights
+        own: Engine = load_hook(rollout.engine, "rollout.engine")(loaded, slots=slots)
+        return own
     reserve = learner_state(recipe, facts) if learner else 0
     return EmbeddedEngine(loaded, slots=slots, longest=longest, reserve=reserve)
 

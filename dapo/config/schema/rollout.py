@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Many, Parallel, Positive, Section, Tokens
+from dapo.config.section import Hook, Many, Parallel, Positive, Section, Tokens
 
 
 class Vllm(Section):
@@ -40,9 +40,10 @@ class Server(Section):
 
 
 class Rollout(Section):
-    engine: Literal["embedded", "generate", "vllm", "vllm_server"] = "embedded"
+    engine: Literal["embedded", "generate", "vllm", "vllm_server"] | Hook = "embedded"
     """``embedded``: our engine in the process. ``vllm``: vLLM in the process (extra ``vllm``). ``vllm_server``: a vLLM
-    server that you run, ``rollout.server.url``. ``generate``: transformers' own generate (slow, any model)."""
+    server that you run, ``rollout.server.url``. ``generate``: transformers' own generate (slow, any model).
+    ``package.module:Class``: an engine of yours."""
     prompts_per_step: Many = 32
     """P: groups trained on in a step."""
     group_size: Many = 16

@@ -1,0 +1,68 @@
+"""A learner whose answers come later: each call that computes waits at a gate, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Later(Generic[T]):
+    """A ``Handle`` whose work begins when the gate opens."""
+
+    def __init__(self, work: Callable[[], T], gate: threading.Event) -> None:
+        self._work, self._gate, self._ended = work, gate, threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        self._gate.wait()
+        try:
+            self._value = self._work()
+        except BaseException as error:
+            self._error = error
+        self._ended.set()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def result(self, timeout: float | None = None) -> T:
+        if not self._ended.wait(timeout):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+
+class LaterLearner:
+    """Another learner, behind handles that are pending until ``gate`` is set; an open gate is the default.
+
+    Attributes:
+        pending: handles that were given out, in order.
+    """
+
+    def __init__(self, learner: Any) -> None:
+        self._learner = learner
+        self.gate = threading.Event()
+        self.gate.set()
+        self.pending: list[Later[Any]] = []
+
+    def _later(self, work: Callable[[], Any]) -> Later[Any]:
+        self.pending.append(Later(lambda: work().result(), self.gate))
+        return self.pending[-1]
+
+    def learn(self, step: Any) -> Later[Any]:
+        return self._later(lambda: self._learner.learn(step))
+
+    def logprobs(self, *arguments: Any, **named: Any) -> Later[Any]:
+        return self._later(lambda: self._learner.logprobs(*arguments, **named))
+
+    def save(self, folder: Any) -> Later[Any]:
+        return self._later(lambda: self._learner.save(folder))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)

@@ -1,0 +1,55 @@
+"""An engine of one's own is one file: the example of docs/engines.md, named in a recipe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dapo.config.checks import uses_sampler_logprobs
+from dapo.config.load import recipe_from_dict
+from dapo.errors import RecipeError
+from dapo.models.facts import facts_of
+from dapo.rollout.embedded import EmbeddedEngine
+from dapo.run.engines import check_engine, make_engine
+
+PAGE = Path(__file__).parents[3] / "docs/engines.md"
+
+
+def recipe_with(engine: str):
+    return recipe_from_dict(
+        {
+            "model": {"path": "builtin/signed-sum"},
+            "data": {"train": [{"task": "signed_sum", "size": 8}]},
+            "rollout": {"engine": engine, "slots": 2},
+        }
+    ).recipe
+
+
+def test_the_example_of_the_page_makes_the_same_responses(fresh, help, tmp_path, monkeypatch):
+    (example,) = re.findall(r"```python\n(.*?class Counted.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "my_engine.py").write_text(example)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe, loaded = recipe_with("my_engine:Counted"), fresh("llama")
+    check_engine(recipe)
+    engine = make_engine(recipe, facts_of(loaded), loaded, longest=40, weights=None, run=None)
+    plain = EmbeddedEngine(loaded, slots=2)
+    found = []
+    for each in (engine, plain):
+        each.submit([help.request(group, max_tokens=3 + group) for group in range(4)])
+        found.append({key: event.token_ids.tolist() for key, event in help.drain(each).items()})
+    assert found[0] == found[1]
+    assert engine.capacity == 2
+    assert sum(engine.brought) == 4
+
+
+def test_its_numbers_are_not_taken_for_the_learners():
+    assert uses_sampler_logprobs(recipe_with("embedded"))
+    assert not uses_sampler_logprobs(recipe_with("my_engine:Counted"))
+
+
+def test_one_that_is_not_there_is_refused_by_its_name(fresh):
+    loaded = fresh("llama")
+    with pytest.raises(RecipeError, match=r"rollout\.engine: cannot load 'no_such_module:Engine'"):
+        make_engine(recipe_with("no_such_module:Engine"), facts_of(loaded), loaded, longest=40, weights=None, run=None)
