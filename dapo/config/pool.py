@@ -70,6 +70,9 @@ def check_pool(r: Recipe) -> Iterator[Problem]:
             f"the servers in rollout.server.url are the engines ({len(given)}); leave this at 1, or name more servers"
         )
         yield Problem("rollout.engines", move, rollout.engines)
+    if ":" in rollout.engine and rollout.engines > 1:
+        move = "an engine of your own is one, in the trainer's process, over the learner's weights; leave this at 1"
+        yield Problem("rollout.engines", move, rollout.engines)
     if isinstance(rollout.slots, list):
         if len(rollout.slots) != engine_count(r):
             move = (

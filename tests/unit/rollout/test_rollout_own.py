@@ -17,12 +17,12 @@ from dapo.run.engines import check_engine, make_engine
 PAGE = Path(__file__).parents[3] / "docs/engines.md"
 
 
-def recipe_with(engine: str):
+def recipe_with(engine: str, **rollout: int):
     return recipe_from_dict(
         {
             "model": {"path": "builtin/signed-sum"},
             "data": {"train": [{"task": "signed_sum", "size": 8}]},
-            "rollout": {"engine": engine, "slots": 2},
+            "rollout": {"engine": engine, "slots": 2, **rollout},
         }
     ).recipe
 
@@ -47,6 +47,11 @@ def test_the_example_of_the_page_makes_the_same_responses(fresh, help, tmp_path,
 def test_its_numbers_are_not_taken_for_the_learners():
     assert uses_sampler_logprobs(recipe_with("embedded"))
     assert not uses_sampler_logprobs(recipe_with("my_engine:Counted"))
+
+
+def test_several_of_them_are_refused():
+    with pytest.raises(RecipeError, match=r"rollout\.engines(.|\n)*an engine of your own is one"):
+        recipe_with("my_engine:Counted", engines=2)
 
 
 def test_one_that_is_not_there_is_refused_by_its_name(fresh):
