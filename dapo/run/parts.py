@@ -27,12 +27,12 @@ from dapo.config.checks import (
 from dapo.config.schema import Model, Recipe
 from dapo.contracts.hooks import load
 from dapo.contracts.model import ModelFacts
+from dapo.contracts.seeds import ADAPTER, derive_seed
 from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
 from dapo.errors import ModelError, RecipeError
 from dapo.learner.determinism import reserve_workspace
 from dapo.loop.algorithm import Algorithm, Float64
 from dapo.loop.schedule import Schedule
-from dapo.contracts.seeds import ADAPTER, derive_seed
 from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
 from dapo.models.facts import read_facts
 from dapo.models.load import check_files, find_device, load_model

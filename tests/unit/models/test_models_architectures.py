@@ -15,9 +15,9 @@ from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.types import SampleRequest, SamplingParams, TokenRow
-from dapo.errors import EngineError, MachineError, ModelError
+from dapo.errors import EngineError, MachineError, ModelError, first_line
 from dapo.learner.local import LocalLearner
-from dapo.models import load, machine, probe
+from dapo.models import load, probe
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import decoder_of
@@ -263,4 +263,4 @@ def test_a_threshold_out_of_reach_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(probe._MOST_TOKENS, "cpu", 90)
     loaded = load_model(tmp_path, device="cpu")
     assert any("beyond 100 tokens" in note for note in loaded.notes)
-    assert machine.first_line(ValueError("a\nb")) == "a"
+    assert first_line(ValueError("a\nb")) == "a"
