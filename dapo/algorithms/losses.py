@@ -1,4 +1,4 @@
-"""Token losses: the clipped surrogate (DAPO, GRPO, GSPO) and CISPO.
+"""Token losses: the clipped surrogate (DAPO, GRPO, GSPO), CISPO, SAPO, and the two that watch covariances.
 
 A loss returns L of every token, unreduced; the learner multiplies by the token weights of ``reduction.py`` and the
 importance correction of ``correction.py``, and sums. A published variant is a setting, not another function.
@@ -32,6 +32,7 @@ class LossInputs:
     num_rows: int
     entropy: Float[Tensor, " tokens"] | None = None  # nats; carries a gradient where the objective needs it
     reference_logprobs: Float[Tensor, " tokens"] | None = None  # of the reference model, where the objective needs it
+    marked: Bool[Tensor, " tokens"] | None = None  # by ``covariance_marks``, where the objective needs it
 
 
 def clipped_loss(
@@ -108,6 +109,68 @@ def cispo_loss(
         "clip_dual": never,
     }
     return loss, flags
+
+
+def sapo_loss(
+    inputs: LossInputs, *, positive: float = 1.0, negative: float = 1.05
+) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
+    """SAPO (arXiv 2511.20347): L = -(4 / tau) sigmoid(tau (r - 1)) A, a gate in place of the clip.
+
+    The gradient is that of -r A at r = 1 and fades out on both sides, the faster the larger tau.
+
+    Args:
+        inputs: see ``LossInputs``.
+        positive: tau where A > 0.
+        negative: tau elsewhere; larger, since what is pushed down lifts everything else.
+
+    Returns:
+        (L, {}) as ``clipped_loss``: no token is cut off.
+    """
+    advantages = _at_loss_tokens(inputs, inputs.advantages)
+    ratios = _token_log_ratios(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    steepness = torch.where(advantages > 0, positive, negative).to(ratios)
+    return -torch.sigmoid(steepness * (ratios - 1)) * (4 / steepness) * advantages, {}
+
+
+def clip_cov_loss(
+    inputs: LossInputs, *, low: float, high: float
+) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
+    """Clip-Cov (arXiv 2505.22617, eq. 12): ``clipped_loss``, and 0 in the marked tokens (see ``covariance_marks``).
+
+    Args:
+        inputs: see ``LossInputs``, with ``marked``.
+        low: eps_low.
+        high: eps_high.
+
+    Returns:
+        (L, flags) as ``clipped_loss``, and the flag ``covariance``: the marked tokens.
+    """
+    loss, flags = clipped_loss(inputs, low=low, high=high)
+    marked = _marked(inputs)
+    return torch.where(marked, 0.0, loss), {**flags, "covariance": marked}
+
+
+def kl_cov_loss(
+    inputs: LossInputs, *, coefficient: float = 1.0
+) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
+    """KL-Cov (arXiv 2505.22617, eq. 14): L = -r A, in the marked tokens + coefficient |log r|. No ratio is clipped.
+
+    Args:
+        inputs: see ``LossInputs``, with ``marked``.
+        coefficient: of the penalty.
+
+    Returns:
+        (L, flags): the flag ``covariance`` names the marked tokens.
+    """
+    log_ratios = _token_log_ratios(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    marked = _marked(inputs)
+    loss = -log_ratios.exp() * _at_loss_tokens(inputs, inputs.advantages)
+    return loss + torch.where(marked, coefficient * log_ratios.abs(), 0.0), {"covariance": marked}
+
+
+def _marked(inputs: LossInputs) -> Bool[Tensor, " tokens"]:
+    assert inputs.marked is not None, "the objective's `needs` has it"
+    return inputs.marked & inputs.loss_mask
 
 
 def _at_loss_tokens(inputs: LossInputs, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:

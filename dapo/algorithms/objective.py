@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from dapo.algorithms.kl import KlEstimator, kl_estimate
-from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
+from dapo.algorithms.losses import (
+    LossInputs,
+    cispo_loss,
+    clip_cov_loss,
+    clipped_loss,
+    kl_cov_loss,
+    sapo_loss,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,8 +25,9 @@ if TYPE_CHECKING:
 Loss = Callable[[LossInputs], "tuple[Tensor, Mapping[str, Tensor]]"]
 """Loss of every token, unreduced, and bool flags by name."""
 
-Need = Literal["entropy", "reference"]
-"""``entropy``: ``LossInputs.entropy`` carries a gradient. ``reference``: ``LossInputs.reference_logprobs`` is there."""
+Need = Literal["entropy", "reference", "marks"]
+"""``entropy``: ``LossInputs.entropy`` carries a gradient. ``reference``: ``LossInputs.reference_logprobs`` is there.
+``marks``: ``LossInputs.marked`` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,26 @@ def clip_objective(
 def cispo_objective(*, cap: float = 5.0, floor: float | None = None) -> Objective:
     """``cispo_loss`` with its settings."""
     return Objective(partial(cispo_loss, cap=cap, floor=floor), zero_advantage_is_free=True)
+
+
+def sapo_objective(*, positive: float = 1.0, negative: float = 1.05) -> Objective:
+    """``sapo_loss`` with its settings."""
+    return Objective(partial(sapo_loss, positive=positive, negative=negative), zero_advantage_is_free=True)
+
+
+def clip_cov_objective(*, low: float, high: float) -> Objective:
+    """``clip_cov_loss`` with its settings."""
+    return Objective(
+        partial(clip_cov_loss, low=low, high=high),
+        needs=frozenset({"marks"}),
+        zero_advantage_is_free=True,
+        clips_tokens=True,
+    )
+
+
+def kl_cov_objective(*, coefficient: float = 1.0) -> Objective:
+    """``kl_cov_loss`` with its settings. A marked token may have advantage 0 and a gradient all the same."""
+    return Objective(partial(kl_cov_loss, coefficient=coefficient), needs=frozenset({"marks"}))
 
 
 def with_terms(

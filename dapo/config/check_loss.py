@@ -47,21 +47,29 @@ def _loss_only(r: Recipe) -> Iterator[Problem]:
             f"is only read with reduction: constant, not {loss.reduction}; take it out or set the reduction",
             loss.constant_length,
         )
-    if loss.kind == "cispo" and r.algorithm.clip.dual is not None:
-        yield Problem(
-            "algorithm.clip.dual", "cispo has no dual clip; take it out, or set loss.kind: clip", r.algorithm.clip.dual
-        )
+    named = loss.kind in ("cispo", "sapo", "clip_cov", "kl_cov")
+    if named and r.algorithm.clip.dual is not None:
+        move = f"{loss.kind} has no dual clip; take it out, or set loss.kind: clip"
+        yield Problem("algorithm.clip.dual", move, r.algorithm.clip.dual)
     if loss.cispo_floor is not None and loss.kind != "cispo":
         yield Problem("algorithm.loss.cispo_floor", f"is only read with kind: cispo, not {loss.kind}", loss.cispo_floor)
     if loss.kind == "cispo" and (loss.cispo_floor or 0) >= loss.cispo_cap:
         yield Problem("algorithm.loss.cispo_floor", f"must be below cispo_cap = {loss.cispo_cap:g}", loss.cispo_floor)
-    if loss.kind == "cispo" and loss.ratio == "sequence":
-        yield Problem("algorithm.loss.ratio", "cispo is defined on token ratios; use ratio: token", loss.ratio)
+    if named and loss.ratio == "sequence":
+        yield Problem("algorithm.loss.ratio", f"{loss.kind} is defined on token ratios; use ratio: token", loss.ratio)
+    if loss.kind == "clip_cov" and loss.cov_above >= loss.cov_below:
+        yield Problem("algorithm.loss.cov_below", f"must be above cov_above = {loss.cov_above:g}", loss.cov_below)
+    if r.algorithm.advantage.kind == "gdpo" and r.algorithm.shaping is not None:
+        yield Problem("algorithm.shaping", "is not read by advantage.kind: gdpo, which sees each reward by itself")
+    if r.algorithm.advantage.kind == "gdpo" and r.algorithm.kl_in_reward:
+        yield Problem(
+            "algorithm.kl_in_reward", "needs one reward, and advantage.kind: gdpo has several; put the KL into the loss"
+        )
 
 
 def _clip(r: Recipe) -> Iterator[Problem]:
     clip = r.algorithm.clip
-    if r.algorithm.loss.kind != "clip":
+    if r.algorithm.loss.kind not in ("clip", "clip_cov"):
         return
     if clip.low >= 1:
         yield Problem(

@@ -98,7 +98,7 @@ def _group(r: Recipe) -> Iterator[Problem]:
         return
     advantage, sampling = r.algorithm.advantage, r.algorithm.dynamic_sampling
     key = "rollout.group_size"
-    if advantage.kind == "group":
+    if advantage.kind in ("group", "gdpo"):
         yield Problem(key, "a group of one is its own mean, so every advantage is 0; use at least 2 (16 in DAPO)", 1)
     elif sampling.mode != "off":
         yield Problem(

@@ -304,6 +304,14 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("adam_beta1 adam_beta2", (TRL, SWIFT), "learner.betas")
     + _peer("warmup_ratio lr_warmup_steps_ratio", (TRL, SWIFT, VERL), "learner.warmup", "in steps")
     + _peer("kl_coef", (VERL, SKYRL), "algorithm.kl_coefficient", "in the reward with `algorithm.kl_in_reward: true`")
+    + _peer("loss_mode", VERL, f"{_LOSS}.kind", "vanilla is `clip`; `clip_cov`, `kl_cov`, `sapo`, `cispo` are the same")
+    + _peer("clip_cov_ratio kl_cov_ratio", VERL, f"{_LOSS}.cov_share")
+    + _peer("clip_cov_lb", VERL, f"{_LOSS}.cov_above")
+    + _peer("clip_cov_ub", VERL, f"{_LOSS}.cov_below")
+    + _peer("ppo_kl_coef", VERL, f"{_LOSS}.cov_coefficient")
+    + _peer("tau_pos sapo_temperature_pos", (VERL, TRL), f"{_LOSS}.sapo_positive")
+    + _peer("tau_neg sapo_temperature_neg", (VERL, TRL), f"{_LOSS}.sapo_negative")
+    + _peer("multi_objective_aggregation", TRL, "algorithm.advantage.kind", "normalize_then_sum is `gdpo`")
     + _peer("use_kl_in_reward", (VERL, SKYRL), "algorithm.kl_in_reward")
     + _peer(
         "kl_loss_type kl_penalty kl_estimator_type reference_policy_kl_type",

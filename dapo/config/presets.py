@@ -1,4 +1,4 @@
-"""The seven presets of docs/algorithm.md, as sparse settings on top of the schema's defaults (which are ``dapo``)."""
+"""The presets of docs/algorithm.md, as sparse settings on top of the schema's defaults (which are ``dapo``)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ _GRPO_ALGORITHM: Sparse = {
     "overlong_filtering": False,
     "reward_scaling": _OFF,
 }
+
+_GRPO: Sparse = {
+    **_GRPO_ALGORITHM,
+    "loss": {"reduction": "sequence_mean"},
+    "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-4},
+}
+# What verl's and TRL's settings of GRPO are when nobody changes them: token means both.
+_GRPO_TOKENS: Sparse = {**_GRPO, "loss": {"reduction": "token_mean"}}
 
 PRESETS: dict[str, Sparse] = {
     "dapo": {},
@@ -55,12 +63,22 @@ PRESETS: dict[str, Sparse] = {
         },
         "learner": {**_PAPER_RUN["learner"], "schedule_unit": "rollout", "warmup": 10},
     },
-    "grpo": {
+    "grpo": {"algorithm": _GRPO},
+    "grpo-paper": {  # DeepSeekMath, arXiv 2402.03300, section 4.2: 1024 responses a step, one update on them
+        "algorithm": {**_GRPO, "kl_coefficient": 0.04, "kl_estimator": "k3"},
+        "rollout": {"prompts_per_step": 16, "group_size": 64, "max_response_tokens": 1024},
+        "learner": {"learning_rate": 1e-6},
+    },
+    "grpo-trl": {"algorithm": _GRPO_TOKENS, "learner": {"learning_rate": 1e-6, "weight_decay": 0.0}},  # TRL 1.16
+    "grpo-verl": {  # verl 0.9 with the KL loss that its GRPO examples switch on, at its default coefficient
         "algorithm": {
-            **_GRPO_ALGORITHM,
-            "loss": {"reduction": "sequence_mean"},
-            "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-4},
-        }
+            **_GRPO_TOKENS,
+            "clip": {"low": 0.2, "high": 0.2, "dual": 3.0},
+            "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-6},
+            "kl_coefficient": 0.001,
+            "kl_estimator": "k3",
+        },
+        "learner": {"learning_rate": 1e-6, "weight_decay": 0.01},
     },
     "dr-grpo": {
         "algorithm": {**_GRPO_ALGORITHM, "loss": {"reduction": "constant"}, "advantage": {"scale": "none"}},
@@ -72,6 +90,19 @@ PRESETS: dict[str, Sparse] = {
             "loss": {"ratio": "sequence", "reduction": "sequence_mean"},
             "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-4},
         }
+    },
+    "cispo": {"algorithm": {"loss": {"kind": "cispo", "cispo_cap": 5.0}}},  # arXiv 2506.13585, which keeps DAPO's rest
+    "sapo": {  # arXiv 2511.20347
+        "algorithm": {**_GRPO, "loss": {"kind": "sapo", "reduction": "sequence_mean"}},
+    },
+    "clip-cov": {  # arXiv 2505.22617
+        "algorithm": {**_GRPO_TOKENS, "loss": {"kind": "clip_cov", "reduction": "token_mean"}},
+    },
+    "kl-cov": {  # arXiv 2505.22617
+        "algorithm": {**_GRPO_TOKENS, "loss": {"kind": "kl_cov", "reduction": "token_mean"}},
+    },
+    "gdpo": {  # arXiv 2601.05242
+        "algorithm": {**_GRPO, "advantage": {"kind": "gdpo", "ddof": 1, "eps": 1e-4}},
     },
     "scalerl-loss": {
         "model": {"fp32_head": True},

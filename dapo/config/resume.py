@@ -61,7 +61,8 @@ _RULES: dict[str, dict[Rule, str]] = {
     "algorithm.entropy_control": {"ask": "target delta min max"},
     "algorithm.clip": {"ask": "low high dual"},
     "algorithm.loss": {
-        "ask": "kind ratio reduction constant_length micro_batch_sequences micro_batch_weighted cispo_cap cispo_floor"
+        "ask": "kind ratio reduction constant_length micro_batch_sequences micro_batch_weighted cispo_cap cispo_floor "
+        "sapo_positive sapo_negative cov_share cov_above cov_below cov_coefficient"
     },
     "algorithm.advantage": {"ask": "kind baseline scale ddof eps"},
     "algorithm.dynamic_sampling": {

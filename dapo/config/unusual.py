@@ -173,7 +173,15 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     yield "algorithm.shaping is a function of yours", a.shaping is not None, [punishment, scaling]
     loss = "algorithm.loss"
     clip = ["algorithm.clip"]
-    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind == "cispo", [*clip, f"{loss}.ratio"]
+    unclipped = a.loss.kind in ("cispo", "sapo", "kl_cov")
+    yield f"{loss}.kind is {a.loss.kind}", unclipped, [*clip, f"{loss}.ratio"]
+    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "sapo", below(loss, "sapo_positive sapo_negative")
+    covariance = a.loss.kind in ("clip_cov", "kl_cov")
+    yield f"{loss}.kind is {a.loss.kind}", not covariance, below(loss, "cov_share")
+    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "clip_cov", below(loss, "cov_above cov_below")
+    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "kl_cov", below(loss, "cov_coefficient")
+    gdpo = [*below("algorithm.advantage", "baseline scale"), scaling]
+    yield "algorithm.advantage.kind is gdpo", a.advantage.kind == "gdpo", gdpo
     yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "cispo", [f"{loss}.cispo_cap"]
     weighted = [f"{loss}.micro_batch_weighted"]
     yield f"{loss}.reduction is {a.loss.reduction}", a.loss.reduction != "micro_batch_mean", weighted

@@ -264,6 +264,7 @@ class Row:
     loss_weight: float | FloatArray  # the reduction: weight of each loss token's loss; one number unless they differ
     advantage: float | FloatArray  # likewise
     reference_logprobs: FloatArray | None = None  # of a reference model; None: there is none
+    marked: BoolArray | None = None  # tokens that the loss treats apart (clip_cov, kl_cov); None: none
     traced: bool = False  # the learner keeps what it computes of each token, see ``TokenTrace``
 
     def loss_weights(self) -> FloatArray:

@@ -253,7 +253,13 @@ def _inputs(
         num_rows=len(rows),
         entropy=entropy,
         reference_logprobs=_tokens(reference, logprobs) if "reference" in objective.needs else None,
+        marked=_marks(rows, logprobs) if "marks" in objective.needs else None,
     )
+
+
+def _marks(rows: Sequence[Row], like: Tensor) -> Tensor:
+    parts = [np.zeros(len(row.token_ids), np.bool_) if row.marked is None else row.marked for row in rows]
+    return torch.from_numpy(np.concatenate(parts)).to(like.device)
 
 
 def _mask(rated: Sequence[Rated], like: Tensor) -> Tensor:

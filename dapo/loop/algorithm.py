@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dapo.algorithms.shaping import clamped
 from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import BoolArray, FloatArray, Group, IntArray, Metrics
+from dapo.contracts.types import BoolArray, FloatArray, Group, IntArray, Metrics, Row
 
 Float64 = NDArray[np.float64]
+LENGTH_PENALTY = "overlong_punishment"
+"""Under this name an advantage function finds the length penalty among the rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,13 @@ class Algorithm:
 
     judge: Callable[[Float64, BoolArray], Verdict]  # metric of each response, voters -> verdict
     shape: Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]  # rewards, lengths, truncated
-    advantages: Callable[[list[Float64], list[BoolArray]], list[Float64]]  # rewards and voters of all groups
+    advantages: Callable[..., list[Float64]]  # rewards and voters of all groups, and their parts where it takes them
     loss_weights: Callable[[list[BoolArray], IntArray], list[FloatArray]]  # loss masks, groups of one optimiser step
     metric: str = "accuracy"  # the score that ``judge`` reads
     truncated_vote: bool = False
     overlong_filtering: bool = True
     source_range: tuple[float, float] | None = None  # what reward scaling clamps to; None: nothing is clamped
+    marks: Callable[[Sequence[Row]], list[BoolArray]] | None = None  # tokens of one optimiser step that the loss marks
     needs_reference: bool = False  # the loss or the reward reads log-probabilities of a reference
     kl_in_reward: float = 0.0  # coefficient of the KL that is subtracted from shaped rewards
 
@@ -72,9 +77,10 @@ class Algorithm:
         able = [g for g in groups_P if int(_voters(g).sum()) >= 2 and g.disposition is not Disposition.FILLED]
         for group in groups_P:
             group.advantages_G = np.zeros(len(group.completions_G))
-        for group, advantages in zip(
-            able, self.advantages([_rewards(g) for g in able], [_voters(g) for g in able]), strict=True
-        ):
+        given: list[list[Any]] = [[_rewards(g) for g in able], [_voters(g) for g in able]]
+        if takes_parts(self.advantages):
+            given.append([reward_parts(g) for g in able])
+        for group, advantages in zip(able, self.advantages(*given), strict=True):
             group.advantages_G = advantages
 
     def votes(self, group: Group, index: int) -> bool:
@@ -90,6 +96,27 @@ class Algorithm:
         if completion.generated is not None:
             return completion.generated & carries
         return np.full(len(completion), carries)
+
+
+def takes_parts(function: Callable[..., Any]) -> bool:
+    """Whether an advantage function has a third argument, for the rewards one by one."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    required = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    return len(required) > 2
+
+
+def reward_parts(group: Group) -> dict[str, Float64]:
+    """What the weighted sum of each response was made of: every reward's value by its name, before weight and scaling,
+    and the length penalty as ``overlong_punishment``. nan where a response is unscored."""
+    names = dict.fromkeys(name for score in group.scores_G if score.scored for name in score.values)
+    parts = {
+        name: np.array([s.values.get(name, np.nan) if s.scored else np.nan for s in group.scores_G], dtype=np.float64)
+        for name in names
+    }
+    if group.penalties_G is not None:
+        parts[LENGTH_PENALTY] = group.penalties_G
+    return parts
 
 
 def _voters(group: Group) -> BoolArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,7 +53,9 @@ def minibatch_rows(
                 traced=group.id in traced,
             )
         )
-    return rows
+    if algorithm.marks is None:
+        return rows
+    return [replace(row, marked=marked) for row, marked in zip(rows, algorithm.marks(rows), strict=True)]
 
 
 def _one_number(weights: FloatArray) -> float | FloatArray:

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.algorithms.advantages import group_advantages
+from dapo.algorithms.advantages import decoupled_advantages, group_advantages
 from dapo.algorithms.correction import importance_correction
+from dapo.algorithms.covariance import covariance_marks
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.objective import Objective, cispo_objective, clip_objective, with_terms
+from dapo.algorithms.objective import (
+    Objective,
+    cispo_objective,
+    clip_cov_objective,
+    clip_objective,
+    kl_cov_objective,
+    sapo_objective,
+    with_terms,
+)
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import shape_rewards
 from dapo.config.checks import (
@@ -27,11 +37,11 @@ from dapo.config.checks import (
 from dapo.config.schema import Model, Recipe
 from dapo.contracts.hooks import load
 from dapo.contracts.model import ModelFacts
-from dapo.contracts.seeds import ADAPTER, derive_seed
-from dapo.contracts.types import BoolArray, FloatArray, IntArray, SamplingParams
+from dapo.contracts.seeds import ADAPTER, MARKS, derive_seed
+from dapo.contracts.types import BoolArray, FloatArray, IntArray, Row, SamplingParams
 from dapo.errors import ModelError, RecipeError
 from dapo.learner.determinism import reserve_workspace
-from dapo.loop.algorithm import Algorithm, Float64
+from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
 from dapo.loop.schedule import Schedule
 from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
 from dapo.models.facts import read_facts
@@ -80,7 +90,9 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         ddof=a.advantage.ddof,
         eps=a.advantage.eps,
     )
-    if a.advantage.kind != "group":
+    if a.advantage.kind == "gdpo":
+        advantages = make_decoupled(recipe)
+    elif a.advantage.kind != "group":
         advantages = load_hook(a.advantage.kind, "algorithm.advantage.kind")
     return Algorithm(
         judge=load_hook(sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
@@ -91,9 +103,48 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
         overlong_filtering=a.overlong_filtering,
         source_range=None if a.shaping or not a.reward_scaling.enabled else _source_range(recipe),
+        marks=make_marks(recipe),
         needs_reference=needs_reference(recipe),
         kl_in_reward=kl_in_reward(recipe),
     )
+
+
+def make_decoupled(recipe: Recipe) -> Callable[..., list[Float64]]:
+    """GDPO: every reward with its weight, and the length penalty, where there is one, as one more."""
+    a = recipe.algorithm
+    weights = {reward.name: reward.weight for reward in recipe.rewards if reward.weight}
+    if a.overlong_punishment.enabled and a.overlong_punishment.factor:
+        weights[LENGTH_PENALTY] = a.overlong_punishment.factor
+
+    def advantages(
+        rewards_PG: list[Float64], voters_PG: list[BoolArray], parts_PG: list[dict[str, Float64]]
+    ) -> list[Float64]:
+        return decoupled_advantages(parts_PG, voters_PG, weights=weights, ddof=a.advantage.ddof, eps=a.advantage.eps)
+
+    return advantages
+
+
+def make_marks(recipe: Recipe) -> Callable[[Sequence[Row]], list[BoolArray]] | None:
+    """Which tokens of an optimiser step the loss treats apart; None for losses that treat them alike."""
+    loss, seed = recipe.algorithm.loss, recipe.run.seed
+    if loss.kind not in ("clip_cov", "kl_cov"):
+        return None
+    kind: Literal["clip_cov", "kl_cov"] = "clip_cov" if loss.kind == "clip_cov" else "kl_cov"
+
+    def marks(rows: Sequence[Row]) -> list[BoolArray]:
+        seeds = [derive_seed(seed, MARKS, row.group, row.sample) for row in rows]
+        return covariance_marks(
+            [row.sampler_logprobs for row in rows],
+            [float(row.advantage) for row in rows],
+            [row.loss_mask for row in rows],
+            kind=kind,
+            share=loss.cov_share,
+            above=loss.cov_above,
+            below=loss.cov_below,
+            draws_R=[np.random.default_rng(s).random(len(r.token_ids)) for s, r in zip(seeds, rows, strict=True)],
+        )
+
+    return marks
 
 
 def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]:
@@ -181,6 +232,12 @@ def _loss(recipe: Recipe) -> Objective:
         return clip_objective(low=clip.low, high=clip.high, dual=clip.dual, ratio=loss.ratio)
     if loss.kind == "cispo":
         return cispo_objective(cap=loss.cispo_cap, floor=loss.cispo_floor)
+    if loss.kind == "sapo":
+        return sapo_objective(positive=loss.sapo_positive, negative=loss.sapo_negative)
+    if loss.kind == "clip_cov":
+        return clip_cov_objective(low=clip.low, high=clip.high)
+    if loss.kind == "kl_cov":
+        return kl_cov_objective(coefficient=loss.cov_coefficient)
     hook = load_hook(loss.kind, "algorithm.loss.kind")
     return hook if isinstance(hook, Objective) else Objective(hook)
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from questions import BATCHES, CLIPS, GSPO, MICRO_BATCHES, UNEVEN
+from questions import BATCHES, CLIP_COV, CLIPS, GDPO, GSPO, KL_COV, MICRO_BATCHES, SAPO, UNEVEN
 from verl.trainer.ppo import core_algos
 
 VERSION = version("verl")
@@ -155,6 +155,65 @@ def k3(name: str, batch: dict) -> dict:
     }
 
 
+def estimates(name: str, batch: dict) -> list[dict]:
+    """Each estimator of the KL with its gradient; the sampler's numbers stand for a reference's."""
+    cases = []
+    for ours, theirs in (("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")):
+        t = tensors(batch)
+        logprobs = t["logprobs"].requires_grad_()
+        found = core_algos.kl_penalty(logprobs, t["sampler_logprobs"], theirs)
+        (found * t["mask"]).sum().backward()
+        answer = {"value": (found.detach() * t["mask"]).tolist(), "gradient": logprobs.grad.tolist()}
+        peer = f"kl_penalty({theirs!r})"
+        cases.append({"question": "kl", "batch": name, "settings": {"estimator": ours}, "peer": peer, "answer": answer})
+    return cases
+
+
+def named_losses(name: str, batch: dict) -> list[dict]:
+    from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+
+    def ask(policy: str, settings: dict, logprobs: torch.Tensor, mode: str, **config) -> dict:
+        t = tensors(batch)
+        actor = ActorConfig(
+            strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=4, ppo_mini_batch_size=8, **config
+        )
+        leaf = logprobs.clone().requires_grad_()
+        loss, _ = core_algos.get_policy_loss_fn(policy)(
+            old_log_prob=t["old_logprobs"], log_prob=leaf, advantages=t["advantages"].clone(),
+            response_mask=t["mask"], loss_agg_mode=mode, config=actor,
+        )  # fmt: skip
+        loss.backward()
+        answer = {"loss": loss.item(), "gradient": leaf.grad.tolist()}
+        return {"question": "named_loss", "batch": name, "settings": settings, "peer": policy, "answer": answer}
+
+    old = tensors(batch)["old_logprobs"]
+    clip, kl = CLIP_COV, KL_COV
+    clip_cov = PolicyLossConfig(
+        loss_mode="clip_cov", clip_cov_ratio=clip["share"], clip_cov_lb=clip["above"], clip_cov_ub=clip["below"]
+    )
+    kl_cov = PolicyLossConfig(loss_mode="kl_cov", kl_cov_ratio=kl["share"], ppo_kl_coef=kl["coefficient"])
+    bounds = {"clip_ratio": clip["low"], "clip_ratio_low": clip["low"], "clip_ratio_high": clip["high"]}
+    tau = {"tau_pos": SAPO["positive"], "tau_neg": SAPO["negative"]}
+    return [
+        ask("sapo", SAPO, tensors(batch)["logprobs"], "seq-mean-token-mean", **tau),
+        ask("clip_cov", clip, old + clip["shift"], "token-mean", policy_loss=clip_cov, **bounds),
+        ask("kl_cov", kl, old + kl["shift"], "token-mean", policy_loss=kl_cov),
+    ]
+
+
+def decoupled() -> dict:
+    """Responses of one token each, or its whitening would weigh them by their lengths."""
+    names = list(GDPO["rewards"])
+    found, _ = core_algos.compute_gdpo_outcome_advantage(
+        token_level_rewards=torch.zeros(8, 1), response_mask=torch.ones(8, 1), index=np.arange(8) // 4,
+        config={"gdpo_reward_keys": names, "gdpo_reward_weights": [GDPO["weights"][name] for name in names]},
+        non_tensor_batch={name: np.array(values) for name, values in GDPO["rewards"].items()},
+        batch={"prompts": torch.zeros(8, 1), "attention_mask": torch.ones(8, 2, dtype=torch.long)},
+    )  # fmt: skip
+    peer = "compute_gdpo_outcome_advantage"
+    return {"question": "decoupled", "settings": GDPO, "peer": peer, "answer": found[:, 0].tolist()}
+
+
 cases = []
 for name, batch in BATCHES.items():
     if VERSION.startswith("0.5."):
@@ -162,4 +221,7 @@ for name, batch in BATCHES.items():
     else:
         cases += reductions(name, batch) + losses(name, batch) + advantages(name, batch) + corrections(name, batch)
         cases.append(k3(name, batch))
+        cases += estimates(name, batch) + named_losses(name, batch)
+if not VERSION.startswith("0.5."):
+    cases.append(decoupled())
 print(json.dumps({"package": "verl", "version": VERSION, "cases": cases}))

@@ -44,3 +44,14 @@ UNEVEN = [[0, 1, 2], [3, 4, 5, 6, 7]]
 OVERLONG = [{"max_length": 20480, "cache_length": 4096}, {"max_length": 100, "cache_length": 20}]
 OVERLONG_LENGTHS = [0, 1, 50, 79, 80, 81, 90, 99, 100, 101, 150, 16383, 16384, 16385, 18432, 20479, 20480, 20481, 22528]
 REWARD_GROUPS = [[1, 1, 1, 1], [1, -1, 1, 1], [0.1, 0.1, 0.1, 0.1], [0.5, 0.5000005, 0.5, 0.5], [0.5, 0.51, 0.5, 0.5]]
+
+KL_COEFFICIENT, ENTROPY_COEFFICIENT = 0.3, 0.02
+SAPO = {"kind": "sapo", "positive": 1.0, "negative": 1.05, "reduction": "sequence_mean"}
+# asked where the policy is the old one up to a constant: the covariance is then the same for both, and every candidate
+# is taken, so that chance has no part in the answer
+CLIP_COV = {"kind": "clip_cov", "low": 0.2, "high": 0.2, "share": 1.0, "above": 0.1, "below": 1.5, "shift": 0.0}
+KL_COV = {"kind": "kl_cov", "share": 0.2, "coefficient": 0.7, "shift": 0.1}
+GDPO = {
+    "rewards": {"accuracy": [1, 0, 1, 1, 0, 0, 1, 0], "brief": [0.2, 0.9, 0.4, 0.1, 0.7, 0.7, 0.7, 0.7]},
+    "weights": {"accuracy": 1.0, "brief": 0.5},
+}

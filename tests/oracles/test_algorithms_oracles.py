@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.algorithms.advantages import group_advantages
+from dapo.algorithms.advantages import decoupled_advantages, group_advantages
 from dapo.algorithms.correction import importance_correction
+from dapo.algorithms.covariance import covariance_marks
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
+from dapo.algorithms.kl import kl_estimate
+from dapo.algorithms.losses import LossInputs, cispo_loss, clip_cov_loss, clipped_loss, kl_cov_loss, sapo_loss
+from dapo.algorithms.objective import clip_objective, with_terms
 from dapo.algorithms.ratio import log_ratio
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import soft_overlong_punishment
@@ -72,6 +75,86 @@ def answer_loss(batch, settings):
 def answer_advantages(batch, settings):
     rewards_PG = np.array(batch["rewards"]).reshape(2, 4)
     return np.concatenate(group_advantages(list(rewards_PG), [[True] * 4] * 2, **settings))
+
+
+def laid_flat(batch, leaf, mask, **more):
+    """The peers' padded matrices as the tokens of one call, with nonsense where no loss is carried."""
+    rows, width = mask.shape
+    return LossInputs(
+        logprobs=leaf.where(mask, BACKGROUND).flatten(),
+        old_logprobs=torch.tensor(batch["old_logprobs"]).where(mask, -2 * BACKGROUND).flatten(),
+        advantages=torch.tensor(batch["advantages"]).repeat_interleave(width),
+        loss_mask=mask.flatten(),
+        rows=torch.arange(rows).repeat_interleave(width),
+        num_rows=rows,
+        **more,
+    )
+
+
+def answer_named_loss(batch, settings):
+    """SAPO at the batch's log-probabilities; the other two where the policy is the old one plus ``shift``."""
+    mask, old = torch.tensor(batch["mask"], dtype=torch.bool), torch.tensor(batch["old_logprobs"])
+    kind = settings["kind"]
+    leaf = (torch.tensor(batch["logprobs"]) if kind == "sapo" else old + settings["shift"]).requires_grad_()
+    marked = None
+    if kind != "sapo":
+        bounds = {name: settings[name] for name in ("above", "below") if name in settings}
+        marks = covariance_marks(
+            batch["old_logprobs"], batch["advantages"], batch["mask"], kind=kind, share=settings["share"],
+            draws_R=np.random.default_rng(0).random(mask.shape), **bounds,
+        )  # fmt: skip
+        marked = torch.tensor(np.stack(marks)).flatten()
+        assert 0 < int(marked.sum()) < int(mask.sum())
+    inputs = laid_flat(batch, leaf, mask, marked=marked)
+    if kind == "sapo":
+        loss_T, _ = sapo_loss(inputs, positive=settings["positive"], negative=settings["negative"])
+    elif kind == "clip_cov":
+        loss_T, _ = clip_cov_loss(inputs, low=settings["low"], high=settings["high"])
+    else:
+        loss_T, _ = kl_cov_loss(inputs, coefficient=settings["coefficient"])
+    weights = weights_matrix(batch, {"reduction": "token_mean"} | settings)
+    loss = (loss_T * torch.tensor(weights).flatten()).sum()
+    loss.backward()
+    return {"loss": loss.item(), "gradient": leaf.grad.numpy()}
+
+
+def answer_terms(batch, settings):
+    """TRL's loss with its KL and entropy terms; the sampler's numbers stand for a reference's."""
+    mask = torch.tensor(batch["mask"], dtype=torch.bool)
+    leaf = torch.tensor(batch["logprobs"]).requires_grad_()
+    entropies = torch.tensor(batch["loss_matrix"]).square().requires_grad_()
+    inputs = laid_flat(
+        batch,
+        leaf,
+        mask,
+        entropy=entropies.flatten(),
+        reference_logprobs=torch.tensor(batch["sampler_logprobs"]).flatten(),
+    )
+    objective = with_terms(
+        clip_objective(low=settings["low"], high=settings["high"]),
+        kl_coefficient=settings["kl_coefficient"],
+        kl_estimator=settings["kl_estimator"],
+        entropy="entropy_coefficient" in settings,
+    )
+    loss_T = objective.loss(inputs)[0] + objective.terms(inputs, settings.get("entropy_coefficient", 0.0))
+    loss = (loss_T * torch.tensor(weights_matrix(batch, settings)).flatten()).sum()
+    loss.backward()
+    found = {"loss": loss.item(), "gradient": leaf.grad.numpy()}
+    return found if entropies.grad is None else found | {"entropy_gradient": entropies.grad.numpy()}
+
+
+def answer_kl(batch, settings):
+    mask = torch.tensor(batch["mask"], dtype=torch.float32)
+    leaf = torch.tensor(batch["logprobs"]).requires_grad_()
+    found = kl_estimate(leaf.flatten(), torch.tensor(batch["sampler_logprobs"]).flatten(), settings["estimator"])
+    value = found.view(mask.shape) * mask
+    value.sum().backward()
+    return {"value": value.detach().numpy(), "gradient": leaf.grad.numpy()}
+
+
+def answer_decoupled(_batch, settings):
+    parts = [{name: np.array(v)[part] for name, v in settings["rewards"].items()} for part in (slice(4), slice(4, 8))]
+    return np.concatenate(decoupled_advantages(parts, [[True] * 4] * 2, weights=settings["weights"]))
 
 
 def answer_overlong(_batch, settings):

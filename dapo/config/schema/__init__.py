@@ -63,7 +63,23 @@ __all__ = [
 
 
 class Recipe(Section):
-    preset: Literal["dapo", "dapo-paper", "dapo-verl", "grpo", "dr-grpo", "gspo", "scalerl-loss"] = "dapo"
+    preset: Literal[
+        "dapo",
+        "dapo-paper",
+        "dapo-verl",
+        "grpo",
+        "grpo-paper",
+        "grpo-trl",
+        "grpo-verl",
+        "dr-grpo",
+        "gspo",
+        "cispo",
+        "sapo",
+        "clip-cov",
+        "kl-cov",
+        "gdpo",
+        "scalerl-loss",
+    ] = "dapo"
     """Named starting point; what the file sets lies on top."""
     run: Run = Run()
     """Where the run lives."""

@@ -19,8 +19,8 @@ class Clip(Section):
 
 
 class Loss(Section):
-    kind: Literal["clip", "cispo"] | Hook = "clip"
-    """``clip`` (DAPO, GRPO, GSPO), ``cispo``, or ``package.module:function``."""
+    kind: Literal["clip", "cispo", "sapo", "clip_cov", "kl_cov"] | Hook = "clip"
+    """``clip`` (DAPO, GRPO, GSPO), ``cispo``, ``sapo``, ``clip_cov``, ``kl_cov``, or ``package.module:function``."""
     ratio: Literal["token", "sequence"] = "token"
     """``sequence``: GSPO's ratio, with clip bounds near 3e-4 / 4e-4 and reduction sequence_mean (preset ``gspo``)."""
     reduction: Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant", "micro_batch_mean"] = (
@@ -37,11 +37,23 @@ class Loss(Section):
     """For ``cispo``: absolute upper bound of the ratio."""
     cispo_floor: Annotated[float, Field(ge=0)] | None = None
     """For ``cispo``: lower bound of the ratio."""
+    sapo_positive: Annotated[float, Field(gt=0)] = 1.0
+    """For ``sapo``: steepness of the gate where the advantage is above 0."""
+    sapo_negative: Annotated[float, Field(gt=0)] = 1.05
+    """For ``sapo``: steepness of the gate elsewhere."""
+    cov_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    """For ``clip_cov`` and ``kl_cov``: share of the tokens with loss that are treated apart, one at least."""
+    cov_above: float = 1.0
+    """For ``clip_cov``: only tokens with a covariance above it."""
+    cov_below: float = 5.0
+    """For ``clip_cov``: and below it."""
+    cov_coefficient: Annotated[float, Field(gt=0)] = 1.0
+    """For ``kl_cov``: of the penalty on these tokens."""
 
 
 class Advantage(Section):
-    kind: Literal["group"] | Hook = "group"
-    """``group`` (eq. 9 and its variants), or ``package.module:function``."""
+    kind: Literal["group", "gdpo"] | Hook = "group"
+    """``group`` (eq. 9 and its variants), ``gdpo`` (each reward by itself), or ``package.module:function``."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
     """What is subtracted."""
     scale: Literal["group_std", "batch_std", "none"] = "group_std"
