@@ -187,9 +187,9 @@ def test_positions_are_exact_up_to_the_switching_point_and_refused_beyond(archit
     with pytest.raises(ModelError, match=r"beyond 64 tokens .*may grow to 65 "):
         learner.logprobs(rows_of(12, 63))
     recipe = Recipe.model_construct(rollout=Rollout())
-    make_engine(recipe, facts_of(loaded), loaded, longest=64, weights=None, run=None)
+    make_engine(recipe, facts_of(loaded), loaded, longest=64, weights=None, run=None, learner=False)
     with pytest.raises(ModelError, match=r"longrope or dynamic.*to 65 tokens.*max_response_tokens"):
-        make_engine(recipe, facts_of(loaded), loaded, longest=65, weights=None, run=None)
+        make_engine(recipe, facts_of(loaded), loaded, longest=65, weights=None, run=None, learner=False)
     engine = EmbeddedEngine(loaded)
     with pytest.raises(EngineError, match="64 positions"):
         engine.submit([SampleRequest((0, 0), np.array([2, 3]), SamplingParams(63), 1)])
