@@ -24,6 +24,7 @@ from benchmarks.gpu.plan import Part
 from benchmarks.gpu.room import Room, Row, Skipped
 
 UNUSABLE = 3  # exit code: the card, or torch's view of it, is not to be trusted any more
+_RAN = ("passed", "failed", "error")
 LEAST_SECONDS = 4.0  # a part is not begun with less
 
 
@@ -49,7 +50,7 @@ def run_parts(
             device, Path(), min(ends, began + part.limit(device != "cpu")), lambda row, p=part: write(p, row), known
         )
         status, said = _run(part, room)
-        unusable = not tidy(device)
+        unusable = status in _RAN and not tidy(device)
         row = {"event": "end", "part": part.name, "status": status, "said": said, "unusable": unusable}
         tell({**row, "seconds": round(time.monotonic() - began, 2)})
         if unusable:

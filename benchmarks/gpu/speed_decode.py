@@ -55,9 +55,10 @@ def _embedded(room: Room, loaded: LoadedModel, shape: Shape, rows: int, bandwidt
     """Tokens per second of steps in which ``rows`` responses decode; their prompts are computed before."""
     steps = room.sized(STEPS, 8)
     prompts = _prompts(shape, rows, room.sized(PROMPT, 8))
-    engine = EmbeddedEngine(loaded, slots=rows)
+    tokens = steps + 24
+    engine = EmbeddedEngine(loaded, slots=rows, longest=len(prompts[0]) + tokens)
     reset_peak(room.device)
-    engine.submit(requests(prompts, 1, steps + 24))
+    engine.submit(requests(prompts, 1, tokens))
     for _ in range(4):  # prompts, and what is made on first use
         engine.poll(timeout=0.0)
     wait(room.device)

@@ -29,7 +29,7 @@ class Memory:
     engine: int  # weights of the engine's own: a copy, or the embedded engine's fused matrices
     cache: int
     reference: int = 0  # frozen values of the trained parameters
-    sleeps: bool = False  # the engine hands its memory back while the learner works
+    held: int = 0  # of engine and cache, what stays while the learner works
 
     @property
     def resident(self) -> int:
@@ -39,8 +39,7 @@ class Memory:
     @property
     def learning(self) -> int:
         """While the learner works."""
-        engine = 0 if self.sleeps else self.engine + self.cache
-        return self.resident + self.gradients + self.activations + self.head + engine
+        return self.resident + self.gradients + self.activations + self.head + self.held
 
     @property
     def generating(self) -> int:
@@ -82,14 +81,16 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
 
     Low-precision models keep float32 masters, gradients and both moments (12 bytes more per parameter each step).
     """
-    from dapo.models.policy import MAX_LOGITS, MIN_CHUNK
+    from dapo.models.policy import MAX_LOGITS, MAX_LOGITS_CUDA, MIN_CHUNK
 
     size = _BYTES[recipe.model.dtype]
     n, low = facts.parameters, recipe.model.dtype != "float32"
     trained = trained_parameters(recipe, facts)
     with_adapter = recipe.model.lora.rank is not None
     tokens = max(recipe.learner.microbatch_tokens, 1)
-    layer, on_card = layer_sizes(facts), recipe.model.device != "cpu"
+    layer, device = layer_sizes(facts), recipe.model.device
+    on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
+    most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
     slots, engines = engine_slots(recipe), engine_count(recipe)
     responses = recipe.rollout.prompts_per_step * recipe.rollout.group_size
     sequences = responses if None in slots else min(responses, sum(filter(None, slots)))
@@ -101,6 +102,11 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     copies = own or merged or (engines > 1 and not elsewhere)
     embedded = recipe.rollout.engine == "embedded"
     fused = embedded * facts.layers * layer.hidden * (layer.queries + 2 * layer.keys + 2 * layer.ffn) * size
+    copied, fused = engines * copies * n * engine_size, engines * fused
+    cache = 0 if elsewhere else sequences * length * facts.layers * facts.key_values * engine_size
+    # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
+    asleep = on_card and not recipe.rollout.max_staleness and (embedded or (own and recipe.rollout.vllm.sleep))
+    held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache
     return Memory(
         reference=trained * size if keeps_reference(recipe) and not recipe.algorithm.reference.offload else 0,
         weights=(n + trained if with_adapter else n) * size,
@@ -109,10 +115,10 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         activations=activation_bytes(
             layer, facts.layers, tokens, size, checkpointing=recipe.model.gradient_checkpointing
         ),
-        head=head_bytes(min(tokens, max(MIN_CHUNK, MAX_LOGITS // facts.vocabulary)), facts.vocabulary, size),
-        engine=engines * (copies * n * engine_size + fused),
-        cache=0 if elsewhere else sequences * length * facts.layers * facts.key_values * engine_size,
-        sleeps=own and recipe.rollout.vllm.sleep and on_card and not recipe.rollout.max_staleness,
+        head=head_bytes(min(tokens, max(MIN_CHUNK, most // facts.vocabulary)), facts.vocabulary, size),
+        engine=copied + fused,
+        cache=cache,
+        held=held,
     )
 
 
@@ -167,10 +173,10 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
         yield f"{whose}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
     yield f"key-value cache: at most {size_text(memory.cache)}{slots}"
-    if memory.sleeps:
+    if memory.held < memory.engine + memory.cache:
         yield (
-            f"together about {size_text(memory.learning)} while learning (vLLM sleeps), {size_text(memory.generating)} "
-            "while generating"
+            f"together about {size_text(memory.learning)} while learning (the engine sleeps), "
+            f"{size_text(memory.generating)} while generating"
         )
     else:
         yield f"together about {size_text(memory.total)}"

@@ -17,7 +17,7 @@ KEPT = 0.5  # share of the groups that dynamic sampling keeps
 BANDWIDTH_SHARE = 0.3  # of the card's, while decoding
 PEAK_SHARE = 0.3  # of the card's bfloat16 matrix peak, while learning
 _ROWS = 256  # responses that decode together, unless the recipe says otherwise
-_LEAST_CACHE = 4 * 1024**3  # vLLM makes do with less than all responses at once
+_LEAST_CACHE = 4 * 1024**3  # responses then wait for their turn
 _SPARE = 1.1  # for CUDA itself and the allocator's gaps
 
 
@@ -86,9 +86,7 @@ def step_seconds(work: Work, card: Card) -> tuple[float, float]:
 
 
 def needed_memory(memory: Memory) -> float:
-    """Bytes that a card must have: an engine that sleeps fills what is left with its cache."""
-    if not memory.sleeps:
-        return memory.total * _SPARE
+    """Bytes that a card must have: an engine makes do with a smaller cache, and with fewer responses at once."""
     least = memory.resident + memory.engine + min(memory.cache, _LEAST_CACHE)
     return max(memory.learning, least) * _SPARE
 

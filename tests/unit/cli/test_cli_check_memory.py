@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -132,21 +134,39 @@ def test_weights_gradients_and_moments_are_those_of_the_optimiser(tmp_path):
 
 
 def test_an_engine_that_sleeps_and_the_learner_are_not_added_up():
-    awake = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=64)
+    awake = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=64, held=96)
     assert (awake.resident, awake.learning, awake.generating, awake.total) == (5, 127, 101, 127)
-    asleep = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=64, sleeps=True)
+    asleep = replace(awake, held=0)
     assert (asleep.learning, asleep.generating, asleep.total) == (31, 101, 101)
 
 
-def test_what_sleeps_is_vllm_on_a_card():
+@pytest.mark.parametrize(
+    ("engine", "device", "more", "stays"),
+    [
+        ("vllm", "auto", {}, "nothing"),
+        ("vllm", "auto", {"vllm": {"sleep": False}}, "all"),
+        ("vllm", "cpu", {}, "all"),
+        ("embedded", "auto", {}, "matrices"),
+        ("embedded", "cpu", {}, "all"),
+    ],
+)
+def test_what_an_engine_keeps_while_the_learner_works(engine, device, more, stays):
     facts = facts_with(10**8)
-    for engine, device, sleeps in (("vllm", "auto", True), ("vllm", "cpu", False), ("embedded", "auto", False)):
-        recipe = recipe_with(model={"device": device}, rollout={"engine": engine})
-        memory = estimate_memory(recipe, facts, 10)
-        assert memory.sleeps is sleeps
-        lines = list(memory_lines(recipe, facts, 10))
-        assert any("while learning (vLLM sleeps)" in line for line in lines) is sleeps
-        assert any("make gpu" in line for line in lines) is (device != "cpu")
+    recipe = recipe_with(model={"device": device}, rollout={"engine": engine, **more})
+    memory = estimate_memory(recipe, facts, 10)
+    assert memory.engine > 0
+    assert memory.cache > 0
+    assert memory.held == {"nothing": 0, "matrices": memory.engine, "all": memory.engine + memory.cache}[stays]
+    lines = list(memory_lines(recipe, facts, 10))
+    assert any("while learning (the engine sleeps)" in line for line in lines) is (stays != "all")
+    assert any("make gpu" in line for line in lines) is (device != "cpu")
+
+
+def test_a_small_model_is_estimated_for_a_cpu_unless_a_card_is_named():
+    small = facts_with(1000)
+    auto, cuda = (estimate_memory(recipe_with(model={"device": name}), small, 10) for name in ("auto", "cuda"))
+    assert auto.held == auto.engine + auto.cache
+    assert cuda.held == cuda.engine
 
 
 def test_the_work_of_a_step_by_hand():
@@ -184,9 +204,10 @@ def test_hours_are_told_for_cards_that_hold_the_run_and_for_large_models_alone()
     assert "no card known here holds" in text
 
 
-def test_a_sleeping_engine_makes_do_with_little_cache():
-    memory = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=10**15, sleeps=True)
+def test_a_card_may_hold_less_cache_than_all_responses_at_once():
+    memory = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=10**15)
     assert needed_memory(memory) == (5 + 32 + 4 * 1024**3) * 1.1
+    assert needed_memory(replace(memory, activations=10**12)) == (5 + 2 + 10**12 + 16) * 1.1
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_check_explains_it_offline(name, folder, tmp_path, capsys, monkeypatch):
     told = capsys.readouterr().out
     assert "time on a card, by arithmetic" in told
     assert "H200: " in told
-    assert "while learning (vLLM sleeps)" in told
+    assert "while learning (the engine sleeps)" in told
     assert "The recipe is good" in told
 
 
