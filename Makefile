@@ -4,9 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.venv/.installed: pyproject.toml constraints/cpu.txt
+# LOCKED=1: third-party packages by their hashes, and the project without dependencies on top (docs/releasing.md).
+LOCKED ?=
+.venv/.installed: pyproject.toml constraints/cpu.txt constraints/ci.lock
 	$(PYTHON) -m venv .venv
+ifeq ($(LOCKED),)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints/cpu.txt -e ".[dev]"
+else
+	$(BIN)/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/ci.lock
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+endif
 	@touch $@
 
 # TRL beside us, for the benchmark: an environment of its own, the same torch and transformers.
@@ -27,7 +34,7 @@ export OMP_NUM_THREADS ?= 1
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
+.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -63,6 +70,13 @@ test-vllm-slow: setup-vllm
 # Builds the wheel and the source distribution and uses them as a stranger would, outside of the checkout.
 test-wheel: setup
 	$(BIN)/python tests/wheel/try_wheel.py --mypy $(BIN)/mypy
+
+# Writes constraints/ci.lock anew, from pyproject.toml and constraints/cpu.txt, where torch's CPU build can be found.
+lock: setup
+	$(BIN)/pip install -q --disable-pip-version-check "uv>=0.9"
+	$(BIN)/uv pip compile -q --generate-hashes --extra dev --python-version 3.11 --python-platform linux \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	  -c constraints/cpu.txt pyproject.toml -o constraints/ci.lock
 
 oracles: setup
 	$(BIN)/python tests/oracles/live.py

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,18 +63,15 @@ class Evaluation:
         return self.metrics["accuracy_low"], self.metrics["accuracy_high"]
 
     def __str__(self) -> str:
-        with open("/dev/null", "w", encoding="utf-8") as nowhere:
-            paper = RichConsole(width=100, file=nowhere, record=True, color_system=None)
-            paper.print(table(self._shown))
-            return paper.export_text().rstrip()
+        paper = io.StringIO()
+        RichConsole(width=100, file=paper, color_system=None, force_jupyter=False).print(table(self._shown))
+        return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
 
     def __repr__(self) -> str:
         low, high = self.interval
         return f"Evaluation({self._shown.name!r}, accuracy {self.accuracy:.1%} ({low:.1%} to {high:.1%}))"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         return f"<pre>{escape(str(self))}</pre>"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from html import escape
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from dapo.api.run import curve_svg
 from dapo.contracts.events import Callback, EndEvent, EvaluationEvent, StartEvent, StepEvent
 from dapo.observe.console import Console
+from dapo.observe.metrics import read_metrics
 
 
 def in_notebook() -> bool:
@@ -27,14 +29,15 @@ class NotebookProgress(Callback):
         from IPython.display import HTML, display
 
         self._html, self._start = HTML, event
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, Any]] = read_metrics(event.folder / "metrics.jsonl")  # of a resume, what was before
         self._handle = display(HTML(self._page("starting", event.first_step)), display_id=True)
 
     def step(self, event: StepEvent) -> None:
         self._rows.append({"step": event.step, **event.metrics})
         accuracy = event.metrics.get("reward/accuracy")
+        known = accuracy is not None and math.isfinite(accuracy)
         said = f"step {event.step} of {self._start.steps}"
-        self._show(said if accuracy is None else f"{said}, accuracy {accuracy:.1%}", event.step)
+        self._show(f"{said}, accuracy {accuracy:.1%}" if known else said, event.step)
 
     def evaluation(self, event: EvaluationEvent) -> None:
         accuracy = event.metrics.get("validation/accuracy")

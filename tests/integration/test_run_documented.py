@@ -293,3 +293,19 @@ def test_the_parts_of_ones_own_take_less_than_forty_lines_each():
     for number in range(4):
         lines = [line for line in block("docs/extending.md", "python", number).splitlines() if line.strip()]
         assert len(lines) < 40
+
+
+def test_the_notebook_of_the_pages(tmp_path, monkeypatch, capsys):
+    """Its cells in their order, with a smaller recipe in the quickstart's place."""
+    monkeypatch.chdir(tmp_path)
+    recipe = write_recipe(tmp_path, "logging: {console: quiet}\n")
+    recipe.write_text(recipe.read_text().replace("run: {dir: " + str(tmp_path), "run: {dir: " + str(tmp_path / "runs")))
+    cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
+    names: dict[str, object] = {}
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        assert cell["outputs"] == []
+        source = cell["source"].replace("STEPS = 20", "STEPS = 1").replace('"quickstart"', repr(str(recipe)))
+        source = source.replace('"validation.limit": 64', '"validation.limit": 2')
+        exec(source.replace("said == prompt.answer", "'=1' in completion.text"), names)
+    assert names["run"].status.step == 3
+    assert "right responses" in capsys.readouterr().out
