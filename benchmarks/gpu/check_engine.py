@@ -242,4 +242,4 @@ def synchronisations(room: Room) -> None:
     finish(engine)
     made = min(steps, engine.clock - before) or 1
     waits = sum("synchroniz" in str(warning.message) for warning in seen)
-    room.expect("synchronisations of a decode step whose rows stay", waits / made, at_most=3.0, at_least=0.5)
+    room.expect("synchronisations of a decode step whose rows stay", waits / made, at_most=1.5, at_least=0.5)

@@ -18,6 +18,7 @@ from dapo.contracts.types import IntArray
 from dapo.models.head import LOW
 from dapo.models.precision import float32_product
 from dapo.rollout.pools import FIRST_COLUMNS, GROWTH, CacheShape, FixedPool, Pool, Prefilled, pool_limits
+from dapo.rollout.traffic import send
 
 _MOVED = 2**28  # bytes of keys and values that move to a wider pool at once: they exist twice for a moment
 
@@ -160,8 +161,8 @@ class SlotCache:
         slots = np.array(pool.take(len(seats)), dtype=np.int64)
         pool.seats[slots] = seats
         self._slot[seats], self._pool[seats] = slots, index
-        placed = torch.from_numpy(slots).to(self.shape.device)
-        pool.write_lengths(placed, torch.from_numpy(self.length[seats]).to(self.shape.device))
+        placed = send(slots, self.shape.device)
+        pool.write_lengths(placed, send(self.length[seats], self.shape.device))
         return placed
 
     def insert(self, seats: IntArray, lengths: IntArray, prefilled: Prefilled, rows: IntArray) -> None:
@@ -170,9 +171,10 @@ class SlotCache:
         index = np.array([self._pool_for(int(length)) for length in lengths])
         for pool in np.unique(index):
             chosen = index == pool
-            slots = self._seat_in(int(pool), seats[chosen])
+            self._seat_in(int(pool), seats[chosen])
             width = int(lengths[chosen].max())
-            self.pools[pool].fill(slots.tolist(), rows[chosen].tolist(), prefilled.kv[..., :width, :])
+            slots = self._slot[seats[chosen]].tolist()  # known here: reading them back would wait for the device
+            self.pools[pool].fill(slots, rows[chosen].tolist(), prefilled.kv[..., :width, :])
 
     def remove(self, seats: IntArray, *, wipe: bool = False) -> None:
         """Free the slots of ``seats``. ``wipe`` clears what they hold, for rows that went non-finite."""
@@ -191,7 +193,7 @@ class SlotCache:
             grown = live[self.length[live] >= pool.limit]
             if len(grown):
                 self._pool_for(pool.limit)  # makes the next pool where there is none
-                source = torch.from_numpy(self._slot[grown]).to(self.shape.device)
+                source = send(self._slot[grown], self.shape.device)
                 self.remove(grown)
                 target = self._seat_in(index + 1, grown)
                 wider = self.pools[index + 1]
@@ -235,7 +237,7 @@ class SlotCache:
             write = (slots[:, None] * self.shape.kv_heads + block) * pool.stride + lengths[rows, None]
             counters[2 * n :].reshape(n, kinds)[rows] = write
             start += pool.n
-        moving = torch.from_numpy(counters).to(self.shape.device)
+        moving = send(counters, self.shape.device)
         positions, mask, write_at = moving[:n], moving[n : 2 * n], moving[2 * n :].view(n, kinds)
         segments, start = [], 0
         for pool in live:

@@ -31,6 +31,7 @@ from dapo.rollout.requests import Gate, sequence_of, token_count
 from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.slots import check_slots, choose_slots
+from dapo.rollout.traffic import read, send
 from dapo.rollout.weights import take_weights, tensor_sums
 
 PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
@@ -189,7 +190,8 @@ class EmbeddedEngine:
         batch = self._batch
         try:
             if self._tokens is None:
-                self._tokens = torch.from_numpy(self._roster.last[batch.seats]).to(self._loaded.device)
+                self._tokens = send(self._roster.last[batch.seats], self._loaded.device)
+            uniform = self._uniform(batch.seats)  # before the forward pass: behind it, the copy would wait for it
             logits = self._decoder.decode(self._tokens, batch)
         except BaseException:  # ``abort`` gives back what ended with its first token, too
             self._inbox.keep(events)
@@ -197,18 +199,18 @@ class EmbeddedEngine:
         self.clock += 1
         self._stats.update(decode_steps=1, slot_steps=self.capacity, busy_slot_steps=len(batch.seats))
         self._cache.advance(batch)
-        return events + self._sample(batch.seats, logits)
+        return events + self._sample(batch.seats, logits, uniform)
 
-    def _sample(self, seats: IntArray, logits: Tensor) -> list[SampleEvent]:
+    def _uniform(self, seats: IntArray) -> Tensor:
+        """The uniform numbers behind the next tokens of ``seats`` [seats, 1]."""
+        return send(self._roster.uniforms(seats), self._loaded.device)[:, None]
+
+    def _sample(self, seats: IntArray, logits: Tensor, uniform: Tensor) -> list[SampleEvent]:
         """Draw and record the next token of ``seats`` from ``logits`` [seats, vocabulary]; returns what ended."""
-        device = logits.device
-        uniform = torch.from_numpy(self._roster.uniforms(seats)).to(device)[:, None]
-        groups = [
-            (law, None if rows is None else torch.from_numpy(rows).to(device)) for law, rows in self._roster.laws(seats)
-        ]
+        groups = [(law, None if rows is None else send(rows, logits.device)) for law, rows in self._roster.laws(seats)]
         tokens, logprobs = draw_mixed(logits, uniform, groups)
         self._tokens = tokens[:, 0]
-        ended, failed = self._roster.record(seats, tokens[:, 0].cpu().numpy(), logprobs[:, 0].cpu().numpy())
+        ended, failed = self._roster.record(seats, *read(tokens[:, 0], logprobs[:, 0]))
         self._stats["generated_tokens"] += len(seats) - len(failed)
         events = self._release(ended, None)
         if len(failed):
@@ -245,8 +247,8 @@ class EmbeddedEngine:
             seats = self._roster.seat([requests[i] for i in chosen], self.version)
             self._cache.insert(seats, lengths, prefilled, rows)
             self._batch = None
-            logits = prefilled.logits.index_select(0, torch.from_numpy(rows).to(self._loaded.device))
-            events += self._sample(seats, logits)
+            logits = prefilled.logits.index_select(0, send(rows, self._loaded.device))
+            events += self._sample(seats, logits, self._uniform(seats))
         for name in names:
             self._no_longer_waiting(name)
         return events
@@ -270,7 +272,7 @@ class EmbeddedEngine:
             padded = np.zeros((len(part), lengths[-1]), dtype=np.int64)
             for row, tokens in zip(padded, part, strict=True):
                 row[: len(tokens)] = tokens
-            prefilled = self._decoder.prefill(torch.from_numpy(padded).to(self._loaded.device), lengths)
+            prefilled = self._decoder.prefill(send(padded, self._loaded.device), lengths)
             self._prefilled.update((name, (prefilled, row)) for row, name in enumerate(ordered[start:stop]))
             self._stats["prefill_tokens"] += sum(lengths)
             start = stop

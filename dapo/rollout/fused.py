@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,6 +27,7 @@ from dapo.models.checksum import same_bits
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import DecodeBatch
 from dapo.rollout.pools import CacheShape, Prefilled
+from dapo.rollout.traffic import send
 
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the length
@@ -246,7 +248,7 @@ class FusedDecoder:
 
         positions = torch.arange(length, device=shape.device).repeat(rows)
         x = self._forward(tokens.reshape(-1), self._turns(positions, length), attend)
-        last = torch.tensor([i * length + n - 1 for i, n in enumerate(lengths)], device=shape.device)
+        last = send(np.arange(rows) * length + np.array(lengths) - 1, shape.device)
         return Prefilled(kept, self._logits(x.index_select(0, last)))
 
     def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from dapo.models import attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import DecodeBatch
 from dapo.rollout.pools import CacheShape, Prefilled
+from dapo.rollout.traffic import send
 
 # Keyword arguments of transformers' attention calls that change what is computed and that no context here knows.
 _UNSUPPORTED = ("softcap", "s_aux")
@@ -124,7 +126,7 @@ class GenericDecoder:
         """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
         context = _PrefillContext()
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        last = torch.tensor(lengths, device=tokens.device) - 1
+        last = send(np.array(lengths) - 1, tokens.device)
         logits = self._logits(context, tokens, positions, last)
         return Prefilled(context.stacked(), logits)
 

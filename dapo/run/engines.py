@@ -15,6 +15,7 @@ from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine
 from dapo.errors import RecipeError
+from dapo.models.adapter import adapter_parameters
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
@@ -135,9 +136,10 @@ def make_engine(
 
 def learner_state(recipe: Recipe, facts: ModelFacts) -> int:
     """Bytes that a learner holds beside the weights between two steps: moments, float32 masters, a reference."""
-    low = recipe.model.dtype != "float32"
+    low, lora = recipe.model.dtype != "float32", recipe.model.lora
+    trained = facts.parameters if lora.rank is None else adapter_parameters(facts.shapes, lora)
     reference = needs_reference(recipe) and not recipe.algorithm.reference.offload
-    return facts.parameters * (8 + 4 * low + (2 if low else 4) * reference)
+    return trained * (8 + 4 * low + (2 if low else 4) * reference)
 
 
 def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None) -> Path | None:

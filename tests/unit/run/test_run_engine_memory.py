@@ -7,16 +7,17 @@ from types import SimpleNamespace
 import pytest
 
 from dapo.config import schema
+from dapo.models.adapter import adapter_parameters
 from dapo.run import engines
 
 N = 1_000_000
 
 
-def recipe(dtype: str, kl: float = 0.0, offload: bool = False) -> schema.Recipe:
+def recipe(dtype: str, kl: float = 0.0, offload: bool = False, rank: int | None = None) -> schema.Recipe:
     task = [{"task": "signed_sum"}]
     return schema.Recipe.model_validate(
         {
-            "model": {"path": "m", "dtype": dtype},
+            "model": {"path": "m", "dtype": dtype, "lora": {"rank": rank}},
             "data": {"train": task},
             "rewards": [{"name": "accuracy"}],
             "algorithm": {"kl_coefficient": kl, "reference": {"offload": offload}},
@@ -37,6 +38,14 @@ def recipe(dtype: str, kl: float = 0.0, offload: bool = False) -> schema.Recipe:
 def test_what_a_learner_holds_between_two_steps(dtype, kl, offload, bytes_each):
     facts = SimpleNamespace(parameters=N)
     assert engines.learner_state(recipe(dtype, kl, offload), facts) == bytes_each * N
+
+
+def test_an_adapters_learner_holds_the_adapters_state_alone():
+    with_adapter = recipe("bfloat16", rank=8)
+    shapes = {"model.layers.0.self_attn.q_proj.weight": (64, 32), "lm_head.weight": (1000, 32)}
+    facts = SimpleNamespace(parameters=N, shapes=shapes)
+    assert engines.learner_state(with_adapter, facts) == 12 * adapter_parameters(shapes, with_adapter.model.lora)
+    assert 0 < engines.learner_state(with_adapter, facts) <= 12 * 8 * (64 + 32)
 
 
 @pytest.mark.parametrize("training", [True, False])
