@@ -96,12 +96,13 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     sequences = responses if None in slots else min(responses, sum(filter(None, slots)))
     length = longest_prompt + recipe.rollout.max_response_tokens
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
-    merged = with_adapter and recipe.rollout.engine == "embedded"
     engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
-    # One embedded engine computes with the learner's tensors, unless an adapter has to be merged into its own.
-    copies = own or merged or (engines > 1 and not elsewhere)
+    # One embedded engine computes with the learner's tensors; an adapter is merged into those that it does not fuse.
+    copies = own or (engines > 1 and not elsewhere)
     embedded = recipe.rollout.engine == "embedded"
-    fused = embedded * facts.layers * layer.hidden * (layer.queries + 2 * layer.keys + 2 * layer.ffn) * size
+    merged = with_adapter and not copies
+    rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
+    fused = embedded * facts.layers * layer.hidden * rows * size
     copied, fused = engines * copies * n * engine_size, engines * fused
     cache = 0 if elsewhere else sequences * length * facts.layers * facts.key_values * engine_size
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
