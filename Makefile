@@ -34,7 +34,7 @@ endif
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
+.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -60,6 +60,10 @@ test-browser: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
+
+# Processes that train or sample together, on this machine.
+test-cluster: setup
+	$(BIN)/python -m pytest -n0 -m cluster
 
 test-vllm: setup-vllm
 	.venv-vllm/bin/python -m pytest -m "vllm and not slow" tests/vllm

@@ -64,6 +64,11 @@ class CallbackError(DapoError, RuntimeError):
     """A callback failed whose author wants the run to end with it (``on_error = "stop"``)."""
 
 
+class LearnerLost(DapoError, RuntimeError):
+    """A rank of the learner was lost, failed or gave no sign: all of them were ended, and the last checkpoint has what
+    they knew."""
+
+
 class DiskError(DapoError, RuntimeError):
     """The run's folder takes no more: a full disk, a limit on files, or a file system that was made read-only."""
 

@@ -98,7 +98,9 @@ def checkpointing(room: Room) -> None:
     found: dict[bool, tuple[dict[str, Tensor], int]] = {}
     rows = make_rows(room.sized(4096, 256), 4, room.sized(8, 3), room.sized(64, 6), room.sized(256, 12), equal=True)
     for flag in (False, True):
-        loaded = load_small(room, "bfloat16", layers=room.sized(8, 2), gradient_checkpointing=flag)
+        loaded = load_small(
+            room, "bfloat16", layers=room.sized(8, 2), activation_checkpointing="full" if flag else "none"
+        )
         learner = make_learner(loaded, betas=BETAS, microbatch_tokens=1 << 20)
         rows = sampled_as(rows, learner.logprobs(rows).result()) if not flag else rows
         reset_peak(room.device)

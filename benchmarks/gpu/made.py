@@ -34,7 +34,7 @@ def load_small(room: Room, dtype: str, architecture: str = "qwen2", *, seed: int
         options: Of ``make_tiny_model`` (sizes) and ``load_model`` (attention, head, checkpointing).
     """
     loading = {
-        key: options.pop(key) for key in ("attention_mode", "fp32_head", "gradient_checkpointing") if key in options
+        key: options.pop(key) for key in ("attention_mode", "fp32_head", "activation_checkpointing") if key in options
     }
     sizes = {
         "hidden": room.sized(512, 64), "layers": room.sized(4, 2), "heads": room.sized(8, 4), "kv_heads": 2,

@@ -15,8 +15,10 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from dapo.contracts.handle import Done, Handle
 from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 
@@ -25,6 +27,8 @@ _MANIFEST = "manifest.json"
 
 Write = Callable[[Path], Iterable[SavedFile]]
 """Fills a folder; returns files that are on the disk already, by their names in that folder. It may leave some out."""
+BeginWrite = Callable[[Path], Handle[Iterable[SavedFile]]]
+"""The same, by somebody who may still be writing when it returns."""
 
 
 class CheckpointStore:
@@ -39,11 +43,20 @@ class CheckpointStore:
         Raises:
             CheckpointError: a file that ``write`` described is not there, or has another size.
         """
+        return self.begin(step, lambda folder: Done(write(folder))).finish()
+
+    def begin(self, step: int, write: BeginWrite) -> Saving:
+        """Begin to save step ``step``: what ``write`` leaves to be done is waited for by ``finish`` of what comes back,
+        and until then there is no checkpoint of that step. One at a time.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._mend()
-        target = self.folder / f"step_{step:06d}"
-        aside = self.folder / f".writing-{target.name}"
-        write_into(aside, write)
+        aside = self.folder / f".writing-step_{step:06d}"
+        fresh(aside)
+        return Saving(self, step, self.folder / f"step_{step:06d}", aside, write(aside))
+
+    def appear(self, target: Path, aside: Path) -> None:
+        """What was written aside, and is on the disk, becomes a checkpoint."""
         if target.exists():  # the same step again: a boundary saved with more state than before
             old = self.folder / f".old-{target.name}"
             target.rename(old)
@@ -53,7 +66,6 @@ class CheckpointStore:
             aside.rename(target)
         _flush(self.folder)
         self._prune()
-        return target
 
     def steps(self) -> list[int]:
         """Steps with a whole checkpoint, ascending.
@@ -110,12 +122,47 @@ class CheckpointStore:
         shutil.rmtree(folder.rename(self.folder / f".removing-{folder.name}"))
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A checkpoint on its way."""
+
+    store: CheckpointStore
+    step: int
+    target: Path
+    aside: Path
+    files: Handle[Iterable[SavedFile]]
+
+    def done(self) -> bool:
+        """Whether ``finish`` would not wait for its writers."""
+        return self.files.done()
+
+    def finish(self) -> Path:
+        """Wait for its writers; then it is there, whole.
+
+        Raises:
+            CheckpointError: a file that was described is not there, or has another size.
+        """
+        seal(self.aside, self.files.result())
+        self.store.appear(self.target, self.aside)
+        return self.target
+
+
 def write_into(folder: Path, write: Write) -> None:
     """Fill a fresh ``folder`` by ``write``, add a manifest, flush everything to disk."""
+    fresh(folder)
+    seal(folder, write(folder))
+
+
+def fresh(folder: Path) -> None:
+    """An empty folder, whatever was there."""
     if folder.exists():
         _delete(folder)
     folder.mkdir(parents=True)
-    described = {file.name: file for file in write(folder)}
+
+
+def seal(folder: Path, files: Iterable[SavedFile]) -> None:
+    """Add a manifest to a filled folder, and flush to disk what ``files`` do not name."""
+    described = {file.name: file for file in files}
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     for name, file in described.items():
         if sizes.get(name) != file.size:

@@ -114,7 +114,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         gradients=trained * (size + 4 * low),
         optimiser=trained * (8 + 4 * low),
         activations=activation_bytes(
-            layer, facts.layers, tokens, size, checkpointing=recipe.model.gradient_checkpointing
+            layer, facts.layers, tokens, size, checkpointing=recipe.model.activation_checkpointing == "full"
         ),
         head=head_bytes(min(tokens, max(MIN_CHUNK, most // facts.vocabulary)), facts.vocabulary, size),
         engine=copied + fused,

@@ -76,7 +76,7 @@ def _passes(recipe: Recipe) -> int:
 
     minibatch = recipe.learner.minibatch_prompts or recipe.rollout.prompts_per_step
     old = not uses_sampler_logprobs(recipe) and minibatch < recipe.rollout.prompts_per_step
-    return 3 + recipe.model.gradient_checkpointing + old + keeps_reference(recipe)
+    return 3 + (recipe.model.activation_checkpointing == "full") + old + keeps_reference(recipe)
 
 
 def step_seconds(work: Work, card: Card) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from dapo.config import Recipe
 from dapo.contracts.types import Group, LearnStep
 
 if TYPE_CHECKING:
-    from dapo.learner.local import LocalLearner
+    from dapo.contracts.protocols import Learner
     from dapo.run.session import Session
 
 _SHOWN = 16  # groups with a line of their own
@@ -72,7 +72,7 @@ def _generate(session: Session, count: int) -> list[Group]:
     return groups
 
 
-def _learn(session: Session, learner: LocalLearner, groups: Sequence[Group]) -> None:
+def _learn(session: Session, learner: Learner, groups: Sequence[Group]) -> None:
     """A training step at rate 0: its time is a step's, and the weights stay."""
     from dapo.loop.plan import minibatch_rows, split_minibatches
     from dapo.loop.reference import reference_logprobs

@@ -152,7 +152,7 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
     if machine.cuda:
         lines += [
             "  dtype: bfloat16                 # of the weights while training; the optimiser keeps float32",
-            "  gradient_checkpointing: true    # less memory, about a third more time in the backward pass",
+            "  activation_checkpointing: full  # less memory, about a third more time in the backward pass",
         ]
     lines += [f"  device: {wanted.device}"] if wanted.device not in (None, "auto") else []
     lines += ["", "data:", "  train:", *_source(wanted.train, data.fields)]

@@ -12,6 +12,7 @@ from typing import Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_loss import check_loss
+from dapo.config.check_ranks import check_ranks
 from dapo.config.pool import check_pool
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
@@ -343,4 +344,5 @@ _CHECKS = (
     check_pool,
     _learner,
     check_staleness,
+    check_ranks,
 )

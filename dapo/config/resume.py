@@ -30,7 +30,7 @@ _RULES: dict[str, dict[Rule, str]] = {
     "": {"fixed": "preset"},
     "run": {"free": "if_exists reward_workers reward_memory_mib", "ask": "threads", "fixed": "dir name seed"},
     "model": {
-        "free": "gradient_checkpointing",
+        "free": "activation_checkpointing",
         "ask": "device trust_remote_code attention fp32_head matmul_precision",
         "fixed": "path dtype",
     },
@@ -74,18 +74,18 @@ _RULES: dict[str, dict[Rule, str]] = {
     "algorithm.reward_scaling": {"ask": "enabled source_min source_max target_min target_max"},
     "algorithm.correction": {"ask": "kind cap floor token_cap sequence_cap"},
     "learner": {
-        "free": "microbatch_tokens max_skipped_steps",
+        "free": "microbatch_tokens max_skipped_steps ranks replicas reshard_after_forward cpu_offload timeout",
         "ask": "learning_rate betas eps weight_decay schedule schedule_unit warmup final_ratio minibatch_prompts "
         "max_grad_norm deterministic",
     },
     "validation": {"free": "every samples greedy temperature top_p max_response_tokens limit"},
     "trainer": {"free": "steps sync_check_tolerance"},
-    "checkpoint": {"free": "every keep"},
+    "checkpoint": {"free": "every keep seconds asynchronous"},
     "logging": {
         "free": "rollouts rollouts_sample tokens spans console samples_every tensorboard wandb trackers project"
     },
     "launch": {"free": "backend"},
-    "cluster": {"free": "start_timeout engine_timeout max_engine_restarts"},
+    "cluster": {"free": "start_timeout engine_timeout max_engine_restarts max_learner_restarts"},
 }
 
 

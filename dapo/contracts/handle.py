@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -34,3 +36,17 @@ class Done(Generic[T_co]):
     def result(self, timeout: float | None = None) -> T_co:
         """The value, at once."""
         return self._value
+
+
+class Mapped(Generic[T, T_co]):
+    """What comes of a result, once it is there."""
+
+    def __init__(self, handle: Handle[T], function: Callable[[T], T_co]) -> None:
+        self._handle, self._function = handle, function
+
+    def done(self) -> bool:
+        return self._handle.done()
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """The function of the result, waited for."""
+        return self._function(self._handle.result(timeout))

@@ -17,15 +17,13 @@ from dapo.contracts.types import (
     Learned,
     LearnStep,
     Of,
-    RatioAgainst,
-    Row,
     SavedFile,
     Ticket,
     TokenTrace,
 )
 from dapo.learner import storage
 from dapo.learner.metrics import TokenRecord
-from dapo.learner.plan import Pass, plan_passes, split
+from dapo.learner.plan import plan_step, split
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.models.adapter import merge_error, published
 from dapo.models.checksum import checksum
@@ -87,24 +85,22 @@ class LocalLearner:
         stats: list[Stats] = []
         traces: list[TokenTrace] = []
         self.rank.entropy_coefficient = step.entropy_coefficient
-        olds = self._old_logprobs(step)
-        for rows, rate, old in zip(step.minibatches, step.learning_rates, olds, strict=True):
-            kept = [number for number, row in enumerate(rows) if row.loss_mask.any()]
-            if not kept:
+        (plan,) = plan_step(
+            step,
+            self.settings.microbatch_tokens,
+            packed=self.loaded.packed,
+            zero_advantage_is_free=self.rank.objective.zero_advantage_is_free,
+        )
+        for work, old in zip(plan.minibatches, self._old_logprobs(step), strict=True):
+            if work is None:
                 stats.append(step_counts(empty=True))
                 continue
             record = TokenRecord(step.version, step.ratio_against == "learner", self._weights_moved)
-            stats.append(
-                self._passes(
-                    [rows[n] for n in kept],
-                    record,
-                    step.ratio_against,
-                    None if old is None else [old[n] for n in kept],
-                )
-            )
+            own = None if old is None else [old[n] for n in work.places]
+            stats.append(self.rank.minibatch(work, record, ratio_against=step.ratio_against, old_logprobs=own))
             stats.append(record.stats())
             traces += record.traces()
-            stats.append(self._update(rate))
+            stats.append(self._update(work.learning_rate))
         if step.refresh_reference and self.rank.reference is not None:
             self.rank.reference.refresh()
         if self.loaded.adapter and stats:
@@ -173,37 +169,6 @@ class LocalLearner:
             return [None] * len(minibatches)
         found = iter(self._logprobs([row for rows in minibatches for row in rows]))
         return [[next(found) for _ in rows] for rows in minibatches]
-
-    def _passes(
-        self,
-        rows: Sequence[Row],
-        record: TokenRecord,
-        ratio_against: RatioAgainst,
-        old: Sequence[FloatArray] | None,
-    ) -> Stats:
-        return merge(
-            self.rank.forward_backward(
-                [rows[n] for n in planned.rows],
-                record,
-                ratio_against=ratio_against,
-                old_logprobs=None if old is None else [old[n] for n in planned.rows],
-                backward=planned.backward,
-            )
-            for planned in self._plan(rows)
-        )
-
-    def _plan(self, rows: Sequence[Row]) -> list[Pass]:
-        """Rows without any advantage only report, where the loss allows it; a batch without any takes its zero
-        gradient."""
-        live = [bool(row.advantages()[row.loss_mask].any()) for row in rows]
-        free = self.rank.objective.zero_advantage_is_free and any(live)
-        (passes,) = plan_passes(
-            rows,
-            self.settings.microbatch_tokens,
-            packed=self.loaded.packed,
-            forward_only=[free and not alive for alive in live],
-        )
-        return passes
 
     def _update(self, rate: float) -> Stats:
         stats = self.rank.optimizer_step(rate)

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dapo.contracts.types import HasTokens, by_prompt
+from dapo.contracts.types import HasTokens, LearnStep, RatioAgainst, Row, by_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,92 @@ class Pass:
 
     rows: tuple[int, ...]  # indices of the rows given to ``plan_passes``; empty: a filler keeps the ranks in step
     backward: bool = True  # False: these rows have no gradient, and only report
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """One rank's part of an optimiser step."""
+
+    rows: tuple[Row, ...]  # of this rank alone
+    passes: tuple[Pass, ...]  # over these rows
+    learning_rate: float
+    places: tuple[int, ...]  # of these rows in the whole minibatch
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One rank's part of a training step, as it travels."""
+
+    minibatches: tuple[Minibatch | None, ...]  # None: no token carries loss, and nothing moves
+    kinds: tuple[tuple[bool, ...], ...]  # of the passes of each minibatch, for every rank: backward or not
+    version: int
+    ratio_against: RatioAgainst
+    entropy_coefficient: float = 0.0
+    refresh_reference: bool = False
+
+
+def plan_step(
+    step: LearnStep, max_tokens: int, *, ranks: int = 1, packed: bool = True, zero_advantage_is_free: bool = True
+) -> list[RankStep]:
+    """What each rank does in a training step. Rows in which no token carries loss go nowhere.
+
+    Args:
+        step: of the trainer.
+        max_tokens: as for ``plan_passes``; so are ``ranks`` and ``packed``.
+        zero_advantage_is_free: rows without any advantage have no gradient, and need only report. A minibatch in which
+            every row is such takes its zero gradient.
+    """
+    shares: list[list[Minibatch | None]] = [[] for _ in range(ranks)]
+    kinds: list[tuple[bool, ...]] = []
+    for rows, rate in zip(step.minibatches, step.learning_rates, strict=True):
+        kept = [number for number, row in enumerate(rows) if row.loss_mask.any()]
+        live = [bool(rows[n].advantages()[rows[n].loss_mask].any()) for n in kept]
+        free = zero_advantage_is_free and any(live)
+        planned = plan_passes(
+            [rows[n] for n in kept],
+            max_tokens,
+            ranks=ranks,
+            packed=packed,
+            forward_only=[free and not alive for alive in live],
+        )
+        for rank, passes in enumerate(planned):
+            shares[rank].append(_own_part(rows, kept, passes, rate) if kept else None)
+        kinds.append(check_in_step(planned))
+    return [
+        RankStep(
+            tuple(own),
+            tuple(kinds),
+            step.version,
+            step.ratio_against,
+            step.entropy_coefficient,
+            step.refresh_reference,
+        )
+        for own in shares
+    ]
+
+
+def check_in_step(planned: Sequence[Sequence[Pass]]) -> tuple[bool, ...]:
+    """The kinds of the passes that all ranks make, in order.
+
+    Raises:
+        ValueError: the ranks would make different passes, and wait for each other for ever.
+    """
+    kinds = {tuple(one.backward for one in passes) for passes in planned}
+    if len(kinds) != 1:
+        raise ValueError(f"ranks with different passes would never end: {[len(passes) for passes in planned]}")
+    return kinds.pop()
+
+
+def _own_part(rows: Sequence[Row], kept: Sequence[int], passes: Sequence[Pass], rate: float) -> Minibatch:
+    """``passes`` index ``kept``, which indexes ``rows``; what comes out holds the rank's own rows, in their order."""
+    own = sorted(number for one in passes for number in one.rows)
+    place = {number: index for index, number in enumerate(own)}
+    return Minibatch(
+        rows=tuple(rows[kept[number]] for number in own),
+        passes=tuple(Pass(tuple(place[number] for number in one.rows), one.backward) for one in passes),
+        learning_rate=rate,
+        places=tuple(kept[number] for number in own),
+    )
 
 
 def plan_passes(

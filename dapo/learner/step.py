@@ -7,7 +7,7 @@ they like. What a pass says of itself are sums; ``optimizer_step`` counts the st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,14 +23,16 @@ from dapo.errors import LearnerError, first_line
 from dapo.learner.determinism import deterministic_algorithms
 from dapo.learner.metrics import Rated, TokenRecord
 from dapo.learner.optimizer import Optimizer
+from dapo.learner.plan import Minibatch
 from dapo.learner.reference import Reference
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
 from dapo.models.positions import check_positions
 
-if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
+if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not; sharding imports slowly
     from dapo.config import schema
+    from dapo.learner.sharding import Sharding
 
 Correction = Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None]
 """Learner's and sampler's log-probabilities and the loss mask of one response -> its importance correction w."""
@@ -46,6 +48,7 @@ class PolicyStep:
         temperature: Of sampling; log-probabilities are those of logits / temperature.
         correction: Where the ratio runs against the learner's own log-probabilities.
         reference: The recipe's ``algorithm.reference`` where a reference is needed; the weights at hand become it.
+        sharding: Of the model, which other ranks hold parts of; None: all of it is here.
     """
 
     def __init__(
@@ -56,29 +59,69 @@ class PolicyStep:
         temperature: float,
         correction: Correction | None = None,
         reference: schema.Reference | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self.loaded, self.objective, self.settings = loaded, objective, settings
         self.temperature, self.correction = temperature, correction
-        self.policy = Policy(loaded)
+        self.sharding = sharding
+        self.policy = Policy(loaded) if sharding is None else sharding.policy
         self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
         self.reference = None if reference is None else Reference(loaded, reference)
         self.entropy_coefficient = 0.0  # of the entropy term, set with each training step
         self.skipped_in_a_row = 0
 
-    def under(self, of: Of) -> AbstractContextManager[None]:
+    @contextmanager
+    def under(self, of: Of) -> Iterator[None]:
         """Whose weights the passes inside compute with.
 
         Raises:
             LearnerError: there is no reference.
         """
         if of == "policy":
-            return nullcontext()
+            yield
+            return
         if self.reference is None:
             raise LearnerError(
                 "log-probabilities of the reference were asked for, and this learner was made without one: set "
                 "algorithm.kl_coefficient, or take a loss that needs none"
             )
-        return self.reference.in_place()
+        with self.reference.in_place():
+            yield
+            self.release()
+
+    def minibatch(
+        self,
+        work: Minibatch,
+        record: TokenRecord,
+        *,
+        ratio_against: RatioAgainst,
+        old_logprobs: Sequence[FloatArray] | None = None,
+    ) -> Stats:
+        """All passes of this rank in one optimiser step, up to the update; ``old_logprobs`` are of ``work.rows``."""
+        last = sum(planned.backward for planned in work.passes) - 1
+        parts = []
+        for number, planned in enumerate(work.passes):
+            if self.sharding is not None and planned.backward:
+                self.sharding.before_backward(last=number == last)
+            if not planned.rows:
+                self.empty_pass(backward=planned.backward)
+                continue
+            parts.append(
+                self.forward_backward(
+                    [work.rows[n] for n in planned.rows],
+                    record,
+                    ratio_against=ratio_against,
+                    old_logprobs=None if old_logprobs is None else [old_logprobs[n] for n in planned.rows],
+                    backward=planned.backward,
+                )
+            )
+        self.release()
+        return merge(parts)
+
+    def release(self) -> None:
+        """Call behind the last pass before weights change: what was gathered of a sharded model is old then."""
+        if self.sharding is not None:
+            self.sharding.release()
 
     def logprobs(self, rows: Sequence[HasTokens]) -> list[FloatArray]:
         """Log-probability of every response token of one pass under the present weights, in the order of ``rows``."""
@@ -155,8 +198,8 @@ class PolicyStep:
             raise LearnerError(
                 f"the device has too little memory for a pass of {tokens:,} tokens ({first_line(error)}): lower "
                 f"learner.microbatch_tokens (now {self.settings.microbatch_tokens:,}), which changes no gradient, or "
-                "set model.gradient_checkpointing=true; `dapo check` estimates both. The weights are those of the last "
-                "optimiser step"
+                "set model.activation_checkpointing=full; `dapo check` estimates both. The weights are those of the "
+                "last optimiser step"
             ) from error
 
     def empty_pass(self, *, backward: bool = True) -> None:

@@ -51,7 +51,7 @@ def save(
     for name, text in texts.items():
         (folder / name).write_bytes(text.encode())
         files.append(SavedFile(name, len(text.encode()), zlib.crc32(text.encode())))
-    _readable_as(folder / STATE, folder)
+    readable_as(folder / STATE, folder)
     for file in files:
         _flush(folder / file.name)
     return files
@@ -83,27 +83,24 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
     Raises:
         CheckpointError: A file is missing or damaged, or the checkpoint belongs to another model; nothing is changed.
     """
-    file = folder / _weights_file(loaded)
-    try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        weights = load_file(file)
-        optimizer = load_file(folder / OPTIMIZER)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder} is not a complete learner checkpoint ({error}); resume from another one"
-        ) from error
+    state = read_state(folder)
+    if state.get("sharded"):
+        from dapo.learner.shards import read_sharded
+
+        weights, optimizer = read_sharded(folder)
+        if loaded.dtype not in (torch.float32, torch.float64):
+            optimizer |= {f"master/{name}": weight for name, weight in weights.items()}
+    else:
+        try:
+            weights, optimizer = load_file(folder / _weights_file(loaded)), load_file(folder / OPTIMIZER)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise incomplete(folder, error) from error
     check_fingerprint(state["fingerprint"], loaded.fingerprint, folder)
     present = _trained(loaded)
     if loaded.adapter:
         _check_scaling(folder, loaded)
-    unequal = sorted(set(weights) ^ set(present)) or [
-        name for name in present if weights[name].shape != present[name].shape
-    ]
-    if unequal:
-        raise CheckpointError(
-            f"{file} and the model {loaded.name!r} differ in {len(unequal)} tensors "
-            f"({', '.join(unequal[:3])}); resume with the model that the run began with"
-        )
+    saved, own = ({name: tuple(tensor.shape) for name, tensor in side.items()} for side in (weights, present))
+    check_names(saved, own, folder, loaded.name)
     with torch.no_grad():
         for name, tensor in present.items():
             tensor.copy_(weights[name])
@@ -142,12 +139,49 @@ def load_reference(folder: Path) -> dict[str, Tensor]:
         CheckpointError: the file is missing or damaged.
     """
     try:
+        if read_state(folder).get("sharded"):
+            from dapo.learner.shards import read_sharded_reference
+
+            return read_sharded_reference(folder)
         return load_file(folder / REFERENCE)  # type: ignore[no-any-return]
     except (OSError, SafetensorError) as error:
+        raise no_reference(folder, error) from error
+
+
+def no_reference(folder: Path, error: object) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} holds no reference ({error}), and algorithm.reference.refresh_every needs the one that this "
+        "run had: resume with the setting that the checkpoint was saved with"
+    )
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Fingerprint and counters of a learner's checkpoint, and whether ranks wrote it (``sharded``).
+
+    Raises:
+        CheckpointError: it is not there, or is damaged.
+    """
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise incomplete(folder, error) from error
+    return state
+
+
+def incomplete(folder: Path, error: object) -> CheckpointError:
+    return CheckpointError(f"{folder} is not a complete learner checkpoint ({error}); resume from another one")
+
+
+def check_names(
+    saved: Mapping[str, tuple[int, ...]], present: Mapping[str, tuple[int, ...]], folder: Path, model: str
+) -> None:
+    """Raise CheckpointError where the tensors of a checkpoint, by name and shape, are not those of the model."""
+    unequal = sorted(set(saved) ^ set(present)) or [name for name in present if saved[name] != present[name]]
+    if unequal:
         raise CheckpointError(
-            f"{folder} holds no reference ({error}), and algorithm.reference.refresh_every needs the one that this "
-            "run had: resume with the setting that the checkpoint was saved with"
-        ) from error
+            f"{folder} and the model {model!r} differ in {len(unequal)} tensors "
+            f"({', '.join(unequal[:3])}); resume with the model that the run began with"
+        )
 
 
 def export(folder: Path, loaded: LoadedModel) -> None:
@@ -157,7 +191,7 @@ def export(folder: Path, loaded: LoadedModel) -> None:
     else:
         loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
-    _readable_as(folder / "config.json", folder)
+    readable_as(folder / "config.json", folder)
 
 
 def export_adapter(folder: Path, loaded: LoadedModel) -> None:
@@ -166,10 +200,10 @@ def export_adapter(folder: Path, loaded: LoadedModel) -> None:
     (folder / adapter.CONFIG).write_text(adapter.adapter_config(loaded.model), encoding="utf-8")
     _save_tensors(folder / adapter.TENSORS, adapter.adapter_tensors(loaded.model))
     loaded.tokenizer.save_pretrained(folder)
-    _readable_as(folder / adapter.CONFIG, folder)
+    readable_as(folder / adapter.CONFIG, folder)
 
 
-def _readable_as(file: Path, folder: Path) -> None:
+def readable_as(file: Path, folder: Path) -> None:
     """Tensors get the mode of ``file``, written the ordinary way: safetensors makes them the owner's alone."""
     for tensors in folder.glob("*.safetensors"):
         shutil.copymode(file, tensors)

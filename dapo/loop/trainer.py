@@ -14,6 +14,7 @@ from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.config.checks import has_entropy_term, uses_sampler_logprobs
 from dapo.config.schema import Recipe
 from dapo.contracts.evaluation import EvaluationResult
+from dapo.contracts.handle import Handle, Mapped
 from dapo.contracts.model import check_fingerprint
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, EngineGroup, Learner
@@ -43,6 +44,7 @@ from dapo.loop.overlap import Overlap
 from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.reduce import trained_metrics
 from dapo.loop.reference import References, reference_logprobs, subtract_kl
+from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.observe.spans import peak_rss_mib
@@ -107,7 +109,7 @@ class Trainer:
         self.stopped_by = ""  # "Ctrl-C", "SIGTERM" or what ``stop`` was told, where one did
         self.ended_early = ""  # why there was no further batch before ``trainer.steps``
         self.notices = Notices(recorder, algorithm)
-        self._saved_at: int | None = None
+        self.saver = Saver(checkpoints, recorder, phases)
         self._evaluated_at = -1  # the step after which the last evaluation took place
         self._evaluation_lost = False  # that of the step which was loaded
         self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
@@ -142,8 +144,9 @@ class Trainer:
                     yield done
             except GeneratorExit:
                 self.stopped_by = self.stopped_by or "its caller"
-            if self._saved_at != self.counters.training_steps:
+            if self.saver.at != self.counters.training_steps:
                 self.save()
+            self.saver.finish()
 
     def stop(self, why: str) -> None:
         """End after the step at hand, as Ctrl-C does."""
@@ -207,8 +210,7 @@ class Trainer:
             self.save()
             raise
         self._record(step, metrics, batch.finished, traces)
-        if (every := self.recipe.checkpoint.every) and step % every == 0:
-            self.save()
+        self.saver.step_done(step, self.recipe.checkpoint, self._write)
         return StepDone(step, metrics, batch.finished)
 
     def _reference(self, batch: StepBatch) -> tuple[References, Metrics]:
@@ -329,15 +331,14 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of the step that is done; returns its folder."""
-        with self.phases("save"):
-            self.collector.rest()
-            folder = self.checkpoints.save(self.counters.training_steps, self._write)
-        self._saved_at = self.counters.training_steps
-        self.recorder.saved(self._saved_at, folder)
+        self.saver.begin(self.counters.training_steps, self._write)
+        folder = self.saver.finish()
+        assert folder is not None
         return folder
 
-    def _write(self, folder: Path) -> list[SavedFile]:
-        saved = self.learner.save(folder / "learner").result()
+    def _write(self, folder: Path) -> Handle[list[SavedFile]]:
+        self.collector.rest()
+        saving = self.learner.save(folder / "learner")
         state = {
             "fingerprint": self.fingerprint,
             "facts": self.facts,
@@ -351,7 +352,7 @@ class Trainer:
             "recorder": self.recorder.state(),
         }
         save_state(state, folder)
-        return [replace(file, name=f"learner/{file.name}") for file in saved]
+        return Mapped(saving, lambda files: [replace(file, name=f"learner/{file.name}") for file in files])
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Continue from a checkpoint folder. Nothing of the run's files is touched.

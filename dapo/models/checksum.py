@@ -5,6 +5,8 @@ Only numbers travel, so the two may be in different processes, and a difference 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -14,8 +16,11 @@ _CHUNK = 2**22  # elements at once: 32 MiB of int64 words, and as much for their
 
 
 @torch.no_grad()
-def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
+def checksum(tensor: Tensor, dtype: torch.dtype | None = None, first: int = 0) -> int:
     """Signed 64-bit checksum of ``tensor`` [any shape], rounded to ``dtype`` first (None: as it is).
+
+    ``first``: the place of its first element, where it is a part of a larger tensor. The sums of parts that follow each
+    other add up, modulo 2^64, to the sum of the whole (``together``).
 
     The sum over all elements i, row by row, of bits(i) x (2 i + 1), modulo 2^64. One changed element always changes
     it, because the factors are odd; so does, but for a chance of about 2^-64, anything else. Integers wrap around, so
@@ -29,9 +34,14 @@ def checksum(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
             part + 0 if part.is_floating_point() else part
         )  # -0.0 as 0.0: a kernel that is read through loses the sign
         words = part.view(_WORDS[part.element_size()]).to(torch.int64)
-        weights = torch.arange(start, start + len(words), device=part.device).mul_(2).add_(1)
+        weights = torch.arange(first + start, first + start + len(words), device=part.device).mul_(2).add_(1)
         total += int(words.mul_(weights).sum())
-    return (total + 2**63) % 2**64 - 2**63
+    return together([total])
+
+
+def together(sums: Iterable[int]) -> int:
+    """The checksum of a tensor from those of its parts."""
+    return (sum(sums) + 2**63) % 2**64 - 2**63
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
-from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-
 from dapo.contracts.model import ModelFacts
-from dapo.errors import ModelError, first_line, raise_for_machine
 from dapo.models.adapter import shapes
 from dapo.models.checksum import dtype_name
 from dapo.models.load import check_vocabulary, fingerprint_of, pad_token_of, stop_tokens_of, torch_dtype
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import exact_positions
+from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
 
 
@@ -44,7 +39,7 @@ def read_facts(name: str, dtype: str, *, trust_remote_code: bool = False, tokeni
     Raises:
         ModelError: the configuration or the tokenizer cannot be used; the message names the next move.
     """
-    model = _without_weights(name, dtype, trust_remote_code)
+    model = model_without_weights(name, torch_dtype(dtype), trust_remote_code)
     tokenizer = load_tokenizer(name, trust_remote_code, notes=[]) if tokenizer is None else tokenizer
     check_vocabulary(name, model, tokenizer)
     stops = stop_tokens_of(model, tokenizer)
@@ -75,41 +70,3 @@ def _facts(model: Any, **known: Any) -> ModelFacts:
         config=model.config.to_dict(),
         **known,
     )
-
-
-def _without_weights(name: str, dtype: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-        with _parameters_on_meta():
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code
-            )
-    except ModelError:
-        raise
-    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for a bad folder
-        raise_for_machine(error, f"reading {name!r}")
-        raise ModelError(
-            f"model.path: {name} cannot be loaded: {first_line(error)}; give the folder of a Hugging Face causal "
-            "language model, or a hub name that can be reached from here"
-        ) from error
-    with suppress(OSError):  # without the file it is what the configuration says, as in loading
-        model.generation_config = GenerationConfig.from_pretrained(name)
-    return model
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Modules made here have parameters without memory. Buffers are real: rotations are asked of them."""
-
-    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
-        if parameter is None or parameter.is_meta:
-            return None  # as it is: a tied one stays the same object
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-
-    hook = register_module_parameter_registration_hook(without_memory)
-    try:
-        yield
-    finally:
-        hook.remove()

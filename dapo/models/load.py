@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +20,16 @@ from dapo.models.adapter import add_adapter
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import exact_positions
 from dapo.models.probe import probe, unseen_threshold
+from dapo.models.recompute import recompute
+from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
+
+Inside = Callable[[Callable[[], Any]], Any]
+"""Runs a function where the parameters of a model that is cut over ranks can be used, and returns its result."""
+Spread = Callable[[LoadedModel], Inside]
+"""Cuts a model whose parameters have no memory over ranks, and reads its weights into the slices."""
 
 
 def load_model(
@@ -33,9 +40,10 @@ def load_model(
     trust_remote_code: bool = False,
     attention_mode: Literal["auto", "packed", "padded"] = "auto",
     fp32_head: bool = False,
-    gradient_checkpointing: bool = False,
+    activation_checkpointing: Literal["none", "full", "selective"] = "none",
     lora: Lora | None = None,
     seed: int = 0,
+    spread: Spread | None = None,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer, and probe both.
 
@@ -47,9 +55,11 @@ def load_model(
         attention_mode: ``packed`` and ``auto`` compare packed rows with the model's own attention; on a difference
             ``packed`` raises and ``auto`` falls back to padded rows, with the reason in ``LoadedModel.notes``.
         fp32_head: Compute logits in float32 from bfloat16 hidden states.
-        gradient_checkpointing: Recompute activations in the backward pass.
+        activation_checkpointing: Recompute activations in the backward pass: all, or what is not a matrix product or
+            attention.
         lora: With a rank: freeze the model and train an adapter of these settings.
         seed: Of the adapter's random start.
+        spread: Cuts the model over ranks; it is then made without weights, which ``spread`` reads.
 
     Raises:
         ModelError: The folder, the weights or the tokenizer cannot be used; the message names the next move.
@@ -61,7 +71,10 @@ def load_model(
     check_files(name)
     notes: list[str] = []
     tokenizer = load_tokenizer(name, trust_remote_code, notes)
-    model = _to_device(name, _load_weights(name, dtype, trust_remote_code), target)
+    if spread is None:
+        model = _to_device(name, whole_model(name, dtype, trust_remote_code), target)
+    else:
+        model = _float32(model_without_weights(name, dtype, trust_remote_code))
     check_vocabulary(name, model, tokenizer)
     stops = stop_tokens_of(model, tokenizer)
     if not stops:
@@ -79,8 +92,9 @@ def load_model(
         fingerprint=fingerprint_of(model, dtype),
         exact_positions=exact_positions(model),
     )
-    _quiet(model, gradient_checkpointing)
-    loaded.packed = _choose_attention(loaded, attention_mode, notes)
+    _quiet(model, activation_checkpointing)
+    inside = _as_it_is if spread is None else spread(loaded)
+    loaded.packed = _choose_attention(loaded, attention_mode, notes, inside)
     if (unseen := unseen_threshold(loaded)) is not None:
         notes.append(
             f"the model's attention changes beyond {unseen} tokens; sequences that long were not compared with its own "
@@ -194,7 +208,12 @@ def quiet_transformers() -> Iterator[None]:
             hf_logging.enable_progress_bar()
 
 
-def _load_weights(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def whole_model(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The model with its weights, in the processor's memory.
+
+    Raises:
+        ModelError: the folder or name cannot be loaded, or holds other tensors than its configuration names.
+    """
     from transformers import AutoModelForCausalLM
 
     try:
@@ -231,7 +250,7 @@ def _check_tensors(name: str, model: Any, info: dict[str, Any]) -> None:
             f"model.path {name!r} lacks {len(missing)} weights of its architecture, or has them in another shape "
             f"({', '.join(missing[:3])}...); they would be random: use a complete checkpoint"
         )
-    unexpected = sorted(key for key in info["unexpected_keys"] if not key.endswith(_CONSTANTS))
+    unexpected = sorted(key for key in info["unexpected_keys"] if not is_constant(key))
     if unexpected:
         raise ModelError(
             f"model.path {name!r} holds {len(unexpected)} tensors for which {type(model).__name__} has no place as "
@@ -239,6 +258,23 @@ def _check_tensors(name: str, model: Any, info: dict[str, Any]) -> None:
             "be trained without them. Mend config.json (say num_hidden_layers) if they belong to the model, or save it "
             "without them (model.save_pretrained)"
         )
+
+
+def is_constant(tensor: str) -> bool:
+    """Whether a checkpoint's tensor of that name carries nothing that was learned."""
+    return tensor.endswith(_CONSTANTS)
+
+
+def _as_it_is(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def _float32(model: Any) -> Any:
+    """Parameters without memory as float32 at least: what ranks hold slices of, and cast when they gather it."""
+    for parameter in model.parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.to(torch.float32)
+    return model
 
 
 def _to_device(name: str, model: Any, device: torch.device) -> Any:
@@ -306,11 +342,11 @@ def fingerprint_of(model: Any, dtype: torch.dtype) -> dict[str, Any]:
 _RANDOM = re.compile("drop|jitter")  # dropout, attention_dropout, layerdrop, drop_prob, router_jitter_noise
 
 
-def _quiet(model: Any, gradient_checkpointing: bool) -> None:
+def _quiet(model: Any, checkpointing: Literal["none", "full", "selective"]) -> None:
     """Dropout, layer drop and router jitter off for good: the sampler, with which the ratio compares, has none.
 
     Numbers on the modules are what functional dropout reads (``F.dropout(x, p=self.dropout)``: OPT, BioGPT, XGLM), in
-    training mode, which gradient checkpointing needs. The config stays as it is, for the export.
+    training mode, which activation checkpointing needs. The config stays as it is, for the export.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -319,24 +355,16 @@ def _quiet(model: Any, gradient_checkpointing: bool) -> None:
             if isinstance(value, float) and _RANDOM.search(name):
                 setattr(module, name, 0.0)
     model.eval()
-    if gradient_checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise ModelError(
-                f"{type(model).__name__} does not support gradient checkpointing; "
-                "set model.gradient_checkpointing=false"
-            )
-        # Older transformers have the second name only, newer ones deprecate it.
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        model.train()  # transformers recomputes in training mode only
+    if checkpointing != "none":
+        recompute(model, selective=checkpointing == "selective")
 
 
-def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
+def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str], inside: Inside) -> bool:
     """Probe packed rows unless told to pad; leaves the model set to the attention that is chosen."""
     if mode != "padded":
         attention.register()
         loaded.packed = True
-        reason = _probe(loaded)
+        reason = inside(lambda: _probe(loaded))
         if reason is None:
             loaded.model.set_attn_implementation(attention.NAME)
             return True
@@ -344,9 +372,9 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
             raise ModelError(f"model.attention is 'packed', but {loaded.name} {reason}; use auto or padded")
         notes.append(f"packed rows are not used: it {reason}; rows are padded, which is slower")
         loaded.packed = False
-    reason = _probe(loaded)
+    reason = inside(lambda: _probe(loaded))
     if reason is not None:
-        _check_training_mode(loaded)
+        _check_training_mode(loaded, inside)
         raise ModelError(
             f"{loaded.name} {reason}, even with padded rows and its own attention: "
             f"{type(loaded.model).__name__} treats logits or padding in a way this trainer does not know"
@@ -354,24 +382,24 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str]) -> bool:
     return False
 
 
-def _check_training_mode(loaded: LoadedModel) -> None:
+def _check_training_mode(loaded: LoadedModel, inside: Inside) -> None:
     """Of a model that failed the probe: is it training mode that changes what it computes?
 
     Raises:
-        ModelError: it is; the message names gradient checkpointing, which needs that mode.
+        ModelError: it is; the message names activation checkpointing, which needs that mode.
     """
     if not loaded.model.training:
         return
     loaded.model.eval()
     try:
-        quiet = _probe(loaded)
+        quiet = inside(lambda: _probe(loaded))
     finally:
         loaded.model.train()
     if quiet is None:
         raise ModelError(
             f"{type(loaded.model).__name__} computes other log-probabilities in training mode (dropout or noise that "
-            "cannot be switched off here), which gradient checkpointing needs and the sampler does not have: set "
-            "model.gradient_checkpointing=false"
+            "cannot be switched off here), which activation checkpointing needs and the sampler does not have: set "
+            "model.activation_checkpointing=none"
         )
 
 

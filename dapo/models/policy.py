@@ -6,7 +6,8 @@ it: FSDP2 gathers a root's parameters in the root's own forward and nowhere else
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,15 +37,19 @@ class Policy(nn.Module):
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
         self.model = loaded.model
+        self.output = Output(loaded)
         self._loaded = loaded
 
-    def forward(self, batch: PackedBatch, temperature: float, entropy: Entropy = "value") -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: PackedBatch | Callable[[], Any], temperature: float = 1.0, entropy: Entropy = "value"
+    ) -> Any:
         """Log-probability of every response token, and the entropy of the distribution it was drawn from.
 
         Both are those of logits / temperature, in float32 (float64 for float64 models).
 
         Args:
-            batch: From ``pack`` or ``pad``, with N response tokens.
+            batch: From ``pack`` or ``pad``, with N response tokens. A function instead is called, and its result
+                returned: whatever has to run where a root's parameters are gathered, such as the probe.
             temperature: Of sampling.
             entropy: ``value``: without gradient. ``gradient``: differentiable. ``none``: zeros, which saves a pass
                 over the logits.
@@ -52,15 +57,30 @@ class Policy(nn.Module):
         Returns:
             logprobs [N], differentiable, and entropy [N] in nats.
         """
+        if callable(batch):
+            return batch()
         hidden = batch.sources.take(hidden_states(self._loaded, batch).flatten(0, 1))
-        weight = active(self.model.get_output_embeddings()).weight
+        return self.output(hidden, batch.targets, temperature, entropy)
+
+
+class Output(nn.Module):
+    """The output head, in one pass however many chunks its logits take: ranks gather a large head once, all of them."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__()
+        self.head = loaded.model.get_output_embeddings()
+        self._loaded = loaded
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor]:
+        """hidden [N, width], targets [N] -> log-probabilities [N] and entropies [N]."""
+        weight = active(self.head).weight
         chunk = max(MIN_CHUNK, (MAX_LOGITS_CUDA if hidden.is_cuda else MAX_LOGITS) // weight.shape[0])
         if len(hidden) <= chunk:
-            return _head_logprobs(self._loaded, hidden, batch.targets, temperature, entropy)
+            return _head_logprobs(self._loaded, hidden, targets, temperature, entropy)
         sink = gradient_sink(weight)
         parts = [
-            checkpoint(_head_logprobs, self._loaded, rows, targets, temperature, entropy, sink, use_reentrant=False)
-            for rows, targets in zip(torch.split(hidden, chunk), torch.split(batch.targets, chunk), strict=True)
+            checkpoint(_head_logprobs, self._loaded, rows, own, temperature, entropy, sink, use_reentrant=False)
+            for rows, own in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
@@ -88,7 +108,8 @@ def _head_logprobs(
     logits = loaded.head(hidden, sink)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logprobs = (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
-    chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    # A copy: sharding hooks on what comes out, and a view's hook would be lost in an operation in place.
+    chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1).clone()
     if entropy == "none":
         return chosen, torch.zeros_like(chosen, requires_grad=False)
     with torch.set_grad_enabled(entropy == "gradient" and torch.is_grad_enabled()):

@@ -7,19 +7,24 @@ import os
 import secrets
 import shutil
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dapo.contracts.types import Ticket
 from dapo.errors import EngineError
 from dapo.models.adapter import published
+from dapo.models.slices import own_part
 
 WEIGHTS_FILE = "model.safetensors"
+PART = "rank-{rank:05d}-of-{ranks:05d}.safetensors"
 SETS = "dapo-"  # how the folder of every set of weights begins
 
 _offered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -117,24 +122,30 @@ class WeightFolder:
         self._name = f"{SETS}{secrets.token_hex(4)}"
         self._sets: list[Path] = []
 
+    def new(self, version: int) -> Path:
+        """The name of a new set, whose folder is not made yet."""
+        # The number is of the set, not of the version: the same one may come twice.
+        self._sets = [old for old in self._sets if old.exists()]
+        self._sets.append(self._folder / f"{self._name}-{next(_numbers)}-v{version}")
+        return self._sets[-1]
+
+    def keep_newest(self) -> None:
+        """Delete all sets but the last one, which an engine may still be reading."""
+        while len(self._sets) > 1:
+            shutil.rmtree(self._sets.pop(0), ignore_errors=True)
+
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Path:
         """A new set.
 
         Raises:
             EngineError: it cannot be written; nothing of it is left.
         """
-        # The number is of the set, not of the version: the same one may come twice.
-        self._sets = [old for old in self._sets if old.exists()]
-        folder = self._folder / f"{self._name}-{next(_numbers)}-v{version}"
+        folder = self.new(version)
         try:
             write_weights(folder, tensors)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise EngineError(
-                f"the weights of version {version} could not be written to {folder} ({error}); make room, or "
-                "name another folder that trainer and server both see in `rollout.server.weights_dir`"
-            ) from error
-        self._sets.append(folder)
+            raise _not_written(folder, error) from error
         return folder
 
     def clear(self) -> None:
@@ -149,43 +160,100 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{WEIGHTS_FILE}.part"
+    _write(folder / WEIGHTS_FILE, {name: tensor.detach() for name, tensor in tensors})
+
+
+def write_part(folder: Path, rank: int, ranks: int, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """This rank's slices, in ``dtype``, as a file beside those of the others: together they are a set.
+
+    No rank waits for another, and none holds more than it has. What is not cut over ranks is written by rank 0.
+
+    Raises:
+        EngineError: it cannot be written.
+    """
+    own = {}
+    for name, tensor in tensors.items():
+        part = own_part(tensor)
+        if rank == 0 or (isinstance(tensor, DTensor) and part.numel()):
+            own[name] = part.to(dtype) if part.is_floating_point() else part
     try:
-        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors}, unfinished)
+        _write(folder / PART.format(rank=rank, ranks=ranks), own)
+    except OSError as error:
+        raise _not_written(folder, error) from error
+
+
+def _write(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f"{file.name}.part")
+    try:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, unfinished)
     except SafetensorError as error:  # how a full disk is told
         raise OSError(f"{unfinished}: {error}") from error
-    unfinished.rename(folder / WEIGHTS_FILE)
+    unfinished.rename(file)
+
+
+def _not_written(folder: Path, error: OSError) -> EngineError:
+    return EngineError(
+        f"the weights could not be written to {folder} ({error}); make room, or name another folder that trainer and "
+        "server both see in `rollout.server.weights_dir`"
+    )
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """What ``write_weights`` wrote, one tensor at a time.
+    """What ``write_weights`` wrote, or all ranks by ``write_part``, one tensor at a time.
 
     Raises:
-        FileNotFoundError: at once, not with the first tensor.
+        FileNotFoundError: at once, not with the first tensor; a rank's part may be what is missing.
     """
-    path = _file_in(folder)
+    paths = _files_in(folder)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                yield name, file.get_tensor(name)
+        with _opened(paths) as places:
+            for name, files in places.items():
+                parts = [file.get_tensor(name) for file in files]
+                yield name, parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return tensors()
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:
-    """Of each tensor that ``write_weights`` wrote; only the file's header is read.
+    """Of each tensor that ``read_weights`` gives; only the files' headers are read.
 
     Raises:
-        FileNotFoundError: no such folder.
+        FileNotFoundError: no such folder, or a part of it is missing.
     """
-    with safe_open(_file_in(folder), framework="pt") as file:
-        return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    with _opened(_files_in(folder)) as places:
+        shapes = {name: [list(file.get_slice(name).get_shape()) for file in files] for name, files in places.items()}
+    return {
+        name: [sum(part[0] for part in parts), *parts[0][1:]] if len(parts) > 1 else parts[0]
+        for name, parts in shapes.items()
+    }
 
 
-def _file_in(folder: Path) -> Path:
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there, or cannot be seen from this machine")
-    return path
+@contextmanager
+def _opened(paths: Sequence[Path]) -> Iterator[dict[str, list[Any]]]:
+    """By tensor the open files that hold a slice of it, in the ranks' order."""
+    with ExitStack() as stack:
+        places: dict[str, list[Any]] = {}
+        for path in paths:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                places.setdefault(name, []).append(file)
+        yield places
+
+
+def _files_in(folder: Path) -> list[Path]:
+    whole = folder / WEIGHTS_FILE
+    parts = sorted(folder.glob("rank-*-of-*.safetensors"))
+    if whole.is_file():
+        return [whole]
+    if not parts:
+        raise FileNotFoundError(f"{whole} is not there, or cannot be seen from this machine")
+    ranks = int(parts[0].stem.rpartition("-")[2])
+    wanted = [folder / PART.format(rank=rank, ranks=ranks) for rank in range(ranks)]
+    if missing := [path.name for path in wanted if not path.is_file()]:
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}: that rank of the learner has not published, or cannot be seen from "
+            "this machine"
+        )
+    return wanted

@@ -79,19 +79,20 @@ def _installed(*distributions: str) -> str:
 def make_engine(
     recipe: Recipe,
     facts: ModelFacts,
-    loaded: LoadedModel,
+    loaded: LoadedModel | None,
     *,
     longest: int,
     weights: Path | None,
     run: Path | None,
     learner: bool = True,
 ) -> Engine:
-    """The engine that the recipe names. A single embedded or plain one shares the learner's weights.
+    """The engine that the recipe names. A single embedded or plain one shares the weights of a learner of this process.
 
     Args:
         recipe: Its section ``rollout``.
         facts: Of the learner's model.
-        loaded: That model; engines with weights of their own do not look at it.
+        loaded: That model, or the embedded engine's own where the learner lives in other processes; engines with
+            weights of their own do not look at it.
         longest: Tokens of the longest sequence that will be asked for.
         weights: From ``weights_folder``: where the learner publishes to.
         run: The run's folder; None: there is none.
@@ -111,6 +112,7 @@ def make_engine(
         key = _api_key(rollout.server.api_key_variable) if server_urls(recipe) else None
         return make_pool(recipe, facts, longest=longest, weights=weights, run=run, api_key=key)
     if rollout.engine == "generate":
+        assert loaded is not None
         return GenerateEngine(loaded, slots=slots)
     if rollout.engine == "vllm":
         from dapo.rollout.vllm import VllmEngine
@@ -127,11 +129,13 @@ def make_engine(
     if rollout.engine == "vllm_server":
         (url,) = server_urls(recipe)
         return _server_engine(rollout, url, facts, longest, weights, slots)
+    assert loaded is not None
     if ":" in rollout.engine:  # called as ours that share the learner's weights
         own: Engine = load_hook(rollout.engine, "rollout.engine")(loaded, slots=slots)
         return own
-    reserve = learner_state(recipe, facts) if learner else 0
-    return EmbeddedEngine(loaded, slots=slots, longest=longest, reserve=reserve)
+    shares = recipe.learner.ranks == 1
+    reserve = learner_state(recipe, facts) if learner and shares else 0
+    return EmbeddedEngine(loaded, slots=slots, longest=longest, reserve=reserve, shares_weights=shares)
 
 
 def learner_state(recipe: Recipe, facts: ModelFacts) -> int:
@@ -152,7 +156,7 @@ def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None) -> Path 
     """
     server = recipe.rollout.server
     if recipe.rollout.engine != "vllm_server":
-        if not is_pool(recipe):
+        if not is_pool(recipe) and recipe.learner.ranks == 1:
             return None
         from dapo.run.pools import shared_weights
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dapo.models.load import find_device
 from dapo.observe.machine import FILE, append_machine, describe_machine
 from dapo.observe.run_folder import RunFolder
 from dapo.run.session import Session
@@ -11,7 +12,9 @@ from dapo.run.session import Session
 
 def record_machine(folder: RunFolder, session: Session, step: int) -> None:
     """Add this process to ``RUN/machine.jsonl``: at a run's start and at each resume, ``step`` being the last done."""
-    machine = describe_machine(step, session.recipe.rollout.engine, accelerators(session.loaded.device))
+    machine = describe_machine(
+        step, session.recipe.rollout.engine, accelerators(find_device(session.recipe.model.device))
+    )
     append_machine(folder.path / FILE, machine)
 
 

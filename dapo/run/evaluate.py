@@ -22,6 +22,7 @@ from dapo.observe.evaluation_table import Difference, Shown, as_object, comparis
 from dapo.observe.log import warnings_to
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.stopped import silent_said
+from dapo.run.learners import in_one_process
 from dapo.run.session import Session
 
 
@@ -81,7 +82,7 @@ def evaluated(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
     Raises:
         DataError: there is no validation data.
     """
-    recipe, run = subject.loaded.recipe, subject.run
+    recipe, run = in_one_process(subject.loaded.recipe), subject.run
     saved = CheckpointStore(RunFolder.open(run).checkpoints).path(subject.step) if run is not None else None
     session = Session.make(recipe, console, training=False)
     try:

@@ -271,7 +271,7 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
         trust_remote_code=model.trust_remote_code,
         attention_mode=model.attention,
         fp32_head=model.fp32_head,
-        gradient_checkpointing=model.gradient_checkpointing,
+        activation_checkpointing=model.activation_checkpointing,
         lora=model.lora,
         seed=derive_seed(recipe.run.seed, ADAPTER),
     )

@@ -20,7 +20,6 @@ from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import EvaluationProgress, Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.stream import EpochStream, content
-from dapo.learner.local import LocalLearner
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
@@ -35,18 +34,17 @@ from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine, weights_folder
 from dapo.run.fits import check_fits
 from dapo.run.given import NOTHING_GIVEN, Context, Given, make_engine_of, make_scorer_of, make_stream_of
+from dapo.run.learners import make_learner, over_ranks
 from dapo.run.parts import (
     check_model,
     make_algorithm,
-    make_correction,
     make_decode,
+    make_facts,
     make_model,
-    make_objective,
     make_sampling,
     make_schedule,
     make_tokenizer,
     make_validation_sampling,
-    needs_reference,
 )
 from dapo.run.pools import delete_sets
 
@@ -76,7 +74,7 @@ class Session:
 
     recipe: Recipe
     scorer: Scorer
-    loaded: LoadedModel  # of the learner, and of an engine that shares its tensors
+    loaded: LoadedModel | None  # of a learner or an engine of this process; None: both live elsewhere
     facts: ModelFacts
     tokenizer: Any
     data: PreparedData
@@ -86,7 +84,7 @@ class Session:
     weights: Path | None  # through which the learner publishes
     folder: Path | None  # of the run
     given: Given = NOTHING_GIVEN
-    learners: list[LocalLearner] = field(default_factory=list)
+    learners: list[Learner] = field(default_factory=list)
 
     @classmethod
     def make(
@@ -124,8 +122,9 @@ class Session:
                 scorer = make_scorer_of(given.scorer, context)
             if not is_builtin(recipe.model.path):
                 check_fits(recipe, _facts_without_weights(recipe, tokenizer), data, training=training)
-            loaded = make_model(recipe, console)
-            facts = facts_of(loaded)
+            here = not over_ranks(recipe) or recipe.rollout.engine == "embedded"
+            loaded = make_model(recipe, console) if here else None
+            facts = make_facts(recipe, console) if loaded is None else facts_of(loaded)
             check_fits(recipe, facts, data, training=training)
             weights = weights_folder(recipe, facts, folder)
             longest = _longest(recipe, data)
@@ -134,7 +133,8 @@ class Session:
                     recipe, facts, loaded, longest=longest, weights=weights, run=folder, learner=training
                 )
             else:
-                context = replace(context, facts=facts, model=loaded.model, longest=longest, weights=weights)
+                model = None if loaded is None else loaded.model
+                context = replace(context, facts=facts, model=model, longest=longest, weights=weights)
                 engine = make_engine_of(given.engine, context)
         except BaseException:
             if scorer is not None:
@@ -144,8 +144,9 @@ class Session:
         lag = recipe.algorithm.dynamic_sampling.verdict_lag
         if lag is None:  # a scorer of the user's says by an attribute that its verdicts take no time
             lag = 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
-        rollouts = Rollouts(engine, scorer, make_decode(loaded.tokenizer))
-        return cls(recipe, scorer, loaded, facts, loaded.tokenizer, data, engine, rollouts, lag, weights, folder, given)
+        tokenizer = tokenizer if loaded is None else loaded.tokenizer
+        rollouts = Rollouts(engine, scorer, make_decode(tokenizer))
+        return cls(recipe, scorer, loaded, facts, tokenizer, data, engine, rollouts, lag, weights, folder, given)
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
         """None without validation data. ``watch`` hears how far an evaluation is."""
@@ -165,17 +166,10 @@ class Session:
             watch=watch,
         )
 
-    def learner(self, *, training: bool = True) -> LocalLearner:
+    def learner(self, *, training: bool = True) -> Learner:
         """Without ``training`` it is asked for nothing but its weights and log-probabilities."""
-        recipe = self.recipe
-        learner = LocalLearner(
-            self.loaded,
-            make_objective(recipe),
-            recipe.learner,
-            recipe.rollout.temperature,
-            correction=make_correction(recipe),
-            weights_folder=self.weights,
-            reference=recipe.algorithm.reference if training and needs_reference(recipe) else None,
+        learner = make_learner(
+            self.recipe, self.facts, self.loaded, weights=self.weights, run=self.folder, training=training
         )
         self.learners.append(learner)
         return learner
@@ -235,7 +229,8 @@ class Session:
     def _stream(self) -> PromptStream:
         recipe, prompts = self.recipe, self.data.train
         if self.given.stream is not None:
-            context = Context(recipe, self.tokenizer, prompts, self.folder, self.facts, self.loaded.model)
+            model = None if self.loaded is None else self.loaded.model
+            context = Context(recipe, self.tokenizer, prompts, self.folder, self.facts, model)
             return make_stream_of(self.given.stream, context)
         return EpochStream(prompts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs)
 
@@ -249,7 +244,7 @@ class Session:
 
 def _delete_weights(recipe: Recipe, weights: Path | None) -> None:
     """The folder through which they went to the engines of a pool, unless it is one that the recipe names."""
-    if weights is not None and is_pool(recipe) and recipe.rollout.server.weights_dir is None:
+    if weights is not None and (is_pool(recipe) or over_ranks(recipe)) and recipe.rollout.server.weights_dir is None:
         delete_sets(weights)
 
 

@@ -22,7 +22,7 @@ from dapo.config.resume import RESOLVED, Change, changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.events import Callback, StartEvent
-from dapo.errors import DapoError, DiskError, EngineError, WithEvidence, of_the_machine
+from dapo.errors import DapoError, DiskError, EngineError, LearnerLost, WithEvidence, of_the_machine
 from dapo.loop.trainer import StepDone, Trainer
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
@@ -169,7 +169,25 @@ def _outliving_its_terminal() -> Iterator[None]:
 
 
 def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, *, resume: bool) -> Steps:
-    """True when the run got to its end, False when it was stopped before."""
+    """True when the run got to its end, False when it was stopped before.
+
+    A learner that is lost is started again from the last checkpoint, as ``--resume`` does it: what was recorded behind
+    it goes, engines get the weights of that step, and the steps are done again.
+    """
+    most = loaded.recipe.cluster.max_learner_restarts
+    for restart in range(1, most + 2):
+        try:
+            return (yield from _attempt(loaded, folder, console, given, resume=resume))
+        except LearnerLost as error:
+            if restart > most:
+                raise
+            resume = True
+            log.warning("%s. Restart %d of at most %d, from the last checkpoint", error, restart, most)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _attempt(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, *, resume: bool) -> Steps:
+    """Train from the start or from the last checkpoint, to the end or until it is stopped."""
     recipe = loaded.recipe
     with ExitStack() as stack:
         callbacks = Callbacks([*_trackers(recipe), *given.callbacks], console.warn)

@@ -14,3 +14,7 @@ class Checkpoint(Section):
     """Training steps between checkpoints; 0: only at the end."""
     keep: Positive = 2
     """Newest checkpoints to keep."""
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    """Also save at the first end of a step so many seconds after the last checkpoint; null: by steps alone."""
+    asynchronous: bool = False
+    """Write a checkpoint while the next steps are trained; needs ``learner.ranks`` above 1."""

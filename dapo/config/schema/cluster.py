@@ -24,3 +24,5 @@ class Cluster(Section):
     max_engine_restarts: Annotated[int, Field(ge=0, le=10_000)] = 10
     """Engines of a pool that are started again in a run, together; after a further loss the others go on. When none is
     left the run is saved and stops."""
+    max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often one command starts a learner over ranks again, from the last checkpoint, after a rank was lost."""

@@ -37,3 +37,15 @@ class Learner(Section):
     costs speed, and without it a resumed run is another sample and not the same bits."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""
+    ranks: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    """Processes that share the model and each optimiser step (FSDP2), one for each device. 1: the learner is the
+    program's own process."""
+    replicas: Positive = 1
+    """Copies of the model, each cut over ranks / replicas (HSDP): less to gather over slow links, more memory."""
+    reshard_after_forward: Literal["auto", "true", "false"] = "auto"
+    """Free a layer between its forward and its backward pass. ``auto``: from 3 billion parameters on; below, layers
+    stay whole until the optimiser step, and gradients are summed over ranks once a step."""
+    cpu_offload: bool = False
+    """Keep slices, gradients and AdamW's moments of a CUDA learner in the processor's memory: slower, much smaller."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that one rank waits for another before the learner counts as lost."""

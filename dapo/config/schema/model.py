@@ -41,8 +41,9 @@ class Model(Section):
     when the probe at loading shows equal log-probabilities, padded otherwise."""
     fp32_head: bool = False
     """Compute logits in float32 when the model is bfloat16."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """Recompute activations in the backward pass. ``full``: least memory, about a third more time. ``selective``: keeps
+    the results of matrix products and attention, and recomputes the rest."""
     lora: Lora = Lora()
     """An adapter instead of the whole model."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"

@@ -151,7 +151,7 @@ def test_memory_by_hand() -> None:
     assert memory.engine == 2 * 8 * (8 + 2 * 8 + 2 * 16) * 4
     assert memory.cache == 8 * 40 * 2 * 16 * 4
     assert memory.total == 16000 + 187_200 + 120_000 + 3584 + 40960
-    low = {**given, "model": {"path": "a/b", "dtype": "bfloat16", "gradient_checkpointing": True}}
+    low = {**given, "model": {"path": "a/b", "dtype": "bfloat16", "activation_checkpointing": "full"}}
     low["rollout"] = {**given["rollout"], "slots": 3}  # type: ignore[dict-item]
     memory = estimate_memory(recipe_from_dict(low).recipe, shape, longest_prompt=10)
     assert (memory.weights, memory.gradients, memory.optimiser) == (2000, 6000, 12000)

@@ -90,7 +90,9 @@ def test_a_layer_keeps_the_bytes_that_autograd_saves(tmp_path, shape, dtype):
 def test_activations_of_a_model_are_those_counted(tmp_path, checkpointing):
     """What is kept when the backward pass begins; the layer in work comes on top."""
     folder = make_tiny_model(tmp_path, "qwen2", layers=6, kv_heads=2)
-    loaded = load_model(folder, dtype="bfloat16", attention_mode="packed", gradient_checkpointing=checkpointing)
+    loaded = load_model(
+        folder, dtype="bfloat16", attention_mode="packed", activation_checkpointing="full" if checkpointing else "none"
+    )
     batch, layer = batch_of(loaded), layer_sizes(facts_of(loaded))
     counted = saved_bytes(loaded, lambda: hidden_states(loaded, batch))
     tokens = batch.input_ids.numel()

@@ -79,7 +79,7 @@ def test_a_device_without_memory_is_told_with_what_to_change(folder):
     before = [p.detach().clone() for p in learner.loaded.model.parameters()]
     with pytest.raises(LearnerError, match="too little memory") as caught:
         learn(learner, rows_of_a_step())
-    for part in ("20.00 GiB", "learner.microbatch_tokens (now 4,096)", "model.gradient_checkpointing=true"):
+    for part in ("20.00 GiB", "learner.microbatch_tokens (now 4,096)", "model.activation_checkpointing=full"):
         assert part in str(caught.value)
     assert all(torch.equal(p, q) for p, q in zip(learner.loaded.model.parameters(), before, strict=True))
 

@@ -71,14 +71,15 @@ def run_rank(folder: Path, rank: int) -> None:
     """One of two processes: its sums go into a file, the summed gradients too."""
     import torch.distributed as dist
 
+    from dapo.learner.sharding import Shape, Sharding
+
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     out = {}
     for variant, (dtype, sharded) in VARIANTS.items():
         loaded = load_model(folder / "model", dtype=dtype, attention_mode="packed")
-        step = PolicyStep(loaded, OBJECTIVES[0], schema.Learner(), 0.9)
-        if sharded:
-            shard(step, dist.device_mesh.init_device_mesh("cpu", (2,)))
+        sharding = Sharding(loaded, Shape(2).mesh(loaded.device), Shape(2)) if sharded else None
+        step = PolicyStep(loaded, OBJECTIVES[0], schema.Learner(), 0.9, sharding=sharding)
         for name, rows, objective in cases():
             step.objective = objective
             out[f"{variant}/{name}/stats"] = gradient_and_stats(step, rows, 2, rank)
@@ -90,19 +91,6 @@ def run_rank(folder: Path, rank: int) -> None:
                 parameter.grad = None
     torch.save(out, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
-
-
-def shard(step: PolicyStep, mesh) -> None:
-    """FSDP2 by layer, the policy as the root, sums instead of means."""
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-
-    for layer in step.loaded.decoder.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(step.policy, mesh=mesh, reshard_after_forward=False)
-    for module in step.policy.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
 
 
 @pytest.fixture(scope="module")

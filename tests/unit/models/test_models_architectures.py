@@ -66,13 +66,13 @@ DROPOUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("architecture", DROPOUT)
 def test_dropout_of_any_kind_is_off(architecture, checkpointing, tmp_path):
     """The same number twice, and the model's own in evaluation mode, in the mode in which it is trained."""
     save_random(tmp_path, architecture, **DROPOUT[architecture])
-    loaded = load_model(tmp_path, device="cpu", gradient_checkpointing=checkpointing)
-    assert loaded.model.training is checkpointing
+    loaded = load_model(tmp_path, device="cpu", activation_checkpointing=checkpointing)
+    assert loaded.model.training is (checkpointing == "full")
     learner = LocalLearner(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
     rows = rows_of(9, 14)
     first, again = learner.logprobs(rows).result(), learner.logprobs(rows).result()
@@ -92,8 +92,8 @@ def test_noise_that_stays_is_refused_as_that(architecture, config, tmp_path):
     """These read the number from their config in training mode."""
     save_random(tmp_path, architecture, **config)
     load_model(tmp_path, device="cpu")
-    with pytest.raises(ModelError, match=r"training mode .*gradient_checkpointing=false"):
-        load_model(tmp_path, device="cpu", gradient_checkpointing=True)
+    with pytest.raises(ModelError, match=r"training mode .*activation_checkpointing=none"):
+        load_model(tmp_path, device="cpu", activation_checkpointing="full")
 
 
 def test_the_part_before_the_head_is_found_or_its_lack_named(tmp_path):

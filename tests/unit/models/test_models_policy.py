@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -131,16 +133,42 @@ def test_fp32_head_computes_logits_of_a_bfloat16_model_in_float32(tmp_path):
     assert plain.head(hidden).dtype == torch.bfloat16
 
 
-def test_gradient_checkpointing_gives_the_same_gradient(tmp_path):
+def test_activation_checkpointing_gives_the_same_gradient(tmp_path):
+    """Of parameters under their own names: what is recomputed is not wrapped."""
     folder = make_tiny_model(tmp_path)
     found = []
-    for flag in (False, True):
-        loaded = load_model(folder, dtype=torch.float64, gradient_checkpointing=flag)
-        assert loaded.model.training is flag
+    for kind in ("none", "full", "selective"):
+        loaded = load_model(folder, dtype=torch.float64, activation_checkpointing=kind)
+        assert loaded.model.training is (kind != "none")
         Policy(loaded)(pack(make_rows(), loaded.device), 1.0)[0].sum().backward()
         found.append(gradients(loaded.model))
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=0, atol=1e-10, msg=name)
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for name, gradient in found[0].items():
+            torch.testing.assert_close(other[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+def test_selective_checkpointing_keeps_matrix_products_and_attention(tmp_path):
+    """They run once with it, and twice where everything is recomputed."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    folder = make_tiny_model(tmp_path)
+    counts = {}
+    for kind in ("none", "full", "selective"):
+        loaded = load_model(folder, activation_checkpointing=kind, attention_mode="packed")
+        seen = Counter()
+
+        class Count(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None, seen=seen):
+                seen[str(function)] += 1
+                return function(*args, **(kwargs or {}))
+
+        with Count():
+            Policy(loaded)(pack(make_rows(), loaded.device), 1.0)[0].sum().backward()
+        counts[kind] = seen
+    products, cheap = "aten.mm.default", "aten.silu.default"
+    assert counts["selective"][products] == counts["none"][products] < counts["full"][products]
+    assert counts["none"][cheap] < counts["selective"][cheap] == counts["full"][cheap]
 
 
 @pytest.mark.gpu

@@ -1,0 +1,130 @@
+"""A policy whose parameters are cut over ranks (FSDP2): each rank holds a slice of every tensor.
+
+Gradients are sums over ranks, never means: the driver's weights per token already hold every denominator. What is
+gathered for a pass belongs to the weights of that moment, so it is let go before they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from dapo.models.loaded import LoadedModel
+from dapo.models.policy import Policy
+
+T = TypeVar("T")
+
+LARGE = 2**26
+"""Numbers in an embedding or a head that make it a group of its own, gathered only while it computes."""
+KEPT_WHOLE = 3_000_000_000
+"""Parameters up to which ``reshard_after_forward: auto`` keeps a gathered layer until the optimiser step: bfloat16
+weights and float32 gradients of so many are 18 GB on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How ranks share a model."""
+
+    ranks: int = 1
+    replicas: int = 1  # copies of the model; each is cut over ranks / replicas
+    reshard: bool | None = None  # free a layer between its forward and its backward pass; None: by the model's size
+    cpu_offload: bool = False  # parameters, gradients and moments live in the processor's memory
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """Of all ranks of the process group. Ranks of one replica are neighbours."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if self.replicas == 1:
+            return init_device_mesh(device.type, (self.ranks,), mesh_dim_names=("shard",))
+        shape = (self.replicas, self.ranks // self.replicas)
+        return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+class Sharding:
+    """A model cut over the ranks of a mesh, in place; its parameters become DTensors.
+
+    Args:
+        loaded: The model, whole or with parameters on the meta device. Parameters are float32 (or float64): a model
+            that computes in bfloat16 casts what it gathers, and slices, gradients and their sum stay float32.
+        mesh: One dimension, or two: replicas and shards.
+        shape: See there.
+        large: Numbers that make an embedding or a head of its own large.
+    """
+
+    def __init__(self, loaded: LoadedModel, mesh: DeviceMesh, shape: Shape, *, large: int = LARGE) -> None:
+        self.policy = Policy(loaded)
+        self.mesh = mesh
+        parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+        self.reshard = parameters > KEPT_WHOLE if shape.reshard is None else shape.reshard
+        offload: OffloadPolicy = OffloadPolicy()
+        if shape.cpu_offload:
+            offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "mp_policy": _precision(loaded.dtype),
+            "offload_policy": offload,
+        }
+        apart = _large(self.policy, large)
+        for module in [*loaded.decoder.layers, *apart]:
+            fully_shard(module, reshard_after_forward=self.reshard, **options)
+        self._apart = [module for module in apart if isinstance(module, FSDPModule)]
+        # The head is found a second time, as the model's own module.
+        theirs = {parameter for module in apart for parameter in module.parameters()}
+        self._root: FSDPModule = fully_shard(self.policy, reshard_after_forward=False, ignored_params=theirs, **options)
+        for module in self._groups():
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # or gloo refuses the factor, and a mean is taken instead
+
+    def before_backward(self, *, last: bool) -> None:
+        """Before each pass with a gradient; ``last`` of the optimiser step.
+
+        Where layers stay gathered, gradients add up here and are summed over ranks once.
+        """
+        self._root.set_is_last_backward(last)
+        if not self.reshard:
+            self._root.set_requires_gradient_sync(last)
+            self._root.set_reshard_after_backward(last)
+
+    def release(self) -> None:
+        """Let go of everything gathered. A forward pass alone leaves the root group whole, which would stay old."""
+        for module in self._groups():
+            module.reshard()
+
+    def inside(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in the root's forward pass, where modules below it can be called; every rank does."""
+
+        def gathered() -> T:
+            for module in self._apart:  # the model's own forward pass calls the head past its group
+                module.unshard()
+            return work()
+
+        try:
+            found: T = self.policy(gathered)
+            return found
+        finally:
+            self.release()
+
+    def _groups(self) -> Iterator[FSDPModule]:
+        return (module for module in self.policy.modules() if isinstance(module, FSDPModule))
+
+
+def _precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Inputs are ids and a context object, which no policy need cast."""
+    if dtype in (torch.float32, torch.float64):
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def _large(policy: Policy, large: int) -> list[nn.Module]:
+    """Embedding and head where they are large. Tied ones are one tensor, which only the root can hold."""
+    embedding, output = policy.model.get_input_embeddings(), policy.output
+    if embedding.weight is output.head.weight:
+        return []
+    sizes: list[tuple[nn.Module, int]] = [(embedding, embedding.weight.numel()), (output, output.head.weight.numel())]
+    return [module for module, size in sizes if size >= large]

@@ -1,0 +1,117 @@
+"""Weights of a Hugging Face folder, read into a model that is there already: into each rank's slices and no further.
+
+The model was made without weights (``dapo.models.skeleton``) and cut over ranks before; no rank ever holds all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dapo.errors import ModelError, first_line, raise_for_machine
+from dapo.models.checksum import same_bits
+from dapo.models.load import is_constant, whole_model
+from dapo.models.skeleton import model_without_weights
+from dapo.models.slices import own_part, own_slice
+
+log = logging.getLogger(__name__)
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """Parameters on the meta device get memory on ``device``; every buffer keeps what it holds.
+
+    ``to_empty`` empties buffers as well, and nobody would read the rotations' frequencies again: they stand in no file.
+    """
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+
+
+def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
+    """Parameters and persistent buffers of ``model``, rounded to ``dtype``, from the folder or hub name ``name``.
+
+    Where a file names its tensors otherwise than the model does, transformers has to translate: then, and only then,
+    each rank reads the whole model once, into the processor's memory.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape, or has no place in the model.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    folder = _local_folder(name)
+    there: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    aliases = _aliases(model)
+    chosen = {next((alias for alias in names if alias in there), names[0]): tensor for names, tensor in aliases}
+    known = {alias for names, _ in aliases for alias in names}
+    if set(chosen) <= set(there) and all(one in known or is_constant(one) for one in there):
+        unequal = [one for one, tensor in chosen.items() if tuple(there[one].size) != tuple(tensor.shape)]
+        if unequal:
+            raise ModelError(
+                f"model.path {name!r}: {len(unequal)} weights have another shape than config.json says "
+                f"({', '.join(unequal[:3])}): use a complete checkpoint"
+            )
+        try:
+            load(chosen, storage_reader=HuggingFaceStorageReader(str(folder)))
+        except Exception as error:  # torch raises CheckpointException, OSError and others for a damaged file
+            raise_for_machine(error, f"reading {name!r}")
+            raise ModelError(f"model.path {name!r} cannot be read: {first_line(error)}; fetch it again") from error
+    else:
+        log.warning("%s names its weights otherwise than its architecture: each rank reads all of them once", name)
+        whole = dict(whole_model(name, dtype, trust_remote_code).state_dict())
+        for names, tensor in aliases:
+            own_part(tensor).copy_(own_slice(whole[names[0]], tensor))
+    _round(chosen.values(), dtype)
+
+
+def check_buffers(name: str, model: Any, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
+    """Buffers that stand in no file are what the architecture computes.
+
+    Raises:
+        ModelError: one is not: it would rotate or mask wrongly, and the loss would only be a little worse.
+    """
+    fresh = dict(model_without_weights(name, dtype, trust_remote_code).named_buffers())
+    read = model.state_dict(keep_vars=True)
+    wrong = [
+        one
+        for one, buffer in model.named_buffers()
+        if one not in read and not same_bits(buffer.cpu().contiguous(), fresh[one].cpu().contiguous())
+    ]
+    if wrong:
+        raise ModelError(
+            f"{len(wrong)} buffers of {name!r} are not what {type(model).__name__} computes ({', '.join(wrong[:3])}): "
+            "they were lost while the model was cut over ranks. This is a defect of the program; with learner.ranks=1 "
+            "they are computed where they stay"
+        )
+
+
+def _aliases(model: Any) -> list[tuple[list[str], Tensor]]:
+    """Each tensor once, with all of its names: a tied head has two."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), ([], tensor.detach()))[0].append(name)
+    return list(found.values())
+
+
+@torch.no_grad()
+def _round(tensors: Any, dtype: torch.dtype) -> None:
+    """To what one process would have trained from: float32 slices of a bfloat16 model begin at its values."""
+    for tensor in tensors:
+        part = own_part(tensor)
+        if part.is_floating_point() and part.dtype != dtype:
+            part.copy_(part.to(dtype))
+
+
+def _local_folder(name: str) -> Path:
+    """The folder itself, or where the hub's files of that name lie."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.safetensors.index.json"]))

@@ -1,0 +1,104 @@
+"""Several learners in one set of rank processes: starting processes for each would take most of a test's time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import torch
+
+from dapo.algorithms.objective import Objective, clip_objective
+from dapo.config import schema
+from dapo.contracts.remote import HostSpec
+from dapo.learner.group import LearnerGroup
+from dapo.learner.rank import RankPlace, make_rank
+from dapo.learner.sharding import Shape
+
+OBJECTIVES = {
+    "clip": lambda: clip_objective(low=0.2, high=0.28),
+    "explosive": lambda: Objective(lambda inputs: (inputs.logprobs * math.inf, {})),
+}
+
+
+class RankStage:
+    """In a rank's process: has joined the others, and holds one rank of each learner."""
+
+    def __init__(self, rank: int, ranks: int, meeting: str) -> None:
+        torch.set_num_threads(1)
+        self.rank = rank
+        RankPlace(rank, Shape(ranks), meeting, 120.0).join(torch.device("cpu"))
+        self.held = {}
+
+    def make(self, number: int, model: dict, learner: dict, objective: str, shape: Shape) -> None:
+        place = RankPlace(self.rank, shape, "", 120.0)
+        self.held[number] = make_rank(
+            place,
+            schema.Model(**model),
+            schema.Learner(**learner),
+            1.0,
+            OBJECTIVES[objective](),
+            device=torch.device("cpu"),
+        )
+
+    def ask(self, number: int, method: str, *args):
+        if method == "close":
+            return None  # the others go on
+        return getattr(self.held[number], method)(*args)
+
+    def run(self, function, *args):
+        """Anything else, in this process."""
+        return function(self, *args)
+
+
+class Staged:
+    """A ``Transport`` of one learner over the processes of another one."""
+
+    def __init__(self, transport, hosts, number: int) -> None:
+        self._transport, self._hosts, self._number = transport, hosts, number
+
+    def start(self, spec: HostSpec):
+        (rank,) = spec.args
+        return self._hosts[rank]
+
+    def call(self, host, method: str, *args):
+        return self._transport.call(host, "ask", self._number, method, *args)
+
+    def wait(self, calls, *, every=False, timeout=None):
+        return self._transport.wait(calls, every=every, timeout=timeout)
+
+    def get(self, call):
+        return self._transport.get(call)
+
+    def kill(self, host) -> None:
+        """The processes are others' too."""
+
+
+class Stage:
+    """The driver's side: rank processes that stay, and learners made in them."""
+
+    def __init__(self, transport, ranks: int, folder: Path) -> None:
+        self.transport, self.ranks, self.folder = transport, ranks, folder
+        self.numbers = itertools.count()
+        meeting = f"file://{folder}/meeting-{ranks}"
+        self.hosts = [
+            transport.start(
+                HostSpec(f"rank-{rank}-of-{ranks}", RankStage, (rank, ranks, meeting), {"OMP_NUM_THREADS": "1"})
+            )
+            for rank in range(ranks)
+        ]
+
+    def learner(self, model: dict, *, objective: str = "clip", asynchronous: bool = False, shape=None, **settings):
+        number = next(self.numbers)
+        self.all("make", number, model, settings, objective, shape or Shape(self.ranks))
+        staged = Staged(self.transport, self.hosts, number)
+        specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
+        group = LearnerGroup(
+            staged, specs, schema.Learner(**settings), self.folder / f"weights-{number}", asynchronous=asynchronous
+        )
+        group.number = number
+        return group
+
+    def all(self, method: str, *args):
+        calls = [self.transport.call(host, method, *args) for host in self.hosts]
+        return [self.transport.get(call) for call in calls]

@@ -1,0 +1,137 @@
+"""What tests let a rank do, and the same in one process: one minibatch or two, and what became of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from learner_rows import make_algorithm, make_groups, rows_of
+from torch.distributed.tensor import DTensor
+
+from dapo.algorithms.objective import clip_objective
+from dapo.config import schema
+from dapo.contracts.stats import values
+from dapo.contracts.types import LearnStep
+from dapo.learner.local import LocalLearner
+from dapo.learner.plan import plan_step
+from dapo.learner.rank import RankPlace, make_rank
+from dapo.learner.sharding import Shape
+from dapo.models.load import load_model
+
+LIMIT = 40  # input tokens of a micro-batch: ranks have unequal numbers of them
+CASES = {
+    "uneven": {"groups": 4, "size": 4},
+    "a rank without rows": {"groups": 1, "size": 1},
+    "one group larger than a share": {"groups": 1, "size": 7},
+}
+
+
+def step_of(case: str, minibatches: int = 1) -> LearnStep:
+    """Rows of uneven lengths; of every minibatch one group has no advantage, and only reports."""
+    parts = []
+    for number in range(minibatches):
+        groups = make_groups(number, **CASES[case], length=lambda random: int(random.integers(1, 16)))
+        rows = rows_of(groups, make_algorithm())
+        if len(groups) > 1:
+            rows = [replace(row, advantage=0.0) if row.group == 1 else row for row in rows]
+        parts.append([replace(row, group=row.group + 10 * number) for row in rows])
+    return LearnStep(parts, [1e-2] * minibatches, 0)
+
+
+def norms_as_wide_as_the_model() -> None:
+    """transformers' norms compute in float32 whatever the model's type, which would hide everything below 1e-7."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    def forward(self, hidden):
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(hidden.dtype)
+
+    for kind in (LlamaRMSNorm, Qwen3RMSNorm):
+        kind.forward = forward
+
+
+def model(folder, dtype: str, **options) -> schema.Model:
+    """Also of a type that recipes do not have."""
+    plain = schema.Model(path=str(folder), device="cpu", attention="packed").model_dump()
+    return schema.Model.model_construct(**plain | {"dtype": dtype} | options)
+
+
+def settings() -> schema.Learner:
+    # eps: AdamW divides a gradient that is nothing but rounding by its own size, unless eps is larger.
+    return schema.Learner(microbatch_tokens=LIMIT, weight_decay=0.01, max_grad_norm=0.5, eps=1e-2)
+
+
+def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, before=None, **options):
+    """In a rank's process: statistics, and rank 0's view of gradients of the first minibatch and final weights."""
+    norms_as_wide_as_the_model()
+    place = RankPlace(stage.rank, shape, "", 120.0)
+    rank = make_rank(
+        place,
+        model(folder, dtype, **options),
+        settings(),
+        0.9,
+        clip_objective(low=0.2, high=0.28),
+        device=torch.device("cpu"),
+    )
+    if before is not None:
+        before(rank)
+    gradients = {}
+    update = rank.step.optimizer.step
+
+    def watched(rate):
+        if not gradients:
+            for name, parameter in rank.loaded.model.named_parameters():
+                if parameter.grad is not None:
+                    gradients[name] = whole(parameter.grad)
+        return update(rate)
+
+    rank.step.optimizer.step = watched
+    plan = plan_step(step_of(case, minibatches), LIMIT, ranks=shape.ranks)[stage.rank]
+    stats, _ = rank.learn(plan)
+    weights = {name: whole(parameter) for name, parameter in rank.loaded.model.named_parameters()}
+    return stats, gradients, weights
+
+
+def alone(folder, dtype, case: str, *, minibatches=2, frozen=(), **options):
+    """The same in this process."""
+    norms_as_wide_as_the_model()
+    loaded = load_model(folder, dtype=getattr(torch, dtype), device="cpu", attention_mode="packed", **options)
+    for name, parameter in loaded.model.named_parameters():
+        parameter.requires_grad_(not any(part in name for part in frozen))
+    learner = LocalLearner(loaded, clip_objective(low=0.2, high=0.28), settings(), 0.9)
+    gradients = {}
+    optimizer = learner.rank.optimizer
+    update = optimizer.step
+
+    def watched(rate):
+        if not gradients:
+            gradients.update({n: m.grad.detach().clone() for n, m in optimizer.masters.items() if m.grad is not None})
+        return update(rate)
+
+    optimizer.step = watched
+    stats = learner.learn(step_of(case, minibatches)).result().stats
+    weights = {name: parameter.detach().clone() for name, parameter in loaded.model.named_parameters()} | {
+        name: master.detach().clone() for name, master in optimizer.masters.items()
+    }
+    return stats, gradients, weights
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def assert_equal(found, expected, tolerance: float) -> None:
+    """Gradients and weights relative to their largest number; statistics but those that count passes."""
+    (parts, gradients, weights), (stats, own_gradients, own_weights) = found, expected
+    assert gradients.keys() == own_gradients.keys()
+    for got, wanted in ((gradients, own_gradients), (weights, own_weights)):
+        for name, tensor in wanted.items():
+            scale = float(tensor.abs().max())
+            assert scale > 0, name
+            assert float((got[name] - tensor).abs().max()) <= tolerance * scale, name
+    together, one = values(parts), values(stats)
+    for key in one.keys() - {"train/micro_batches", "train/packed_tokens"}:
+        np.testing.assert_allclose(together[key], one[key], rtol=max(tolerance, 1e-9), atol=1e-7, err_msg=key)

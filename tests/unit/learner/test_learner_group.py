@@ -1,0 +1,63 @@
+"""The learner contract, kept by ranks behind a transport: one in this process, and two in processes of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from learner_contract import CHECKS
+from learner_subject import Subject
+from rank_stage import Stage
+
+from dapo.cluster.inline import InlineTransport
+from dapo.cluster.processes import ProcessTransport
+from dapo.models.tiny import make_tiny_model
+
+SETTINGS = {"microbatch_tokens": 48, "max_skipped_steps": 1}  # several passes a minibatch
+
+
+def subject(stage, mode, dtype):
+    def make(ffn=24, objective="clip"):
+        model = {"path": str(stage.folder / str(ffn)), "dtype": dtype, "attention": mode, "device": "cpu"}
+        return stage.learner(model, objective=objective, **SETTINGS)
+
+    return Subject(
+        make=make,
+        other=lambda: make(ffn=32),
+        diverging=lambda: make(objective="explosive"),
+        close_to=1e-5 if dtype == "float32" else 0.05,
+        dtype=dtype,
+    )
+
+
+def staged(transport, ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("group")
+    for ffn in (24, 32):
+        make_tiny_model(folder / str(ffn), hidden=16, heads=2, ffn=ffn)
+    try:
+        yield Stage(transport, ranks, folder)
+    finally:
+        transport.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    yield from staged(InlineTransport(), 1, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    yield from staged(ProcessTransport(tmp_path_factory.mktemp("output")), 2, tmp_path_factory)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_one_rank_in_this_process(one_rank, check, tmp_path):
+    check(subject(one_rank, "packed", "float32"), tmp_path)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["packed float32", "padded float32", "packed bfloat16"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_two_ranks_in_processes(two_ranks, kind, check, tmp_path):
+    check(subject(two_ranks, *kind.split()), tmp_path)

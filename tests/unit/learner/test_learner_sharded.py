@@ -1,0 +1,146 @@
+"""Ranks that share a model give the gradient, the weights and the numbers of one process, however it is cut."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import rank_work
+import torch
+from rank_stage import Stage
+from rank_work import CASES, alone, assert_equal
+
+from dapo.cluster.processes import ProcessTransport
+from dapo.contracts.stats import merge
+from dapo.learner import sharding
+from dapo.learner.sharding import Shape
+from dapo.models.tiny import make_tiny_model
+
+pytestmark = pytest.mark.cluster
+EXACT = {"float64": 1e-12, "float32": 1e-6}
+MODELS = {
+    "tied": {"hidden": 16, "heads": 2, "ffn": 24},
+    "untied": {"hidden": 16, "heads": 2, "ffn": 24, "tied": False},
+    "qwen3": {"architecture": "qwen3", "hidden": 16, "heads": 2, "ffn": 24, "kv_heads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    for name, options in MODELS.items():
+        make_tiny_model(folder / name, **options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stages(folder):
+    """Sets of 2, 3 and 4 ranks, started when a test wants them."""
+    transport, made = ProcessTransport(folder / "output"), {}
+
+    def stage(ranks):
+        if ranks not in made:
+            made[ranks] = Stage(transport, ranks, folder)
+        return made[ranks]
+
+    try:
+        yield stage
+    finally:
+        transport.close()
+
+
+def together(stage, function, *args, **options):
+    """Statistics of all ranks, gradients and weights of rank 0."""
+    answers = stage.all("run", partial(function, **options), *args)
+    return merge(stats for stats, _, _ in answers), answers[0][1], answers[0][2]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("reshard", [False, True])
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize("ranks", [2, 3])  # 80 rows of the embedding: 27, 27 and 26
+def test_the_gradient_of_one_process(stages, folder, ranks, kind, dtype, reshard, case):
+    found = together(stages(ranks), rank_work.sharded, folder / kind, dtype, Shape(ranks, reshard=reshard), case)
+    assert_equal(found, alone(folder / kind, dtype, case), EXACT[dtype])
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_recomputed_activations(stages, folder, kind):
+    found = together(
+        stages(2), rank_work.sharded, folder / "qwen3", "float64", Shape(2), "uneven", activation_checkpointing=kind
+    )
+    assert_equal(found, alone(folder / "qwen3", "float64", "uneven", activation_checkpointing=kind), EXACT["float64"])
+
+
+def test_replicas(stages, folder):
+    """Two copies, each cut over two ranks; rows are dealt to all four."""
+    found = together(stages(4), rank_work.sharded, folder / "tied", "float64", Shape(4, replicas=2), "uneven")
+    assert_equal(found, alone(folder / "tied", "float64", "uneven"), EXACT["float64"])
+
+
+def test_bfloat16_with_float32_slices_is_bfloat16_with_masters(stages, folder):
+    """Ranks gather bfloat16 and keep float32; one process computes in bfloat16 and keeps float32 copies."""
+    found = together(stages(2), rank_work.sharded, folder / "tied", "bfloat16", Shape(2), "uneven")
+    expected = alone(folder / "tied", "bfloat16", "uneven")
+    assert {tensor.dtype for tensor in found[2].values()} == {torch.float32}
+    assert_equal(found, expected, 0.02)
+    apart = alone(folder / "tied", "float32", "uneven")[1]
+    near, far = (
+        max(float((side[n] - g).norm() / g.norm()) for n, g in expected[1].items()) for side in (found[1], apart)
+    )
+    assert near < far / 3  # float32 itself is further away
+
+
+def large_groups(stage, *args, **options):
+    """With an embedding and a head that count as large, and a head that runs in chunks."""
+    from dapo.models import policy
+
+    before = sharding.LARGE, policy.MAX_LOGITS, policy.MIN_CHUNK
+    sharding.Sharding.__init__.__kwdefaults__["large"] = 1
+    policy.MAX_LOGITS, policy.MIN_CHUNK = 1, 5
+    try:
+        return rank_work.sharded(stage, *args, before=check_groups, **options)
+    finally:
+        sharding.Sharding.__init__.__kwdefaults__["large"], policy.MAX_LOGITS, policy.MIN_CHUNK = before
+
+
+def check_groups(rank):
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(rank.loaded.model.get_input_embeddings(), FSDPModule)
+    assert isinstance(rank.sharding.policy.output, FSDPModule)
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_large_embedding_and_head_are_groups_of_their_own(stages, folder, reshard):
+    found = together(stages(2), large_groups, folder / "untied", "float64", Shape(2, reshard=reshard), "uneven")
+    assert_equal(found, alone(folder / "untied", "float64", "uneven"), EXACT["float64"])
+
+
+FROZEN = ("embed_tokens", "layers.0")
+
+
+def with_frozen(stage, *args, **options):
+    """A rank whose model has parameters that do not train, as an adapter's has."""
+    from dapo.models import load
+
+    made = load.model_without_weights
+
+    def frozen(*own):
+        model = made(*own)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not any(part in name for part in FROZEN))
+        return model
+
+    load.model_without_weights = frozen
+    try:
+        return rank_work.sharded(stage, *args, **options)
+    finally:
+        load.model_without_weights = made
+
+
+def test_frozen_parameters_are_cut_and_stay(stages, folder):
+    found = together(stages(2), with_frozen, folder / "untied", "float64", Shape(2), "uneven")
+    assert not [name for name in found[1] if any(part in name for part in FROZEN)]
+    assert_equal(found, alone(folder / "untied", "float64", "uneven", frozen=FROZEN), EXACT["float64"])
