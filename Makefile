@@ -1,5 +1,5 @@
 # `make quickstart` trains a small model for real; `make check` and `make test` are what a commit must pass.
-# `make test` leaves out what is marked slow, gpu, vllm or browser: each has a target of its own.
+# `make test` leaves out what is marked slow, gpu, vllm, browser or cluster: each has a target of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1

@@ -1,0 +1,139 @@
+"""Whole runs whose embedded engines live in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from pool_runs import OVER, computed, train
+from small_run import assert_none_lost_or_doubled, command, environment, write_recipe
+
+from dapo.cluster.inline import InlineTransport
+from dapo.rollout.pool import EnginePool
+from dapo.run import pools
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return write_recipe(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def whole(recipe):
+    """A run whose engines live in the driver's process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pools, "ProcessTransport", lambda output: InlineTransport())
+        return train(recipe, "inline")
+
+
+def test_processes_compute_what_the_driver_would(recipe, whole):
+    assert computed(train(recipe, "processes")) == computed(whole)
+    assert not list(Path("/dev/shm").glob(f"dapo-weights-{os.getpid()}-*"))
+
+
+@pytest.mark.parametrize("when", ["between two turns", "in a turn"])
+def test_a_kill_changes_nothing_in_lockstep(recipe, whole, when, monkeypatch):
+    shots, departed, depart = [], [], EnginePool._depart
+
+    def shooting(pool):
+        idle = not pool._crew.flying and not pool._round
+        departed.append(idle)
+        if when == "between two turns" and idle:
+            shoot(pool)
+        depart(pool)
+        if when == "in a turn" and idle and pool._crew.flying:
+            shoot(pool)
+
+    def shoot(pool):
+        if len(departed) % 20 == 15 and len(shots) < 2:
+            shots.append(pool._crew.members[len(shots) % 2].facts.process)
+            os.kill(shots[-1], signal.SIGKILL)
+
+    monkeypatch.setattr(EnginePool, "_depart", shooting)
+    rows = train(recipe, when.replace(" ", "-"))
+    assert len(shots) == 2
+    assert sum(row.get("cluster/engine_losses", 0) for row in rows) >= 1  # the rest in an evaluation
+    assert computed(rows) == computed(whole)
+
+
+def test_free_engines_train_too(recipe):
+    train(recipe, "free", "rollout.lockstep=false")
+    assert_none_lost_or_doubled(recipe.parent / "free", 6)
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def begin(recipe, name, *over):
+    """``dapo train`` as a person starts it, up to its first step; and its engines' processes."""
+    run = subprocess.Popen(
+        command("train", recipe, *OVER, f"run.name={name}", "trainer.steps=100000", "logging.console=plain", *over),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    said = read_until(run, "step 1/")
+    log = (recipe.parent / name / "log.txt").read_text()
+    processes = [int(number) for number in re.findall(r"engine-\d: process (\d+) on", log)]
+    assert len(processes) == 2, said
+    return run, processes, said
+
+
+def read_until(run, word):
+    said = []
+    for line in run.stdout:
+        said.append(line)
+        if word in line:
+            return said
+    raise AssertionError("".join(said)[-3000:])
+
+
+def gone(processes):
+    """Wait for their end: the test's own time limit is the only one."""
+    for descriptor in processes:
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+    return True
+
+
+def test_a_killed_engine_is_one_line_and_the_run_goes_on(recipe):
+    run, processes, _ = begin(recipe, "command")
+    os.kill(processes[1], signal.SIGKILL)
+    said = read_until(run, "engine-1 is lost")
+    assert f"process {processes[1]}) was ended by SIGKILL" in said[-1]
+    assert "restart 1 of at most 10" in said[-1]
+    said += read_until(run, "step ")
+    said += read_until(run, "step ")
+    assert "".join(said).count("engine-1") == 2  # in one line: who is lost, and how
+    watched = [os.pidfd_open(processes[0])]
+    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C: it reaches the driver alone
+    assert run.wait() == 130
+    assert gone(watched)
+    assert "stopped and saved" in run.stdout.read()
+    last = len((recipe.parent / "command" / "metrics.jsonl").read_text().splitlines())
+    assert last >= 3
+    assert_none_lost_or_doubled(recipe.parent / "command", last - 1)
+
+
+@pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
+def test_no_engine_outlives_its_driver(recipe, by):
+    run, processes, _ = begin(recipe, by.lower(), "checkpoint.every=0")
+    watched = [os.pidfd_open(process) for process in processes]
+    run.send_signal(getattr(signal, by))
+    run.stdout.read()
+    run.wait()
+    assert gone(watched)
+    left = list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))
+    if by == "SIGTERM":
+        assert not left
+    pools._delete_left_over()  # what the next run does first
+    assert not list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))
