@@ -1,0 +1,241 @@
+"""What a pool of engines costs: against the engine alone, and the driver's seconds for 1,024 engines.
+
+    python benchmarks/cluster.py [--rounds 5] [--engines 1024] [--tokens 8000] [--out results/cluster.md]
+
+*Pool overhead*: the quickstart's shape with random weights, 512 responses of drawn lengths, made by the embedded engine
+alone, by a pool of one inline, and by a pool of one in a process of its own, in turn; at several ``turn_steps``.
+
+*Driver*: engines that answer at once, so that what is left is the driver. Whatever travels is pickled and unpickled as
+for a process; packing and computing at the far end are not counted. ``together``: whenever the driver looks, every
+engine has answered. ``one by one``: it is woken for each answer by itself, the worst case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import json
+import pickle
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cluster_engine import embedded
+from engine_decode import CASES, GROUP, make_lengths
+from machine import describe_machine
+
+from dapo.cluster.inline import InlineTransport
+from dapo.cluster.processes import ProcessTransport
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.remote import HostSpec
+from dapo.contracts.types import Key, SampleEvent, SampleRequest, SamplingParams, Ticket
+from dapo.models.tiny import make_tiny_model
+from dapo.rollout.host import Answer, EngineHost, HostFacts
+from dapo.rollout.pool import EnginePool
+from dapo.rollout.requests import Gate
+
+HERE = Path(__file__).resolve().parent
+
+
+def requests_of(lengths: np.ndarray) -> list[SampleRequest]:
+    """Groups of ``GROUP`` responses with a prompt of 8 tokens, whose limits are the lengths."""
+    prompt = np.arange(3, 11)
+    return [
+        SampleRequest(Key("train", n // GROUP, n % GROUP), prompt, SamplingParams(max_tokens=int(length)), n)
+        for n, length in enumerate(lengths)
+    ]
+
+
+def seconds_of(engine: Any, requests: list[SampleRequest]) -> float:
+    began = time.perf_counter()
+    engine.submit(requests)
+    left = len(requests)
+    while left:
+        left -= len(engine.poll())
+    return time.perf_counter() - began
+
+
+def pool_overhead(rounds: int) -> list[dict[str, Any]]:
+    """Seconds of each side over those of the engine alone, round by round."""
+    requests = requests_of(make_lengths(CASES["short"], np.random.default_rng(0)))
+    tokens = sum(r.sampling.max_tokens for r in requests)
+    with tempfile.TemporaryDirectory() as work:
+        folder = str(make_tiny_model(Path(work) / "model"))
+        spec = HostSpec("engine-0", EngineHost, (embedded, folder))
+        sides: dict[str, Any] = {"alone": embedded(folder)}
+        for steps in (8, 32, 64, 128):
+            for where, transport in (("inline", InlineTransport()), ("process", ProcessTransport())):
+                sides[f"{where}, turns of {steps}"] = EnginePool(transport, [spec], Gate(80, 512), turn_steps=steps)
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(rounds + 1):
+            for name, engine in sides.items():
+                spent = seconds_of(engine, requests)
+                if number:  # the first round warms up
+                    seconds[name].append(spent)
+        for engine in sides.values():
+            engine.close()
+    rows = []
+    for name, spent in seconds.items():
+        ratios = [one / alone for one, alone in zip(spent, seconds["alone"], strict=True)]
+        rows.append(
+            {
+                "side": name,
+                "tokens_per_second": tokens / statistics.median(spent),
+                "ratio": [statistics.median(ratios), min(ratios), max(ratios)],
+            }
+        )
+    return rows
+
+
+class AtOnce:
+    """A host whose engine decodes in no time: only counting steps."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.clock, self.active = slots, 0, list[tuple[Key, int, int]]()
+
+    def describe(self) -> HostFacts:
+        return HostFacts(self.slots, 0, os.getpid(), "here")
+
+    def turn(self, requests: list[SampleRequest], steps: int) -> Answer:
+        """What ends within the turn."""
+        self.active += [(r.key, self.clock + r.sampling.max_tokens, r.sampling.max_tokens) for r in requests]
+        self.clock += steps
+        ended = [row for row in self.active if row[1] <= self.clock]
+        self.active = [row for row in self.active if row[1] > self.clock]
+        events = [
+            SampleEvent(
+                key,
+                np.zeros(n, dtype=np.int64),
+                np.zeros(n, dtype=np.float32),
+                np.zeros(n, dtype=np.int32),
+                FinishReason.LENGTH,
+                end,
+            )
+            for key, end, n in ended
+        ]
+        return Answer(events, self.clock, dict.fromkeys(("decode_steps", "generated_tokens"), float(self.clock)), 0.0)
+
+    def load(self, ticket: Ticket, in_flight: str) -> None:
+        """Nothing to load."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Counted(InlineTransport):
+    """What travels is pickled; ``elsewhere`` sums up the seconds that would be spent at the far end."""
+
+    def __init__(self, together: bool) -> None:
+        super().__init__()
+        self.elsewhere, self.together = 0.0, together
+
+    def call(self, host: Any, method: str, *args: Any) -> Any:
+        return super().call(host, method, pickle.dumps(args, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def wait(self, calls: Any, *, every: bool = False, timeout: float | None = None) -> list[int]:
+        return super().wait(calls, every=every or self.together, timeout=timeout)
+
+    def get(self, call: Any) -> Any:
+        return pickle.loads(super().get(call))
+
+    def _compute(self, call: Any) -> None:
+        began = time.perf_counter()
+        call.args = pickle.loads(call.args[0])
+        super()._compute(call)
+        call.value = pickle.dumps(call.value, protocol=pickle.HIGHEST_PROTOCOL)
+        self.elsewhere += time.perf_counter() - began
+
+
+def driver_seconds(engines: int, responses: int, tokens: int, *, lockstep: bool, together: bool) -> dict[str, Any]:
+    """Of one training step: submit everything, hear everything."""
+    transport = Counted(together)
+    specs = [HostSpec(f"engine-{n}", AtOnce, (-(-responses // engines),)) for n in range(engines)]
+    pool = EnginePool(transport, specs, Gate(100, None), lockstep=lockstep)
+    pool.load(Ticket(0, "shared", "", ()))
+    lengths = np.random.default_rng(0).integers(tokens // 2, tokens + tokens // 2, responses)
+    groups = requests_of(lengths)
+    transport.elsewhere, began = 0.0, time.perf_counter()
+    for start in range(0, responses, GROUP):  # a group at a time, as the collector does
+        pool.submit(groups[start : start + GROUP])
+    heard = 0
+    while heard < responses:
+        heard += len(pool.poll())
+    seconds = time.perf_counter() - began - transport.elsewhere
+    turns = pool.metrics()["cluster/turns"]
+    return {
+        "engines": engines,
+        "responses": responses,
+        "tokens": int(lengths.sum()),
+        "mode": ("lockstep" if lockstep else "free") + (", together" if together else ", one by one"),
+        "turns": int(turns),
+        "driver_seconds": seconds,
+        "microseconds_a_turn": 1e6 * seconds / turns,
+    }
+
+
+def page(found: dict[str, Any]) -> str:
+    """The tables."""
+    machine = found["machine"]
+    lines = [
+        "# What a pool of engines costs",
+        "",
+        f"{machine['cpu']}, Python {machine['python']}, torch {machine['packages']['torch']}, commit "
+        f"{machine['commit']}, {machine['date']}: `{machine['command']}`. Load average at the start: "
+        f"{found['load']:.1f}.",
+        "",
+        "One engine (the quickstart's shape, random weights, 512 responses of about 11 tokens, 256 slots), seconds "
+        "over those of the engine alone: median of the rounds [least, greatest].",
+        "",
+        "| side | tokens/s | seconds over the engine alone |",
+        "| --- | --- | --- |",
+    ]
+    for row in found["overhead"]:
+        middle, least, greatest = row["ratio"]
+        lines.append(
+            f"| {row['side']} | {row['tokens_per_second']:,.0f} | {middle:.2f} [{least:.2f}, {greatest:.2f}] |"
+        )
+    lines += [
+        "",
+        "The driver's seconds for one training step, turns of 64 decode steps, engines that take no time:",
+        "",
+        "| engines | responses | tokens | mode | turns | driver seconds | us a turn |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["driver"]:
+        lines.append(
+            f"| {row['engines']:,} | {row['responses']:,} | {row['tokens']:,} | {row['mode']} | {row['turns']:,} | "
+            f"{row['driver_seconds']:.2f} | {row['microseconds_a_turn']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--engines", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--out", type=Path, default=HERE / "results/cluster.md")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"machine": describe_machine(), "load": os.getloadavg()[0]}
+    many, tokens = options.engines, options.tokens
+    found["driver"] = [
+        driver_seconds(many, 8 * many, 11, lockstep=False, together=True),
+        driver_seconds(many, 8 * many, tokens, lockstep=False, together=True),
+        driver_seconds(many, 8 * many, tokens, lockstep=True, together=True),
+        driver_seconds(16, 8 * many, tokens, lockstep=False, together=True),
+        driver_seconds(many, 8 * many, 11, lockstep=False, together=False),
+    ]
+    found["overhead"] = pool_overhead(options.rounds)
+    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(page(found))
+    print(page(found))
+
+
+if __name__ == "__main__":
+    main()

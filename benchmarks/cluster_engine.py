@@ -1,0 +1,16 @@
+"""The engine of ``cluster.py``, in a file of its own: processes of engines import it."""
+
+from __future__ import annotations
+
+import torch
+
+from dapo.models.load import load_model
+from dapo.rollout.embedded import EmbeddedEngine
+
+SLOTS = 256
+
+
+def embedded(folder: str) -> EmbeddedEngine:
+    """With weights of its own."""
+    torch.set_num_threads(1)
+    return EmbeddedEngine(load_model(folder, attention_mode="padded"), slots=SLOTS, shares_weights=False)

@@ -1,0 +1,72 @@
+"""What a recipe says of several engines."""
+
+from __future__ import annotations
+
+import pytest
+
+from dapo.config.load import recipe_from_dict
+from dapo.config.pool import describe_pool, engine_count, engine_slots, is_lockstep, is_pool, server_urls
+from dapo.errors import RecipeError
+
+SMALL = {
+    "model": {"path": "someone/model"},
+    "data": {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 1}]},
+}
+
+TWO = "rollout.server.url=[http://a:1,http://b:2]"
+
+
+def recipe(*overrides):
+    return recipe_from_dict(SMALL, list(overrides)).recipe
+
+
+def test_one_engine_is_no_pool():
+    one = recipe()
+    assert (engine_count(one), is_pool(one), engine_slots(one), describe_pool(one)) == (1, False, [None], "")
+    server = recipe("rollout.engine=vllm_server", "rollout.server.url=http://a:1")
+    assert (engine_count(server), is_pool(server), server_urls(server)) == (1, False, ["http://a:1"])
+
+
+def test_engines_and_servers_are_counted():
+    three = recipe("rollout.engines=3", "rollout.slots=8")
+    assert (engine_count(three), is_pool(three), engine_slots(three)) == (3, True, [8, 8, 8])
+    assert "3 engines" in describe_pool(three)
+    assert engine_slots(recipe("rollout.engines=2", "rollout.slots=[8, 32]")) == [8, 32]
+    servers = recipe("rollout.engine=vllm_server", TWO, "rollout.slots=[64, 256]")
+    assert (server_urls(servers), engine_slots(servers)) == (["http://a:1", "http://b:2"], [64, 256])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lockstep"),
+    [
+        (["rollout.engines=2"], True),
+        (["rollout.engines=2", "rollout.engine=generate"], True),
+        (["rollout.engines=2", "rollout.engine=vllm"], False),
+        (["rollout.engines=2", "rollout.lockstep=false"], False),
+        (["rollout.engine=vllm_server", TWO, "rollout.lockstep=true"], True),
+    ],
+)
+def test_lockstep_is_for_engines_that_repeat_themselves(overrides, lockstep):
+    assert is_lockstep(recipe(*overrides)) is lockstep
+    assert ("not repeatable" in describe_pool(recipe(*overrides))) is not lockstep
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["launch.backend=ray"], ["launch.backend", "Ray", "local"]),
+        (["rollout.engines=2", "rollout.slots=[4,4,4]"], ["rollout.slots", "3 numbers for 2 engines"]),
+        (["rollout.engines=2", "rollout.slots=[4,0]"], ["rollout.slots", "from 1 to 65,536"]),
+        (["rollout.engine=vllm_server", "rollout.server.url=[http://a:1,http://a:1/]"], ["a server twice"]),
+        (["rollout.engine=vllm_server", "rollout.server.url=[]"], ["needs the address"]),
+        (["rollout.engine=vllm_server", TWO, "rollout.engines=3"], ["rollout.engines", "are the engines (2)"]),
+        (["rollout.engine=vllm_server", "rollout.server.url=[http://a:1,b:2]"], ["http://HOST:PORT", "b:2"]),
+        (["rollout.engines=0"], ["rollout.engines", "> 0"]),
+        (["cluster.engine_timeout=0"], ["cluster.engine_timeout", "> 0"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides, words):
+    with pytest.raises(RecipeError) as refused:
+        recipe(*overrides)
+    for word in words:
+        assert word in str(refused.value)
