@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dapo.contracts.remote import HostLost, HostSpec, Transport
-from dapo.contracts.types import Key, SampleRequest, Ticket
+from dapo.contracts.types import Key, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.member import Flight, Limits, Member, Weights
 
@@ -145,14 +145,6 @@ class Crew:
     def _step_in(self, member: Member) -> None:
         if member.step_in():
             del self._starting[member.index]
-
-
-def requests_of(member: Member) -> list[SampleRequest]:
-    """What it has, in the order in which it came; it has nothing afterwards."""
-    requests = list(member.owned.values())
-    member.owned, member.mail = {}, []
-    member.new_journal()
-    return requests
 
 
 def keys_of(flight: Flight | None) -> list[Key]:

@@ -58,6 +58,7 @@ class Member:
     gone: bool = False  # for good
     facts: HostFacts | None = None
     owned: dict[Key, SampleRequest] = field(default_factory=dict)  # unfinished here, those in the mail included
+    crowding: float = 0.0  # unfinished responses for each that decodes at once; every group asks all engines for it
     mail: list[SampleRequest] = field(default_factory=list)  # that go with the next turn
     flight: Flight | None = None
     opening: list[tuple[str, Call]] = field(default_factory=list)  # asked of a new host, not looked at yet
@@ -86,11 +87,6 @@ class Member:
     def capacity(self) -> int:
         """0 before the first answer."""
         return 0 if self.facts is None else self.facts.capacity
-
-    @property
-    def crowding(self) -> float:
-        """Unfinished responses for each that decodes at once."""
-        return len(self.owned) / max(1, self.capacity)
 
     @property
     def due(self) -> float:
@@ -208,10 +204,24 @@ class Member:
         """They go with the next turn."""
         self.owned.update((request.key, request) for request in requests)
         self.mail += requests
+        self.weigh()
+
+    def take_all(self) -> list[SampleRequest]:
+        """What it has, in the order in which it came; it has nothing afterwards."""
+        requests = list(self.owned.values())
+        self.owned, self.mail = {}, []
+        self.new_journal()
+        self.weigh()
+        return requests
+
+    def weigh(self) -> None:
+        """After ``owned`` has changed."""
+        self.crowding = len(self.owned) / max(1, self.capacity)
 
     def forget(self, key: Key) -> None:
         """A response came back from here."""
         del self.owned[key]
+        self.weigh()
         if not self.owned:
             self.new_journal()
 

@@ -18,13 +18,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.remote import HostSpec, Transport
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
-from dapo.rollout.crew import Crew, keys_of, requests_of
+from dapo.rollout.crew import Crew, keys_of
 from dapo.rollout.host import Answer
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.member import Flight, Limits, Member
@@ -263,7 +264,7 @@ class EnginePool:
         """The one that it asks for, if that is at work; else the least crowded, ties by number. None: all start."""
         if request.engine is not None and self._crew.members[request.engine].at_work:
             return self._crew.members[request.engine]
-        return min(self._crew.at_work(), key=lambda member: member.crowding, default=None)
+        return min(self._crew.at_work(), key=attrgetter("crowding"), default=None)
 
     def _hand_out(self, named: set[Key], order: Callable[[SampleEvent], Any]) -> list[SampleEvent]:
         out = [event for event in self._ended if event.key in named]
@@ -384,7 +385,7 @@ class EnginePool:
             again = False
         if not again:
             member.gone, member.at_work = True, False
-        requests = requests_of(member)
+        requests = member.take_all()
         for request in requests:
             del self._owner[request.key]
         self._assign(requests)
