@@ -12,29 +12,20 @@ import argparse
 import contextlib
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
-import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.child import installed
+from benchmarks.gpu.core import core_dependencies
 from benchmarks.gpu.plan import REHEARSAL_SECONDS, TOTAL_SECONDS, Part
 from benchmarks.gpu.runner import ROOT, Runner, parts_of
 
 _PLAN = "benchmarks.gpu.plan"
-_MODULES = {"ruamel-yaml": "ruamel.yaml"}  # where the module is not called as its package
 _ESSENTIAL = ("torch", "transformers", "safetensors", "numpy")  # without these nothing can be run
-
-
-def core_dependencies() -> dict[str, str]:
-    """Module of each core dependency by the name of its package, from pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in project["dependencies"]]
-    return {name: _MODULES.get(name.replace(".", "-"), name.replace("-", "_")) for name in names}
 
 
 def missing_dependencies() -> list[str]:

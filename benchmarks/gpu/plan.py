@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.gpu.core import core_dependencies
+
 TOTAL_SECONDS = 520.0  # of the whole command, the start of its processes included: under nine minutes
 REHEARSAL_SECONDS = 115.0
 
@@ -40,7 +42,7 @@ def _part(kind: Kind, name: str, seconds: float, target: str, shows: str, **opti
     return Part(name, kind, seconds, shows, f"benchmarks.gpu.{target}", arguments, **options)  # type: ignore[arg-type]
 
 
-_RECIPE = ("pydantic", "ruamel.yaml", "math_verify", "rich", "pyarrow")  # a run from a recipe imports these
+_RECIPE = tuple(core_dependencies().values())  # a run from a recipe imports all of them
 _VLLM = "`make test-vllm` rehearses it, in an environment of its own"
 
 PLAN: tuple[Part, ...] = (
