@@ -45,7 +45,10 @@ def save(
     ]
     if reference is not None:
         files.append(_save_tensors(folder / REFERENCE, reference))
-    texts = {STATE: json.dumps({"fingerprint": loaded.fingerprint, "counters": dict(counters)}, indent=1)}
+    state: dict[str, Any] = {"fingerprint": loaded.fingerprint, "counters": dict(counters)}
+    if loaded.adapter:
+        state["base"] = adapter.base_sums(loaded.model)
+    texts = {STATE: json.dumps(state, indent=1)}
     if loaded.adapter:
         texts[adapter.CONFIG] = adapter.adapter_config(loaded.model)
     for name, text in texts.items():
@@ -99,6 +102,7 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
     present = _trained(loaded)
     if loaded.adapter:
         _check_scaling(folder, loaded)
+        _check_base(folder, state, loaded)
     saved, own = ({name: tuple(tensor.shape) for name, tensor in side.items()} for side in (weights, present))
     check_names(saved, own, folder, loaded.name)
     with torch.no_grad():
@@ -129,6 +133,17 @@ def _check_scaling(folder: Path, loaded: LoadedModel) -> None:
         raise CheckpointError(
             f"{folder} holds an adapter with {saved}, and the recipe's model.lora gives {here}: resume with the "
             "settings that the run began with"
+        )
+
+
+def _check_base(folder: Path, state: Mapping[str, Any], loaded: LoadedModel) -> None:
+    """Raise CheckpointError for an adapter of other frozen weights: by itself it means nothing."""
+    here = adapter.base_sums(loaded.model)
+    other = sorted(name for name, value in state.get("base", here).items() if here.get(name, value) != value)
+    if other:
+        raise CheckpointError(
+            f"{folder} holds an adapter of other weights than {loaded.name!r} has now ({', '.join(other)} differ): put "
+            "the model back that the run began with"
         )
 
 

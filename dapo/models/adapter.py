@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dapo.config.schema import Lora
 from dapo.errors import ModelError
+from dapo.models.checksum import checksum
 
 NAME = "default"  # PEFT's, of a model's only adapter
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT names them
@@ -137,6 +138,12 @@ def adapter_config(model: nn.Module) -> str:
     settings = getattr(model, "peft_config")[NAME].to_dict()  # noqa: B009 - PEFT puts it there
     settings["inference_mode"] = True
     return json.dumps(_plain(settings), indent=1, sort_keys=True)
+
+
+def base_sums(model: nn.Module) -> dict[str, int]:
+    """Checksums of the first and the last frozen weight that has an adapter: was it trained on this very model?"""
+    layers = list(_lora_layers(model))
+    return {name: checksum(layer.get_base_layer().weight) for name, layer in (layers[0], layers[-1])}
 
 
 @contextmanager

@@ -255,6 +255,14 @@ def test_a_checkpoint_of_another_adapter_is_refused(folder, tmp_path, other, mes
     assert all(torch.equal(tensor, before[name]) for name, tensor in published(learner.loaded.model).items())
 
 
+def test_a_checkpoint_of_an_adapter_of_other_weights_is_refused(folder, tmp_path):
+    learner = make(folder, rank=4)
+    learner.save(tmp_path / "saved").result()
+    other = make(make_tiny_model(tmp_path / "other", hidden=32, heads=2, ffn=48, seed=9), rank=4)
+    with pytest.raises(CheckpointError, match=r"an adapter of other weights than .*q_proj"):
+        other.load(tmp_path / "saved")
+
+
 def test_exports_load_in_transformers_and_in_peft(folder, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
