@@ -60,16 +60,13 @@ class LearnerGroup:
         self._folder = WeightFolder(weights_folder)
         self._saving: _Saving | None = None
         self._lost: LearnerLost | None = None
+        self.ranks = len(specs)
         self._hosts = [transport.start(spec) for spec in specs]
         try:
             self.facts = self._all("describe")
         except BaseException:
             self._end()
             raise
-
-    @property
-    def ranks(self) -> int:
-        return len(self._hosts)
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
         """A whole training step: each rank gets its own rows and passes, in one message.
@@ -157,7 +154,7 @@ class LearnerGroup:
     # ------------------------------------------------------------------ all ranks
 
     def _all(self, method: str, *args: Any) -> list[Any]:
-        found: list[Any] = self._each(method, [args] * len(self._hosts), list).result()
+        found: list[Any] = self._each(method, [args] * self.ranks, list).result()
         return found
 
     def _each(self, method: str, args: Sequence[tuple[Any, ...]], combine: Callable[[Sequence[Any]], T]) -> _Pending[T]:

@@ -1,0 +1,108 @@
+"""What a group says and does when a rank fails, over stand-ins for ranks; and what a rank refuses of its model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from learner_rows import make_rows
+
+from dapo.cluster.inline import InlineTransport
+from dapo.config import schema
+from dapo.config.load import recipe_from_dict
+from dapo.contracts.remote import HostSpec
+from dapo.contracts.types import LearnStep
+from dapo.errors import LearnerError, LearnerLost, ModelError, RecipeError
+from dapo.learner.group import LearnerGroup
+from dapo.learner.rank import RankFacts
+from dapo.models.load import load_model
+from dapo.models.read import check_buffers, give_memory
+from dapo.models.skeleton import model_without_weights
+from dapo.models.tiny import make_tiny_model
+from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part
+
+
+class StandIn:
+    """A rank that fails as it is told."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self.failure = failure
+
+    def describe(self) -> RankFacts:
+        return RankFacts(True, True, (), (), 0)
+
+    def learn(self, plan):
+        if self.failure is not None:
+            raise self.failure
+        return {}, [[]]
+
+
+def group_of(folder, *failures):
+    specs = [HostSpec(f"rank-{n}", StandIn, (failure,)) for n, failure in enumerate(failures)]
+    return LearnerGroup(InlineTransport(), specs, schema.Learner(), folder)
+
+
+ECHO = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29093")
+
+
+def test_the_cause_is_told_and_not_its_echo(tmp_path):
+    group = group_of(tmp_path, ECHO, MemoryError("no room"), ECHO)
+    step = LearnStep([make_rows()], [1e-3], 0)
+    with pytest.raises(LearnerLost, match="rank 1 of 3 failed first in `learn`: MemoryError: no room"):
+        group.learn(step).result()
+    with pytest.raises(LearnerLost, match="rank 1 of 3"):  # and none of them is asked again
+        group.learn(step)
+    group.close()
+
+
+def test_what_all_ranks_refuse_is_no_loss(tmp_path):
+    group = group_of(tmp_path, *[LearnerError("not finite")] * 2)
+    for _ in range(2):
+        with pytest.raises(LearnerError, match="not finite"):
+            group.learn(LearnStep([make_rows()], [1e-3], 0)).result()
+    assert group.ranks == 2
+
+
+def test_buffers_survive_and_garbage_in_them_is_found(tmp_path):
+    folder = str(make_tiny_model(tmp_path, hidden=16, heads=2, ffn=24))
+    model = model_without_weights(folder, torch.float32, False)
+    give_memory(model, torch.device("cpu"))
+    check_buffers(folder, model, torch.float32, trust_remote_code=False)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    model.model.rotary_emb.inv_freq.fill_(4e-41)  # what ``to_empty`` alone leaves there
+    with pytest.raises(ModelError, match=r"rotary_emb\.inv_freq"):
+        check_buffers(folder, model, torch.float32, trust_remote_code=False)
+
+
+def test_parts_of_all_ranks_are_a_set_and_a_skipped_one_is_named(tmp_path):
+    loaded = load_model(make_tiny_model(tmp_path / "model", hidden=16, heads=2, ffn=24))
+    tensors = model_tensors(loaded.model)
+    write_part(tmp_path / "set", 0, 2, tensors, torch.float32)
+    with pytest.raises(FileNotFoundError, match=r"rank-00001-of-00002.*has not published"):
+        read_weights(tmp_path / "set")
+    write_part(tmp_path / "set", 1, 2, {}, torch.float32)
+    found = dict(read_weights(tmp_path / "set"))
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert read_shapes(tmp_path / "set") == {name: list(tensor.shape) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"learner": {"ranks": 4, "replicas": 3}}, "learner.replicas"),
+        ({"learner": {"cpu_offload": True}}, "learner.cpu_offload"),
+        ({"learner": {"reshard_after_forward": "true"}}, "learner.reshard_after_forward"),
+        ({"checkpoint": {"asynchronous": True}}, "checkpoint.asynchronous"),
+        ({"learner": {"ranks": 2}, "rollout": {"engine": "generate"}}, "rollout.engine"),
+        (
+            {"learner": {"ranks": 2, "cpu_offload": True}, "model": {"path": "a/b", "device": "cpu"}},
+            "learner.cpu_offload",
+        ),
+        ({"learner": {"ranks": 2}, "model": {"path": "a/b", "lora": {"rank": 4}}}, "learner.ranks"),
+    ],
+)
+def test_settings_that_cannot_hold_are_refused(settings, named):
+    given = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}
+    recipe_from_dict(given | {"learner": {"ranks": 4, "replicas": 2}})
+    with pytest.raises(RecipeError, match=named.replace(".", r"\.")):
+        recipe_from_dict(given | settings)
