@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dapo.contracts.remote import HostLost, HostSpec, Transport
-from dapo.contracts.types import Key, Ticket
+from dapo.contracts.types import Key, Metrics, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.member import Flight, Limits, Member, Weights
 
+log = logging.getLogger(__name__)
+
+COUNTERS = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")
 _GOODBYE = 10.0  # seconds for engines to hand back what they hold
 
 
@@ -65,6 +70,15 @@ class Crew:
                 member.step_in()
             except HostLost as error:
                 raise EngineError(f"an engine did not start: {error}") from error
+            log.info("%s", member)
+
+    def stats(self) -> Metrics:
+        """Sums over engines and all that they were before they were lost."""
+        total = Counter[str]()
+        for member in self.members:
+            total.update(member.stats)
+            total.update(member.own_stats)
+        return {name: float(total[name]) for name in COUNTERS}
 
     def at_work(self) -> list[Member]:
         return [member for member in self.members if member.at_work]

@@ -5,9 +5,8 @@ engine has belongs to it in its present incarnation: what a lost one still says 
 are submitted again, with the prefix that they came with, since a token is a function of (seed, position).
 
 *Lockstep*: every engine with work gets a turn, all are waited for, and what ended is ordered by (tick, key): what comes
-out is a function of what went in. A lost engine is started again and led through its turns once more.
-*Free*: whoever comes back first gets the next turn first. A lost engine's work goes to the others, and it comes back
-in the background.
+out is a function of what went in. A lost engine is started again and led through its turns once more. *Free*: whoever
+comes back goes on. A lost engine's work goes to the others, and it comes back in the background.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ from dapo.rollout.member import Flight, Limits, Member
 from dapo.rollout.requests import Gate, empty_event, ended_before
 
 log = logging.getLogger(__name__)
-
-COUNTERS = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps")
 
 
 class EnginePool:
@@ -85,8 +82,6 @@ class EnginePool:
         except BaseException:
             self.close()
             raise
-        for member in self._crew.members:
-            log.info("%s", member)
 
     # ------------------------------------------------------------------ Engine
 
@@ -192,11 +187,7 @@ class EnginePool:
 
     def stats(self) -> Metrics:
         """Sums over engines, lost ones included."""
-        total = Counter[str]()
-        for member in self._crew.members:
-            total.update(member.stats)
-            total.update(member.own_stats)
-        return {name: float(total[name]) for name in COUNTERS}
+        return self._crew.stats()
 
     def busy_seconds(self) -> float:
         """Seconds within turns, the mean over engines."""
