@@ -1,0 +1,64 @@
+"""Whole runs whose engine works in a process of its own while the learner learns."""
+
+from __future__ import annotations
+
+import pytest
+from small_run import assert_none_lost_or_doubled, write_recipe
+
+import dapo
+from dapo.observe.metrics import read_metrics, without_clock
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+OVERLAP = {"rollout.max_staleness": 2, "rollout.turn_steps": 8, "run.if_exists": "backup"}
+LOCKSTEP = OVERLAP | {"rollout.overlap_turns": 3}
+
+
+def rows(run):
+    return {row["step"]: without_clock(row) for row in read_metrics(run.path / "metrics.jsonl")}
+
+
+def assert_rows_equal(found, expected, steps):
+    for step in steps:
+        assert {k: v for k, v in found[step].items() if not k.startswith("cluster/")} == {
+            k: v for k, v in expected[step].items() if not k.startswith("cluster/")
+        }
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return write_recipe(tmp_path_factory.mktemp("overlap"))
+
+
+@pytest.fixture(scope="module")
+def whole(recipe):
+    return dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "whole"})
+
+
+def test_no_recorded_token_is_older_than_promised(whole):
+    seen = set()
+    for step, row in rows(whole).items():
+        if not step:
+            continue
+        seen.add(row["policy/staleness_max"])
+        assert row["policy/staleness_max"] <= 2
+        trained = [r for r in whole.rollouts(step=step) if r["disposition"] == "trained"]
+        assert len(trained) == 4 * 4
+        assert all(0 <= step - 1 - version <= 2 for response in trained for version in response["versions"])
+    assert max(seen) >= 1  # it did work beside the learner
+
+
+def test_a_run_left_in_the_middle_goes_on_as_if_it_had_not_been(whole, recipe):
+    with dapo.Trainer(str(recipe), **LOCKSTEP, **{"run.name": "left"}) as trainer:
+        for step in trainer:
+            if step.step == 3:
+                break
+    run = dapo.resume(trainer.run)
+    assert_rows_equal(rows(run), rows(whole), range(1, 7))
+
+
+def test_the_clock_may_decide(recipe):
+    run = dapo.train(str(recipe), **OVERLAP, **{"run.name": "free"})
+    found = rows(run)
+    assert_none_lost_or_doubled(run.path, 6)
+    assert all(row["policy/staleness_max"] <= 2 for step, row in found.items() if step)
