@@ -13,6 +13,7 @@ from dapo.contracts.names import reward_name_problem
 from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
 from dapo.rewards import simple
+from dapo.rewards.hasty import Hasty
 from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
 from dapo.rewards.objects import pickled, runs_in_the_driver
 from dapo.rewards.pool import MEMORY_MIB, WorkerPool
@@ -56,6 +57,7 @@ class CompositeScorer:
         self.scored = 0
         self._rewards = list(rewards)
         self._inline: dict[int, Judge] = {}
+        self._hasty: dict[int, Hasty] = {}  # of those in ``_remote`` that are mostly done at once
         self._remote: dict[int, int] = {}  # index of the reward -> index of the verifier in the pool
         verifiers: list[Verifier] = []
         for index, reward in enumerate(self._rewards):
@@ -68,6 +70,8 @@ class CompositeScorer:
             else:
                 self._remote[index] = len(verifiers)
                 verifiers.append(verifier)
+                if reward.kind in ("exact", "regex"):
+                    self._hasty[index] = Hasty(verifier)
         self._pool: WorkerPool | None = None
         if verifiers:
             self._pool = WorkerPool(verifiers, workers=workers, output=output, memory_mib=memory_mib)
@@ -90,6 +94,10 @@ class CompositeScorer:
             inline = self._inline.get(index)
             if inline is not None:
                 self._settle(ticket, index, *ask(inline, prompt, completion))
+                continue
+            hasty = self._hasty.get(index)
+            if hasty is not None and (done := hasty(prompt, completion)) is not None:
+                self._settle(ticket, index, *done)
                 continue
             assert self._pool is not None  # a reward that is not inline has a verifier
             item = ticket * len(self._rewards) + index
@@ -237,9 +245,9 @@ def build_scorer(
     """The scorer of a recipe.
 
     ``exact`` without a pattern and signed_sum's own scorer run in the driver: their time grows in proportion to the
-    text. Everything else (patterns, ``math``, reasoning-gym, the user's functions) runs in worker processes, which
-    start when first needed; with a user's function one starts here, so that a function that cannot be loaded is refused
-    before training.
+    text. So do patterns, for a moment (``hasty``). Everything else (patterns that take longer, ``math``, reasoning-gym,
+    the user's functions) runs in worker processes, which start when first needed; with a user's function one starts
+    here, so that a function that cannot be loaded is refused before training.
 
     Args:
         rewards: the recipe's rewards.

@@ -63,8 +63,12 @@ class Judge:
         return found.hexdigest()
 
 
-def make_judge(verifier: Verifier) -> Judge:
+def make_judge(verifier: Verifier, seconds: float | None = None) -> Judge:
     """The judge that a description stands for, with its imports done.
+
+    Args:
+        verifier: the description.
+        seconds: that a pattern may take for a response, or ``TookLong`` is raised; None: as long as it likes.
 
     Raises:
         RewardError: a pattern that is none, or a function that cannot be loaded.
@@ -82,10 +86,10 @@ def make_judge(verifier: Verifier) -> Judge:
     pattern = None if verifier.pattern is None else simple.compile_pattern(verifier.pattern, verifier.kind)
     score: Callable[..., tuple[Any, str | None]]
     if verifier.kind == "exact":
-        score = partial(_score_exact, pattern)
+        score = partial(_score_exact, pattern, seconds)
     else:
         assert pattern is not None
-        score = partial(_score_regex, pattern)
+        score = partial(_score_regex, pattern, seconds)
     return Judge(verifier.name, lambda _, completion: completion.text, score)
 
 
@@ -118,6 +122,9 @@ def ask(
         hopeless: digests of verdicts that were not found in time; they are not tried again.
         begin: called with the digest before the part that may take long, unless the judge has none. None: the judge is
             trusted to be quick, and there are no digests.
+
+    Raises:
+        TookLong: a pattern did, where the judge has a limit for that.
     """
     try:
         read = None
@@ -129,6 +136,8 @@ def ask(
             if begin is not None:
                 begin(digest)
         result, vote = judge.score(prompt, completion, read)
+    except simple.TookLong:
+        raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt of user code too
         return f"exception: {describe_error(error)}", None
     try:
@@ -145,10 +154,14 @@ def _score_task(prompt: Prompt, completion: Completion, read: Read) -> tuple[flo
     return task(prompt, completion), None if read is None else vote_text(read)
 
 
-def _score_exact(pattern: Any, prompt: Prompt, completion: Completion, _: Read) -> tuple[float, str | None]:
-    answer = simple.find_answer(completion.text, pattern)
+def _score_exact(
+    pattern: Any, seconds: float | None, prompt: Prompt, completion: Completion, _: Read
+) -> tuple[float, str | None]:
+    answer = simple.find_answer(completion.text, pattern, seconds)
     return simple.equals(answer, prompt.answer), simple.vote(answer)
 
 
-def _score_regex(pattern: Any, prompt: Prompt, completion: Completion, _: Read) -> tuple[float, str | None]:
-    return float(pattern.search(completion.text) is not None), None
+def _score_regex(
+    pattern: Any, seconds: float | None, prompt: Prompt, completion: Completion, _: Read
+) -> tuple[float, str | None]:
+    return float(simple.found_in(completion.text, pattern, seconds)), None

@@ -1,9 +1,10 @@
-"""Text rewards: ``exact`` and ``regex``. A pattern may backtrack without end, so patterns run in worker processes."""
+"""Text rewards: ``exact`` and ``regex``. A pattern may backtrack without end, so whoever asks says for how long."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
+
+import regex  # as re, and its matching takes a time limit
 
 from dapo.errors import RewardError
 from dapo.rewards.text import MAX_ANSWER, normalise, vote_text
@@ -13,29 +14,51 @@ from dapo.rewards.text import MAX_ANSWER, normalise, vote_text
 _COMPOSED = 4
 
 
-def compile_pattern(pattern: str, kind: str) -> re.Pattern[str]:
+class TookLong(Exception):
+    """A pattern was not done with a text in the time that it had."""
+
+
+def compile_pattern(pattern: str, kind: str) -> regex.Pattern[str]:
     """Compile a recipe's pattern.
 
     Raises:
         RewardError: it is not a regular expression.
     """
     try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:  # the last two: a{10**12}, and brackets without end
+        return regex.compile(pattern, regex.VERSION0)
+    except (regex.error, OverflowError, RecursionError) as error:  # the last two: a{10**12}, and brackets without end
         raise RewardError(
             f"reward kind `{kind}`: the pattern {pattern[:200]!r} is not a regular expression: {error}"
         ) from error
 
 
-def find_answer(text: str, pattern: re.Pattern[str] | None) -> str | None:
+def found_in(text: str, pattern: regex.Pattern[str], seconds: float | None = None) -> bool:
+    """Whether the pattern matches somewhere.
+
+    Raises:
+        TookLong: that is not known after ``seconds``; None: it may take for ever.
+    """
+    try:
+        return pattern.search(text, timeout=seconds) is not None
+    except TimeoutError:
+        raise TookLong from None
+
+
+def find_answer(text: str, pattern: regex.Pattern[str] | None, seconds: float | None = None) -> str | None:
     r"""The answer that ``exact`` reads, as it stands; None when there is none.
 
     The last match of ``pattern`` (its group 1 where it has one), e.g. ``=(-?\d+)\s*$``; without a pattern, the last
     line that is not empty.
+
+    Raises:
+        TookLong: it is not known after ``seconds``; None: it may take for ever.
     """
     if pattern is None:
         return text.rstrip().rpartition("\n")[2] if text.strip() else None
-    last = deque(pattern.finditer(text), maxlen=1)
+    try:
+        last = deque(pattern.finditer(text, timeout=seconds), maxlen=1)
+    except TimeoutError:
+        raise TookLong from None
     return None if not last else (last[0][1] if pattern.groups else last[0][0]) or ""
 
 

@@ -19,7 +19,7 @@ class Run(Section):
     threads: Parallel = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
     reward_workers: Parallel | None = None
-    """Processes for rewards; ``exact`` without a pattern needs none. None: one less than there are cores, at most 8."""
+    """Processes for rewards; patterns mostly need none. None: one less than there are cores, at most 8."""
     reward_memory_mib: Annotated[int, Field(ge=256, le=1 << 30)] | None = 4096
     """Memory limit of each such process in MiB (RLIMIT_DATA: what it can write to); None: none."""
     if_exists: Literal["refuse", "backup"] = "refuse"

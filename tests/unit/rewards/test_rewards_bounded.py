@@ -158,7 +158,7 @@ def test_the_last_finished_tag_counts(text: str, answer: str) -> None:
 def test_a_pattern_that_backtracks_without_end_costs_its_time_limit_and_no_more() -> None:
     hostile = "1+" * 40 + "!"
     for kind in ("regex", "exact"):
-        scorer = build_scorer([Reward(kind=kind, pattern=r"^([-+=0-9 ]+)+x$", timeout=1.5)])
+        scorer = build_scorer([Reward(kind=kind, pattern=r"^((?:[-+=0-9 ]|[1+][1+])+)[xyz]$", timeout=1.5)])
         try:
             scores = score_all(scorer, [hostile, "12x", hostile, hostile], prompt("12x" if kind == "regex" else "12"))
         finally:
