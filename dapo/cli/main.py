@@ -1,4 +1,4 @@
-"""``dapo``: train, check, recipes, init, explain, data, evaluate, export, report, view.
+"""``dapo``: train, check, recipes, init, import, explain, data, evaluate, export, report, view.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 130 after Ctrl-C.
 """
@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
+from dapo.cli.importing import import_recipe
 from dapo.contracts.hooks import search_working_directory
 from dapo.errors import DapoError, RecipeError, of_the_machine
 
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except UsageError as error:
         error.show()  # type: ignore[attr-defined]
+        _tell_of_flag(str(getattr(error, "option_name", "")))
         return 2
     except DapoError as error:
         _tell(error)
@@ -80,6 +82,14 @@ def _tell(error: DapoError) -> None:
     )
 
 
+def _tell_of_flag(flag: str) -> None:
+    """A flag that is another trainer's key is answered with its name here."""
+    from dapo.config.peers import peer_hint
+
+    if hint := peer_hint(flag):
+        print(f"{hint}. Settings are written KEY=VALUE here; whole commands: dapo import SCRIPT", file=sys.stderr)
+
+
 def _version(show: bool) -> None:
     if show:
         print(f"dapo {__version__}")
@@ -93,6 +103,9 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+app.command("import", epilog=pages("docs/import.md", "docs/peers.md"))(import_recipe)
 
 
 def _complete_recipe(incomplete: str) -> list[str]:

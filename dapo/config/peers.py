@@ -5,7 +5,9 @@ The full comparison, behaviour included, is docs/peers.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 NEMO, AREAL, SKYRL, SWIFT, VERL, TRL = "NeMo RL", "AReaL", "SkyRL", "ms-swift", "verl", "TRL"
 
@@ -18,6 +20,16 @@ class PeerKey:
     who: tuple[str, ...]
     ours: tuple[str, ...]  # our settings; empty: not there yet, or not needed
     note: str = ""
+    values: Mapping[str, Any] | None = None  # by their words, what its values are here; empty: what they are there
+
+    def converted(self, value: Any) -> tuple[Any] | None:
+        """The value that our first setting has for one of theirs; None where a single key does not tell it."""
+        if self.values is None or not self.ours:
+            return None
+        if not self.values:
+            return (value,)
+        word = str(value).lower()
+        return (self.values[word],) if word in self.values else None
 
     def hint(self) -> str:
         """One sentence: "`epsilon_high` is called `algorithm.clip.high` here (ms-swift, TRL)", and the note."""
@@ -46,9 +58,15 @@ _ONE = "one process on one device, and servers for the rollouts"
 _RESUME = "dapo train --resume RUN"
 
 
-def _peer(keys: str, who: str | tuple[str, ...], ours: str, note: str = "") -> list[PeerKey]:
+_SAME: dict[str, Any] = {}
+_SLEEPS = {"true": True, "false": False, "1": True, "2": True, "0": False}
+
+
+def _peer(
+    keys: str, who: str | tuple[str, ...], ours: str, note: str = "", values: Mapping[str, Any] | None = None
+) -> list[PeerKey]:
     people = (who,) if isinstance(who, str) else who
-    return [PeerKey(key, people, tuple(ours.split()), note) for key in keys.split()]
+    return [PeerKey(key, people, tuple(ours.split()), note, values) for key in keys.split()]
 
 
 PEER_KEYS: tuple[PeerKey, ...] = tuple(
@@ -82,7 +100,7 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("max_sample_batches", SKYRL, f"{_DS}.max_groups", _CAP)
     + _peer("min_replace_ratio", SKYRL, f"{_DS}.min_replace_ratio")
     + _peer("zero_variance_filter", SKYRL, f"{_DS}.mode", "`mask` drops such groups without replacing them")
-    + _peer("zero_variance_filter_tol", SKYRL, f"{_DS}.tolerance")
+    + _peer("zero_variance_filter_tol", SKYRL, f"{_DS}.tolerance", values=_SAME)
     + _peer("dynamic_sample", SWIFT, f"{_DS}.mode", "true is `filter`, false is `off`")
     + _peer("max_resample_times", SWIFT, f"{_DS}.max_groups", _CAP)
     + _peer("filter_groups filter_groups.enable", VERL, f"{_DS}.mode", "true is `filter`, false is `off`")
@@ -214,15 +232,20 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "gpu_memory_utilization vllm_gpu_memory_utilization",
         (NEMO, SKYRL, SWIFT, VERL, TRL),
         f"{_VLLM}.gpu_memory_utilization",
+        values=_SAME,
     )
     + _peer(
         "tensor_model_parallel_size vllm_tensor_parallel_size inference_engine_tensor_parallel_size",
         (SKYRL, SWIFT, VERL, TRL),
         f"{_VLLM}.tensor_parallel_size",
+        values=_SAME,
     )
-    + _peer("enforce_eager", (NEMO, SKYRL, VERL), f"{_VLLM}.enforce_eager")
-    + _peer("free_cache_engine vllm_enable_sleep_mode sleep_level", (VERL, TRL, SWIFT), f"{_VLLM}.sleep")
-    + _peer("max_num_seqs vllm_max_num_seqs", (SKYRL, VERL, SWIFT), "rollout.slots")
+    + _peer("vllm_cfg.tensor_parallel_size", NEMO, f"{_VLLM}.tensor_parallel_size", values=_SAME)
+    + _peer("enforce_eager", (NEMO, SKYRL, VERL), f"{_VLLM}.enforce_eager", values=_SAME)
+    + _peer(
+        "free_cache_engine vllm_enable_sleep_mode sleep_level", (VERL, TRL, SWIFT), f"{_VLLM}.sleep", values=_SLEEPS
+    )
+    + _peer("max_num_seqs vllm_max_num_seqs", (SKYRL, VERL, SWIFT), "rollout.slots", values=_SAME)
     + _peer("vllm_server_port", (SWIFT, TRL), f"{_SERVER}.url", "address and port in one")
     + _peer(
         "max_model_len vllm_max_model_len vllm_max_model_length",
@@ -263,7 +286,9 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "use_decoupled_loss", AREAL, "algorithm.old_logprobs algorithm.correction.kind", "`learner` and a correction"
     )
     + _peer("async_grpo.enabled", NEMO, "rollout.max_staleness", "2 or more: generation beside learning")
-    + _peer("entropy_coeff entropy_coef", (VERL, AREAL, TRL), "algorithm.entropy_coefficient", "0 in DAPO")
+    + _peer(
+        "entropy_coeff entropy_coef", (VERL, AREAL, TRL), "algorithm.entropy_coefficient", "0 in DAPO", values=_SAME
+    )
     + _peer("train_files dataset dataset_name", (VERL, SWIFT, TRL), "data.train", "a list: [{path: FILE}]")
     + _peer("val_files val_dataset eval_dataset", (VERL, SWIFT, TRL), "data.validation", "a list: [{path: FILE}]")
     + _peer("prompt_key", VERL, "data.train.N.fields", "{problem: THE_COLUMN}")
@@ -271,7 +296,13 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("total_epochs total_train_epochs num_train_epochs", (VERL, AREAL, TRL, SWIFT), "data.epochs")
     + _peer("save_freq save_interval ckpt_interval", (VERL, SKYRL), "checkpoint.every")
     + _peer("checkpointing.enabled", NEMO, "checkpoint.every", "0 saves at the end only")
-    + _peer("save_total_limit keep_top_k max_ckpts_to_keep", (TRL, SWIFT, NEMO, SKYRL), "checkpoint.keep", "the newest")
+    + _peer(
+        "save_total_limit keep_top_k max_ckpts_to_keep",
+        (TRL, SWIFT, NEMO, SKYRL),
+        "checkpoint.keep",
+        "the newest",
+        values=_SAME,
+    )
     + _peer("test_freq eval_interval eval_strategy", (VERL, SKYRL, TRL), "validation.every", "0 is never")
     + _peer("val_before_train eval_before_train", (VERL, SKYRL), "", "a run is always evaluated before its first step")
     + _peer("report_to trainer.logger", (TRL, SWIFT, VERL, SKYRL), "logging.wandb logging.tensorboard")
@@ -281,12 +312,18 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("bf16 torch_dtype", (TRL, SWIFT), "model.dtype", "bf16 is `bfloat16`")
     + _peer("fp16", (TRL, SWIFT), "", "`model.dtype` is `float32` or `bfloat16`")
     + _peer("attn_implementation attn_impl", (TRL, SWIFT), "model.attention")
-    + _peer("lora_rank lora_r", (SWIFT, VERL, SKYRL, TRL), "model.lora.rank")
-    + _peer("lora_alpha", (SWIFT, VERL, TRL), "model.lora.lora_alpha")
-    + _peer("use_rslora", (SWIFT, TRL), "model.lora.use_rslora")
-    + _peer("lora_dropout", (SWIFT, TRL), "model.lora.lora_dropout", "0 and nothing else: the sampler has none")
-    + _peer("lora_target_modules target_modules", (TRL, SWIFT, VERL), "model.lora.target_modules")
-    + _peer("lora_modules_to_save modules_to_save", (TRL, SWIFT), "model.lora.modules_to_save")
+    + _peer("lora_rank lora_r", (SWIFT, VERL, SKYRL, TRL), "model.lora.rank", values=_SAME)
+    + _peer("lora_alpha", (SWIFT, VERL, TRL), "model.lora.lora_alpha", values=_SAME)
+    + _peer("use_rslora", (SWIFT, TRL), "model.lora.use_rslora", values=_SAME)
+    + _peer(
+        "lora_dropout",
+        (SWIFT, TRL),
+        "model.lora.lora_dropout",
+        "0 and nothing else: the sampler has none",
+        values=_SAME,
+    )
+    + _peer("lora_target_modules target_modules", (TRL, SWIFT, VERL), "model.lora.target_modules", values=_SAME)
+    + _peer("lora_modules_to_save modules_to_save", (TRL, SWIFT), "model.lora.modules_to_save", values=_SAME)
     + _peer(
         "train_type tuner_type use_peft use_lora lora_cfg.enabled",
         (SWIFT, TRL, AREAL, NEMO),
@@ -329,14 +366,31 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "in training steps; the policy replaces the reference, nothing is mixed",
     )
     + _peer("use_adaptive_entropy entropy_target", TRL, "algorithm.entropy_control.target")
-    + _peer("entropy_coef_delta", TRL, "algorithm.entropy_control.delta")
-    + _peer("entropy_coef_min", TRL, "algorithm.entropy_control.min")
-    + _peer("entropy_coef_max", TRL, "algorithm.entropy_control.max")
+    + _peer("entropy_coef_delta", TRL, "algorithm.entropy_control.delta", values=_SAME)
+    + _peer("entropy_coef_min", TRL, "algorithm.entropy_control.min", values=_SAME)
+    + _peer(
+        "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
+        (VERL, TRL, SWIFT, SKYRL, AREAL),
+        "model.gradient_checkpointing",
+        values=_SAME,
+    )
+    + _peer("trust_remote_code", (VERL, TRL, SWIFT), "model.trust_remote_code", values=_SAME)
+    + _peer("entropy_coef_max", TRL, "algorithm.entropy_control.max", values=_SAME)
 )
 
 _BY_KEY: dict[str, PeerKey] = {}
 for _entry in PEER_KEYS:
     _BY_KEY.setdefault(_entry.key, _entry)
+
+
+def peer_key(path: str, who: str) -> PeerKey | None:
+    """The row of one trainer's key: the longest of its endings that is one of ``who``'s."""
+    parts = path.replace("-", "_").split(".")
+    for start in range(len(parts)):
+        for entry in PEER_KEYS:
+            if who in entry.who and entry.key == ".".join(parts[start:]):
+                return entry
+    return None
 
 
 def peer_hint(path: str) -> str | None:

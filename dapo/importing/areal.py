@@ -1,0 +1,232 @@
+"""AReaL's keys that only mean something together. Defaults: its `cli_args.py`."""
+
+from __future__ import annotations
+
+from dapo.importing import shared
+from dapo.importing.reading import Found, Reading
+from dapo.importing.shared import DS, FIX, LEN
+
+_SCALE = "algorithm.reward_scaling"
+
+
+def convert(r: Reading) -> None:
+    """Every line that needs more than one of AReaL's keys, or one of its defaults."""
+    prompts = r.count("train_dataset.batch_size", default=1)
+    group = r.count("gconfig.n_samples", default=1)
+    r.put("rollout.prompts_per_step", prompts.value, prompts)
+    r.put("rollout.group_size", group.value, group)
+    parts = r.count("actor.ppo_n_minibatches", default=4)
+    size = prompts.value // parts.value
+    if size and prompts.value % parts.value == 0:
+        note = f"{prompts.value} prompts / {parts.value} minibatches"
+        r.put("learner.minibatch_prompts", size, parts, note=f"{note}; {parts.value} optimiser steps")
+    else:
+        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
+        r.say(
+            f"{parts.value} minibatches of {prompts.value} prompts are no whole groups; set learner.minibatch_prompts"
+        )
+    if parts.value > 1:
+        r.say("AReaL splits by tokens, through groups; minibatches here are whole groups")
+    longest = r.count("gconfig.max_new_tokens", default=16384)
+    total = r.number("gconfig.max_tokens")
+    r.put("rollout.max_response_tokens", longest.value, longest)
+    prompt = r.number("train_dataset.max_length")
+    if prompt is not None:
+        r.put("data.max_prompt_tokens", prompt.value, prompt)
+    if total is not None:
+        r.drop(total, "a limit of prompt and response together; the two limits are apart here")
+    _loss(r)
+    _groups(r)
+    _rewards(r, longest)
+    _optimiser(r)
+    _running(r)
+
+
+def _loss(r: Reading) -> None:
+    low = r.need("actor.eps_clip", default=0.2)
+    high = r.number("actor.eps_clip_higher")
+    r.put("algorithm.clip.low", low.value, low)
+    if high is not None:
+        r.put("algorithm.clip.high", high.value, high)
+    else:
+        r.put("algorithm.clip.high", low.value, low, note="AReaL's eps_clip_higher is eps_clip unless set")
+    dual = r.number("actor.c_clip")
+    if dual is not None:
+        r.put("algorithm.clip.dual", float(dual.value), dual)
+    r.put("algorithm.loss.reduction", "token_mean", note="AReaL has no other")
+    level = r.text("actor.importance_sampling_level", default="token")
+    if level.value == "sequence":
+        r.put("algorithm.loss.ratio", "sequence", level)
+    bonus = r.number("actor.entropy_coeff", "actor.entropy_coef")
+    if bonus is not None:
+        r.put("algorithm.entropy_coefficient", bonus.value, bonus)
+    coefficient = r.need("actor.kl_ctl", default=0.1)
+    shared.kl(r, coefficient, None, in_reward=True)
+    shared.plain_learner_ratio(r)
+    apart = r.flag("actor.use_decoupled_loss", default=False)
+    again = r.flag("actor.recompute_logprob", default=False)
+    if not apart.value and not again.value:
+        r.put("algorithm.old_logprobs", "sampler", apart, note="without them AReaL's ratio runs against the sampler")
+        if r.need("gconfig.top_p", default=1.0).value != 1:
+            r.put("algorithm.old_logprobs", "learner", note="top_p below 1 needs it here")
+    cap = r.number("actor.behav_imp_weight_cap", "actor.behave_imp_weight_cap")
+    if cap is not None and apart.value:
+        r.put(f"{FIX}.kind", "mask_token", cap, note="tokens above the cap carry no loss")
+        r.put(f"{FIX}.cap", float(cap.value), cap)
+        r.put(f"{FIX}.floor", 0.0, note="AReaL has no lower bound")
+    _rejection(r, apart)
+
+
+def _rejection(r: Reading, apart: Found) -> None:
+    where = "actor.rejection_sampling"
+    level, action = r.text(f"{where}.level", default="token"), r.text(f"{where}.action", default="mask")
+    upper, lower = r.need(f"{where}.upper", default=5.0), r.number(f"{where}.lower")
+    metric = r.text(f"{where}.metric", default="ratio")
+    mean = r.text(f"{where}.agg", default="sum")
+    if not any(key.startswith(where) for key in r.source.settings) or not apart.value:
+        return
+    kinds = {("token", "clamp"): "truncate", ("token", "mask"): "mask_token", ("sequence", "mask"): "mask_sequence"}
+    kind = kinds.get((str(level.value), str(action.value)))
+    if kind is None or metric.value != "ratio" or (kind == "mask_sequence" and mean.value != "mean"):
+        r.drop(level if level.given else upper, "this rejection has no counterpart: no correction is taken")
+        return
+    r.put(f"{FIX}.kind", kind, level, action)
+    r.put(f"{FIX}.cap", float(upper.value), upper)
+    if kind != "truncate":
+        r.put(f"{FIX}.floor", float(lower.value) if lower else 0.0, lower)
+
+
+def _groups(r: Reading) -> None:
+    on = r.flag("actor.dynamic_sampling", default=False)
+    varying = r.flag("dynamic_bs", "rollout.dynamic_bs", default=False)
+    rule = r.find("dynamic_filter_fn", "should_accept_fn")
+    if rule is not None:
+        r.put(f"{DS}.mode", "mask" if varying.value else "filter", rule, varying)
+        r.say(f"AReaL's rule {rule.value} is yours: algorithm.dynamic_sampling.keep=package.module:function takes it")
+        if not varying.value:
+            r.put(f"{DS}.max_groups", None, note="no limit in AReaL; `dapo check` warns of it")
+    elif on.value:
+        r.put(f"{DS}.mode", "mask", on, note="AReaL drops such groups without replacing them; `filter` is the paper's")
+        r.say(
+            "actor.dynamic_sampling trains on what is left of a batch, in AReaL and with `mask`; the paper refills it: "
+            "algorithm.dynamic_sampling.mode=filter"
+        )
+    else:
+        shared.no_filter(r, on)
+        if varying.value:
+            r.say(
+                "dynamic_bs without a filter function accepts every group; with `0 < mean < 1` it is "
+                "algorithm.dynamic_sampling.mode=mask"
+            )
+    norm = "actor.reward_norm"
+    mean, std = r.text(f"{norm}.mean_level", default="group"), r.text(f"{norm}.std_level", default="group")
+    left_out, eps = r.flag(f"{norm}.mean_leave1out", default=False), r.need(f"{norm}.eps", default=1e-5)
+    given = any(key.startswith(norm) for key in r.source.settings)
+    said = (mean,) if mean.given or not given else ()
+    r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", *said, left_out)
+    r.choose("algorithm.advantage.scale", std, {"group": "group_std", "batch": "batch_std", "none": "none", "": "none"})
+    r.put("algorithm.advantage.eps", eps.value, eps)
+    unbiased = r.flag(f"{norm}.std_unbiased", default=True)
+    r.put("algorithm.advantage.ddof", 1 if unbiased.value else 0, unbiased)
+    r.used.add(f"{norm}.group_size")
+    second = sorted(key for key in r.source.settings if key.startswith("actor.adv_norm"))
+    r.used |= set(second)
+    if any(r.source.settings[key].value is not None for key in second):
+        r.say("actor.adv_norm normalises advantages a second time, over the batch: here they are normalised once")
+
+
+def _rewards(r: Reading, longest: Found) -> None:
+    bias, factor = r.need("actor.reward_bias", default=0.0), r.need("actor.reward_scaling", default=1.0)
+    low, high = bias.value * factor.value, (1 + bias.value) * factor.value
+    moved = (low, high) != (0, 1)
+    r.put(f"{_SCALE}.enabled", moved and low < high, bias, factor)
+    if moved and low < high:
+        r.put(f"{_SCALE}.target_min", float(low), bias, factor, note=f"(0 + {bias.value:g}) x {factor.value:g}")
+        r.put(f"{_SCALE}.target_max", float(high), bias, factor, note=f"(1 + {bias.value:g}) x {factor.value:g}")
+    clip = r.number("actor.reward_clip")
+    if clip is not None and clip.value < max(abs(low), abs(high)):
+        r.drop(clip, "cuts scaled rewards; the range here is that of 0 and 1")
+    elif clip is not None:
+        r.drop(clip, "wider than the scaled rewards of 0 and 1: without effect")
+    on = r.flag("actor.overlong_reward_penalty", default=False)
+    cache = r.number("actor.overlong_tokens", default=512)
+    own = r.number("actor.overlong_penalty_factor", default=1.0)
+    limit = r.number("actor.max_new_tokens", default=1024)
+    if not on.value or cache is None or own is None:
+        shared.no_penalty(r, on)
+    else:
+        same = limit is not None and limit.value == longest.value
+        shared.penalty(r, None if same else limit, cache, None, on)
+        note = f"{own.value:g} x actor.reward_scaling = {factor.value:g}: the penalty is scaled along there"
+        r.put(f"{LEN}.factor", float(own.value * factor.value), own, note=note if factor.value != 1 else "")
+    r.put("algorithm.overlong_filtering", False, note="AReaL has none; on by default here")
+    zeroed = r.flag("actor.mask_no_eos_with_zero", default=False)
+    if zeroed.value:
+        r.drop(zeroed, "a reward of 0 for the longest rows; algorithm.overlong_filtering is its like")
+    shared.reward(r, r.find("reward_fn", "train_dataset.reward_fn"))
+
+
+def _optimiser(r: Reading) -> None:
+    optim = "actor.optimizer"
+    r.put("learner.learning_rate", (lr := r.need(f"{optim}.lr", default=1e-3)).value, lr)
+    decay = r.need(f"{optim}.weight_decay", default=0.01)
+    r.put("learner.weight_decay", decay.value, decay)
+    first, second = r.need(f"{optim}.beta1", default=0.9), r.need(f"{optim}.beta2", default=0.999)
+    r.put("learner.betas", [first.value, second.value], first, second)
+    norm = r.need(f"{optim}.gradient_clipping", default=1.0)
+    r.put("learner.max_grad_norm", float(norm.value), norm)
+    eps = r.number(f"{optim}.eps")
+    if eps is not None:
+        r.put("learner.eps", eps.value, eps)
+    steps = r.number("total_train_steps")
+    share = r.number(f"{optim}.warmup_steps_proportion", default=0.001)
+    if share is not None:
+        known = steps is not None
+        warmup = Found(share.value * steps.value if steps else 0, share.said, share.given)
+        if share.value and share.given and not known:
+            r.drop(share, "a share of a number of steps that is not known: set learner.warmup")
+        kind = r.text(f"{optim}.lr_scheduler_type", default="constant")
+        shared.schedule(r, kind, unit="rollout", warmup=warmup, note="AReaL's scheduler advances once a step")
+
+
+def _running(r: Reading) -> None:
+    top_k = r.number("gconfig.top_k")
+    top_p = r.number("gconfig.top_p", default=1.0)
+    shared.sampling(r, r.need("gconfig.temperature", default=1.0), top_p, top_k)
+    backend = str(r.text("allocation_mode", "rollout.backend", default="sglang").value)
+    name = r.text("allocation_mode", "rollout.backend", default="sglang")
+    shared.engine(r, Found("vllm" if "vllm" in backend else "sglang", name.said, name.given))
+    stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
+    if stale is not None and stale.value:
+        r.put("rollout.max_staleness", int(stale.value), stale, note="the same unit: versions of the weights")
+        if r.lines.get("algorithm.old_logprobs") and r.lines["algorithm.old_logprobs"].value == "sampler":
+            r.say("generation goes on while the learner works, as there: docs/overlap.md says what is promised")
+    shared.epochs_and_steps(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
+    for key, ours in (("saver", "checkpoint.every"), ("evaluator", "validation.every")):
+        found = r.number(f"{key}.freq_steps")
+        if found is not None:
+            r.put(ours, max(0, int(found.value)), found)
+        for unit in ("epochs", "secs"):
+            r.drop(r.find(f"{key}.freq_{unit}"), f"in {unit} there; {ours} counts training steps")
+    greedy = r.flag("eval_gconfig.greedy", default=False)
+    if greedy.given:
+        r.put("validation.greedy", greedy.value, greedy)
+    path = r.find("actor.path")
+    if path is not None:
+        r.put("model.path", str(path.value), path)
+    dtype = r.text("actor.dtype", default="bfloat16")
+    r.choose("model.dtype", dtype, {"bfloat16": "bfloat16", "float32": "float32"})
+    for part, key in (("train", "train_dataset"), ("validation", "valid_dataset")):
+        found = r.find(f"{key}.path")
+        kind = {"format": "gsm8k"} if found is not None and "gsm8k" in str(found.value) else {}
+        if found is not None and str(found.value) == "openai/gsm8k":
+            found = Found("openai/gsm8k:main", found.said, True)
+            kind["split"] = "train" if part == "train" else "test"
+        shared.data(r, part, found, **kind)
+    shared.shuffled(r, "train_dataset.shuffle")
+    seed, trial, experiment = r.number("seed"), r.find("trial_name"), r.find("experiment_name")
+    if seed is not None:
+        r.put("run.seed", int(seed.value), seed)
+    if experiment is not None or trial is not None:
+        words = [str(f.value) for f in (experiment, trial) if f is not None]
+        r.put("run.name", "-".join(words).replace("/", "-"), experiment, trial)

@@ -1,0 +1,149 @@
+"""From a file of another trainer to a recipe in which every line says where it came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.config.files import read_recipe_file
+from dapo.config.load import recipe_from_dict
+from dapo.config.peers import peer_key
+from dapo.config.peers_apart import apart_reason
+from dapo.config.settings import lookup
+from dapo.errors import RecipeError
+from dapo.importing import areal, huggingface, nemo, skyrl, verl
+from dapo.importing.given import Source
+from dapo.importing.python_source import read_python
+from dapo.importing.reading import Apart, Reading
+from dapo.importing.recipe import nested, recipe_text
+from dapo.importing.recognise import SYSTEMS, recognise
+from dapo.importing.script_source import read_script
+from dapo.importing.values import shown
+from dapo.importing.yaml_source import read_yaml
+
+_CONVERT: dict[str, Callable[[Reading], None]] = {
+    "nemo-rl": nemo.convert,
+    "skyrl": skyrl.convert,
+    "areal": areal.convert,
+    "ms-swift": huggingface.convert_swift,
+    "verl": verl.convert,
+    "trl": huggingface.convert_trl,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A recipe made of another trainer's configuration."""
+
+    system: str  # as --from takes it
+    text: str  # the recipe, commented line by line
+    reading: Reading  # its lines, what is apart, what was said
+    missing: tuple[str, ...]  # settings that the source does not hold and a run needs
+    refused: str  # why `dapo check` will refuse it even so; empty: it will not
+
+
+def import_file(path: str | Path, system: str | None = None, devices: int | None = None) -> Imported:
+    """Read a YAML file, a launch script or a Python file with config objects. Nothing in it is executed.
+
+    Args:
+        path: the file.
+        system: one of ``SYSTEMS``; None: recognised by its keys.
+        devices: processes that learn there, for trainers that count batches for each device.
+
+    Raises:
+        RecipeError: it cannot be read, or whose it is is unclear.
+    """
+    path = Path(path)
+    return import_text(read_recipe_file(path), path.name, system, devices, path.parent)
+
+
+def import_text(
+    text: str, name: str, system: str | None = None, devices: int | None = None, folder: Path | None = None
+) -> Imported:
+    """As ``import_file``, of a text. ``folder``: where files that it names as its base are looked for."""
+    if system is not None and system not in SYSTEMS:
+        raise RecipeError(f"--from {system}: expected one of {', '.join(SYSTEMS)}")
+    source = _read(text, name, folder)
+    system = system or recognise(source)
+    if system == "trl" or system == "ms-swift":
+        source.settings = {_flat(key): given for key, given in source.settings.items()}
+    source.devices = devices or source.devices
+    reading = Reading(source, SYSTEMS[system])
+    _CONVERT[system](reading)
+    _by_the_table(reading)
+    missing = tuple(key for key in ("model.path", "data.train") if key not in reading.lines)
+    return Imported(system, recipe_text(reading, missing), reading, missing, _refusal(reading))
+
+
+def _flat(key: str) -> str:
+    """``training_args.epsilon_high`` of a nested file is ``epsilon_high``."""
+    return key.rpartition(".")[2]
+
+
+def _read(text: str, name: str, folder: Path | None) -> Source:
+    if "\0" in text:
+        raise RecipeError(f"{name} holds a NUL character, which no configuration does")
+    ending = Path(name).suffix.lower()
+    if ending == ".py":
+        return read_python(text, name)
+    if ending in (".yaml", ".yml", ".json"):
+        return read_yaml(text, name, folder)
+    looks_like_yaml = re.search(r"(?m)^[\w.]+:(\s|$)", text) and not re.search(r"(?m)^#!|\\$|^\s*(python|swift) ", text)
+    if looks_like_yaml and ending != ".sh":
+        return read_yaml(text, name, folder)
+    return read_script(text, name, lambda path: _base(path, folder))
+
+
+def _base(path: str, folder: Path | None) -> Source | None:
+    for place in (folder, Path.cwd()):
+        try:
+            if place is not None and (place / path).is_file():
+                return read_yaml(read_recipe_file(place / path), path, (place / path).parent)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _by_the_table(r: Reading) -> None:
+    """Keys that stand alone: by the table of peers' keys; the rest is listed."""
+    for key, given in r.source.settings.items():
+        if key in r.used:
+            continue
+        if given.value is None:
+            r.apart.append(Apart(f"{key} = null", "says nothing"))
+            continue
+        what = f"{key} = {shown(given.value)}"
+        entry = peer_key(key, r.title)
+        reason = apart_reason(key, r.title)
+        converted = entry.converted(given.value) if entry is not None else None
+        if entry is not None and converted is not None and entry.ours[0] not in r.lines:
+            setting = lookup(entry.ours[0])
+            if setting is not None:
+                r.put(entry.ours[0], converted[0], r.find(key))
+                continue
+        if reason:
+            r.apart.append(Apart(what, reason))
+        elif entry is not None and entry.ours:
+            said = f"is `{'` and `'.join(entry.ours)}` here{f': {entry.note}' if entry.note else ''}"
+            r.apart.append(Apart(what, f"{said}; not converted, set it by hand"))
+        elif entry is not None:
+            r.apart.append(Apart(what, entry.note))
+        else:
+            r.apart.append(Apart(what, "not known to `dapo import`: nothing was made of it"))
+    for what, why in r.source.unresolved:
+        r.apart.append(Apart(what, f"could not be read: {why}"))
+
+
+def _refusal(r: Reading) -> str:
+    """What is wrong with the recipe apart from models and data, which may be elsewhere."""
+    settings = {key: line.value for key, line in r.lines.items() if not key.startswith(("data.train", "data.valid"))}
+    settings["model.path"] = "builtin/signed-sum"
+    given = nested(settings)
+    given.setdefault("data", {})["train"] = [{"task": "signed_sum"}]
+    try:
+        recipe_from_dict(given)
+    except RecipeError as error:
+        return str(error)
+    return ""

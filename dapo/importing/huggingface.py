@@ -1,0 +1,318 @@
+"""TRL's and ms-swift's keys that only mean something together: both are trainers of transformers, with its sizes.
+
+A generation batch is ``per_device_train_batch_size`` x devices x ``steps_per_generation`` responses, an optimiser step
+``per_device_train_batch_size`` x devices x ``gradient_accumulation_steps`` of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dapo.importing import shared
+from dapo.importing.reading import Found, Reading
+from dapo.importing.shared import DS, FIX, LOSS
+
+_MODES = {
+    "token_truncate": ("truncate", "cap"),
+    "sequence_truncate": ("truncate_sequence", "sequence_cap"),
+    "token_mask": ("mask_token", "cap"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What one of the two takes where nothing is said."""
+
+    per_device: int
+    loss: str
+    beta: float
+    temperature: float
+    learning_rate: float
+    weight_decay: float
+    betas: tuple[float, float]
+    schedule: str
+    epochs: int
+
+
+TRL = Defaults(8, "dapo", 0.0, 1.0, 1e-6, 0.0, (0.9, 0.999), "linear", 3)
+SWIFT = Defaults(1, "grpo", 0.04, 0.9, 1e-5, 0.1, (0.9, 0.95), "cosine", 1)
+
+
+def convert_trl(r: Reading) -> None:
+    """Every line that needs more than one of TRL's keys, or one of its defaults."""
+    _convert(r, TRL)
+    shared.no_filter(r)
+    r.say("TRL has no dynamic sampling: algorithm.dynamic_sampling.mode=filter adds it")
+    _trl_correction(r)
+
+
+def convert_swift(r: Reading) -> None:
+    """Every line that needs more than one of ms-swift's keys, or one of its defaults."""
+    _convert(r, SWIFT)
+    on = r.flag("dynamic_sample", default=False)
+    times = r.count("max_resample_times", default=3)
+    if on.value:
+        r.put(f"{DS}.mode", "filter", on)
+        r.put(f"{DS}.oversample", 1.0, note="ms-swift draws whole batches")
+        r.put(f"{DS}.max_groups", float(1 + times.value), times, note=f"the batch and {times.value} more, in P groups")
+        r.put(f"{DS}.on_cap", "fill", note="ms-swift trains the first batch then; `fill` keeps the good groups found")
+        shared.whole_rounds(r)
+        r.say("ms-swift keeps groups by the weighted sum of all rewards; here the accuracy decides, as in the paper")
+    else:
+        shared.no_filter(r, on)
+    _swift_correction(r)
+
+
+def _convert(r: Reading, d: Defaults) -> None:
+    _sizes(r, d)
+    _loss(r, d)
+    _rewards(r)
+    _optimiser(r, d)
+    _running(r, d)
+
+
+def _devices(r: Reading) -> Found:
+    if r.source.devices:
+        return Found(r.source.devices, f"from {r.source.devices} processes", True)
+    return Found(1, "one device: nothing says how many (`--devices N`)", False)
+
+
+def _sizes(r: Reading, d: Defaults) -> None:
+    group = r.count("num_generations", default=8)
+    per_device = r.count("per_device_train_batch_size", default=d.per_device)
+    accumulated = r.count("gradient_accumulation_steps", default=1)
+    devices = _devices(r)
+    slices = r.number("steps_per_generation") or accumulated
+    rows = per_device.value * accumulated.value * devices.value
+    whole = r.number("generation_batch_size")
+    batch = int(whole.value) if whole is not None else per_device.value * slices.value * devices.value
+    founds = (whole, group) if whole is not None else (per_device, slices, devices, group)
+    how = f"{batch} responses / {group.value} of each prompt"
+    if whole is None:
+        how = f"{per_device.value} x {slices.value} x {devices.value} = {how}"
+    if batch % group.value:
+        r.say(f"{batch} responses are no whole groups of {group.value}; {r.title} refuses that")
+    prompts = max(1, batch // group.value)
+    r.put("rollout.prompts_per_step", prompts, *founds, note=how)
+    r.put("rollout.group_size", group.value, group)
+    said = f"{per_device.value} x {accumulated.value} x {devices.value} = {rows}"
+    total = Found(prompts, per_device.said, per_device.given)
+    founds_of_mini = [f.said for f in (per_device, accumulated, devices)]
+    step = Found(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
+    shared.minibatch_of_responses(r, total, group, step)
+    again = r.number("num_iterations", default=1)
+    if again is not None and again.value != 1:
+        r.drop(again, "every minibatch is trained on once here, so a step makes fewer updates")
+    longest = r.count("max_completion_length", default=512)
+    r.put("rollout.max_response_tokens", longest.value, longest)
+    prompt = r.number("max_prompt_length") or (r.number("max_length") if r.title == "ms-swift" else None)
+    if prompt is not None:
+        r.put("data.max_prompt_tokens", prompt.value, prompt)
+
+
+def _loss(r: Reading, d: Defaults) -> None:
+    low = r.number("epsilon", "epsilon_low", default=0.2)
+    high = r.number("epsilon_high")
+    assert low is not None
+    kind = r.text("loss_type", default=d.loss)
+    reductions = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant", "bnpo": "micro_batch_mean"}
+    reductions["cispo"] = "token_mean"
+    r.choose(f"{LOSS}.reduction", kind, reductions)
+    r.put("algorithm.clip.low", low.value, low)
+    if kind.value == "cispo":
+        r.put(f"{LOSS}.kind", "cispo", kind)
+        if high is not None:
+            r.put(f"{LOSS}.cispo_cap", float(high.value), high, note="the ratio itself is bounded by it with cispo")
+    elif high is not None:
+        r.put("algorithm.clip.high", high.value, high)
+    else:
+        r.put("algorithm.clip.high", low.value, low, note=f"{r.title}'s epsilon_high is epsilon unless set")
+    if kind.value == "bnpo":
+        size = r.count("per_device_train_batch_size", default=d.per_device)
+        r.put(f"{LOSS}.micro_batch_sequences", size.value, size, note="the micro-batch of one device")
+        r.put(f"{LOSS}.micro_batch_weighted", False, kind)
+        r.say("bnpo is a mean over micro-batches; meant is algorithm.loss.reduction=token_mean, as in the paper")
+    dual = r.number("delta")
+    if dual is not None:
+        r.put(
+            "algorithm.clip.dual", float(dual.value), dual, note="the bound of the ratio, as c for negative advantages"
+        )
+    level = r.text("importance_sampling_level", default="token")
+    if level.value == "sequence":
+        r.put(f"{LOSS}.ratio", "sequence", level)
+    elif level.value != "token":
+        r.drop(level, "ratios of tokens or of sequences are here")
+    in_reward = r.flag("kl_in_reward", default=False)
+    shared.kl(r, r.need("beta", default=d.beta), None, in_reward=in_reward if in_reward.value else False)
+    shared.plain_learner_ratio(r)
+    scale = r.text("scale_rewards", default="group")
+    words = {"group": "group_std", "true": "group_std", "batch": "batch_std", "none": "none", "false": "none"}
+    r.choose("algorithm.advantage.scale", scale, words)
+    r.put("algorithm.advantage.eps", 1e-4, note=f"{r.title}'s constant")
+    kind = r.text("advantage_estimator", default="grpo")
+    if kind.value == "rloo":
+        r.put("algorithm.advantage.baseline", "leave_one_out", kind)
+        r.put("algorithm.advantage.scale", "none", kind)
+    elif kind.value != "grpo":
+        r.drop(kind, "has no counterpart: advantages are relative to the group (GRPO, DAPO)")
+
+
+def _rewards(r: Reading) -> None:
+    filtered = r.flag("overlong_filter", "mask_truncated_completions", default=False)
+    shared.overlong_filtering(r, filtered)
+    funcs, weights = r.find("reward_funcs"), r.find("reward_weights")
+    names = funcs.value if funcs and isinstance(funcs.value, list) else [funcs.value] if funcs else []
+    factors = weights.value if weights and isinstance(weights.value, list) else [weights.value] if weights else []
+    soft = next((n for n, name in enumerate(names) if "soft_overlong" in str(name)), None)
+    longest = r.number("soft_max_length", "max_completion_length", default=512)
+    cache = r.number("soft_cache_length")
+    if soft is not None:
+        cache = cache or (Found(256, "TRL's constant for the command line", False) if r.title == "TRL" else None)
+        if r.title == "TRL":
+            lengths = [int(n) for n in re.findall(r"\b\d{1,9}\b", str(names[soft]))]
+            longest = Found(1280, "TRL's constant for the command line", False)
+            if len(lengths) == 2:
+                said = f"from reward_funcs {names[soft]}"
+                longest, cache = Found(lengths[0], said, True), Found(lengths[1], said, True)
+        if cache is not None:
+            shared.penalty(r, longest, cache, None, funcs)
+            weight = factors[soft] if soft < len(factors) and isinstance(factors[soft], int | float) else 1.0
+            r.put("algorithm.overlong_punishment.factor", float(weight), weights, note="its weight among the rewards")
+        else:
+            r.say("soft_overlong without soft_cache_length: ms-swift refuses it; a fifth of the limit is taken")
+            r.put("algorithm.overlong_punishment.enabled", True, funcs)
+    else:
+        shared.no_penalty(r, funcs)
+        r.drop(r.find("soft_cache_length"), "read with reward_funcs soft_overlong only")
+    others = [str(n) for n in names if "soft_overlong" not in str(n) and "accuracy" not in str(n)]
+    if others:
+        r.say(f"reward functions {', '.join(others)}: give yours as rewards.N.kind=function (docs/data_and_rewards.md)")
+    if weights is not None:
+        r.drop(weights, "weights of several rewards: rewards.N.weight, once they are there")
+    r.put("algorithm.reward_scaling.enabled", False, note="rewards are taken as they are there; to -1 and 1 here")
+    shared.reward(r, funcs)
+
+
+def _optimiser(r: Reading, d: Defaults) -> None:
+    lora = r.text("train_type", "tuner_type", default="lora" if r.title == "ms-swift" else "full")
+    rate = 1e-4 if r.title == "ms-swift" and lora.value == "lora" else d.learning_rate
+    r.put("learner.learning_rate", (lr := r.need("learning_rate", default=rate)).value, lr)
+    decay, norm = r.need("weight_decay", default=d.weight_decay), r.need("max_grad_norm", default=1.0)
+    r.put("learner.weight_decay", decay.value, decay)
+    r.put("learner.max_grad_norm", float(norm.value), norm)
+    first, second = r.need("adam_beta1", default=d.betas[0]), r.need("adam_beta2", default=d.betas[1])
+    r.put("learner.betas", [first.value, second.value], first, second)
+    eps = r.number("adam_epsilon")
+    if eps is not None:
+        r.put("learner.eps", eps.value, eps)
+    steps = r.number("max_steps")
+    warmup: Found | None
+    warmup, share = r.number("warmup_steps"), r.number("warmup_ratio")
+    if (warmup is None or not warmup.value) and share is not None and share.value:
+        if steps is not None and steps.value > 0:
+            warmup = Found(share.value * steps.value, share.said, True)
+        else:
+            r.drop(share, "a share of a number of steps that is not known: set learner.warmup")
+    warmup = warmup if warmup is not None else Found(0, f"{r.title}'s default of warmup_steps", False)
+    kind = r.text("lr_scheduler_type", default=d.schedule)
+    shared.schedule(r, kind, unit="optimizer", warmup=warmup, note=f"{r.title}'s scheduler counts optimiser steps")
+    if kind.value != "constant" and (steps is None or steps.value <= 0):
+        r.say(f"the {kind.value} schedule falls to its end at trainer.steps: set it to what the run shall have")
+    if lora.value in ("lora", "adalora") and r.title == "ms-swift":
+        rank, alpha = r.need("lora_rank", default=8), r.need("lora_alpha", default=32)
+        r.put("model.lora.rank", int(rank.value), rank, lora)
+        r.put("model.lora.lora_alpha", float(alpha.value), alpha)
+
+
+def _running(r: Reading, d: Defaults) -> None:
+    shared.sampling(r, r.need("temperature", default=d.temperature), r.number("top_p", default=1.0), r.number("top_k"))
+    used = r.flag("use_vllm", default=False)
+    r.find("bf16")
+    mode = r.text("vllm_mode", default="colocate")
+    url = r.find("vllm_server_base_url")
+    if used.value and mode.value == "server":
+        r.put("rollout.engine", "vllm_server", used, mode)
+        address = str(url.value) if url else f"http://{r.text('vllm_server_host', default='localhost').value}:8000"
+        r.put("rollout.server.url", address, url)
+    else:
+        name = Found("vllm" if used.value else "embedded", used.said, used.given)
+        if used.value:
+            shared.engine(r, name)
+        else:
+            r.put("rollout.engine", "embedded", name, note=f"{r.title} generates with transformers then")
+    _steps(r, d)
+    for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "validation.every")):
+        found = r.number(key)
+        if found is not None and found.value >= 1:
+            per = _optimiser_steps(r)
+            note = f"{found.value} optimiser steps of {per} a training step" if per > 1 else ""
+            r.put(ours, max(1, int(found.value) // per), found, note=note)
+    strategy = r.text("eval_strategy", default="no")
+    if strategy.value == "no" and not r.given("eval_steps"):
+        r.put("validation.every", 0, strategy, note="0: at the start and the end only")
+    path = r.find("model_name_or_path", "model")
+    if path is not None:
+        r.put("model.path", str(path.value), path)
+    half = r.flag("bf16", default=True)
+    dtype = r.text("torch_dtype", "dtype", default="bfloat16" if half.value else "float32")
+    dtypes = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
+    r.choose("model.dtype", dtype if dtype.given else Found(dtype.value, half.said, half.given), dtypes)
+    shared.data(r, "train", r.find("dataset", "train_dataset", "dataset_name"))
+    shared.data(r, "validation", r.find("val_dataset", "eval_dataset"))
+    report = r.find("report_to")
+    if report is not None and "wandb" in str(report.value):
+        r.put("logging.wandb", "huggingface", report)
+    if report is not None and "tensorboard" in str(report.value):
+        r.put("logging.tensorboard", True, report)
+    seed, run = r.number("seed"), r.find("run_name")
+    if seed is not None:
+        r.put("run.seed", int(seed.value), seed)
+    if run is not None:
+        r.put("run.name", str(run.value).replace("/", "-"), run)
+
+
+def _optimiser_steps(r: Reading) -> int:
+    prompts, mini = r.lines["rollout.prompts_per_step"].value, r.lines["learner.minibatch_prompts"].value
+    return max(1, int(prompts) // int(mini))
+
+
+def _steps(r: Reading, d: Defaults) -> None:
+    steps, epochs = r.number("max_steps"), r.number("num_train_epochs", default=d.epochs)
+    if steps is None or steps.value <= 0:
+        shared.epochs_and_steps(r, None, epochs)
+        return
+    per = _optimiser_steps(r)
+    note = f"{steps.value} optimiser steps / {per} of each training step" if per > 1 else ""
+    r.put("trainer.steps", max(1, -(-int(steps.value) // per)), steps, note=note)
+
+
+def _trl_correction(r: Reading) -> None:
+    on = r.flag("vllm_importance_sampling_correction", default=True)
+    mode = r.text("vllm_importance_sampling_mode", default="sequence_mask")
+    cap = r.need("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", default=3.0)
+    if r.lines["rollout.engine"].value == "embedded" or not on.value:
+        return
+    _correct(r, mode, cap)
+
+
+def _swift_correction(r: Reading) -> None:
+    mode = r.text("rollout_importance_sampling_mode", default="")
+    cap = r.need("rollout_importance_sampling_threshold", default=2.0)
+    if mode.value:
+        _correct(r, mode, cap)
+
+
+def _correct(r: Reading, mode: Found, cap: Found) -> None:
+    kind = _MODES.get(str(mode.value))
+    if kind is None:
+        r.put(f"{FIX}.kind", "none", mode, note="see below")
+        r.say(
+            f"{mode.value} drops sequences by the product of their ratios (bound {cap.value:g}), which drifts with the "
+            "length, and is not here: algorithm.correction.kind=mask_sequence goes by the geometric mean"
+        )
+        return
+    r.put(f"{FIX}.kind", kind[0], mode)
+    r.put(f"{FIX}.{kind[1]}", float(cap.value), cap)
+    if kind[0] == "mask_token":
+        r.put(f"{FIX}.floor", 0.0, note="no lower bound there")

@@ -1,0 +1,262 @@
+"""NeMo RL's keys that only mean something together. Defaults: its `grpo_math_1B.yaml`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dapo.importing import shared
+from dapo.importing.reading import Found, Reading
+from dapo.importing.shared import DS, FIX, LEN, LOSS
+
+_SCALE = "algorithm.reward_scaling"
+
+
+def convert(r: Reading) -> None:
+    """Every line that needs more than one of NeMo RL's keys, or one of its defaults."""
+    prompts = r.count("grpo.num_prompts_per_step", default=32)
+    group = r.count("grpo.num_generations_per_prompt", default=16)
+    r.put("rollout.prompts_per_step", prompts.value, prompts)
+    r.put("rollout.group_size", group.value, group)
+    mini = r.count("policy.train_global_batch_size", default=512)
+    shared.minibatch_of_responses(r, prompts, group, mini)
+    _lengths(r)
+    _loss(r)
+    _sampling(r)
+    _rewards(r)
+    _advantage(r)
+    _optimiser(r)
+    _running(r)
+
+
+def _lengths(r: Reading) -> None:
+    total = r.count("policy.max_total_sequence_length", default=512)
+    longest = r.number("policy.generation.max_new_tokens") or total
+    r.put("rollout.max_response_tokens", longest.value, longest)
+    prompt = r.number("data.max_input_seq_length") or total
+    r.put("data.max_prompt_tokens", prompt.value, prompt)
+    if longest.value + prompt.value > total.value:
+        r.say(
+            f"policy.max_total_sequence_length = {total.value} limits prompt and response together there; here the two "
+            f"limits are apart, {prompt.value} + {longest.value} tokens"
+        )
+
+
+def _loss(r: Reading) -> None:
+    for ours, key in (("low", "ratio_clip_min"), ("high", "ratio_clip_max")):
+        found = r.need(f"loss_fn.{key}", f"grpo.{key}", default=0.2)
+        r.put(f"algorithm.clip.{ours}", found.value, found)
+    dual = r.number("loss_fn.ratio_clip_c", "grpo.ratio_clip_c")
+    if dual is not None:
+        r.put("algorithm.clip.dual", float(dual.value), dual)
+    token = r.flag("loss_fn.token_level_loss", "grpo.token_level_loss", default=True)
+    r.put(f"{LOSS}.reduction", "token_mean" if token.value else "sequence_mean", token)
+    sequence = r.flag("loss_fn.sequence_level_importance_ratios", default=False)
+    if sequence.value:
+        r.put(f"{LOSS}.ratio", "sequence", sequence)
+    cispo = r.flag("loss_fn.use_cispo", default=False)
+    if cispo.value:
+        r.put(f"{LOSS}.kind", "cispo", cispo)
+        high = r.lines["algorithm.clip.high"].value
+        r.put(f"{LOSS}.cispo_cap", 1.0 + high, note=f"1 + ratio_clip_max = {1 + high:g}")
+    for key in ("disable_ppo_ratio", "force_on_policy_ratio"):
+        found = r.flag(f"loss_fn.{key}", default=False)
+        if found.value:
+            r.drop(found, "the ratio is always taken against the old log-probabilities here")
+    coefficient = r.need("loss_fn.reference_policy_kl_penalty", default=0.01)
+    kind = r.text("loss_fn.reference_policy_kl_type", default="k3")
+    in_reward = r.flag("loss_fn.use_kl_in_reward", default=False)
+    shared.kl(r, coefficient, kind, in_reward=in_reward)
+    shared.plain_learner_ratio(r)
+    _correction(r)
+
+
+def _correction(r: Reading) -> None:
+    on = r.flag("loss_fn.use_importance_sampling_correction", default=False)
+    kind = r.text("loss_fn.truncated_importance_sampling_type", default="")
+    high = r.number("loss_fn.truncated_importance_sampling_ratio")
+    low = r.number("loss_fn.truncated_importance_sampling_ratio_min")
+    if not on.value:
+        return
+    names = {"": "untruncated", "tis": "truncate", "icepop": "mask_token", "seq-mask-tis": "mask_sequence"}
+    if not kind.given and high is not None:
+        kind = Found("tis", high.said, True)
+    if not r.choose(f"{FIX}.kind", kind, names):
+        return
+    if not kind.value:
+        r.put(f"{FIX}.kind", "untruncated", on)
+    if high is not None:
+        r.put(f"{FIX}.cap", float(high.value), high)
+    if low is not None and kind.value in ("icepop", "seq-mask-tis"):
+        r.put(f"{FIX}.floor", float(low.value), low)
+    if kind.value == "seq-mask-tis":
+        r.put(f"{FIX}.token_cap", None, kind, note="raw ratios of the tokens there")
+
+
+def _sampling(r: Reading) -> None:
+    on = r.flag("grpo.use_dynamic_sampling", default=False)
+    times = r.need("grpo.batch_multiplier", default=1)
+    rounds = r.need("grpo.dynamic_sampling_max_gen_batches", default=10)
+    if not on.value:
+        shared.no_filter(r, on)
+        return
+    r.put(f"{DS}.mode", "filter", on)
+    shared.filter_rounds(
+        r, rounds, max(1.0, float(times.value)), (times,), "NeMo RL ends with an error; here the state is saved"
+    )
+
+
+def _rewards(r: Reading) -> None:
+    on = r.flag("grpo.reward_scaling.enabled", default=False)
+    r.put(f"{_SCALE}.enabled", on.value, on)
+    for name, default in (("source_min", 0.0), ("source_max", 1.0), ("target_min", 0.0), ("target_max", 1.0)):
+        found = r.need(f"grpo.reward_scaling.{name}", default=default)
+        if on.value:
+            r.put(f"{_SCALE}.{name}", float(found.value), found)
+    shaped = r.flag("grpo.reward_shaping.enabled", default=False)
+    cache = r.count("grpo.reward_shaping.overlong_buffer_length", default=128)
+    factor = r.need("grpo.reward_shaping.overlong_buffer_penalty", default=1.0)
+    longest = r.number("grpo.reward_shaping.max_response_length")
+    longest = longest or r.count("policy.max_total_sequence_length", default=512)
+    if shaped.value:
+        shared.penalty(r, longest, cache, factor, shaped)
+    else:
+        shared.no_penalty(r, shaped)
+    stop = r.number("grpo.reward_shaping.stop_properly_penalty_coef")
+    if stop is not None:
+        r.put(f"{LEN}.enabled", False, stop, note="it takes the place of the overlong penalty there")
+        r.drop(stop, "a factor on rewards of truncated responses: algorithm.shaping takes a function of yours")
+    shared.overlong_filtering(r, r.flag("grpo.overlong_filtering", default=False))
+    verifier = r.find("env.math.math_verify_impl")
+    shared.reward(r, verifier)
+    if verifier is not None and "dapo" in str(verifier.value):
+        r.say(
+            "NeMo RL's DAPO verifier compares the text after the last `Answer:`; math-verify reads it as mathematics "
+            "(rewards.0.kind: exact with a pattern is nearer)"
+        )
+
+
+def _advantage(r: Reading) -> None:
+    estimator = r.text("grpo.adv_estimator.name", default="grpo")
+    if estimator.value != "grpo":
+        r.drop(estimator, "has no counterpart: advantages are relative to the group (GRPO, DAPO)")
+    left_out = r.flag("grpo.adv_estimator.use_leave_one_out_baseline", "grpo.use_leave_one_out_baseline", default=True)
+    r.used.add("grpo.use_leave_one_out_baseline")
+    r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", left_out)
+    normal = r.flag("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards", default=True)
+    r.used.add("grpo.normalize_rewards")
+    r.put("algorithm.advantage.scale", "group_std" if normal.value else "none", normal)
+
+
+def _optimiser(r: Reading) -> None:
+    kwargs = "policy.optimizer.kwargs"
+    r.put("learner.learning_rate", (lr := r.need(f"{kwargs}.lr", default=5e-6)).value, lr)
+    decay = r.need(f"{kwargs}.weight_decay", default=0.01)
+    r.put("learner.weight_decay", decay.value, decay)
+    betas = r.find(f"{kwargs}.betas", default=[0.9, 0.999])
+    if betas is not None:
+        r.put("learner.betas", betas.value, betas)
+    eps = r.number(f"{kwargs}.eps")
+    if eps is not None:
+        r.put("learner.eps", eps.value, eps)
+    name = r.find("policy.optimizer.name")
+    if name is not None and not str(name.value).lower().endswith("adamw"):
+        r.drop(name, "AdamW is the only optimiser here")
+    norm = r.need("policy.max_grad_norm", default=1.0)
+    r.put("learner.max_grad_norm", float(norm.value), norm)
+    shape, warmup = _scheduler(r)
+    note = "NeMo RL's scheduler advances after all minibatches of a rollout"
+    shared.schedule(r, shape, unit="rollout", warmup=warmup, note=note)
+
+
+def _scheduler(r: Reading) -> tuple[Found, Found]:
+    """Shape and warm-up of a list of torch schedulers with milestones."""
+    found = r.find("policy.scheduler")
+    constant = Found("constant", "NeMo RL's default of policy.scheduler", False)
+    if found is None:
+        return constant, Found(50, "NeMo RL's default of policy.scheduler", False)
+    stages: list[Any] = found.value if isinstance(found.value, list) else [found.value]
+    shape, warmup, known = "constant", 0, True
+    for stage in stages:
+        name = str(stage.get("name", "")) if isinstance(stage, dict) else ""
+        kwargs = stage.get("kwargs") if isinstance(stage, dict) else None
+        kwargs = kwargs if isinstance(kwargs, dict) else {}
+        if name.endswith("LinearLR") and isinstance(kwargs.get("total_iters"), int):
+            warmup = kwargs["total_iters"]
+        elif name.endswith("CosineAnnealingLR"):
+            shape = "cosine"
+        elif name and not name.endswith("ConstantLR"):
+            known = False
+    if not known:
+        r.drop(found, "holds a schedule that has no counterpart; constant after the warm-up is taken")
+    said = "from policy.scheduler"
+    return Found(shape, said, True), Found(warmup, f"{said}: total_iters of LinearLR = {warmup}", True)
+
+
+def _running(r: Reading) -> None:
+    generation = "policy.generation"
+    shared.sampling(
+        r,
+        r.need(f"{generation}.temperature", default=1.0),
+        r.number(f"{generation}.top_p", default=1.0),
+        r.number(f"{generation}.top_k"),
+    )
+    shared.engine(r, r.text(f"{generation}.backend", default="vllm"))
+    r.put("validation.samples", 1, note="NeMo RL samples each problem once, as it trains; repeats are rows of its data")
+    r.put("validation.greedy", False, note="none in NeMo RL")
+    r.put("validation.temperature", r.lines["rollout.temperature"].value, note="as in training")
+    r.put("validation.top_p", r.lines["rollout.top_p"].value, note="as in training")
+    name = r.find("policy.model_name")
+    if name is not None:
+        r.put("model.path", str(name.value), name)
+    dtype = r.text("policy.precision", default="bfloat16")
+    r.choose("model.dtype", dtype, {"bfloat16": "bfloat16", "float32": "float32"})
+    steps, epochs = r.number("grpo.max_num_steps"), r.number("grpo.max_num_epochs", default=1)
+    shared.epochs_and_steps(r, steps, epochs)
+    for key, ours, default in (
+        ("grpo.val_period", "validation.every", 10),
+        ("checkpointing.save_period", "checkpoint.every", 10),
+    ):
+        found = r.need(key, default=default)
+        r.put(ours, max(0, int(found.value)), found)
+    kept = r.number("checkpointing.keep_top_k", default=3)
+    if kept is not None and kept.value > 0:
+        r.put("checkpoint.keep", int(kept.value), kept, note="the newest ones, not the best")
+    saves = r.flag("checkpointing.enabled", default=True)
+    if not saves.value:
+        r.put("checkpoint.every", 0, saves, note="0: only at the end")
+    _data(r)
+    wandb = r.flag("logger.wandb_enabled", default=False)
+    project, run = r.find("logger.wandb.project"), r.find("logger.wandb.name")
+    if wandb.value:
+        r.put("logging.wandb", str(project.value) if project else "grpo-dev", wandb, project)
+    if run is not None:
+        r.put("run.name", str(run.value).replace("/", "-"), run)
+    board = r.flag("logger.tensorboard_enabled", default=False)
+    if board.value:
+        r.put("logging.tensorboard", True, board)
+
+
+_KNOWN_DATA = {
+    "dapomath17k": ("BytedTsinghua-SIA/DAPO-Math-17k", "dapo_math"),
+    "dapomathaime2024": ("BytedTsinghua-SIA/AIME-2024", "dapo_math"),
+    "aime2024": ("BytedTsinghua-SIA/AIME-2024", "dapo_math"),
+    "gsm8k": ("openai/gsm8k:main", "gsm8k"),
+}
+
+
+def _data(r: Reading) -> None:
+    train = r.find("data.train.dataset_name", "data.dataset_name", "data.train.data_path")
+    for part, found in (
+        ("train", train),
+        ("validation", r.find("data.validation.dataset_name", "data.val_dataset_name", "data.validation.data_path")),
+    ):
+        if found is None:
+            continue
+        known = _KNOWN_DATA.get(str(found.value).lower().replace("-", "").replace("_", ""))
+        if known:
+            r.put(f"data.{part}", [{"path": f"hub:{known[0]}", "format": known[1]}], found)
+        elif "/" in str(found.value):
+            shared.data(r, part, found)
+        else:
+            r.drop(found, f"a data set that NeMo RL knows by name: give its file, data.{part}.0.path=FILE")
+    shared.shuffled(r, "data.shuffle")

@@ -1,0 +1,138 @@
+"""A source while it is turned into a recipe: which keys were read, which lines came of them, what has no place here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dapo.importing.given import Source
+from dapo.importing.values import shown
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value of the source, and where it is from."""
+
+    value: Any
+    said: str  # "from data.train_batch_size = 512", "verl's default of data.train_batch_size"
+    given: bool  # it stands in the source
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One setting of the recipe."""
+
+    value: Any
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """One setting of the source that is no line of the recipe, with the reason and the effect."""
+
+    what: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """The conversion of one source."""
+
+    source: Source
+    title: str  # of the trainer, as it is written
+    lines: dict[str, Line] = field(default_factory=dict)
+    apart: list[Apart] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)  # what means something else here
+    used: set[str] = field(default_factory=set)
+
+    def given(self, *keys: str) -> bool:
+        """Whether one of the keys stands in the source with a value."""
+        return any(key in self.source.settings and self.source.settings[key].value is not None for key in keys)
+
+    def find(self, *keys: str, default: Any = None) -> Found | None:
+        """The first of the keys that is given (null counts as absent), else the default of the trainer, else None."""
+        for key in keys:
+            if key in self.source.settings:
+                self.used.add(key)
+                value = self.source.settings[key].value
+                if value is not None and value != "None":
+                    return Found(value, f"from {key} = {shown(value)}", True)
+        return None if default is None else Found(default, f"{self.title}'s default of {keys[0]}", False)
+
+    def number(self, *keys: str, default: float | None = None) -> Found | None:
+        """As ``find``, for numbers: what is none is listed, and counts as absent."""
+        found = self.find(*keys)
+        if found is not None:
+            value = found.value
+            if isinstance(value, str):
+                try:
+                    value = float(value)
+                except ValueError:
+                    value = None
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+                return Found(int(value) if whole else value, found.said, True)
+            self.drop(found, "a number is expected there; the default is taken")
+        return None if default is None else Found(default, f"{self.title}'s default of {keys[0]}", False)
+
+    def need(self, *keys: str, default: float) -> Found:
+        """As ``number`` where the trainer has a default."""
+        found = self.number(*keys, default=default)
+        assert found is not None
+        return found
+
+    def count(self, *keys: str, default: int) -> Found:
+        """As ``need`` for what must be a whole number above 0."""
+        found = self.need(*keys, default=default)
+        if isinstance(found.value, int) and found.value > 0:
+            return found
+        self.drop(found, "a whole number above 0 is expected; the default is taken")
+        return Found(default, f"{self.title}'s default of {keys[0]}", False)
+
+    def flag(self, *keys: str, default: bool) -> Found:
+        """As ``find``, for true and false."""
+        found = self.find(*keys)
+        if found is not None:
+            text = str(found.value).lower()
+            if text in _TRUE + _FALSE:
+                return Found(text in _TRUE, found.said, True)
+            self.drop(found, "true or false is expected; the default is taken")
+        return Found(default, f"{self.title}'s default of {keys[0]}", False)
+
+    def text(self, *keys: str, default: str = "") -> Found:
+        """As ``find``, for a word, in lower case."""
+        found = self.find(*keys)
+        if found is not None:
+            return Found(str(found.value), found.said, True)
+        return Found(default, f"{self.title}'s default of {keys[0]}", False)
+
+    def put(self, ours: str, value: Any, *founds: Found | None, note: str = "") -> None:
+        """Write one line of the recipe."""
+        said = [found.said for found in founds if found is not None]
+        first = ["from " + ", ".join(s.removeprefix("from ") for s in said if s.startswith("from "))]
+        rest = [s for s in said if not s.startswith("from ")]
+        parts = [*(first if first != ["from "] else []), *rest, *([note] if note else [])]
+        self.lines[ours] = Line(value, "; ".join(dict.fromkeys(parts)))
+
+    def choose(self, ours: str, found: Found, values: Mapping[str, Any], note: str = "") -> bool:
+        """Write a line for a word by a table of words; a word that is not in it is listed, and False comes back."""
+        key = str(found.value).lower()
+        if key in values:
+            self.put(ours, values[key], found, note=note)
+            return True
+        self.drop(found, f"has no counterpart; `{ours}` keeps its default")
+        return False
+
+    def drop(self, found: Found | None, reason: str) -> None:
+        """List what is given and is no line of the recipe."""
+        if found is not None and found.given:
+            self.apart.append(Apart(found.said.removeprefix("from "), reason))
+
+    def say(self, text: str) -> None:
+        """A difference in meaning, listed at the end of the recipe."""
+        if text not in self.said:
+            self.said.append(text)

@@ -1,0 +1,94 @@
+"""The text of an imported recipe: settings in the schema's order, each with its origin, and what has no place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dapo.config.problems import visible
+from dapo.config.secrets import redact, redact_text
+from dapo.config.settings import settings
+from dapo.importing.reading import Reading
+
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
+_WORDS = {"true", "false", "null", "yes", "no", "on", "y", "n", "nan", "inf"}
+_WIDTH = 46
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted settings as sections within sections."""
+    result: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        here = result
+        for section in sections:
+            here = here.setdefault(section, {})
+        here[last] = value
+    return result
+
+
+def recipe_text(r: Reading, missing: Sequence[str]) -> str:
+    """The recipe, with a comment on every line that sets something."""
+    order = {path: n for n, path in enumerate(settings())}
+    keys = sorted(r.lines, key=lambda key: order[key])
+    lines = [
+        f"# Made by `dapo import` of {_said(r.source.name)}, a configuration of {r.title} ({r.source.form}).",
+        "# Look at it with `dapo check`. What is not here, or means something else, is listed at the end.",
+        "preset: dapo                                  # what no line below sets",
+    ]
+    flags = {"model.path": "model.path=NAME_OR_FOLDER", "data.train": "data.train.0.path=FILE"}
+    for key in missing:
+        lines.append(f"# {key}: FILL IN. {_said(r.source.name)} does not say it; or give {flags[key]} with the command")
+    open_sections: list[str] = []
+    for key in keys:
+        *sections, last = key.split(".")
+        shared = 0
+        while shared < min(len(sections), len(open_sections)) and sections[shared] == open_sections[shared]:
+            shared += 1
+        if not sections or not shared:
+            lines.append("")
+        lines += [f"{'  ' * depth}{sections[depth]}:" for depth in range(shared, len(sections))]
+        open_sections = sections
+        lines += _setting(r, key, last, "  " * len(sections))
+    lines += ["", *_ending(r)]
+    return "\n".join(lines) + "\n"
+
+
+def _setting(r: Reading, key: str, name: str, indent: str) -> list[str]:
+    line = r.lines[key]
+    value, comment = redact(line.value, key), _said(line.comment)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        result = [f"{indent}{name}:{' ' * max(1, _WIDTH - len(indent) - len(name) - 1)}# {comment}"]
+        for item in value:
+            for n, (field, inside) in enumerate(item.items()):
+                item_line = f"{indent}  {'-' if n == 0 else ' '} {field}: {_scalar(inside)}"
+                result.append(f"{item_line:<{_WIDTH}}# {'as said above' if n == 0 else 'with it'}")
+        return result
+    text = f"{indent}{name}: {_scalar(value)}"
+    return [f"{text:<{_WIDTH}}# {comment}"]
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _said(text: str) -> str:
+    """A text of somebody's on one line of a comment: nothing of it can end the comment or steer a terminal."""
+    return visible(redact_text(" ".join(text.split())), 400)
+
+
+def _ending(r: Reading) -> list[str]:
+    lines = []
+    if r.said:
+        lines += ["# What means something else here:", *(f"# - {_said(text)}" for text in r.said)]
+    if r.apart:
+        lines += ["#" if lines else "", "# What has no line above, with the reason:"]
+        for entry in r.apart:
+            key, equals, value = entry.what.partition(" = ")
+            what = f"{key}{equals}{redact(value, key.strip()) if equals else ''}"
+            lines.append(f"# - {_said(what)[:160]}: {_said(entry.reason)}")
+    return [line for line in lines if line]

@@ -1,0 +1,220 @@
+"""Conversions that several trainers need: minibatches, caps, masks, references, evaluation, data."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dapo.importing.reading import Found, Reading
+from dapo.importing.values import shown
+
+DS = "algorithm.dynamic_sampling"
+LEN = "algorithm.overlong_punishment"
+LOSS = "algorithm.loss"
+FIX = "algorithm.correction"
+ENDLESS = 1_000_000
+
+
+def minibatch_of_prompts(r: Reading, prompts: Found, mini: Found) -> None:
+    """A minibatch in prompts: P divided by it is the number of optimiser steps."""
+    _minibatch(r, prompts, mini, mini.value, "prompts there and here")
+
+
+def minibatch_of_responses(r: Reading, prompts: Found, group: Found, mini: Found) -> None:
+    """A minibatch in responses, which is the size of one divided by G in prompts."""
+    if mini.value % group.value:
+        r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
+        said = f"{mini.said.removeprefix('from ')} responses are no whole groups of {group.value}"
+        r.say(f"{said}: an optimiser step here takes whole groups, so all of P are one; set learner.minibatch_prompts")
+        return
+    _minibatch(r, prompts, mini, mini.value // group.value, f"{mini.value} responses / {group.value} of each prompt")
+
+
+def _minibatch(r: Reading, prompts: Found, mini: Found, size: int, how: str) -> None:
+    total = prompts.value
+    if size >= total:
+        r.put("learner.minibatch_prompts", total, mini, note=f"{how}; all P: 1 optimiser step")
+        if size > total:
+            r.say(f"{mini.said.removeprefix('from ')} is more than the {total} prompts of a step: one optimiser step")
+    elif total % size:
+        fits = max(n for n in range(1, size + 1) if total % n == 0)
+        r.put("learner.minibatch_prompts", fits, mini, note=f"{how}; the largest divisor of P = {total} up to {size}")
+        r.say(f"minibatches of {size} prompts do not divide P = {total}; the nearest that do, {fits}, are taken")
+    else:
+        r.put("learner.minibatch_prompts", size, mini, note=f"{how}; {total // size} optimiser steps")
+
+
+def filter_rounds(r: Reading, rounds: Found, oversample: float, founds: tuple[Found | None, ...], limit: str) -> None:
+    """Rounds of ``oversample`` x P groups become a cap on groups, in multiples of P."""
+    r.put(f"{DS}.oversample", float(oversample), *founds, note="groups of a first round, in multiples of P")
+    if rounds.value > 0:
+        cap = float(rounds.value * oversample)
+        how = f"{rounds.value} rounds of {oversample:g} x P groups"
+        r.put(f"{DS}.max_groups", max(cap, float(oversample)), rounds, note=f"{how}, in multiples of P")
+        r.put(f"{DS}.on_cap", "stop", note=limit)
+    else:
+        r.put(f"{DS}.max_groups", None, rounds, note="no limit there; `dapo check` warns of it")
+    whole_rounds(r)
+    if oversample > 1:
+        r.say(
+            f"a first round is {oversample:g} x P groups in both; a later one {oversample:g} x what is missing here, "
+            "and a whole round again there"
+        )
+
+
+def whole_rounds(r: Reading) -> None:
+    """Rounds that are waited for, and surplus that is dropped."""
+    r.put(f"{DS}.surplus", "discard", note=f"{r.title} drops kept groups beyond P; `carry`, the default here, does not")
+    r.put(f"{DS}.unfinished", "drain", note=f"{r.title} waits for whole rounds")
+    r.say(
+        "groups are kept here by the raw accuracy, as in the paper, before any length penalty, and each whole group is "
+        "judged once"
+    )
+
+
+def no_filter(r: Reading, *founds: Found | None) -> None:
+    """Zero-variance groups train along."""
+    r.put(f"{DS}.mode", "off", *founds, note="groups without variance train along, as there")
+
+
+def penalty(r: Reading, longest: Found | None, cache: Found, factor: Any, *founds: Found | None) -> None:
+    """The soft overlong punishment; ``longest`` None: the response limit."""
+    r.put(f"{LEN}.enabled", True, *(founds or (cache,)))
+    r.put(f"{LEN}.cache_length", cache.value, cache)
+    if longest is not None:
+        start = f"the penalty grows from {longest.value - cache.value} to {longest.value} tokens"
+        r.put(f"{LEN}.max_length", longest.value, longest, note=start)
+    if isinstance(factor, Found):
+        r.put(f"{LEN}.factor", factor.value, factor)
+    limit = r.lines.get("rollout.max_response_tokens")
+    if longest is not None and limit is not None and longest.value < limit.value:
+        worst = (limit.value - longest.value + cache.value) / max(1, cache.value)
+        beyond = "is 0" if r.title == "SkyRL" else f"goes on growing, to -{worst:g} x factor at {limit.value} tokens"
+        r.say(f"beyond {longest.value} tokens the penalty {beyond} in {r.title}; here it stays at -1 x factor (eq. 13)")
+
+
+def no_penalty(r: Reading, *founds: Found | None) -> None:
+    """No length penalty, which is on by default here."""
+    r.put(f"{LEN}.enabled", False, *founds, note="" if any(f and f.given for f in founds) else "on by default here")
+
+
+def overlong_filtering(r: Reading, found: Found) -> None:
+    """Truncated responses without loss; in all others' trainers they still count in mean and standard deviation."""
+    r.put("algorithm.overlong_filtering", found.value, found)
+    if found.value:
+        note = f"in {r.title} truncated responses count in the group's mean and std; null: they do not vote"
+        r.put("algorithm.truncated_vote", True, note=note)
+
+
+def plain_learner_ratio(r: Reading) -> None:
+    """Old log-probabilities from the learner, without a correction for what the sampler computed."""
+    r.put("algorithm.old_logprobs", "learner", note=f"{r.title} recomputes them before it learns")
+    r.put(f"{FIX}.kind", "none", note=f"off in {r.title} unless set; `auto` here would truncate")
+
+
+def kl(r: Reading, coefficient: Found, estimator: Found | None, *, in_reward: Found | bool) -> None:
+    """A KL term, or none."""
+    names = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+    on = in_reward.value if isinstance(in_reward, Found) else in_reward
+    r.put("algorithm.kl_coefficient", coefficient.value, coefficient)
+    if coefficient.value == 0:
+        return
+    if on:
+        founds = (in_reward,) if isinstance(in_reward, Found) else ()
+        r.put("algorithm.kl_in_reward", True, *founds, note="k1, summed over the response's tokens")
+    elif estimator is not None:
+        straight = Found(str(estimator.value).removesuffix("+"), estimator.said, estimator.given)
+        r.choose("algorithm.kl_estimator", straight, names)
+    r.say("a reference model is kept for the KL term (memory for one more model); DAPO has none")
+
+
+def schedule(r: Reading, kind: Found, *, unit: str, warmup: Found | None, note: str = "") -> None:
+    """Learning-rate schedule and warm-up."""
+    names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+    if not r.choose("learner.schedule", kind, names):
+        r.put("learner.schedule", "constant", note=f"{kind.value} has no counterpart")
+    r.put("learner.schedule_unit", unit, note=note or f"what {r.title}'s scheduler counts")
+    if warmup is not None:
+        r.put("learner.warmup", max(0, round(warmup.value)), warmup)
+
+
+def epochs_and_steps(r: Reading, steps: Found | None, epochs: Found | None) -> None:
+    """A run ends after so many steps, or with the data."""
+    if epochs is not None:
+        whole = max(1, round(epochs.value))
+        r.put("data.epochs", whole, epochs, note="" if whole == epochs.value else "rounded: whole passes here")
+    if steps is not None:
+        r.put("trainer.steps", max(0, int(steps.value)), steps)
+    else:
+        r.put("trainer.steps", ENDLESS, epochs, note="no number of steps there: the run ends with data.epochs")
+
+
+def evaluation(r: Reading, samples: Found, temperature: Found, top_p: Found | None) -> None:
+    """Sampled evaluation; temperature 0 there is a greedy response here."""
+    if temperature.value == 0:
+        r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
+        r.put("validation.samples", samples.value, samples, note="sampled responses, beside the greedy one")
+        return
+    r.put("validation.samples", samples.value, samples)
+    r.put("validation.greedy", False, note=f"none in {r.title}")
+    r.put("validation.temperature", float(temperature.value), temperature)
+    if top_p is not None:
+        r.put("validation.top_p", float(top_p.value), top_p)
+
+
+def sampling(r: Reading, temperature: Found, top_p: Found | None, top_k: Found | None) -> None:
+    """How responses are sampled; -1 and the like switch top_k off."""
+    r.put("rollout.temperature", float(temperature.value), temperature)
+    if top_p is not None:
+        r.put("rollout.top_p", float(top_p.value), top_p)
+    if top_k is not None and top_k.given:
+        off = top_k.value <= 0 or top_k.value >= 10_000_000
+        r.put("rollout.top_k", 0 if off else int(top_k.value), top_k, note="0: off" if off else "")
+
+
+def engine(r: Reading, name: Found) -> None:
+    """Which engine generates; what is not vLLM is served by it here."""
+    kind = str(name.value).lower()
+    note = "" if kind == "vllm" else f"{kind} is not among the engines here; vLLM takes its place"
+    r.put("rollout.engine", "vllm", name, note=note)
+
+
+def data(r: Reading, part: str, found: Found | None, **fields: Any) -> None:
+    """Files or hub names as ``data.train`` or ``data.validation``."""
+    if found is None:
+        return
+    paths = found.value if isinstance(found.value, list) else [found.value]
+    if len(paths) == 1 and isinstance(paths[0], str) and re.fullmatch(r"\[.*\]", paths[0]):
+        paths = [p.strip(" '\"") for p in paths[0][1:-1].split(",")]
+    sources = []
+    for path in paths:
+        if not isinstance(path, str) or not path:
+            r.drop(found, f"files or names of data sets are expected; set data.{part}")
+            return
+        local = path.startswith(("/", ".", "~")) or re.search(r"\.(jsonl?|parquet|csv|arrow)$", path)
+        hub = path.partition("#")[0].partition(":")
+        named = path if local else f"hub:{path.partition('#')[0]}"
+        if not local and hub[1]:  # `AI-MO/NuminaMath:subset`
+            named = f"hub:{path.partition('#')[0]}"
+        taken = path.partition("#")[2]
+        sources.append({"path": named, **fields, **({"size": int(taken)} if taken.isdigit() and int(taken) else {})})
+    r.put(f"data.{part}", sources, found, note="look at it with `dapo check`")
+
+
+def reward(r: Reading, *founds: Found | None, note: str = "") -> None:
+    """The rule that scores; which one another trainer has is a program there."""
+    r.put(
+        "rewards", [{"name": "accuracy", "kind": "math"}], *founds, note=note or f"{r.title}'s rule is a program there"
+    )
+
+
+def brief(found: Found) -> str:
+    """``key = value`` of a setting."""
+    return found.said.removeprefix("from ") if found.given else f"{found.said} ({shown(found.value)})"
+
+
+def shuffled(r: Reading, key: str) -> None:
+    """A new order of the data in every epoch."""
+    found = r.flag(key, default=True)
+    if found.given:
+        r.put("data.shuffle", found.value, found)

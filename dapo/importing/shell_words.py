@@ -1,0 +1,238 @@
+"""Words of a shell script: quotes, variables and arrays that are constant, nothing that has to be run.
+
+A word that needs a command, an argument or a variable of the environment keeps that part as ``Unknown``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from dapo.errors import RecipeError
+from dapo.importing.values import NotConstant, calculate
+
+LONGEST = 100_000  # characters of an expanded word: variables may hold each other many times over
+_DEEPEST = 20  # defaults within defaults
+UNKNOWN = "\0"  # stands in a word for what is known only when the script runs; a file holds none (they are refused)
+SEPARATORS = ("\n", ";", "&", "|", "(", ")")
+
+
+@dataclass(slots=True)
+class Names:
+    """Variables of a script so far."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    unsure: dict[str, str] = field(default_factory=dict)  # name -> why its value is not constant
+    reasons: list[str] = field(default_factory=list)  # why the parts of the present command are unknown
+
+    def lookup(self, name: str, default: str | None) -> str:
+        """The text of a variable, or ``UNKNOWN``."""
+        if name in self.texts and name not in self.unsure:
+            return self.texts[name]
+        if name in self.unsure:
+            self.reasons.append(f"${name}: {self.unsure[name]}")
+            return UNKNOWN
+        if name in ("HOME", "PWD"):
+            return {"HOME": "~", "PWD": "."}[name]
+        if default is not None:
+            return default
+        self.reasons.append(f"${name} is set outside of the script")
+        return UNKNOWN
+
+
+def logical_lines(text: str) -> list[tuple[int, str]]:
+    """Lines with continuations joined, comments between them and here-documents left out; each with its number."""
+    lines, result, n = text.splitlines(), [], 0
+    while n < len(lines):
+        first = n + 1
+        parts: list[str] = []
+        while n < len(lines):
+            line = lines[n]
+            n += 1
+            if line.lstrip().startswith("#"):
+                if not parts:
+                    break
+                continue  # a comment in the middle of a command, as people leave them
+            if not line.rstrip().endswith("\\") or line.rstrip().endswith("\\\\"):
+                parts.append(line)
+                break
+            parts.append(line.rstrip()[:-1])
+        joined = " ".join(parts)
+        result.append((first, joined))
+        if here := re.search(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1", joined):
+            while n < len(lines) and lines[n].strip() != here[2]:
+                n += 1
+            n += 1
+    return result
+
+
+class Reader:
+    """Takes one text apart, a word at a time."""
+
+    def __init__(self, text: str, names: Names, depth: int = 0) -> None:
+        self.text, self.names, self.at, self.depth = text, names, 0, depth
+
+    def words(self) -> list[str]:
+        """Words and separators (each of ``SEPARATORS`` as a word of its own) to the end of the text."""
+        result: list[str] = []
+        while self.at < len(self.text):
+            here = self.text[self.at]
+            if here == "\n":
+                result.append(here)
+                self.at += 1
+            elif here.isspace():
+                self.at += 1
+            elif here == "#":
+                self._to_end_of_line()
+            elif here in SEPARATORS:
+                result.append(here)
+                self.at += 1
+            else:
+                result += self._word()
+        return result
+
+    def _to_end_of_line(self) -> None:
+        end = self.text.find("\n", self.at)
+        self.at = len(self.text) if end < 0 else end
+
+    def _word(self) -> list[str]:
+        """One word, or several where an unquoted variable or an array holds several."""
+        fields = [""]
+        while self.at < len(self.text):
+            here = self.text[self.at]
+            if here.isspace() or here in SEPARATORS:
+                if here == "(" and re.fullmatch(r"\w+\+?=", fields[-1]):
+                    return [fields[-1] + "(", *self._array(), "array)"]
+                break
+            if here == "'":
+                end = self._find("'", self.at + 1)
+                fields[-1] += self.text[self.at + 1 : end]
+                self.at = end + 1
+            elif here == '"':
+                self.at += 1
+                self._quoted(fields)
+            elif here == "\\":
+                fields[-1] += self.text[self.at + 1 : self.at + 2]
+                self.at += 2
+            elif here in "$`":
+                self._extend(fields, self._expansion(), split=not re.match(r"\w+=", fields[0]))
+            else:
+                fields[-1] += here
+                self.at += 1
+            if sum(map(len, fields)) > LONGEST:
+                raise RecipeError(f"the script makes a word of more than {LONGEST:,} characters")
+        return fields
+
+    def _array(self) -> list[str]:
+        self.at += 1
+        words: list[str] = []
+        while self.at < len(self.text):
+            here = self.text[self.at]
+            if here == ")":
+                self.at += 1
+                break
+            if here.isspace():
+                self.at += 1
+            elif here == "#":
+                self._to_end_of_line()
+            elif here in SEPARATORS:
+                self.at += 1
+            else:
+                words += self._word()
+        return words
+
+    def _quoted(self, fields: list[str]) -> None:
+        while self.at < len(self.text) and self.text[self.at] != '"':
+            here = self.text[self.at]
+            if here == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
+                fields[-1] += self.text[self.at + 1]
+                self.at += 2
+            elif here in "$`":
+                self._extend(fields, self._expansion(), split=False)
+            else:
+                fields[-1] += here
+                self.at += 1
+            if sum(map(len, fields)) > LONGEST:
+                raise RecipeError(f"the script makes a word of more than {LONGEST:,} characters")
+        self.at += 1
+
+    def _extend(self, fields: list[str], found: str | list[str], *, split: bool) -> None:
+        parts = found if isinstance(found, list) else (found.split() or [""]) if split else [found]
+        if parts:
+            fields[-1] += parts[0]
+            fields += parts[1:]
+
+    def _find(self, what: str, start: int) -> int:
+        end = self.text.find(what, start)
+        return len(self.text) if end < 0 else end
+
+    def _matching(self, opening: str, closing: str, start: int) -> int:
+        """Just behind the bracket that closes the one at ``start``."""
+        depth, end = 0, start
+        while end < len(self.text):
+            depth += {opening: 1, closing: -1}.get(self.text[end], 0)
+            end += 1
+            if depth == 0:
+                return end
+        return end + 1
+
+    def _expansion(self) -> str | list[str]:
+        rest = self.text[self.at :]
+        if rest[0] == "`":
+            self.at = self._find("`", self.at + 1) + 1
+            return self._unknown("`...` is a command")
+        if rest.startswith("$(("):
+            end = self._matching("(", ")", self.at + 1)
+            inside, self.at = self.text[self.at + 3 : end - 2], end
+            plain = re.sub(r"\$\{?(\w+)\}?", r"\1", inside)
+            known = {n: t for n, t in self.names.texts.items() if n not in self.names.unsure}
+            try:
+                return str(calculate(plain, known, whole=True))
+            except NotConstant:
+                return self._unknown(f"$(({inside.strip()})) is not constant")
+        if rest.startswith("$("):
+            self.at = self._matching("(", ")", self.at + 1)
+            return self._unknown("$(...) is a command, which is not run")
+        if rest.startswith("${"):
+            end = self._matching("{", "}", self.at + 1)
+            inside, self.at = self.text[self.at + 2 : end - 1], end
+            return self._braces(inside)
+        if match := re.match(r"\$(\w+|[@*#?$!-])", rest):
+            self.at += match.end()
+            return self._plain(match[1])
+        self.at += 1
+        return "$"
+
+    def _plain(self, name: str) -> str | list[str]:
+        if name in ("@", "*"):
+            return []  # what somebody adds on the command line
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            return self._unknown(f"${name} is an argument of the script")
+        if name in self.names.arrays:
+            return self.names.arrays[name][0] if self.names.arrays[name] else ""
+        return self.names.lookup(name, None)
+
+    def _braces(self, inside: str) -> str | list[str]:
+        if array := re.fullmatch(r"(\w+)\[[@*]\](?:[:+-].*)?", inside):
+            if array[1] in self.names.arrays and array[1] not in self.names.unsure:
+                return list(self.names.arrays[array[1]])
+            return self._unknown(f"the array {array[1]} is not constant")
+        if re.fullmatch(r"[@*](:.*)?", inside):
+            return []
+        match = re.fullmatch(r"([A-Za-z_]\w*)(?::?[-=](.*))?", inside, re.DOTALL)
+        if match is None:
+            return self._unknown(f"${{{inside[:40]}}} is not a plain variable")
+        if match[2] is None:
+            return self._plain(match[1])
+        self.depth += 1
+        if self.depth > _DEEPEST or len(match[2]) > LONGEST:
+            raise RecipeError("the script's variables stand too deep within each other")
+        inner = Reader(match[2], self.names, self.depth)
+        parts = inner.words() if match[1] not in self.names.texts else []
+        self.depth -= 1
+        return self.names.lookup(match[1], " ".join(parts))
+
+    def _unknown(self, why: str) -> str:
+        self.names.reasons.append(why)
+        return UNKNOWN

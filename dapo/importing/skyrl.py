@@ -1,0 +1,223 @@
+"""SkyRL's keys that only mean something together. Defaults: its `ppo_base_config.yaml`."""
+
+from __future__ import annotations
+
+from dapo.importing import shared
+from dapo.importing.reading import Found, Reading
+from dapo.importing.shared import DS, FIX, LOSS
+
+_A = "trainer.algorithm"
+_REDUCTIONS = {
+    "token_mean": "token_mean",
+    "sequence_mean": "sequence_mean",
+    "prompt_mean": "prompt_mean",
+    "seq_mean_token_sum_norm": "constant",
+    "token_mean_legacy": "micro_batch_mean",
+}
+
+
+def convert(r: Reading) -> None:
+    """Every line that needs more than one of SkyRL's keys, or one of its defaults."""
+    prompts = r.count("trainer.train_batch_size", default=1024)
+    group = r.count("generator.n_samples_per_prompt", default=5)
+    r.put("rollout.prompts_per_step", prompts.value, prompts)
+    r.put("rollout.group_size", group.value, group)
+    shared.minibatch_of_prompts(r, prompts, r.count("trainer.policy_mini_batch_size", default=256))
+    longest = r.count("generator.sampling_params.max_generate_length", default=1024)
+    r.put("rollout.max_response_tokens", longest.value, longest)
+    prompt = r.count("trainer.max_prompt_length", "generator.max_input_length", default=512)
+    r.used.add("generator.max_input_length")
+    r.put("data.max_prompt_tokens", prompt.value, prompt)
+    again = r.number("trainer.update_epochs_per_batch", default=1)
+    if again is not None and again.value != 1:
+        r.drop(again, "every minibatch is trained on once here, so a step makes fewer updates")
+    _loss(r, prompts.value * group.value)
+    _kl_and_correction(r)
+    _sampling(r)
+    _length(r)
+    _optimiser(r)
+    _running(r)
+
+
+def _loss(r: Reading, responses: int) -> None:
+    low, high = r.need(f"{_A}.eps_clip_low", default=0.2), r.need(f"{_A}.eps_clip_high", default=0.2)
+    r.put("algorithm.clip.low", low.value, low)
+    r.put("algorithm.clip.high", high.value, high)
+    kind = r.text(f"{_A}.policy_loss_type", default="regular")
+    dual = r.need(f"{_A}.clip_ratio_c", default=3.0)
+    if kind.value == "dual_clip":
+        r.put("algorithm.clip.dual", float(dual.value), dual, kind)
+    elif kind.value == "gspo":
+        r.put(f"{LOSS}.ratio", "sequence", kind)
+    elif kind.value == "cispo":
+        r.put(f"{LOSS}.kind", "cispo", kind)
+        cap = r.number(f"{_A}.cispo.cispo_eps_clip_high")
+        if cap is not None:
+            r.put(f"{LOSS}.cispo_cap", 1 + cap.value, cap)
+    elif kind.value != "regular":
+        r.drop(kind, "this loss has no counterpart: the clipped one is taken")
+    if kind.value != "dual_clip":
+        r.drop(dual, f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here")
+    reduction = r.text(f"{_A}.loss_reduction", default="token_mean")
+    r.choose(f"{LOSS}.reduction", reduction, _REDUCTIONS)
+    micro = r.count("trainer.micro_train_batch_size_per_gpu", default=1)
+    length = r.number(f"{_A}.max_seq_len")
+    if reduction.value == "seq_mean_token_sum_norm" and length is not None:
+        r.put(f"{LOSS}.constant_length", length.value, length)
+    if reduction.value == "token_mean_legacy":
+        r.put(f"{LOSS}.micro_batch_sequences", micro.value, micro)
+        r.put(f"{LOSS}.micro_batch_weighted", False, note="a mean of the micro-batches' means there")
+        r.say("token_mean_legacy is a mean over micro-batches; `token_mean` weighs every token of a minibatch alike")
+    else:
+        r.drop(micro, "memory only here: learner.microbatch_tokens cannot change the gradient")
+    estimator = r.text(f"{_A}.advantage_estimator", default="grpo")
+    by_std = r.flag(f"{_A}.grpo_norm_by_std", default=True)
+    if estimator.value == "rloo":
+        r.put("algorithm.advantage.baseline", "leave_one_out", estimator)
+        r.put("algorithm.advantage.scale", "none", estimator)
+    else:
+        r.put("algorithm.advantage.scale", "group_std" if by_std.value else "none", estimator, by_std)
+        if estimator.value != "grpo":
+            r.drop(estimator, "has no counterpart: advantages are relative to the group (GRPO, DAPO)")
+
+
+def _kl_and_correction(r: Reading) -> None:
+    in_loss = r.flag(f"{_A}.use_kl_loss", default=True)
+    in_reward = r.flag(f"{_A}.use_kl_in_reward", default=False)
+    coefficient = r.need(f"{_A}.kl_loss_coef", default=0.001)
+    kind = r.text(f"{_A}.kl_estimator_type", default="k3")
+    controlled = r.number(f"{_A}.kl_ctrl.kl_target")
+    r.drop(controlled, "a controller of the KL coefficient: it is fixed here")
+    if in_loss.value:
+        shared.kl(r, coefficient, kind, in_reward=False)
+    elif in_reward.value:
+        shared.kl(r, coefficient, None, in_reward=in_reward)
+    else:
+        r.put("algorithm.kl_coefficient", 0.0, in_loss)
+    bonus, on = r.number(f"{_A}.entropy_loss_coef", default=0.01), r.flag(f"{_A}.use_entropy_loss", default=False)
+    if on.value and bonus is not None:
+        r.put("algorithm.entropy_coefficient", bonus.value, bonus, on)
+    shared.plain_learner_ratio(r)
+    where = f"{_A}.off_policy_correction"
+    kind = r.text(f"{where}.tis_ratio_type", default="none")
+    old = r.flag(f"{_A}.use_tis", default=False)
+    cap = r.number(f"{where}.token_tis_ratio_clip_high", f"{_A}.tis_imp_ratio_cap", default=2.0)
+    product = r.number(f"{where}.sequence_tis_ratio_clip_high", default=5.0)
+    mask = r.text(f"{where}.sequence_mask_metric", default="none")
+    high, low = r.number(f"{where}.geo_mask_high", default=1.01), r.number(f"{where}.geo_mask_low", default=0.99)
+    if mask.value == "geometric" and high is not None and low is not None:
+        r.put(f"{FIX}.kind", "mask_sequence", mask)
+        r.put(f"{FIX}.cap", float(high.value), high)
+        r.put(f"{FIX}.floor", float(low.value), low)
+        r.put(f"{FIX}.token_cap", float(cap.value) if kind.value == "token" and cap else None, kind, cap)
+    elif (kind.value == "token" or old.value) and cap is not None:
+        r.put(f"{FIX}.kind", "truncate", kind, old)
+        r.put(f"{FIX}.cap", float(cap.value), cap)
+    elif kind.value == "sequence" and product is not None:
+        r.put(f"{FIX}.kind", "truncate_sequence", kind)
+        r.put(f"{FIX}.sequence_cap", float(product.value), product)
+    if mask.value == "product":
+        r.drop(mask, "a band for the product of ratios, which drifts with the length: mask_sequence is its like")
+
+
+def _sampling(r: Reading) -> None:
+    kind = r.text(f"{_A}.dynamic_sampling.type", default="")
+    rounds = r.need(f"{_A}.dynamic_sampling.max_sample_batches", default=30)
+    ratio = r.number(f"{_A}.dynamic_sampling.min_replace_ratio", default=0.3)
+    masked = r.flag(f"{_A}.zero_variance_filter", default=False)
+    if kind.value in ("filter", "replace"):
+        r.put(f"{DS}.mode", kind.value, kind)
+        if kind.value == "filter":
+            shared.filter_rounds(r, rounds, 1.0, (), "SkyRL ends with an error; here the state is saved")
+        elif ratio is not None:
+            r.put(f"{DS}.min_replace_ratio", ratio.value, ratio)
+    elif masked.value:
+        r.put(f"{DS}.mode", "mask", masked)
+    else:
+        shared.no_filter(r, kind)
+
+
+def _length(r: Reading) -> None:
+    shared.overlong_filtering(r, r.flag("generator.apply_overlong_filtering", default=False))
+    names = (f"{_A}.overlong_buffer.len", f"{_A}.overlong_buffer_len")
+    cache = r.number(*names)
+    factor = r.need(f"{_A}.overlong_buffer.penalty_factor", f"{_A}.overlong_buffer_penalty_factor", default=1.0)
+    if cache is not None:
+        shared.penalty(r, None, cache, factor)
+        r.say("SkyRL adds the length penalty in a subclass of its trainer, before its filter; here it comes after it")
+    else:
+        shared.no_penalty(r)
+    env = r.text("environment.env_class", default="gsm8k")
+    signed = "aime" in str(env.value)
+    note = "its rule gives 1 and -1" if signed else "its rule gives 1 and 0"
+    r.put("algorithm.reward_scaling.enabled", signed, env, note=note)
+    shared.reward(r, env)
+
+
+def _optimiser(r: Reading) -> None:
+    optim = "trainer.policy.optimizer_config"
+    r.put("learner.learning_rate", (lr := r.need(f"{optim}.lr", default=1e-6)).value, lr)
+    decay, norm = r.need(f"{optim}.weight_decay", default=0.01), r.need(f"{optim}.max_grad_norm", default=1.0)
+    r.put("learner.weight_decay", decay.value, decay)
+    r.put("learner.max_grad_norm", float(norm.value), norm)
+    betas = r.find(f"{optim}.adam_betas", default=[0.9, 0.999])
+    if betas is not None:
+        r.put("learner.betas", betas.value, betas)
+    kind = r.text(f"{optim}.scheduler", default="constant_with_warmup")
+    warmup = r.number(f"{optim}.num_warmup_steps", default=0)
+    shared.schedule(r, kind, unit="optimizer", warmup=warmup, note="SkyRL's scheduler counts optimiser steps")
+
+
+def _running(r: Reading) -> None:
+    params = "generator.sampling_params"
+    shared.sampling(
+        r,
+        r.need(f"{params}.temperature", default=1.0),
+        r.number(f"{params}.top_p", default=1.0),
+        r.number(f"{params}.top_k"),
+    )
+    shared.engine(r, r.text("generator.backend", "generator.inference_engine.backend", default="vllm"))
+    _evaluation(r)
+    steps, epochs = r.number("trainer.max_steps"), r.number("trainer.epochs", default=1)
+    shared.epochs_and_steps(r, steps, epochs)
+    for key, ours, default in (
+        ("trainer.eval_interval", "validation.every", 5),
+        ("trainer.ckpt_interval", "checkpoint.every", 10),
+    ):
+        found = r.need(key, default=default)
+        r.put(ours, max(0, int(found.value)), found)
+    name = r.find("trainer.policy.model.path")
+    if name is not None:
+        r.put("model.path", str(name.value), name)
+    r.put("model.dtype", "bfloat16", note="SkyRL computes in bfloat16")
+    shared.data(r, "train", r.find("data.train_data"), fields=_FIELDS)
+    shared.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
+    logger, project = r.text("trainer.logger", default="wandb"), r.find("trainer.project_name")
+    run = r.find("trainer.run_name")
+    if run is not None:
+        r.put("run.name", str(run.value).replace("/", "-"), run)
+    if "wandb" in str(logger.value) and logger.given:
+        r.put("logging.wandb", str(project.value) if project else "skyrl", logger, project)
+    stale = r.number("trainer.fully_async.max_staleness_steps")
+    if stale is not None:
+        r.put("rollout.max_staleness", int(stale.value), stale)
+
+
+_FIELDS = {"problem": "prompt", "answer": "reward_spec.ground_truth"}
+
+
+def _evaluation(r: Reading) -> None:
+    params = "generator.eval_sampling_params"
+    some = any(key.startswith(f"{params}.") for key in r.source.settings)
+    temperature = r.number(f"{params}.temperature", default=1.0 if some else 0)
+    if temperature is None:
+        temperature = Found(0, "SkyRL's default", False)
+    if some and not temperature.given:
+        r.say(
+            "SkyRL's evaluation has temperature 0, and 1 as soon as any other of eval_sampling_params is set, as here"
+        )
+    samples = r.count("generator.eval_n_samples_per_prompt", default=1)
+    shared.evaluation(r, samples, temperature, r.number(f"{params}.top_p", default=1.0))
+    longest = r.number(f"{params}.max_generate_length")
+    if longest is not None:
+        r.put("validation.max_response_tokens", longest.value, longest)

@@ -1,0 +1,254 @@
+"""verl's keys that only mean something together. Defaults: its `ppo_trainer.yaml`."""
+
+from __future__ import annotations
+
+from dapo.importing import shared
+from dapo.importing.reading import Found, Reading
+from dapo.importing.shared import DS, FIX, LOSS
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_MODES = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum": "sequence_sum",
+    "seq-mean-token-sum-norm": "constant",
+}
+
+
+def convert(r: Reading) -> None:
+    """Every line that needs more than one of verl's keys, or one of its defaults."""
+    prompts = r.count("data.train_batch_size", default=1024)
+    _sizes(r, prompts)
+    _clip_and_loss(r)
+    _sampling(r, prompts)
+    _length(r)
+    _advantage(r)
+    _optimiser(r)
+    _running(r)
+
+
+def _sizes(r: Reading, prompts: Found) -> None:
+    r.put("rollout.prompts_per_step", prompts.value, prompts)
+    r.put("rollout.group_size", (n := r.count(f"{_ROLLOUT}.n", default=1)).value, n)
+    shared.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
+    r.put("data.max_prompt_tokens", (p := r.count("data.max_prompt_length", default=512)).value, p)
+    r.put("rollout.max_response_tokens", (m := r.count("data.max_response_length", default=512)).value, m)
+    epochs = r.number(f"{_ACTOR}.ppo_epochs", default=1)
+    if epochs is not None and epochs.value != 1:
+        r.drop(epochs, "every minibatch is trained on once here, so a step makes fewer updates")
+    else:
+        r.find(f"{_ACTOR}.ppo_epochs")
+
+
+def _clip_and_loss(r: Reading) -> None:
+    both = r.number(f"{_ACTOR}.clip_ratio")
+    for ours, key in (("low", "clip_ratio_low"), ("high", "clip_ratio_high")):
+        found = r.number(f"{_ACTOR}.{key}")
+        if found is None and both is not None:
+            r.put(f"algorithm.clip.{ours}", both.value, both)
+            if both.value != 0.2:
+                r.say(
+                    f"clip_ratio = {both.value:g} stands alone: newer verl has clip_ratio_low and clip_ratio_high of "
+                    "0.2 in its YAML, which go before it; if yours does, set algorithm.clip.low and .high to 0.2"
+                )
+            continue
+        found = found or r.need(f"{_ACTOR}.{key}", default=0.2)
+        r.put(f"algorithm.clip.{ours}", found.value, found)
+    dual = r.need(f"{_ACTOR}.clip_ratio_c", default=3.0)
+    r.put("algorithm.clip.dual", float(dual.value), dual)
+    mode = r.text(f"{_ACTOR}.loss_agg_mode", default="token-mean")
+    r.choose(f"{LOSS}.reduction", mode, _MODES)
+    length = r.number(f"{_ACTOR}.loss_scale_factor")
+    if mode.value == "seq-mean-token-sum-norm" and length is not None:
+        r.put(f"{LOSS}.constant_length", length.value, length)
+    if mode.value == "token-mean":
+        r.say(
+            "token-mean is the mean over the whole minibatch here and in verl from 0.8; up to 0.6 it was taken in each "
+            "micro-batch: algorithm.loss.reduction: micro_batch_mean with micro_batch_sequences"
+        )
+    kind = r.text(f"{_ACTOR}.policy_loss.loss_mode", default="vanilla")
+    if kind.value == "gspo":
+        r.put(f"{LOSS}.ratio", "sequence", kind)
+    elif kind.value != "vanilla":
+        r.drop(kind, "this loss has no counterpart: the clipped one is taken (algorithm.loss.kind takes yours)")
+    _kl(r)
+    bonus = r.number(f"{_ACTOR}.entropy_coeff")
+    if bonus is not None:
+        r.put("algorithm.entropy_coefficient", bonus.value, bonus)
+    shared.plain_learner_ratio(r)
+    level = r.text("algorithm.rollout_correction.rollout_is", f"{_ROLLOUT}.rollout_is", "algorithm.rollout_is")
+    cap = r.number("algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_is_threshold", default=2.0)
+    if cap is not None and level.value in ("token", "sequence"):
+        r.put(f"{FIX}.kind", "truncate" if level.value == "token" else "truncate_sequence", level)
+        r.put(f"{FIX}.cap" if level.value == "token" else f"{FIX}.sequence_cap", float(cap.value), cap)
+    tis = r.number(f"{_ACTOR}.tis_imp_ratio_cap")
+    if tis is not None and tis.value > 0:
+        r.put(f"{FIX}.kind", "truncate", tis)
+        r.put(f"{FIX}.cap", float(tis.value), tis)
+
+
+def _kl(r: Reading) -> None:
+    in_loss = r.flag(f"{_ACTOR}.use_kl_loss", default=False)
+    in_reward = r.flag("algorithm.use_kl_in_reward", default=False)
+    loss_coefficient = r.need(f"{_ACTOR}.kl_loss_coef", default=0.001)
+    kind = r.text(f"{_ACTOR}.kl_loss_type", default="low_var_kl")
+    coefficient = r.need("algorithm.kl_ctrl.kl_coef", default=0.001)
+    r.text("algorithm.kl_penalty", "algorithm.kl_ctrl.type")
+    r.used |= {"algorithm.kl_penalty", "algorithm.kl_ctrl.type"}
+    if in_loss.value:
+        shared.kl(r, loss_coefficient, kind, in_reward=False)
+        if in_reward.value:
+            r.drop(in_reward, "a KL term stands in the loss or in the reward here, not in both: the loss has it")
+    elif in_reward.value:
+        shared.kl(r, coefficient, None, in_reward=in_reward)
+    else:
+        r.put("algorithm.kl_coefficient", 0.0, in_loss, in_reward)
+
+
+def _sampling(r: Reading, prompts: Found) -> None:
+    on = r.flag("algorithm.filter_groups.enable", default=False)
+    batch = r.count("data.gen_batch_size", default=prompts.value)
+    rounds = r.need("algorithm.filter_groups.max_num_gen_batches", default=0)
+    metric = r.text("algorithm.filter_groups.metric", default="acc")
+    if not on.value:
+        shared.no_filter(r, on)
+        return
+    r.put(f"{DS}.mode", "filter", on)
+    oversample = max(1.0, batch.value / prompts.value)
+    if metric.value in ("acc", "accuracy"):
+        r.put(f"{DS}.metric", "accuracy", metric)
+    else:
+        r.put(f"{DS}.metric", "accuracy", metric, note="see below")
+        r.say(
+            f"verl filters by {metric.value}, which may hold the length penalty; groups are kept by accuracy here, as "
+            "in the paper (a named reward can be `algorithm.dynamic_sampling.metric`)"
+        )
+    shared.filter_rounds(r, rounds, oversample, (batch, prompts), "verl ends with an error; here the state is saved")
+
+
+def _length(r: Reading) -> None:
+    places = (
+        "reward_model.overlong_buffer",
+        "reward_model.reward_kwargs.overlong_buffer_cfg",
+        "reward.reward_kwargs.overlong_buffer_cfg",
+        "reward.overlong_buffer",
+    )
+    on = r.flag(*(f"{p}.enable" for p in places), default=False)
+    cache = r.count(*(f"{p}.len" for p in places), default=4096)
+    factor = r.need(*(f"{p}.penalty_factor" for p in places), default=1.0)
+    r.used |= {f"{p}.log" for p in places}
+    longest = r.number("reward_model.reward_kwargs.max_resp_len", "reward.reward_kwargs.max_resp_len")
+    longest = longest or r.number("reward_model.max_resp_len", "data.max_response_length")
+    if on.value:
+        shared.penalty(r, longest, cache, factor, on)
+    else:
+        shared.no_penalty(r, on)
+    r.put("algorithm.overlong_filtering", False, note="verl has none; on by default here")
+    manager = r.text("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager", default="naive")
+    dapo = str(manager.value).lower() == "dapo"
+    note = "the scorer of DAPO's data gives 1 and -1" if dapo else "rewards as the rule gives them, 0 and 1 here"
+    r.put("algorithm.reward_scaling.enabled", dapo, manager, note=note)
+    own = r.find("custom_reward_function.path", "reward.custom_reward_function.path")
+    r.drop(own, "a rule of yours: rewards.0.kind=function rewards.0.function=package.module:function")
+    shared.reward(r)
+
+
+def _advantage(r: Reading) -> None:
+    kind = r.text("algorithm.adv_estimator", default="gae")
+    by_std = r.flag("algorithm.norm_adv_by_std_in_grpo", default=True)
+    if kind.value == "grpo":
+        r.put("algorithm.advantage.scale", "group_std" if by_std.value else "none", kind, by_std)
+    elif kind.value == "rloo":
+        r.put("algorithm.advantage.baseline", "leave_one_out", kind)
+        r.put("algorithm.advantage.scale", "none", kind)
+    else:
+        r.put("algorithm.advantage.scale", "group_std", kind, note="see below")
+        r.say(f"adv_estimator {kind.value} has no counterpart: advantages are relative to the group (GRPO, DAPO)")
+    if not kind.given:
+        r.say("verl's default is gae with a critic, which is not here: set algorithm.adv_estimator there to compare")
+    gamma = [r.number("algorithm.gamma"), r.number("algorithm.lam")]
+    for found in gamma:
+        if found is not None and found.value != 1:
+            r.drop(found, "a discount: advantages are the same for every token here")
+
+
+def _optimiser(r: Reading) -> None:
+    optim = f"{_ACTOR}.optim"
+    r.put("learner.learning_rate", (lr := r.need(f"{optim}.lr", default=1e-6)).value, lr)
+    decay = r.need(f"{optim}.weight_decay", default=0.01)
+    r.put("learner.weight_decay", decay.value, decay)
+    norm = r.need(f"{_ACTOR}.grad_clip", f"{optim}.clip_grad", default=1.0)
+    r.put("learner.max_grad_norm", float(norm.value), norm)
+    kind = r.text(f"{optim}.lr_scheduler_type", f"{optim}.warmup_style", f"{optim}.lr_decay_style", default="constant")
+    warmup = r.number(f"{optim}.lr_warmup_steps")
+    ratio = r.number(f"{optim}.lr_warmup_steps_ratio", default=0.0)
+    total = r.number("trainer.total_training_steps")
+    if warmup is None or warmup.value < 0:
+        if ratio is not None and ratio.value and total is not None:
+            warmup = Found(ratio.value * total.value, ratio.said, ratio.given)
+        else:
+            warmup = Found(0, f"{r.title}'s default of lr_warmup_steps", False)
+            if ratio is not None and ratio.value:
+                r.drop(ratio, "a share of a number of steps that is not known: set learner.warmup")
+    shared.schedule(r, kind, unit="rollout", warmup=warmup, note="verl's scheduler advances once for each rollout")
+    low = r.number(f"{optim}.min_lr_ratio")
+    if low is not None and r.lines["learner.schedule"].value != "constant":
+        r.put("learner.final_ratio", low.value, low)
+    betas = r.find(f"{optim}.betas", default=[0.9, 0.999])
+    if betas is not None:
+        r.put("learner.betas", betas.value, betas)
+
+
+def _running(r: Reading) -> None:
+    shared.sampling(
+        r,
+        r.need(f"{_ROLLOUT}.temperature", default=1.0),
+        r.number(f"{_ROLLOUT}.top_p", default=1.0),
+        r.number(f"{_ROLLOUT}.top_k"),
+    )
+    shared.engine(r, r.text(f"{_ROLLOUT}.name", default="vllm"))
+    val = f"{_ROLLOUT}.val_kwargs"
+    sampled = r.flag(f"{val}.do_sample", default=False)
+    temperature = r.need(f"{val}.temperature", default=0)
+    if not sampled.value:
+        temperature = Found(0, sampled.said if sampled.given else temperature.said, sampled.given)
+    shared.evaluation(r, r.count(f"{val}.n", default=1), temperature, r.number(f"{val}.top_p", default=1.0))
+    r.used |= {f"{val}.top_k", f"{val}.top_p"}
+    steps, epochs = r.number("trainer.total_training_steps"), r.number("trainer.total_epochs", default=30)
+    shared.epochs_and_steps(r, steps, epochs)
+    if steps is None:
+        r.say(
+            "verl counts batches of data in total_epochs; DAPO-Math-17k's published file repeats each prompt 100 times"
+        )
+    _every(r, "trainer.save_freq", "checkpoint.every", -1, "only at the end")
+    _every(r, "trainer.test_freq", "validation.every", -1, "never")
+    name = r.find("actor_rollout_ref.model.path")
+    if name is not None:
+        r.put("model.path", str(name.value), name)
+    r.put("model.dtype", "bfloat16", note="verl computes in bfloat16 (its weights for the optimiser in float32)")
+    shared.data(r, "train", r.find("data.train_files"), format="dapo_math")
+    shared.data(r, "validation", r.find("data.val_files"), format="dapo_math")
+    shared.shuffled(r, "data.shuffle")
+    cut = r.text("data.truncation")
+    dropped = r.flag("data.filter_overlong_prompts", default=False)
+    if cut.value == "error" and not dropped.value:
+        r.put("data.overlong_prompts", "refuse", cut)
+    elif cut.value in ("left", "right", "middle"):
+        r.put("data.overlong_prompts", "drop", cut, note="nothing is ever cut here: a prompt over the limit is dropped")
+    elif dropped.given:
+        r.put("data.overlong_prompts", "drop", dropped)
+    project, run = r.find("trainer.project_name"), r.find("trainer.experiment_name")
+    loggers = r.find("trainer.logger")
+    if run is not None:
+        r.put("run.name", str(run.value).replace("/", "-"), run)
+    if loggers is not None and "wandb" in str(loggers.value):
+        r.put("logging.wandb", str(project.value) if project else "verl_examples", loggers, project)
+    if loggers is not None and "tensorboard" in str(loggers.value):
+        r.put("logging.tensorboard", True, loggers)
+
+
+def _every(r: Reading, key: str, ours: str, default: int, off: str) -> None:
+    found = r.need(key, default=default)
+    note = f"0: {off}" if found.value <= 0 else ""
+    r.put(ours, max(0, int(found.value)), found, note=note)

@@ -1,0 +1,139 @@
+"""What is brought along is read, never run; what is unclear, unknown or hostile is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dapo.cli.main import main
+from dapo.errors import RecipeError
+from dapo.importing import import_file, import_text
+
+LAUNCH = "python3 -m verl.trainer.main_ppo data.train_batch_size=64 "
+
+
+def apart(text: str, name: str = "a.sh", **more) -> dict[str, str]:
+    return {entry.what: entry.reason for entry in import_text(text, name, **more).reading.apart}
+
+
+def test_nothing_is_executed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = (
+        "X=$(touch RAN)\nY=`touch RAN`\n" + LAUNCH + "data.a=$(touch RAN) data.b=$X data.c=${Z:-$(touch RAN)} data.d=$1"
+    )
+    found = apart(script)
+    assert "a command, which is not run" in found["data.a=..."]
+    assert "is a command" in found["data.b=..."]
+    assert "data.c=..." in found
+    assert "an argument of the script" in found["data.d=..."]
+    python = "from trl import GRPOConfig\nGRPOConfig(seed=__import__('os').system('touch RAN'), **more)"
+    assert {"known only when it runs", "settings that are made when it runs"} <= {
+        reason.removeprefix("could not be read: ") for reason in apart(python, "a.py").values()
+    }
+    with pytest.raises(RecipeError):
+        import_text("a: !!python/object/apply:os.system ['touch RAN']", "a.yaml")
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_constants_of_a_script() -> None:
+    script = """
+ARGS=(data.train_batch_size=64   # a comment
+  "actor_rollout_ref.rollout.n=8")
+ARGS+=(data.max_prompt_length=$((2 * 3 * (4 + 1))))
+if [ -z "$X" ]; then CLIP=0.3; fi
+EXTRA="actor_rollout_ref.actor.clip_ratio_high=0.25 actor_rollout_ref.actor.clip_ratio_low=0.1"
+python -m verl.trainer.main_ppo "${ARGS[@]}" $EXTRA \\
+  # a comment that somebody left
+  actor_rollout_ref.actor.clip_ratio_c=$CLIP \\
+  trainer.experiment_name='a b'"${N:-c}" "$@"
+cat <<EOF
+data.train_batch_size=1
+EOF
+"""
+    made = import_text(script, "a.sh")
+    lines = made.reading.lines
+    assert lines["rollout.prompts_per_step"].value == 64
+    assert lines["rollout.group_size"].value == 8
+    assert lines["data.max_prompt_tokens"].value == 30
+    assert (lines["algorithm.clip.low"].value, lines["algorithm.clip.high"].value) == (0.1, 0.25)
+    assert lines["run.name"].value == "a bc"
+    assert any("inside of an if" in entry.reason for entry in made.reading.apart)
+
+
+def test_unknown_keys_are_listed() -> None:
+    found = apart(LAUNCH + "data.frobnicate=3 actor_rollout_ref.actor.optim.lr=abc")
+    assert "not known" in found["data.frobnicate = 3"]
+    assert "number is expected" in found["actor_rollout_ref.actor.optim.lr = abc"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("epsilon_high: 0.28\nnum_generations: 8", "a.yaml", "TRL's or ms-swift's"),
+        ("a: 1", "a.yaml", "no known trainer"),
+        ("echo hello", "a.sh", "no settings at all"),
+        ("algorithm: {clip: {high: 0.28}}", "a.yaml", "a recipe of dapo already"),
+        ("grpo: {x: 1}\nactor_rollout_ref: {y: 1}", "a.yaml", "say which with --from"),
+        ("a\0b", "a.sh", "NUL"),
+        ("(" * 5000, "a.py", "not Python that can be read"),
+        ("GRPOConfig(" + "-" * 60000 + "1)", "a.py", "not Python that can be read"),
+        ("a: " + "[" * 5000, "a.yaml", "too deep"),
+        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+            f"{c}: &{c} [" + ",".join([f"*{b}"] * 10) + "]\n" for b, c in zip("abcdef", "bcdefg", strict=True)
+        ), "a.yaml", "stand for more than"),
+        ("A=xxxxxxxxxx\n" + "A=$A$A$A$A$A$A$A$A$A$A\n" * 9 + LAUNCH, "a.sh", "characters"),
+        ("A=${B:-" * 200 + "1" + "}" * 200 + "\n" + LAUNCH, "a.sh", "too deep"),
+    ],
+)  # fmt: skip
+def test_what_is_unclear_or_hostile_is_refused_by_name(text: str, name: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        import_text(text, name)
+
+
+def test_references_that_go_round_are_listed() -> None:
+    found = apart("grpo: {a: '${grpo.b}', b: '${grpo.a}', num_prompts_per_step: 4}", "a.yaml")
+    assert len([reason for what, reason in found.items() if "could not be read" in reason]) == 2
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"grpo: \xff\xfe")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        import_file(path)
+    path.write_bytes(b"#" * 1_000_001)
+    with pytest.raises(RecipeError, match="at most"):
+        import_file(path)
+    with pytest.raises(RecipeError, match="expected one of nemo-rl"):
+        import_text("a: 1", "a.yaml", "openrlhf")
+
+
+def test_a_value_cannot_end_its_comment_or_show_a_secret() -> None:
+    made = import_text(
+        'actor_rollout_ref: {rollout: {n: 8}}\ntrainer: {experiment_name: "x\\nrun: {seed: 7}"}\n'
+        "data: {api_key: hunter22, token: hf_abcdefghijklmnopqrstuvwx}\n",
+        "a.yaml",
+    )
+    assert all(not line.startswith("run: {") for line in made.text.splitlines())
+    assert "hunter22" not in made.text
+    assert "hf_abc" not in made.text
+
+
+def test_the_command(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(LAUNCH)
+    assert main(["import", "run.sh", "-o", "mine.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "settings of verl" in said
+    assert "dapo check mine.yaml model.path=NAME_OR_FOLDER data.train.0.path=FILE" in said
+    assert main(["import", "run.sh", "-o", "mine.yaml"]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert main(["import", "run.sh", "--from", "verl"]) == 0
+    assert capsys.readouterr().out == Path("mine.yaml").read_text()
+
+
+def test_a_peers_flag_on_our_own_command_line_is_answered(capsys) -> None:
+    assert main(["train", "quickstart", "--epsilon_high", "0.28"]) == 2
+    said = capsys.readouterr().err
+    assert "`algorithm.clip.high`" in said
+    assert "KEY=VALUE" in said

@@ -1,0 +1,166 @@
+"""Public configurations of six trainers, imported: their arithmetic against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from dapo.config import load_recipe
+from dapo.config.checks import penalty_interval
+from dapo.config.schema import Recipe
+from dapo.importing import Imported, import_text
+from tests.unit.importing import configurations_for_tests as public
+
+NO_DATA = ["model.path=builtin/signed-sum", "data.train=[{task: signed_sum}]", "data.validation=[]"]
+
+
+def imported(text: str, name: str, tmp_path, **more: Any) -> tuple[Imported, Recipe]:
+    made = import_text(text, name, **more)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(made.text)
+    return made, load_recipe(path, NO_DATA).recipe
+
+
+def arithmetic(r: Recipe) -> dict[str, Any]:
+    """What a training step is made of, from a loaded recipe."""
+    longest, cache = penalty_interval(r)
+    mini = r.learner.minibatch_prompts or r.rollout.prompts_per_step
+    sampling = r.algorithm.dynamic_sampling
+    capped = sampling.mode == "filter" and sampling.max_groups is not None
+    return {
+        "prompts": r.rollout.prompts_per_step,
+        "responses": r.rollout.prompts_per_step * r.rollout.group_size,
+        "updates": r.rollout.prompts_per_step // mini,
+        "first round": round(r.rollout.prompts_per_step * (sampling.oversample or 1)),
+        "cap": round(sampling.max_groups * r.rollout.prompts_per_step) if capped and sampling.max_groups else None,
+        "ratio": (round(1 - r.algorithm.clip.low, 6), round(1 + r.algorithm.clip.high, 6)),
+        "dual": r.algorithm.clip.dual,
+        "penalised": (longest - cache, longest) if r.algorithm.overlong_punishment.enabled else None,
+        "limit": r.rollout.max_response_tokens,
+        "reduction": r.algorithm.loss.reduction,
+        "kl": r.algorithm.kl_coefficient,
+    }
+
+
+PAPER = {"prompts": 512, "responses": 8192, "updates": 16, "first round": 1536, "cap": 15360, "ratio": (0.8, 1.28)}
+CASES = {
+    # 20 x 1024 tokens, of which 4 x 1024 are the buffer; 10 rounds of 1536 prompts; 512 / 32 updates
+    "verl": (
+        "run.sh",
+        public.VERL_32B,
+        {**PAPER, "dual": 10, "penalised": (16384, 20480), "limit": 20480, "reduction": "token_mean", "kl": 0},
+    ),
+    # 512 responses an update are 32 prompts of 16; 14336 - 2048
+    "nemo-rl": (
+        "dapo.yaml",
+        public.NEMO_7B,
+        {**PAPER, "dual": 10, "penalised": (12288, 14336), "limit": 16384, "reduction": "token_mean", "kl": 0},
+    ),
+    # the page's block alone: the rest are NeMo RL's defaults, among them KL 0.01
+    "nemo-rl page": (
+        "page.yaml",
+        public.NEMO_PAGE,
+        {**PAPER, "dual": None, "penalised": (16384, 20480), "limit": 20480, "reduction": "token_mean", "kl": 0.01},
+    ),
+    # 30 batches of 1024; 1024 / 256 updates; 1024 - 512
+    "skyrl": (
+        "run_dapo_gsm8k.sh",
+        public.SKYRL_GSM8K,
+        {"prompts": 1024, "responses": 5120, "updates": 4, "first round": 1024, "cap": 30720, "ratio": (0.8, 1.28)}
+        | {"dual": 10, "penalised": (512, 1024), "limit": 1024, "reduction": "micro_batch_mean", "kl": 0},
+    ),
+    "areal": (
+        "gsm8k_dapo.yaml",
+        public.AREAL_GSM8K,
+        {"prompts": 256, "responses": 1024, "updates": 1, "first round": 256, "cap": None, "ratio": (0.8, 1.28)}
+        | {"dual": None, "penalised": (3584, 4096), "limit": 4096, "reduction": "token_mean", "kl": 0},
+    ),
+    # 4 rows x 16 slices x 8 devices = 512 responses, an update of 4 x 8 x 8 = 256; the batch and 3 more
+    "ms-swift": (
+        "dapo.sh",
+        public.SWIFT_PAGE,
+        {"prompts": 32, "responses": 512, "updates": 2, "first round": 32, "cap": 128, "ratio": (0.8, 1.28)}
+        | {"dual": None, "penalised": (4096, 8192), "limit": 8192, "reduction": "micro_batch_mean", "kl": 0},
+    ),
+    # 8 rows x 8 slices = 64 responses, an update of 8 x 4 = 32
+    "trl": (
+        "train.py",
+        public.TRL_SCRIPT,
+        {"prompts": 4, "responses": 64, "updates": 2, "first round": 4, "cap": None, "ratio": (0.8, 1.28)}
+        | {"dual": None, "penalised": (768, 1024), "limit": 1024, "reduction": "token_mean", "kl": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_arithmetic_of_a_public_configuration(case: str, tmp_path) -> None:
+    name, text, expected = CASES[case]
+    made, recipe = imported(text, name, tmp_path)
+    assert made.system == case.removesuffix(" page")
+    assert made.refused == ""
+    assert arithmetic(recipe) == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_line_says_where_it_came_from_and_no_key_is_lost(case: str) -> None:
+    name, text, _ = CASES[case]
+    made = import_text(text, name)
+    loaded = YAML(typ="safe").load(made.text)
+    for line in made.text.splitlines():
+        if line and not line.startswith("#") and not line.rstrip().endswith(":"):
+            assert line.partition("# ")[2].strip(), line
+    assert loaded["preset"] == "dapo"
+    reading = made.reading
+    listed = {entry.what.partition(" = ")[0] for entry in reading.apart}
+    assert [key for key in reading.source.settings if key not in reading.used and key not in listed] == []
+
+
+def test_what_other_trainers_do_by_default_is_written_too(tmp_path) -> None:
+    """An empty command of verl: its defaults, none of which is DAPO's."""
+    made, recipe = imported("data: {train_batch_size: 64}\nactor_rollout_ref: {rollout: {n: 8}}", "a.yaml", tmp_path)
+    assert recipe.algorithm.clip.high == 0.2
+    assert recipe.algorithm.clip.dual == 3
+    assert recipe.algorithm.dynamic_sampling.mode == "off"
+    assert not recipe.algorithm.overlong_punishment.enabled
+    assert not recipe.algorithm.overlong_filtering
+    assert (recipe.algorithm.old_logprobs, recipe.algorithm.correction.kind) == ("learner", "none")
+    assert "verl's default of actor_rollout_ref.actor.clip_ratio_c" in made.text
+    assert recipe.learner.minibatch_prompts == 64  # 256 there, more than there are prompts: said
+    assert any("more than the 64 prompts" in said for said in made.reading.said)
+
+
+def test_areals_penalty_is_scaled_along_with_the_reward(tmp_path) -> None:
+    """(r + f x penalty - 0.5) x 10 of AReaL is our map of r to -5..5, and 10 x f x penalty."""
+    _, recipe = imported(public.AREAL_GSM8K, "a.yaml", tmp_path)
+    scaling, punishment = recipe.algorithm.reward_scaling, recipe.algorithm.overlong_punishment
+    for raw in (0.0, 0.25, 1.0):
+        for penalty in (0.0, -0.5, -1.0):
+            theirs = (raw + 1.0 * penalty - 0.5) * 10.0
+            ours = scaling.target_min + raw * (scaling.target_max - scaling.target_min) + punishment.factor * penalty
+            assert math.isclose(ours, theirs, abs_tol=1e-12)
+
+
+def test_devices_are_counted(tmp_path) -> None:
+    _, recipe = imported(public.TRL_SCRIPT, "train.py", tmp_path, devices=4)
+    assert recipe.rollout.prompts_per_step == 16
+    assert recipe.learner.minibatch_prompts == 8
+    assert recipe.trainer.steps == 50  # 100 optimiser steps, 2 of each
+
+
+def test_an_update_that_is_no_whole_groups_is_said() -> None:
+    made = import_text("grpo: {num_prompts_per_step: 4}\npolicy: {train_global_batch_size: 24}", "a.yaml")
+    assert made.reading.lines["learner.minibatch_prompts"].value == 4
+    assert any("no whole groups of 16" in said for said in made.reading.said)
+
+
+def test_what_means_something_else_is_said() -> None:
+    text = import_text(public.NEMO_7B, "dapo.yaml").text
+    assert "to -2 x factor at 16384 tokens in NeMo RL" in text
+    assert "and a whole round again there" in text
+    assert "not found beside the file" in text
+    text = import_text(public.SWIFT_PAGE, "a.sh").text
+    assert "bnpo is a mean over micro-batches" in text
+    assert "the batch and 3 more" in text
