@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.config import LoadedRecipe, load_recipe, recipe_from_dict
 from dapo.config.check_data import source_name
-from dapo.config.resume import RESOLVED
+from dapo.config.files import RESOLVED
 from dapo.config.schema import DataSource, Recipe
 from dapo.errors import RecipeError
 

@@ -357,7 +357,7 @@ def export(
     ] = False,
 ) -> int:
     """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads, with a model card."""
-    from dapo.config.resume import RESOLVED
+    from dapo.config.files import RESOLVED
 
     if not (run / RESOLVED).is_file():
         raise RecipeError(f"{run} is not a run folder: it holds no {RESOLVED}")

@@ -21,6 +21,9 @@ from dapo.config.problems import Problem
 from dapo.config.shipped import recipe_names
 from dapo.errors import DapoError, RecipeError
 
+RESOLVED = "recipe.resolved.yaml"
+"""File of a run folder that holds every setting."""
+
 MOST_BYTES = 1_000_000
 """Of a recipe's text. The longest have ten thousand."""
 _MOST_NODES = 100_000  # with each alias counted as what it stands for

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from dapo.config.checks import check
-from dapo.config.files import check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
+from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
+from dapo.config.older import of_today
 from dapo.config.presets import preset_settings
 from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key, visible
 from dapo.config.schema import Recipe
@@ -61,6 +62,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bo
     called, path = str(path), find_recipe(path)
     text = read_recipe_file(path)
     given, lines = parse_yaml(text, called)
+    if path.name == RESOLVED:
+        given = of_today(given)
     return _load(given, text, overrides, Origin(called, lines), path, hidden_is_fine=of_a_run)
 
 

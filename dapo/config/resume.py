@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from dapo.config.files import RESOLVED
 from dapo.config.load import LoadedRecipe, load_recipe
 from dapo.config.problems import brief
 from dapo.config.schema import Recipe
@@ -23,7 +24,6 @@ from dapo.config.settings import generic, settings
 from dapo.errors import CheckpointError, RecipeError
 
 Rule = Literal["free", "ask", "fixed"]
-RESOLVED = "recipe.resolved.yaml"
 _SOURCE_FIXED = "name split format fields task options seed size"
 
 _RULES: dict[str, dict[Rule, str]] = {

@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
+from dapo.config.files import RESOLVED
 from dapo.config.load import LoadedRecipe
-from dapo.config.resume import RESOLVED, Change, changed_since, load_for_resume
+from dapo.config.resume import Change, changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.events import Callback, StartEvent

@@ -13,7 +13,7 @@ import dapo
 from dapo.algorithms.objective import Objective
 from dapo.api.data import sources
 from dapo.api.recipe import ask, overrides_of, reward_sections
-from dapo.config.resume import RESOLVED
+from dapo.config.files import RESOLVED
 from dapo.contracts.hooks import give_as, given, load
 from dapo.errors import DataError, RecipeError
 

@@ -17,7 +17,7 @@ import dapo
 from dapo.cli.evaluate import evaluation_recipe
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
-from dapo.config.resume import RESOLVED
+from dapo.config.files import RESOLVED
 from dapo.errors import LearnerError, RecipeError
 
 ROOT = Path(__file__).parents[3]

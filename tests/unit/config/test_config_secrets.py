@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dapo.config import load_recipe
-from dapo.config.resume import RESOLVED, load_for_resume
+from dapo.config.files import RESOLVED
+from dapo.config.resume import load_for_resume
 from dapo.config.secrets import HIDDEN, redact, redact_override
 from dapo.config.settings import settings
 from dapo.errors import RecipeError
