@@ -106,7 +106,7 @@ class WandbTracker(Tracker):
         rows = [_row(event.step, answer) for answer in event.answers[:ANSWERS]]
         if rows:
             table = self._wandb.Table(columns=list(_COLUMNS), data=rows)
-            self._run.log({"step": event.step, "validation/answers": table})
+            self._run.log({"step": event.step, "answers": table})
 
     def state(self) -> dict[str, Any]:
         return {"id": self._run.id}

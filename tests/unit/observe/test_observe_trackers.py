@@ -130,7 +130,7 @@ def test_wandb_run_goes_on_under_its_saved_id_and_shows_answers(tmp_path, monkey
     assert dict(zip(table["columns"], table["data"][0], strict=True))["response"] == "the answer"
     logged = [args[0] for args, _ in run.of("log")]
     assert logged[0] == {"step": 4, "train/loss": 1.0}
-    assert set(logged[1]) == {"step", "validation/answers"}
+    assert set(logged[1]) == {"step", "answers"}
     assert run.of("finish") == [((), {"exit_code": 0})]
     assert warned == []
 
