@@ -55,6 +55,7 @@ _MODES = (
 _KL = "0 in DAPO; `algorithm.kl_estimator` is k3 (verl's low_var_kl) unless set"
 _CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
 _ONE = "one process on one device, and servers for the rollouts"
+_PRODUCT = "with rows for each device and the devices a product in responses; divided by G"
 _RESUME = "dapo train --resume RUN"
 
 
@@ -92,9 +93,7 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("batch_multiplier", NEMO, f"{_DS}.oversample", "null adapts it to the measured acceptance rate")
     + _peer("dynamic_sampling_max_gen_batches", NEMO, f"{_DS}.max_groups", _CAP)
     + _peer("dynamic_sampling", AREAL, f"{_DS}.mode", "true is `filter`, false is `off`")
-    + _peer(
-        "dynamic_bs", AREAL, f"{_DS}.on_cap", f"`train_partial` trains on what there is; `{_DS}.max_groups: 1` caps"
-    )
+    + _peer("dynamic_bs", AREAL, f"{_DS}.mode", "`mask` trains on what is left of one batch")
     + _peer("dynamic_filter_fn should_accept_fn", AREAL, f"{_DS}.keep")
     + _peer("dynamic_sampling.type", SKYRL, f"{_DS}.mode", "`filter` and `replace` are the same")
     + _peer("max_sample_batches", SKYRL, f"{_DS}.max_groups", _CAP)
@@ -215,14 +214,11 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("ppo_mini_batch_size", VERL, "learner.minibatch_prompts")
     + _peer("policy_mini_batch_size", SKYRL, "learner.minibatch_prompts")
     + _peer("ppo_n_minibatches", AREAL, "learner.minibatch_prompts", "the size of one, not their number")
-    + _peer("steps_per_generation", (SWIFT, TRL), "learner.minibatch_prompts")
+    + _peer("steps_per_generation", (SWIFT, TRL), "rollout.prompts_per_step", _PRODUCT)
     + _peer("num_iterations ppo_epochs", (SWIFT, TRL, VERL), "", "every minibatch is trained on once, as in the paper")
-    + _peer(
-        "per_device_train_batch_size gradient_accumulation_steps micro_batch_size",
-        (SWIFT, TRL, AREAL),
-        "learner.microbatch_tokens",
-        "memory only: it cannot change the gradient",
-    )
+    + _peer("per_device_train_batch_size", (SWIFT, TRL), "rollout.prompts_per_step learner.minibatch_prompts", _PRODUCT)
+    + _peer("gradient_accumulation_steps", (SWIFT, TRL), "learner.minibatch_prompts", _PRODUCT)
+    + _peer("micro_batch_size", AREAL, "learner.microbatch_tokens", "memory only: it cannot change the gradient")
     # engines
     + _peer("use_vllm", (SWIFT, TRL), "rollout.engine", "true is `vllm`")
     + _peer("vllm_mode", (SWIFT, TRL), "rollout.engine", "colocate is `vllm`, server is `vllm_server`")
@@ -369,38 +365,30 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("entropy_coef_delta", TRL, "algorithm.entropy_control.delta", values=_SAME)
     + _peer("entropy_coef_min", TRL, "algorithm.entropy_control.min", values=_SAME)
     + _peer(
-        "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing",
+        "gradient_checkpointing enable_gradient_checkpointing",
         (VERL, TRL, SWIFT, SKYRL, AREAL),
-        "model.gradient_checkpointing",
-        values=_SAME,
+        "model.activation_checkpointing",
+        "true is `full`",
+        {"true": "full", "false": "none"},
     )
     + _peer("trust_remote_code", (VERL, TRL, SWIFT), "model.trust_remote_code", values=_SAME)
     + _peer("entropy_coef_max", TRL, "algorithm.entropy_control.max", values=_SAME)
 )
 
-_BY_KEY: dict[str, PeerKey] = {}
+_BY_KEY: dict[str, list[PeerKey]] = {}
 for _entry in PEER_KEYS:
-    _BY_KEY.setdefault(_entry.key, _entry)
+    _BY_KEY.setdefault(_entry.key, []).append(_entry)
 
 
-def peer_key(path: str, who: str) -> PeerKey | None:
-    """The row of one trainer's key: the longest of its endings that is one of ``who``'s."""
-    parts = path.replace("-", "_").split(".")
-    for start in range(len(parts)):
-        for entry in PEER_KEYS:
-            if who in entry.who and entry.key == ".".join(parts[start:]):
-                return entry
-    return None
+def peer_entry(path: str, who: str | None = None) -> PeerKey | None:
+    """The row of a key of ``who``, or of anybody: of the longest ending that is one."""
+    parts = path.lstrip("+-").replace("-", "_").split(".")
+    endings = (".".join(parts[start:]) for start in range(len(parts)))
+    rows = (row for ending in endings for row in _BY_KEY.get(ending, ()))
+    return next((row for row in rows if who is None or who in row.who), None)
 
 
 def peer_hint(path: str) -> str | None:
-    """What a peer's key is called here, for a path whose last parts are that key; None when it is nobody's.
-
-    The longest match wins: ``trainer.algorithm.dynamic_sampling.type`` is SkyRL's ``dynamic_sampling.type``.
-    """
-    parts = path.lstrip("+-").replace("-", "_").split(".")
-    for start in range(len(parts)):
-        entry = _BY_KEY.get(".".join(parts[start:]))
-        if entry:
-            return entry.hint()
-    return None
+    """What a peer's key is called here, for a path whose last parts are that key; None when it is nobody's."""
+    entry = peer_entry(path)
+    return entry.hint() if entry else None

@@ -175,3 +175,10 @@ APART: tuple[tuple[str, tuple[str, ...], str], ...] = (
 def apart_reason(key: str, who: str) -> str:
     """Why a key of ``who`` has no line in a recipe, with the effect; empty for a key that is not known."""
     return next((reason for pattern, people, reason in APART if who in people and fnmatchcase(key, pattern)), "")
+
+
+def apart_hint(path: str) -> str | None:
+    """One sentence for a key that other trainers have and nobody needs here; None when it is nobody's."""
+    key = path.lstrip("+-").replace("-", "_")
+    found = [(people, reason) for pattern, people, reason in APART if fnmatchcase(key, pattern)]
+    return f"no such key here (of {', '.join(found[0][0])}): {found[0][1]}" if found else None

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dapo.config.peers import peer_hint
+from dapo.config.peers_apart import apart_hint
 from dapo.config.secrets import redact
 from dapo.config.settings import REQUIRED, generic, lookup, settings
 from dapo.errors import RecipeError
@@ -166,13 +167,15 @@ def _hint_for_text(expected: str, value: str) -> str:
 
 
 def unknown_key(path: str) -> str:
-    """The peer's name it is, or the nearest right names."""
+    """The peer's name it is, or the nearest right names, or why a peer's key has none."""
     hint = peer_hint(path)
     if hint:
         return hint
     near = nearest(path)
     if near:
         return f"no such key; did you mean {' or '.join(f'`{n}`' for n in near)}?"
+    if apart := apart_hint(path):
+        return apart
     section, _, _ = path.rpartition(".")
     siblings = [s.name for s in settings().values() if s.path.rpartition(".")[0] == section]
     return f"no such key; here may stand: {', '.join(siblings)}" if siblings else "no such key"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dapo.config.files import read_recipe_file
 from dapo.config.load import recipe_from_dict
-from dapo.config.peers import peer_key
+from dapo.config.peers import peer_entry
 from dapo.config.peers_apart import apart_reason
 from dapo.config.settings import lookup
 from dapo.errors import RecipeError
@@ -115,7 +115,7 @@ def _by_the_table(r: Reading) -> None:
             r.apart.append(Apart(f"{key} = null", "says nothing"))
             continue
         what = f"{key} = {shown(given.value)}"
-        entry = peer_key(key, r.title)
+        entry = peer_entry(key, r.title)
         reason = apart_reason(key, r.title)
         converted = entry.converted(given.value) if entry is not None else None
         if entry is not None and converted is not None and entry.ours[0] not in r.lines:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dapo.config.check_data import source_name
-from dapo.config.peers import PEER_KEYS
+from dapo.config.peers import PEER_KEYS, peer_entry
+from dapo.config.problems import unknown_key
 from dapo.config.reference import reference
 from dapo.config.schema import DataSource
 from dapo.config.settings import settings
@@ -99,6 +100,40 @@ def test_every_setting_of_the_peers_pages_gets_a_hint() -> None:
     metrics = {"dynamic_sampling_num_gen_batches", "dynamic_sampling_num_discarded_valid_samples", "filtered_reward"}
     known = {k.key.rpartition(".")[2] for k in PEER_KEYS} | {k.key.partition(".")[0] for k in PEER_KEYS}
     assert {k.rpartition(".")[2] for k in SEED_KEYS} - known == metrics
+
+
+def test_the_page_of_peers_says_what_the_table_says() -> None:
+    """Line by line: a key on the left has one of its places in the table on the right."""
+    rows = [
+        row.strip("| ").split(" | ") for row in (DOCS / "peers.md").read_text().splitlines() if row.startswith("| ")
+    ]
+    wrong, held = [], 0
+    for there, here in (row for row in rows if len(row) == 2):
+        for key in re.findall(r"`([\w.]+)[^`]*`", there):
+            entry = peer_entry(key)
+            if entry is None or not entry.ours or here.startswith("none"):
+                continue
+            if "presets" in here:  # a word of the key's values, not the key
+                continue
+            named = [path for path in entry.ours if f"`{path}" in here or f"`.{path.rpartition('.')[2]}" in here]
+            named += [path for path in entry.ours if f"`{path.rpartition('.')[2]}:" in here or "preset `" in here]
+            held += bool(named)
+            if not named:
+                wrong.append((key, entry.ours, here))
+    assert wrong == []
+    assert held > 100
+
+
+@pytest.mark.parametrize(
+    ("key", "part"),
+    [
+        ("actor_rollout_ref.actor.fsdp_config.param_offload", "memory and speed only"),
+        ("critic.ppo_epochs_of_it", "no critic here"),
+        ("cluster.n_nodes", "spread over devices"),
+    ],
+)
+def test_keys_without_a_counterpart_are_told_why(key: str, part: str) -> None:
+    assert part in unknown_key(key)
 
 
 @pytest.mark.parametrize(
