@@ -117,7 +117,7 @@ def _loss(r: Reading, d: Defaults) -> None:
     assert low is not None
     kind = r.text("loss_type", default=d.loss)
     reductions = {"grpo": "sequence_mean", "dapo": "token_mean", "dr_grpo": "constant", "bnpo": "micro_batch_mean"}
-    reductions["cispo"] = "token_mean"
+    reductions |= {"cispo": "token_mean", "sapo": "sequence_mean"}
     r.choose(f"{LOSS}.reduction", kind, reductions)
     r.put("algorithm.clip.low", low.value, low)
     if kind.value == "cispo":
@@ -133,8 +133,11 @@ def _loss(r: Reading, d: Defaults) -> None:
         r.put(f"{LOSS}.micro_batch_sequences", size.value, size, note="the micro-batch of one device")
         r.put(f"{LOSS}.micro_batch_weighted", False, kind)
         r.say("bnpo is a mean over micro-batches; meant is algorithm.loss.reduction=token_mean, as in the paper")
+    other = kind.value == "sapo" and shared.other_loss(r, kind)
     dual = r.number("delta")
-    if dual is not None:
+    if other:
+        r.drop(dual, "a bound of the clipped loss, which sapo has not")
+    elif dual is not None:
         r.put(
             "algorithm.clip.dual", float(dual.value), dual, note="the bound of the ratio, as c for negative advantages"
         )

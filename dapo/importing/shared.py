@@ -218,3 +218,13 @@ def shuffled(r: Reading, key: str) -> None:
     found = r.flag(key, default=True)
     if found.given:
         r.put("data.shuffle", found.value, found)
+
+
+def other_loss(r: Reading, kind: Found) -> bool:
+    """A loss that has its own name in both; the dual clip is the clipped loss's alone. False: it is none of them."""
+    name = str(kind.value).replace("-", "_")
+    if name not in ("sapo", "clip_cov", "kl_cov", "cispo"):
+        return False
+    r.put(f"{LOSS}.kind", name, kind)
+    r.lines.pop("algorithm.clip.dual", None)
+    return True

@@ -54,7 +54,7 @@ def _loss(r: Reading, responses: int) -> None:
         cap = r.number(f"{_A}.cispo.cispo_eps_clip_high")
         if cap is not None:
             r.put(f"{LOSS}.cispo_cap", 1 + cap.value, cap)
-    elif kind.value != "regular":
+    elif kind.value != "regular" and not shared.other_loss(r, kind):
         r.drop(kind, "this loss has no counterpart: the clipped one is taken")
     if kind.value != "dual_clip":
         r.drop(dual, f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here")

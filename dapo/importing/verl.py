@@ -70,7 +70,7 @@ def _clip_and_loss(r: Reading) -> None:
     kind = r.text(f"{_ACTOR}.policy_loss.loss_mode", default="vanilla")
     if kind.value == "gspo":
         r.put(f"{LOSS}.ratio", "sequence", kind)
-    elif kind.value != "vanilla":
+    elif kind.value != "vanilla" and not shared.other_loss(r, kind):
         r.drop(kind, "this loss has no counterpart: the clipped one is taken (algorithm.loss.kind takes yours)")
     _kl(r)
     bonus = r.number(f"{_ACTOR}.entropy_coeff")

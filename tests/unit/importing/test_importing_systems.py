@@ -164,3 +164,22 @@ def test_what_means_something_else_is_said() -> None:
     text = import_text(public.SWIFT_PAGE, "a.sh").text
     assert "bnpo is a mean over micro-batches" in text
     assert "the batch and 3 more" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "kind"),
+    [
+        (
+            "actor_rollout_ref: {rollout: {n: 8}, actor: {policy_loss: {loss_mode: clip_cov, clip_cov_lb: 2.0}}}",
+            "a.yaml",
+            "clip_cov",
+        ),
+        ("trainer: {algorithm: {policy_loss_type: kl_cov}}", "a.yaml", "kl_cov"),
+        ("trl grpo --model_name_or_path m --loss_type sapo --delta 3", "a.sh", "sapo"),
+    ],
+)
+def test_other_losses_keep_their_names_and_lose_the_dual_clip(text: str, name: str, kind: str) -> None:
+    made = import_text(text, name)
+    assert made.refused == ""
+    assert made.reading.lines["algorithm.loss.kind"].value == kind
+    assert "algorithm.clip.dual" not in made.reading.lines
