@@ -167,7 +167,7 @@ def test_resume_refuses_what_is_fixed(
 
 def test_export(commands: types.SimpleNamespace, run_folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(run_folder), str(tmp_path / "out"), "--step", "3"]) == 0
-    assert commands.calls == [("export", run_folder, tmp_path / "out", 3)]
+    assert commands.calls == [("export", run_folder, tmp_path / "out", 3, {"adapter": False})]
     assert main(["export", str(run_folder), str(run_folder)]) == 2  # holds files already
 
 
