@@ -178,7 +178,8 @@ class StreamingCollector:
 
     def rest(self) -> None:
         """Nothing is under way at the engine, so that ``state`` can be taken; the next ``pump`` goes on."""
-        self.pause() if self.turn is None else self.hold()
+        with suppress(SamplingStopped, RewardError):  # told by whoever waits for the batch; what is held is saved
+            self.pause() if self.turn is None else self.hold()
 
     def hold(self) -> None:
         """As ``pause``, but scores stay awaited: the engine stands still no longer than a state takes to be written."""

@@ -337,7 +337,8 @@ class Trainer:
         return folder
 
     def _write(self, folder: Path) -> Handle[list[SavedFile]]:
-        self.collector.rest()
+        if self.overlap is not None:
+            self.collector.rest()
         saving = self.learner.save(folder / "learner")
         state = {
             "fingerprint": self.fingerprint,

@@ -66,12 +66,13 @@ def test_what_cannot_travel_is_refused_at_once(processes):
 
 
 DRIVER = """
-    import os, sys
+    import os, signal, sys
     from pathlib import Path
     from desk import Desk
     from dapo.cluster.processes import ProcessTransport
     from dapo.contracts.remote import HostSpec
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     transport = ProcessTransport()
     hosts = [transport.start(HostSpec(f"host-{n}", Desk)) for n in range(2)]
     found = [transport.get(transport.call(host, "process")) for host in hosts]

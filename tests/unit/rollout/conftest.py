@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_requests import VOCABULARY, prompt, request
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dapo.contracts.types import Partial, SampleEvent, SampleRequest, SamplingParams
+from dapo.contracts.types import SampleEvent
 from dapo.models.loaded import LoadedModel
-
-VOCABULARY = 40
 
 
 def build(architecture: str = "llama", *, dtype: torch.dtype = torch.float32, **config: Any) -> LoadedModel:
@@ -63,20 +62,6 @@ def model() -> Callable[..., LoadedModel]:
 def fresh() -> Callable[..., LoadedModel]:
     """Like ``model``, but the caller's own."""
     return build
-
-
-def prompt(group: int, length: int | None = None) -> np.ndarray:
-    random = np.random.default_rng(group)
-    return random.integers(2, VOCABULARY, length or int(random.integers(1, 12)))
-
-
-def request(
-    group: int, index: int = 0, *, seed: int | None = None, prefix: Partial | None = None, prompt_ids: Any = None,
-    **sampling: Any,
-) -> SampleRequest:  # fmt: skip
-    params = SamplingParams(**({"max_tokens": 12, "stop_token_ids": (1,)} | sampling))
-    tokens = prompt(group) if prompt_ids is None else np.asarray(prompt_ids)
-    return SampleRequest((group, index), tokens, params, 1000 * group + index if seed is None else seed, prefix)
 
 
 def drain(engine: Any) -> dict[tuple[int, int], SampleEvent]:

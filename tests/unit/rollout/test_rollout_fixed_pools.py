@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from engine_requests import prompt, request
 
 from dapo.errors import EngineError
 from dapo.rollout import embedded, slots
@@ -83,8 +84,6 @@ def test_nothing_is_given_back_in_which_a_row_lives():
 
 
 def test_the_engine_makes_the_same_responses_and_sleeps_without_memory(model, monkeypatch):
-    from conftest import prompt, request
-
     def run(engine, numbers):
         asked = [request(n, prompt_ids=prompt(n, 5 + 3 * n), max_tokens=90, stop_token_ids=()) for n in numbers]
         engine.submit(asked)
@@ -108,8 +107,6 @@ def test_the_engine_makes_the_same_responses_and_sleeps_without_memory(model, mo
 
 
 def test_a_request_longer_than_promised_is_refused(model):
-    from conftest import request
-
     engine = EmbeddedEngine(model("llama"), slots=2, longest=20)
     engine.submit([request(0, prompt_ids=[3] * 8, max_tokens=12)])
     with pytest.raises(EngineError, match="may grow to 21 tokens; this engine was made for 20"):

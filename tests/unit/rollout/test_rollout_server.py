@@ -282,7 +282,7 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing_there(make, help, tmp_p
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        with pytest.raises(EngineError, match=r"version 2 could not be written.*make room"):
+        with pytest.raises(EngineError, match=r"weights could not be written to .*weights.*make room"):
             engine.load(in_folder(2, tensors, tmp_path / "weights"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

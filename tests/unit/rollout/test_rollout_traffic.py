@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from conftest import prompt, request
+from engine_requests import prompt, request
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo.rollout import cache, embedded, fused, generic, traffic

@@ -53,5 +53,6 @@ def test_the_embedded_engine_hears_of_both(monkeypatch, training):
     told = {}
     monkeypatch.setattr(engines, "EmbeddedEngine", lambda loaded, **options: told.update(options))
     facts = SimpleNamespace(parameters=N, name="m", exact_positions=None)
-    engines.make_engine(recipe("bfloat16"), facts, None, longest=99, weights=None, run=None, learner=training)
-    assert told == {"slots": None, "longest": 99, "reserve": 12 * N if training else 0}
+    engines.make_engine(recipe("bfloat16"), facts, object(), longest=99, weights=None, run=None, learner=training)
+    reserve = 12 * N if training else 0
+    assert told == {"slots": None, "longest": 99, "reserve": reserve, "shares_weights": True}
