@@ -45,7 +45,7 @@ def main() -> None:
             shutil.copytree(folder / "empty-wheel/runs/.models", empty / "runs/.models")
         use(python, empty, steps=3 if kind == "wheel" else 1)
         if kind == "wheel" and arguments.mypy:
-            check_types(python, arguments.mypy, folder)
+            check_types(python, str(Path(arguments.mypy).absolute()), folder)
     shutil.rmtree(folder)
     said("the wheel and the source distribution are good")
 
