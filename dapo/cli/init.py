@@ -155,17 +155,7 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
             "  activation_checkpointing: full  # less memory, about a third more time in the backward pass",
         ]
     lines += [f"  device: {wanted.device}"] if wanted.device not in (None, "auto") else []
-    lines += ["", "data:", "  train:", *_source(wanted.train, data.fields)]
-    if wanted.validation is not None:
-        lines += [
-            "  validation:                     # held out: accuracy is measured on it",
-            *_source(wanted.validation, data.fields),
-        ]
-    else:
-        lines += [
-            "  # validation:                   # give a held-out file, or the run cannot say whether it learned:",
-            "  #   - path: test.jsonl",
-        ]
+    lines += _data_lines(wanted, data)
     if reward in ("math", "exact"):
         instruction = _MATH_INSTRUCTION if reward == "math" else _EXACT_INSTRUCTION
         lines += [f"  instruction: {_one(instruction)}   # appended to every problem"]
@@ -197,6 +187,21 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         f"  steps: {wanted.steps}",
     ]
     return "\n".join(map(_aligned, lines)) + "\n"
+
+
+def _data_lines(wanted: Wanted, data: _Data) -> list[str]:
+    lines = ["", "data:", "  train:", *_source(wanted.train, data.fields)]
+    if wanted.validation is not None:
+        lines += [
+            "  validation:                     # held out: accuracy is measured on it",
+            *_source(wanted.validation, data.fields),
+        ]
+    else:
+        lines += [
+            "  # validation:                   # give a held-out file, or the run cannot say whether it learned:",
+            "  #   - path: test.jsonl",
+        ]
+    return lines
 
 
 def _aligned(line: str) -> str:

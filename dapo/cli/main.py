@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
+from dapo.cli.completion import complete_key, complete_name, complete_recipe
 from dapo.cli.importing import import_recipe
 from dapo.contracts.hooks import search_working_directory
 from dapo.errors import DapoError, RecipeError, of_the_machine
@@ -108,34 +109,12 @@ def _root(
 app.command("import", epilog=pages("docs/import.md", "docs/peers.md"))(import_recipe)
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
-    """What a shell offers for RECIPE and KEY=VALUE: short names, YAML files here, and settings."""
-    from dapo.config.settings import settings
-    from dapo.config.shipped import recipe_names
-
-    files = sorted(str(path) for path in Path().glob("*.y*ml"))
-    keys = [f"{s.path.replace('.N', '.0')}=" for s in settings().values() if not s.section]
-    return [word for word in (*recipe_names(), *files, *keys) if word.startswith(incomplete)]
-
-
-def _complete_key(incomplete: str) -> list[str]:
-    from dapo.config.settings import settings
-
-    return [path for path in settings() if path.startswith(incomplete)]
-
-
-def _complete_name(incomplete: str) -> list[str]:
-    from dapo.config.shipped import recipe_names
-
-    return [name for name in recipe_names() if name.startswith(incomplete)]
-
-
 RecipeArguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE [KEY=VALUE]...",
         help="A YAML recipe or the short name of one of `dapo recipes`, and settings that go on top: trainer.steps=20",
-        autocompletion=_complete_recipe,
+        autocompletion=complete_recipe,
     ),
 ]
 
@@ -194,11 +173,11 @@ def check(
 @app.command(epilog=pages("README.md", "docs/tutorial.md"))
 def recipes(
     show: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Print this recipe.", autocompletion=_complete_name)
+        str | None, typer.Option(metavar="NAME", help="Print this recipe.", autocompletion=complete_name)
     ] = None,
     copy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Copy it here, with the files that it names.", autocompletion=_complete_name),
+        typer.Option(metavar="NAME", help="Copy it here, with the files that it names.", autocompletion=complete_name),
     ] = None,
 ) -> int:
     """The recipes that come with the package: `dapo train quickstart` runs one, `--copy NAME` makes it yours."""
@@ -259,7 +238,7 @@ def explain(
         typer.Argument(
             metavar="KEY...",
             help="A setting, a section, a metric, or another trainer's key.",
-            autocompletion=_complete_key,
+            autocompletion=complete_key,
         ),
     ],
 ) -> int:

@@ -7,11 +7,12 @@ from typing import Any
 from dapo.contracts.model import ModelFacts
 from dapo.models.adapter import shapes
 from dapo.models.checksum import dtype_name
-from dapo.models.load import check_vocabulary, fingerprint_of, pad_token_of, stop_tokens_of, torch_dtype
+from dapo.models.load import fingerprint_of, torch_dtype
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import exact_positions
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
+from dapo.models.vocabulary import check_vocabulary, pad_token_of, stop_tokens_of
 
 
 def facts_of(loaded: LoadedModel) -> ModelFacts:

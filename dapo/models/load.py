@@ -23,6 +23,7 @@ from dapo.models.probe import probe, unseen_threshold
 from dapo.models.recompute import recompute
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
+from dapo.models.vocabulary import check_vocabulary, pad_token_of, stop_tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -283,39 +284,6 @@ def _to_device(name: str, model: Any, device: torch.device) -> Any:
     except Exception as error:
         raise_for_machine(error, f"putting {name!r} on {device}")
         raise
-
-
-def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
-    """Raise ModelError for a tokenizer with more tokens than the embedding has rows."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise ModelError(
-            f"the tokenizer of {name!r} has {len(tokenizer)} tokens, the model's embedding {rows} rows; they belong to "
-            "different models, or tokens were added without model.resize_token_embeddings(len(tokenizer))"
-        )
-
-
-def stop_tokens_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every end-of-sequence id that config, generation config and tokenizer name."""
-    generation = getattr(model, "generation_config", None)
-    found: set[int] = set()
-    for owner in (model.config, generation, tokenizer):
-        ids = getattr(owner, "eos_token_id", None)
-        if ids is not None:
-            found.update([ids] if isinstance(ids, int) else ids)
-    return tuple(sorted(found))
-
-
-def pad_token_of(model: Any, tokenizer: Any, stops: tuple[int, ...]) -> int:
-    """The id that fills padding. No mask is ever made from it, so a stop token or 0 does as well."""
-    for candidate in (tokenizer.pad_token_id, getattr(model.config, "pad_token_id", None), *stops):
-        if candidate is not None:
-            break
-    else:
-        candidate = 0
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(candidate)
-    return int(candidate)
 
 
 def fingerprint_of(model: Any, dtype: torch.dtype) -> dict[str, Any]:
