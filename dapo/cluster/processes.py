@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from typing import Any
 from dapo.cluster.lines import Line, LineCall, answer_of, wait_for
 from dapo.cluster.served import Packed, packed, unpacked
 from dapo.contracts.remote import HostLost, HostSpec
-from dapo.rewards import guard
+from dapo.rewards.guarded import start_guarded
 
 _SERVE = "import sys; from dapo.cluster.served import main; main(int(sys.argv[1]))"
 _PATIENCE = 10.0  # seconds for a guard to end what it guards, and for a process whose pipe has ended to end as well
@@ -156,29 +155,8 @@ class ProcessTransport:
 
 def _spawn(spec: HostSpec, output: Path | None) -> tuple[subprocess.Popen[bytes], Connection, int]:
     """The guard's process, our end of the pipe and of the lifeline."""
-    ours, theirs = socket.socketpair()
-    lifeline, our_lifeline = os.pipe()
-    passed = (lifeline, theirs.fileno())
-    # The driver's module path, so that a host finds what the driver finds: hooks in the working directory too.
-    paths = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
-    command = [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", _SERVE, str(theirs.fileno())]
+    serve = [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", _SERVE]
     sink = contextlib.nullcontext(subprocess.DEVNULL) if output is None else output.open("ab")
-    try:
-        with sink as file:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, *map(str, passed), "0", *command],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env={**os.environ, "PYTHONPATH": paths, **spec.environment},
-                start_new_session=True,
-            )
-    except BaseException:
-        ours.close()
-        os.close(our_lifeline)
-        raise
-    finally:
-        theirs.close()
-        os.close(lifeline)
+    with sink as file:
+        process, ours, our_lifeline = start_guarded(lambda end: [*serve, str(end)], file, spec.environment)
     return process, Connection(ours.detach()), our_lifeline

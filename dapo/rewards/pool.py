@@ -30,8 +30,8 @@ from typing import Any
 
 from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
-from dapo.rewards import guard
 from dapo.rewards.function import read_values
+from dapo.rewards.guarded import start_guarded
 from dapo.rewards.judges import Outcome, Verifier
 from dapo.rewards.losses import Losses
 from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, read_messages
@@ -343,31 +343,13 @@ class WorkerPool:
         if self._path is not None and self._output is None:
             self._output = OutputFile(self._path)
         sink = subprocess.DEVNULL if self._output is None else self._output.descriptor
-        ours, theirs = socket.socketpair()
+        process, ours, our_lifeline = start_guarded(
+            lambda end: [sys.executable, "-P", "-c", WORKER, str(end)],
+            sink,
+            {"OMP_NUM_THREADS": "1"},  # one thread each, to leave the cores alone
+            self._memory_mib,
+        )
         ours.setblocking(False)
-        lifeline, our_lifeline = os.pipe()
-        passed = (lifeline, theirs.fileno())
-        # Our module path, so that a worker finds what the driver finds; one thread each, to leave the cores alone.
-        paths = [path for path in sys.path if path]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-P", "-c", WORKER, str(theirs.fileno())]
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, *map(str, passed), str(self._memory_mib or 0), *command],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=environment,
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            os.close(our_lifeline)
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline)
         worker = _Worker(process, ours, our_lifeline, time.monotonic())
         self._workers.append(worker)
         self._send(worker, self._verifiers)
