@@ -40,21 +40,22 @@ def test_processes_compute_what_the_driver_would(recipe, whole):
 
 @pytest.mark.parametrize("when", ["between two turns", "in a turn"])
 def test_a_kill_changes_nothing_in_lockstep(recipe, whole, when, monkeypatch):
-    shots, departed, depart = [], [], EnginePool._depart
+    shots, rounds, depart = [], [], EnginePool._depart
 
     def shooting(pool):
-        idle = not pool._crew.flying and not pool._round
-        departed.append(idle)
-        if when == "between two turns" and idle:
+        """Shoot by the number of the round: in lockstep that depends on no clock, as the number of calls would."""
+        begins = not pool._crew.flying and not pool._round and any(member.owned for member in pool._crew.at_work())
+        due = begins and len(rounds) in (5, 25)
+        if due and when == "between two turns":
             shoot(pool)
         depart(pool)
-        if when == "in a turn" and idle and pool._crew.flying:
+        if due and when == "in a turn":
             shoot(pool)
+        rounds.extend([True] * begins)
 
     def shoot(pool):
-        if len(departed) % 20 == 15 and len(shots) < 2:
-            shots.append(pool._crew.members[len(shots) % 2].facts.process)
-            os.kill(shots[-1], signal.SIGKILL)
+        shots.append(pool._crew.members[len(shots)].facts.process)
+        os.kill(shots[-1], signal.SIGKILL)
 
     monkeypatch.setattr(EnginePool, "_depart", shooting)
     rows = train(recipe, when.replace(" ", "-"))
