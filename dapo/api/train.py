@@ -200,7 +200,7 @@ class Trainer:
 
     def stop(self, why: str = "Trainer.stop") -> None:
         """End the loop: the next turn of it is not made. The state is saved."""
-        self._opened.trainer.stop(why)
+        self._opened.trainer.stopping.stop(why)
 
     def evaluate(self) -> Evaluation:
         """Answer the held-out problems now. Training goes on as if that had not been asked.
@@ -210,7 +210,7 @@ class Trainer:
             RecipeError: the run has ended, or its first step is still to come.
         """
         trainer = self._running("evaluate").trainer
-        if trainer.evaluator is None:
+        if trainer.evaluations.evaluator is None:
             raise DataError("there is nothing to evaluate on: give validation=...")
         return Evaluation.of(
             str(self.run.path), self.step, trainer.recipe.validation.samples, trainer.evaluate(self.step)

@@ -30,24 +30,22 @@ from dapo.contracts.types import (
     StepBatch,
     TokenTrace,
 )
-from dapo.errors import AccuracyUnknown, CheckpointError, EngineError, RewardError, SamplingStopped
-from dapo.loop.account import wasted_seconds
+from dapo.errors import CheckpointError, EngineError, RewardError, SamplingStopped
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
-from dapo.loop.interrupt import Interrupt
 from dapo.loop.notices import Notices
-from dapo.loop.outcomes import silent
 from dapo.loop.overlap import Overlap
 from dapo.loop.plan import minibatch_rows, split_minibatches
+from dapo.loop.recording import Evaluations, StepRecords
 from dapo.loop.reduce import trained_metrics
 from dapo.loop.reference import References, reference_logprobs, subtract_kl
 from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
+from dapo.loop.stopping import Stopping
 from dapo.loop.sync_check import SyncCheck
-from dapo.observe.spans import peak_rss_mib
 
 
 @dataclass(slots=True)
@@ -95,9 +93,9 @@ class Trainer:
         ``facts``: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
         """
         self.collector, self.learner, self.engine = collector, learner, engine
-        self.algorithm, self.schedule, self.evaluator = algorithm, schedule, evaluator
+        self.algorithm, self.schedule = algorithm, schedule
         self.checkpoints, self.recorder, self.recipe = checkpoints, recorder, recipe
-        self.steps, self.evaluate_every = recipe.trainer.steps, recipe.validation.every
+        self.steps = recipe.trainer.steps
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.facts, self.overlap = dict(facts or {}), overlap
         self.counters = Counters()
@@ -106,13 +104,13 @@ class Trainer:
             recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max
         )
         self.idle = Idle(lambda: collector.rollouts.busy_seconds())
-        self.stopped_by = ""  # "Ctrl-C", "SIGTERM" or what ``stop`` was told, where one did
-        self.ended_early = ""  # why there was no further batch before ``trainer.steps``
         self.notices = Notices(recorder, algorithm)
         self.saver = Saver(checkpoints, recorder, phases)
-        self._evaluated_at = -1  # the step after which the last evaluation took place
-        self._evaluation_lost = False  # that of the step which was loaded
-        self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
+        self.stopping = Stopping(recorder, checkpoints)
+        self.records = StepRecords(recorder, phases, self.idle)
+        self.evaluations = Evaluations(
+            evaluator, recorder, phases, collector.aside, every=recipe.validation.every, steps=self.steps
+        )
 
     def run(self) -> bool:
         """Train to ``trainer.steps``. True when it got there, False when it was stopped early (state saved).
@@ -122,40 +120,37 @@ class Trainer:
         """
         for _ in self.each_step():
             pass
-        return not self.stopped_by
+        return not self.stopping.by
 
     def each_step(self) -> Iterator[StepDone]:
         """``run``, a training step at a time: each is recorded and, where it is due, saved when it is given out.
 
         Whoever leaves in the middle closes the iterator: the state is then saved.
         """
-        self.idle.take(self.phases.take()["time/step"])  # what came before is no part of the first step
-        with Interrupt(self._interrupted, self._interrupted_again) as interrupt:
+        self.records.start()
+        with self.stopping.interrupts:
             if self.counters.training_steps == 0:
                 self._publish()
                 self._first_evaluation()
-            else:
-                self._make_up_evaluation()
+            elif metrics := self.evaluations.make_up(self.counters.training_steps):
+                self.records.step(self.counters.training_steps, metrics)  # a line of its own, which readers join
             try:
-                while self.counters.training_steps < self.steps and not interrupt.requested and not self.stopped_by:
+                while self.counters.training_steps < self.steps and not self.stopping.now():
                     done = self._train_step()
                     if done is None:
                         break
                     yield done
             except GeneratorExit:
-                self.stopped_by = self.stopped_by or "its caller"
+                self.stopping.stop("its caller")
             if self.saver.at != self.counters.training_steps:
                 self.save()
             self.saver.finish()
 
-    def stop(self, why: str) -> None:
-        """End after the step at hand, as Ctrl-C does."""
-        self.stopped_by = self.stopped_by or why
-
     def adopt(self, recipe: Recipe, schedule: Schedule) -> None:
         """Go on with settings that are read anew in each step: intervals, and the learning rate's schedule."""
         self.recipe, self.schedule = recipe, schedule
-        self.steps, self.evaluate_every = recipe.trainer.steps, recipe.validation.every
+        self.steps = self.evaluations.steps = recipe.trainer.steps
+        self.evaluations.every = recipe.validation.every
 
     # ------------------------------------------------------------------ the step
 
@@ -173,13 +168,12 @@ class Trainer:
         if not batch.groups_P and self.collector.exhausted:
             retired = self.collector.selector.ended == "retired"
             what = "every prompt is retired" if retired else "the data has ended"
-            self.ended_early = f"{what} after {step - 1} training steps"
-            self.recorder.say(self.ended_early)
+            self.stopping.end(f"{what} after {step - 1} training steps")
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
-            if self._evaluated_at != step - 1 and self.evaluator is not None and self.evaluate_every:
+            if self.evaluations.at != step - 1 and self.evaluations.wanted:
                 self.phases.step = step - 1
-                self._record(step - 1, self.evaluate(step - 1).metrics)  # the last step is evaluated too
+                self.records.step(step - 1, self.evaluate(step - 1).metrics)  # the last step is evaluated too
             return None
         self.counters.rollout_steps += 1
         self.notices.poor_batch(batch)
@@ -204,12 +198,12 @@ class Trainer:
             metrics |= self.engine.metrics()
         try:
             metrics |= self._publish()
-            metrics |= self._evaluate_if_due(step)
+            metrics |= self.evaluations.if_due(step)
         except (EngineError, RewardError):
-            self._record(step, metrics, batch.finished, traces)  # the step itself is done
+            self.records.step(step, metrics, batch.finished, traces)  # the step itself is done
             self.save()
             raise
-        self._record(step, metrics, batch.finished, traces)
+        self.records.step(step, metrics, batch.finished, traces)
         self.saver.step_done(step, self.recipe.checkpoint, self._write)
         return StepDone(step, metrics, batch.finished)
 
@@ -279,55 +273,13 @@ class Trainer:
         Raises:
             AccuracyUnknown: of a whole set no response has an accuracy, so that the run could never be judged by it.
         """
-        if self.evaluator is not None and self.evaluate_every:
-            self._record(0, self.evaluate(0).metrics)
-            if self._silent_sets:
-                raise AccuracyUnknown(silent(self._silent_sets))
-
-    def _make_up_evaluation(self) -> None:
-        """An engine or verifier that was lost took the evaluation of the last step along: a resume makes it up."""
-        step = self.counters.training_steps
-        if self._evaluation_lost and (metrics := self._evaluate_if_due(step)):
-            self._record(step, metrics)  # a line of its own, which readers join to the step's
-
-    def _is_evaluation_due(self, step: int) -> bool:
-        every = self.evaluate_every
-        return self.evaluator is not None and bool(every) and (step % every == 0 or step == self.steps)
-
-    def _evaluate_if_due(self, step: int) -> Metrics:
-        return self.evaluate(step).metrics if self._is_evaluation_due(step) else {}
+        if self.evaluations.wanted:
+            self.records.step(0, self.evaluate(0).metrics)
+            self.evaluations.check_known()
 
     def evaluate(self, step: int) -> EvaluationResult:
         """Answer the held-out problems with the weights of ``step``, the last one done; there must be some."""
-        assert self.evaluator is not None
-        with self.phases("evaluate"), self.collector.aside():
-            result = self.evaluator.evaluate()
-            self.recorder.evaluation(step, result)
-        self._silent_sets = {name: result.reasons[name] for name in result.silent}
-        if self._silent_sets and step:
-            self.recorder.notice(step, silent(self._silent_sets))
-        self._evaluated_at = step
-        return result
-
-    def _record(
-        self, step: int, metrics: Metrics, finished: Sequence[Group] = (), traces: Sequence[TokenTrace] = ()
-    ) -> None:
-        """The step's line is written before its checkpoint, which never knows more than the files beside it.
-
-        ``report`` and ``save`` of a step therefore count in the next one's seconds.
-        """
-        seconds = self.phases.take()
-        metrics |= self.idle.take(seconds["time/step"])
-        metrics |= seconds | wasted_seconds(metrics, seconds) | {"memory/peak_rss_mib": peak_rss_mib()}
-        learnt = seconds["time/step"] - metrics["time/learner_idle"]
-        for name, tokens, took in (
-            ("time/tokens_per_second", "sampling/generated_tokens", seconds.get("time/generate")),
-            ("time/trained_tokens_per_second", "sampling/trained_tokens", learnt),
-        ):
-            if took and tokens in metrics:
-                metrics[name] = metrics[tokens] / took
-        with self.phases("report"):
-            self.recorder.step(step, metrics, finished, traces)
+        return self.evaluations.evaluate(step)
 
     def save(self) -> Path:
         """Write a checkpoint of the step that is done; returns its folder."""
@@ -347,9 +299,7 @@ class Trainer:
             "collector": self.collector.state(),
             "sync_check": self.check_sync.state(),
             "entropy": self.entropy.state(),
-            "evaluated_at": self._evaluated_at,
-            "evaluation_lost": self._is_evaluation_due(step := self.counters.training_steps)
-            and self._evaluated_at != step,
+            **self.evaluations.state(self.counters.training_steps),
             "recorder": self.recorder.state(),
         }
         save_state(state, folder)
@@ -378,23 +328,11 @@ class Trainer:
             if "sync_check" in state:  # not in a checkpoint of the first release
                 self.check_sync.load(state["sync_check"])
             self.entropy.load(state.get("entropy", []))
-            evaluated_at, lost = int(state.get("evaluated_at", -1)), bool(state.get("evaluation_lost", False))
+            self.evaluations.load(state)
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
         with as_damage(folder, "learner/"):
             self.learner.load(folder / "learner")
-        self.counters, self._evaluated_at, self._evaluation_lost = counters, evaluated_at, lost
+        self.counters = counters
         self.phases.step = counters.training_steps
         self._publish()
         return saved
-
-    def _interrupted(self, cause: str) -> None:
-        self.stopped_by = cause
-        again = "Press it again" if cause == "Ctrl-C" else "Send it again"
-        self.recorder.warn(f"{cause}: finishing this step, then saving. {again} to leave at once.")
-
-    def _interrupted_again(self) -> None:
-        steps = self.checkpoints.steps()
-        last = (
-            f"step {steps[-1]} in {self.checkpoints.folder}" if steps else "not there yet: the run has to start again"
-        )
-        self.recorder.warn(f"left at once; the last checkpoint is {last}")

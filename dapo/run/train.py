@@ -216,8 +216,8 @@ def _attempt(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: G
                 yield Opened(trainer, folder, console)
                 yield from trainer.each_step()
             except GeneratorExit:  # whoever takes the steps has left, and the trainer has saved
-                trainer.stop("its caller")
-            finished = not trainer.stopped_by
+                trainer.stopping.stop("its caller")
+            finished = not trainer.stopping.by
         except WithEvidence as error:
             raise error.in_words(stop_said(error.evidence, folder.path)) from None
         finally:
@@ -226,10 +226,10 @@ def _attempt(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: G
             finally:
                 session.close()
         if finished:
-            status.end("finished", trainer.ended_early)
+            status.end("finished", trainer.stopping.early)
         else:
-            status.end("interrupted", f"stopped by {trainer.stopped_by} after step {status.status.step}, and saved")
-        callbacks.end(finished, trainer.ended_early or trainer.stopped_by)
+            status.end("interrupted", f"stopped by {trainer.stopping.by} after step {status.status.step}, and saved")
+        callbacks.end(finished, trainer.stopping.early or trainer.stopping.by)
     return finished
 
 

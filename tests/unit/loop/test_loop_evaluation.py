@@ -273,6 +273,6 @@ def test_a_set_that_falls_silent_later_is_told_and_training_goes_on():
     trainer.evaluate(5)
     assert recorded[1] == ("notice", 5, SilentEvidence({"set": "crash"}, engine=False))
     assert notice_said(*recorded[1][1:]).startswith("step 5: the held-out accuracy cannot be told")
-    trainer.evaluator = evaluator(lambda p, s: right(1.0))
+    trainer.evaluations.evaluator = evaluator(lambda p, s: right(1.0))
     trainer.evaluate(6)
     assert recorded[2:] == [("evaluation", 6)]

@@ -243,8 +243,8 @@ def test_skipped_steps_are_counted_and_the_run_goes_on(tmp_path):
 def test_the_end_of_the_data_ends_the_run_and_the_last_step_is_evaluated_once(tmp_path, evaluate_every, evaluations):
     run = make_run(tmp_path, end=12, steps=9, evaluate_every=evaluate_every)
     assert run()
-    assert run.trainer.ended_early == "the data has ended after 3 training steps"
-    assert run.recorder.said == [run.trainer.ended_early]
+    assert run.trainer.stopping.early == "the data has ended after 3 training steps"
+    assert run.recorder.said == [run.trainer.stopping.early]
     assert (run.recorder.evaluations, run.saved[-1]) == (evaluations, 3)
     assert flat(run) == list(range(12))
     if evaluate_every == 2:  # not due at step 3: its line comes a second time, with the evaluation alone
@@ -262,7 +262,7 @@ def test_data_that_end_within_a_batch_stop_the_run_with_everything_saved(tmp_pat
     again = make_run(tmp_path, end=10, steps=9, resume=True, on_cap="train_partial")
     assert again()
     assert again.trained == [[8, 9]]
-    assert again.trainer.ended_early == "the data has ended after 3 training steps"
+    assert again.trainer.stopping.early == "the data has ended after 3 training steps"
 
 
 def test_prompts_that_are_all_solved_end_the_run_too(tmp_path):
@@ -271,7 +271,7 @@ def test_prompts_that_are_all_solved_end_the_run_too(tmp_path):
     run = make_run(tmp_path, distinct=4, steps=99, **solved)
     assert run()
     assert run.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert run.trainer.ended_early == "every prompt is retired after 2 training steps"
+    assert run.trainer.stopping.early == "every prompt is retired after 2 training steps"
     assert run.recorder.evaluations == [0, 2]
     ((step, judged),) = run.recorder.stops
     assert step == 3
@@ -327,7 +327,7 @@ def test_ctrl_c_finishes_the_step_wherever_it_comes(tmp_path, whole, during):
     hooks = {(during, 2): partial(signal.raise_signal, signal.SIGINT)}
     run = make_run(tmp_path / "part", hooks=hooks, **WORLD)
     assert run() is False
-    assert run.trainer.stopped_by == "Ctrl-C"
+    assert run.trainer.stopping.by == "Ctrl-C"
     assert run.log.calls(2) == whole.log.calls(2)
     assert run.log.calls(3) == []
     assert (run.saved, sorted(run.recorder.rows)) == ([2], [0, 1, 2])
@@ -338,7 +338,7 @@ def test_ctrl_c_finishes_the_step_wherever_it_comes(tmp_path, whole, during):
 def test_sigterm_before_the_first_step_saves_what_there_is(tmp_path, whole):
     run = make_run(tmp_path / "part", hooks={("evaluate", 0): partial(signal.raise_signal, signal.SIGTERM)}, **WORLD)
     assert run() is False
-    assert (run.trainer.stopped_by, run.saved, run.trained) == ("SIGTERM", [0], [])
+    assert (run.trainer.stopping.by, run.saved, run.trained) == ("SIGTERM", [0], [])
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_the_handlers_are_put_back(tmp_path):
