@@ -122,7 +122,8 @@ class Run:
         from dapo.config.load import load_recipe
         from dapo.run.parts import make_tokenizer
 
-        return make_tokenizer(load_recipe(self._folder.resolved_recipe, of_a_run=True).recipe.model)
+        recipe = load_recipe(self._folder.resolved_recipe, of_a_run=True).recipe
+        return make_tokenizer(recipe.model, recipe.data.chat_template)
 
     def export(self, out: str | Path, step: int | None = None) -> Path:
         """Write a folder that ``from_pretrained`` loads, with a model card; returns it."""

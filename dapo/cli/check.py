@@ -45,6 +45,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     from dapo.cli.check_rewards import try_rewards
     from dapo.cli.check_try import try_groups
     from dapo.data import prepare
+    from dapo.data.render import seen_lines
     from dapo.run.fits import check_fits
 
     recipe = loaded.recipe
@@ -59,7 +60,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     data = prepare(recipe.data, tokenizer)
     check_fits(recipe, facts, data)
     show("data", data.report.lines())
-    show("first prompt", [repr(data.train[0].text[:400])])
+    show("first prompt", seen_lines(data.train[0], tokenizer))
     trial = try_rewards(recipe, data, tokenizer)
     show("rewards, tried", trial.lines)
     show("look at this before you start", trial.doubts)

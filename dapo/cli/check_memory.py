@@ -66,7 +66,7 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
 
     model = recipe.model
     check_model_path(model.path)
-    tokenizer = make_tokenizer(model)
+    tokenizer = make_tokenizer(model, recipe.data.chat_template)
     if not is_builtin(model.path):
         facts = read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
         return tokenizer, facts

@@ -64,7 +64,8 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
     try:
         for source, prompts in by_source.items():
             reward = next(r for r in recipe.rewards if r.name == "accuracy" and (not r.sources or source in r.sources))
-            _Source(source, _spread(prompts), reward, scorer, tokenizer, trial).run()
+            begun = recipe.data.response_prefix or ""
+            _Source(source, _spread(prompts), reward, scorer, tokenizer, trial, begun).run()
     finally:
         scorer.close()
     return trial
@@ -105,6 +106,7 @@ class _Source:
     scorer: CompositeScorer
     tokenizer: Any
     trial: Trial
+    begun: str = ""  # what every response begins with
 
     def run(self) -> None:
         golden = [prompt for prompt in self.prompts if prompt.answer]
@@ -180,7 +182,8 @@ class _Source:
         """As if the model had written ``text``, surely, and ended."""
         ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else [], dtype=np.int64)
         count = len(ids)
-        return Completion(ids, np.zeros(count, np.float32), np.zeros(count, np.int32), FinishReason.STOP, text)
+        whole = self.begun + text
+        return Completion(ids, np.zeros(count, np.float32), np.zeros(count, np.int32), FinishReason.STOP, whole)
 
     def _show(self, what: str, scores: Sequence[Score]) -> None:
         if scores:

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePath
+from typing import Any
 
 from dapo.config.problems import Problem
-from dapo.config.schema import DataSource, Recipe
+from dapo.config.schema import Data, DataSource, Recipe
 from dapo.contracts.names import name_problem, reward_name_problem
 
 _SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"}
@@ -111,13 +112,53 @@ def check_data(r: Recipe) -> Iterator[Problem]:
         yield Problem(
             "data.prompt", f"{r.data.prompt} does not read prompt_template; use template or take it out", r.data.prompt
         )
-    if r.data.system_prompt is not None and (
-        r.data.prompt in ("template", "raw") or r.data.prompt_template is not None
-    ):
-        yield Problem(
-            "data.system_prompt", "is only read with prompt: chat; write it into the template", r.data.system_prompt
-        )
+    if r.data.prompt in ("template", "raw") or r.data.prompt_template is not None:
+        for key in CHAT_ONLY:
+            if value := getattr(r.data, key):
+                yield Problem(f"data.{key}", "is only read with prompt: chat; write it into the template", value)
+    yield from _chat(r.data)
     yield from _twins(r)
+
+
+CHAT_ONLY = ("system_prompt", "chat_template", "chat_template_kwargs", "tools", "tools_field")
+"""Settings that only a chat template reads."""
+_OURS = {
+    "messages": "the record's",
+    "tools": "data.tools",
+    "add_generation_prompt": "always true here",
+    "continue_final_message": "data.response_prefix begins the response",
+    "chat_template": "data.chat_template",
+    "tokenize": "always done here",
+    "return_dict": "always done here",
+    "documents": "not passed on here",
+}
+
+
+def _chat(data: Data) -> Iterator[Problem]:
+    """What goes into a chat template beside the messages."""
+    for name, instead in _OURS.items():
+        if name in data.chat_template_kwargs:
+            yield Problem(f"data.chat_template_kwargs.{name}", f"is no variable of your own: {instead}")
+    if data.tools and data.tools_field is not None:
+        yield Problem("data.tools_field", "data.tools gives every problem the same ones; take one of them out")
+    for n, tool in enumerate(data.tools):
+        if wrong := tool_problem(tool):
+            yield Problem(f"data.tools.{n}", wrong, tool)
+    if data.prompt == "raw" and data.few_shot:
+        yield Problem("data.few_shot", "needs prompt: chat, or prompt: template, which says how an example looks")
+    for n, shot in enumerate(data.few_shot):
+        if not shot.problem.strip() or not shot.response.strip():
+            yield Problem(f"data.few_shot.{n}", "an example has a problem and a response, and one of them is empty")
+    if data.response_prefix == "":
+        yield Problem("data.response_prefix", "is empty: leave it out")
+
+
+def tool_problem(tool: Any) -> str | None:
+    """Why it is no schema of a tool, as chat templates read them; None: it is one."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("name"), str):
+        return None
+    return "expected a schema such as {type: function, function: {name: ..., description: ..., parameters: {...}}}"
 
 
 def _source(key: str, source: DataSource) -> Iterator[Problem]:

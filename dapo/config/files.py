@@ -230,6 +230,11 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
                 source["path"] = found
             else:
                 problems.append(Problem(f"data.{part}.{n}.path", _not_found("file", path, folder), path))
+    if isinstance(data, dict) and isinstance(template := data.get("chat_template"), str) and not is_jinja(template):
+        try:
+            data["chat_template"] = _read_template(template, folder)
+        except ValueError as error:
+            problems.append(Problem("data.chat_template", str(error), template))
     model = given.get("model")
     path = model.get("path") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(path, str) and not path.startswith("builtin/"):
@@ -239,6 +244,31 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
         elif path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
             problems.append(Problem("model.path", _not_found("model folder", path, folder), path))
     return given, problems
+
+
+def is_jinja(text: str) -> bool:
+    """Whether it is a template's text; everything else names a file."""
+    return any(mark in text for mark in ("{{", "{%", "{#"))
+
+
+def _read_template(path: str, folder: Path) -> str:
+    """The text of a file with a chat template: from here on the recipe holds it, and no file can change a run.
+
+    Raises:
+        ValueError: there is no such file, or it holds no template.
+    """
+    found = _find(path, folder)
+    if found is None or not Path(found).is_file():
+        raise ValueError(
+            f"is neither a Jinja template (it has no {{{{ or {{%) nor a file: {_not_found('file', path, folder)}"
+        )
+    try:
+        text = Path(found).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read: {error}") from None
+    if not is_jinja(text):
+        raise ValueError(f"{found} holds no Jinja template: it has no {{{{ or {{%")
+    return text
 
 
 def _find(path: str, folder: Path) -> str | None:

@@ -288,6 +288,20 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("train_files dataset dataset_name", (VERL, SWIFT, TRL), "data.train", "a list: [{path: FILE}]")
     + _peer("val_files val_dataset eval_dataset", (VERL, SWIFT, TRL), "data.validation", "a list: [{path: FILE}]")
     + _peer("prompt_key", VERL, "data.train.N.fields", "{problem: THE_COLUMN}")
+    + _peer(
+        "chat_template_kwargs apply_chat_template_kwargs",
+        (TRL, NEMO, SKYRL, VERL),
+        "data.chat_template_kwargs",
+        values=_SAME,
+    )
+    + _peer(
+        "chat_template chat_template_path custom_chat_template",
+        (NEMO, TRL, VERL),
+        "data.chat_template",
+        "its text or a file; null is the tokenizer's",
+    )
+    + _peer("enable_thinking", SWIFT, "data.chat_template_kwargs", "{enable_thinking: false}")
+    + _peer("response_prefix", SWIFT, "data.response_prefix", values=_SAME)
     + _peer("truncation filter_overlong_prompts", VERL, "data.overlong_prompts", "nothing is ever cut")
     + _peer("total_epochs total_train_epochs num_train_epochs", (VERL, AREAL, TRL, SWIFT), "data.epochs")
     + _peer("save_freq save_interval ckpt_interval", (VERL, SKYRL), "checkpoint.every")

@@ -86,7 +86,11 @@ APART: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("*stop_token_ids", (NEMO, AREAL), "ends of responses are those of model and tokenizer here unless set"),
     ("*stop_strings", (NEMO,), "responses end at stop tokens only here: they may become longer"),
     ("*tokenizer*", (NEMO, AREAL, SKYRL, VERL), "the tokenizer is the model's"),
-    ("*chat_template*", (NEMO, VERL, SKYRL), "the chat template is the tokenizer's; data.prompt says how it is used"),
+    (
+        "*chat_template*",
+        (NEMO, VERL, SKYRL),
+        "the chat template is the tokenizer's unless data.chat_template gives another",
+    ),
     ("*prompt_file", (NEMO,), "a file with the prompt's text: data.prompt_template or data.instruction hold it here"),
     ("*system_prompt_file", (NEMO,), "a file with the system's text: data.system_prompt holds it here"),
     ("*processor", (NEMO,), _DATA),

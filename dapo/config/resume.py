@@ -38,8 +38,10 @@ _RULES: dict[str, dict[Rule, str]] = {
     # What decides which prompts there are, and in which order, gives the saved position in the stream its meaning.
     "data": {
         "free": "epochs",
-        "fixed": "prompt prompt_template system_prompt instruction max_prompt_tokens overlong_prompts shuffle",
+        "fixed": "prompt prompt_template chat_template chat_template_kwargs tools tools_field response_prefix "
+        "system_prompt instruction max_prompt_tokens overlong_prompts shuffle",
     },
+    "data.few_shot.N": {"fixed": "problem response"},
     "data.train.N": {"ask": "path", "fixed": _SOURCE_FIXED},
     "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
     "rewards.N": {"free": "timeout", "ask": "kind function pattern weight sources", "fixed": "name"},
@@ -119,7 +121,7 @@ def rule_of(path: str) -> Rule:
     path = generic(path)
     if path == "rewards":
         return "ask"
-    return "fixed" if path in ("data.train", "data.validation") else rules()[path]
+    return "fixed" if path in ("data.train", "data.validation", "data.few_shot") else rules()[path]
 
 
 def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> list[Change]:

@@ -47,6 +47,7 @@ class SourceReport:
     repeats: int = 0  # same problem and answer as an earlier one; dropped from files, kept in procedural tasks
     repeats_dropped: bool = True
     in_validation: int = 0  # taken out of training because they stand in a validation set
+    in_few_shot: int = 0  # taken out because they are solved in ``few_shot``, which every prompt holds
     overlong: int = 0  # prompts over ``max_prompt_tokens``, dropped
     prompts: int = 0  # what is left
     longest: int = 0  # tokens of the longest prompt that is left
@@ -62,6 +63,8 @@ class SourceReport:
             parts.append(f"{self.repeats:,} repeats {'dropped' if self.repeats_dropped else 'kept (procedural)'}")
         if self.in_validation:
             parts.append(f"{self.in_validation:,} taken out because they stand in validation")
+        if self.in_few_shot:
+            parts.append(f"{self.in_few_shot:,} taken out because they stand in data.few_shot")
         if self.overlong:
             parts.append(f"{self.overlong:,} over-long prompts dropped")
         return "; ".join(parts)
@@ -182,13 +185,14 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
             name, or nothing left to train on.
     """
     report = DataReport()
+    shown = {overlap_key(shot.problem) for shot in data.few_shot}
     validation: dict[str, list[Prompt]] = {}
     held_out: dict[str, str] = {}  # overlap key -> name of the validation set
     for source in data.validation:
         name = source_name(source)
         if name in validation:
             raise DataError(f"two validation sets are called {name!r}; give one of them another `name`")
-        problems, entry = _clean(source)
+        problems, entry = _clean(source, shown)
         validation[name] = _finish(problems, entry, data, tokenizer)
         report.validation.append(entry)
         report.overlap[name] = Overlap()
@@ -199,7 +203,7 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
     met: set[str] = set()
     from_files: list[Problem] = []
     for source in data.train:
-        problems, entry = _clean(source, seen)
+        problems, entry = _clean(source, shown, seen)
         kept = []
         for problem in problems:
             key = overlap_key(problem.words)
@@ -228,7 +232,10 @@ def _identity(problem: Problem) -> tuple[str, ...]:
     return key if problem.answer else (*key, repr(sorted(problem.extra.items())))
 
 
-def _clean(source: DataSource, seen: set[tuple[str, ...]] | None = None) -> tuple[list[Problem], SourceReport]:
+def _clean(
+    source: DataSource, shown: set[str], seen: set[tuple[str, ...]] | None = None
+) -> tuple[list[Problem], SourceReport]:
+    """``shown``: what every prompt holds with its solution; ``seen``: problems of the sources before."""
     problems, unanswered = _load(source)
     procedural = source.task is not None
     entry = SourceReport(
@@ -244,6 +251,9 @@ def _clean(source: DataSource, seen: set[tuple[str, ...]] | None = None) -> tupl
     seen = set() if seen is None else seen
     kept = []
     for problem in problems:
+        if shown and overlap_key(problem.words) in shown:
+            entry.in_few_shot += 1
+            continue
         identity = _identity(problem)
         if identity in seen:
             entry.repeats += 1

@@ -10,13 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dapo.config.check_data import CHAT_ONLY
 from dapo.config.schema import Data
 from dapo.contracts.types import Prompt, content_id
+from dapo.data.chat import check_variables, has_template, render_chat, with_instruction
 from dapo.data.formats import Problem
-from dapo.data.messages import LAST, SYSTEM, Message
 from dapo.errors import DataError
 
 PLACEHOLDER = "{problem}"
+SHOT_END = "\n\n"
+"""Between two examples, and before the problem, where prompts are made by a template."""
+_HEAD, _TAIL = 400, 240  # characters of a prompt that are shown
 _BATCH = 1024  # texts per tokenizer call
 
 
@@ -26,74 +30,58 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
     Raises:
         DataError: a chat without a chat template, a template without ``{problem}``, a setting without effect.
     """
-    has_chat = bool(getattr(tokenizer, "chat_template", None))
+    has_chat = has_template(data, tokenizer)
     style = data.prompt
     if style == "auto":
         style = "template" if data.prompt_template is not None else "chat" if has_chat else "raw"
-    if style == "chat" and not has_chat:
-        raise DataError(
-            "`data.prompt: chat`, but the tokenizer has no chat template; use an instruction-tuned model's tokenizer, "
-            "or set `data.prompt_template`"
-        )
+    if style == "chat":
+        if not has_chat:
+            raise DataError(
+                "`data.prompt: chat`, but the tokenizer has no chat template; use an instruction-tuned model's "
+                "tokenizer, or set `data.chat_template` or `data.prompt_template`"
+            )
+        check_variables(data, tokenizer)
     if style == "template":
         if data.prompt_template is None or PLACEHOLDER not in data.prompt_template:
             raise DataError(f"`data.prompt_template` must hold {PLACEHOLDER}, found {data.prompt_template!r}")
     elif data.prompt_template is not None:
         raise DataError(f"`data.prompt_template` is set, but prompts are made by `{style}`; remove one of them")
-    if data.system_prompt is not None and style != "chat":
-        raise DataError(f"`data.system_prompt` needs `data.prompt: chat`, and prompts are made by `{style}`")
+    for key in CHAT_ONLY:
+        if style != "chat" and getattr(data, key):
+            raise DataError(f"`data.{key}` needs `data.prompt: chat`, and prompts are made by `{style}`")
+    if style == "raw" and data.few_shot:
+        raise DataError(
+            "`data.few_shot` needs `data.prompt_template`, which says how an example looks, or a chat template; "
+            "prompts are made by `raw`"
+        )
     return style
 
 
 def render(problem: Problem, data: Data, style: str, tokenizer: Any) -> str:
-    """The text of one prompt.
+    """The text of one prompt, the beginning of the response included.
 
     Raises:
         DataError: the chat template refuses the messages (some accept no system message), or the problem is a
             conversation and prompts are not made by a chat template.
     """
-    text = f"{problem.problem}\n\n{data.instruction}" if data.instruction else problem.problem
-    if style != "chat" and problem.messages:
+    text, begun = with_instruction(problem.problem, data), data.response_prefix or ""
+    if style == "chat":
+        return render_chat(problem, text, data, tokenizer) + begun
+    if problem.messages:
         roles = [message["role"] for message in problem.messages]
         raise DataError(
             f"{problem.row}: messages of {roles} need `data.prompt: chat` (and a tokenizer with a chat template), and "
             f"prompts are made by `{style}`; map `problem` to a field that holds text"
         )
     if style == "raw":
-        return text
-    if style == "template":
-        # not str.format: problems and templates are full of LaTeX braces
-        return (data.prompt_template or PLACEHOLDER).replace(PLACEHOLDER, text)
-    messages = _messages(problem, text, data.system_prompt)
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # jinja's own errors, and whatever a template raises on purpose
-        hint = "; remove `data.system_prompt` if the template accepts none" if data.system_prompt is not None else ""
-        roles = [message["role"] for message in messages]
-        raise DataError(
-            f"{problem.row}: the tokenizer's chat template failed on messages of {roles}: {type(error).__name__}: "
-            f"{error}{hint}"
-        ) from error
-
-
-def _messages(problem: Problem, text: str, system_prompt: str | None) -> list[Message]:
-    """The conversation, its last message with the instruction, its first one the recipe's system message.
-
-    Raises:
-        DataError: the recipe and the record both have a system message.
-    """
-    if not problem.messages:
-        messages: list[Message] = [{"role": LAST, "content": text}]
-    else:
-        messages = [*problem.messages[:-1], {**problem.messages[-1], "content": text}]
-    if system_prompt is None:
-        return messages
-    if any(message["role"] in SYSTEM for message in messages):
-        raise DataError(
-            f"{problem.row}: its messages hold a system message of their own, and `data.system_prompt` is set; remove "
-            "one of them"
-        )
-    return [{"role": "system", "content": system_prompt}, *messages]
+        return text + begun
+    # not str.format: problems and templates are full of LaTeX braces
+    template = data.prompt_template or PLACEHOLDER
+    shots = [
+        template.replace(PLACEHOLDER, with_instruction(shot.problem, data)) + shot.response + SHOT_END
+        for shot in data.few_shot
+    ]
+    return "".join(shots) + template.replace(PLACEHOLDER, text) + begun
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]]:
@@ -137,6 +125,11 @@ def make_prompts(problems: Sequence[Problem], source: str, data: Data, tokenizer
     for problem, text, ids in zip(problems, texts, tokenize(texts, tokenizer, style), strict=True):
         if not ids:
             raise DataError(f"{problem.row}: the prompt has no tokens; its text is {text[:80]!r}")
+        if len(ids) > 1 and ids[0] == ids[1] == getattr(tokenizer, "bos_token_id", None):
+            raise DataError(
+                f"{problem.row}: the prompt begins with the beginning-of-sequence token twice: {text[:80]!r}; the chat "
+                "template writes it once too often (`data.chat_template` gives another)"
+            )
         prompts.append(
             Prompt(
                 id=content_id(problem.words),
@@ -149,3 +142,16 @@ def make_prompts(problems: Sequence[Problem], source: str, data: Data, tokenizer
             )
         )
     return prompts
+
+
+def seen_lines(prompt: Prompt, tokenizer: Any) -> list[str]:
+    """What the model sees of a prompt, token by token as it gets it, and what a person reads later."""
+    text = str(tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=False))
+    shown = repr(text)
+    if len(text) > _HEAD + _TAIL:
+        left = len(text) - _HEAD - _TAIL
+        shown = f"{text[:_HEAD]!r} ... {left:,} characters ... {text[-_TAIL:]!r}"
+    lines = [f"the model sees {len(prompt.token_ids)} tokens: {shown}"]
+    problem = prompt.problem[:_TAIL]
+    lines.append(f"the problem, as samples and the report show it: {problem!r}{'...' * (problem != prompt.problem)}")
+    return lines

@@ -275,6 +275,8 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
         lora=model.lora,
         seed=derive_seed(recipe.run.seed, ADAPTER),
     )
+    if recipe.data.chat_template is not None:  # an export ships what was trained with
+        loaded.tokenizer.chat_template = recipe.data.chat_template
     for note in loaded.notes:
         console.say(note)
     return loaded
@@ -309,15 +311,23 @@ def check_model_path(path: str) -> None:
         check_files(path)
 
 
-def make_tokenizer(model: Model) -> Any:
+def make_tokenizer(model: Model, chat_template: str | None = None) -> Any:
     """The tokenizer alone: problems become prompts, and every refusal of data comes, before weights are read or made.
+
+    Args:
+        model: whose it is.
+        chat_template: of the recipe, in place of its own.
 
     Raises:
         ModelError: no tokenizer can be loaded.
     """
     if is_builtin(model.path):
-        return make_word_tokenizer()  # as it is saved beside the model once that is made
-    return load_tokenizer(model.path, model.trust_remote_code, notes=[])
+        tokenizer = make_word_tokenizer()  # as it is saved beside the model once that is made
+    else:
+        tokenizer = load_tokenizer(model.path, model.trust_remote_code, notes=[])
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 def model_path(name: str, recipe: Recipe, console: Console) -> str:
@@ -378,12 +388,20 @@ def stop_tokens(recipe: Recipe, facts: ModelFacts) -> tuple[int, ...]:
     return stops
 
 
-def make_decode(tokenizer: Any) -> Callable[[Sequence[IntArray]], list[str]]:
-    """Token ids of many responses to texts, special tokens left out."""
+def make_decode(tokenizer: Any, response_prefix: str | None = None) -> Callable[[Sequence[IntArray]], list[str]]:
+    """Token ids of many responses to texts, special tokens left out.
+
+    ``response_prefix`` is what each of them begins with, though none of its tokens is the response's. A response is
+    decoded behind its tokens, because some tokenizers drop the space before the first word of a text.
+    """
+    prefix = response_prefix or ""
+    before = tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else []
+    shown = tokenizer.decode(before, skip_special_tokens=True) if prefix else ""
 
     def decode(ids: Sequence[IntArray]) -> list[str]:
         if not ids:
             return []
-        return tokenizer.batch_decode([row.tolist() for row in ids], skip_special_tokens=True)  # type: ignore[no-any-return]
+        texts = tokenizer.batch_decode([[*before, *row.tolist()] for row in ids], skip_special_tokens=True)
+        return [prefix + text.removeprefix(shown) for text in texts] if prefix else texts
 
     return decode

@@ -19,6 +19,7 @@ from dapo.contracts.protocols import Engine, Learner, PromptStream, Scorer
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import EvaluationProgress, Prompt
 from dapo.data.load import PreparedData, prepare
+from dapo.data.render import seen_lines
 from dapo.data.stream import EpochStream, content
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
@@ -113,9 +114,11 @@ class Session:
         if given.scorer is None:
             scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
-            tokenizer = make_tokenizer(recipe.model)
+            tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
             data = prepare(recipe.data, tokenizer)  # what is wrong with it is told before weights
             for line in data.report.lines(training=training):
+                console.say(line)
+            for line in seen_lines(data.train[0], tokenizer) if training else ():
                 console.say(line)
             context = Context(recipe, tokenizer, data.train, folder)
             if scorer is None:
@@ -145,7 +148,7 @@ class Session:
         if lag is None:  # a scorer of the user's says by an attribute that its verdicts take no time
             lag = 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
         tokenizer = tokenizer if loaded is None else loaded.tokenizer
-        rollouts = Rollouts(engine, scorer, make_decode(tokenizer))
+        rollouts = Rollouts(engine, scorer, make_decode(tokenizer, recipe.data.response_prefix))
         return cls(recipe, scorer, loaded, facts, tokenizer, data, engine, rollouts, lag, weights, folder, given)
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:

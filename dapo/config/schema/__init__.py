@@ -20,7 +20,7 @@ from dapo.config.schema.algorithm import (
 )
 from dapo.config.schema.checkpoint import Checkpoint
 from dapo.config.schema.cluster import Cluster, Launch
-from dapo.config.schema.data import Data, DataSource
+from dapo.config.schema.data import Data, DataSource, Shot
 from dapo.config.schema.learner import Learner
 from dapo.config.schema.logging import Logging
 from dapo.config.schema.model import Lora, Model
@@ -56,6 +56,7 @@ __all__ = [
     "Rollout",
     "Run",
     "Server",
+    "Shot",
     "Trainer",
     "Validation",
     "Vllm",

@@ -31,6 +31,13 @@ class DataSource(Section):
     """Problems to take; for a procedural task how many to make."""
 
 
+class Shot(Section):
+    problem: str
+    """As a record has it; ``instruction`` follows it as it follows every problem."""
+    response: str
+    """The whole response, as the model is to write its own."""
+
+
 class Data(Section):
     train: list[DataSource] = Field(min_length=1)
     """Where training problems come from."""
@@ -41,6 +48,20 @@ class Data(Section):
     ``auto``: template if given, else chat if the tokenizer has one, else raw."""
     prompt_template: str | None = None
     """Text with ``{problem}`` in it."""
+    chat_template: str | None = None
+    """A chat template of your own instead of the tokenizer's: its text (Jinja), or a file that holds it, which is read
+    once, when the recipe is. ``dapo export`` writes it beside the model."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What else the chat template reads, by name, such as ``{enable_thinking: false}``."""
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    """Schemas of tools for the chat template, the same for every problem."""
+    tools_field: str | None = None
+    """Column that holds a record's own tools (a list of schemas, or that list as JSON text)."""
+    few_shot: list[Shot] = Field(default_factory=list)
+    """Solved examples before every problem. Problems that are among them are taken out of all data, and counted."""
+    response_prefix: str | None = None
+    """Text that every response begins with. For the learner it is the prompt's end: it carries no loss and counts in no
+    length. Rewards, samples and rollouts see it as the beginning of the response."""
     system_prompt: str | None = None
     """System message for ``chat``."""
     instruction: str | None = None

@@ -1,0 +1,155 @@
+"""Conversations through a chat template: examples, a system message, tools, and variables of one's own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from dapo.config.check_data import tool_problem
+from dapo.config.schema import Data
+from dapo.data.formats import Problem
+from dapo.data.messages import LAST, SYSTEM, Message
+from dapo.errors import DataError
+
+
+def has_template(data: Data, tokenizer: Any) -> bool:
+    """Whether there is a chat template, the recipe's own or the tokenizer's."""
+    return bool(data.chat_template or getattr(tokenizer, "chat_template", None))
+
+
+def check_variables(data: Data, tokenizer: Any) -> None:
+    """Refuse what the template does not read: it would have no effect.
+
+    Raises:
+        DataError: a name in ``chat_template_kwargs`` that stands nowhere in the template, or tools for a template
+            that shows none.
+    """
+    text = _template_text(data, tokenizer)
+    if text is None:
+        return
+    words = set(re.findall(r"[A-Za-z_]\w*", text))
+    for name in data.chat_template_kwargs:
+        if name not in words:
+            near = get_close_matches(name, sorted(words), n=1, cutoff=0.7)
+            raise DataError(
+                f"`data.chat_template_kwargs.{name}`: the chat template reads no variable of this name, so it would "
+                f"change nothing{f'; did you mean {near[0]}?' if near else '; take it out'}"
+            )
+    if (data.tools or data.tools_field) and "tools" not in words:
+        raise DataError(
+            f"`data.{'tools' if data.tools else 'tools_field'}` is set, but the chat template shows no tools; describe "
+            "them in `data.system_prompt`, or give a template that does (`data.chat_template`)"
+        )
+
+
+def _template_text(data: Data, tokenizer: Any) -> str | None:
+    """The template; of a tokenizer with several by name, all of them. None: it is no text."""
+    template = data.chat_template or getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        return "\n".join(map(str, template.values()))
+    return template if isinstance(template, str) else None
+
+
+def render_chat(problem: Problem, text: str, data: Data, tokenizer: Any) -> str:
+    """The conversation as the chat template writes it, up to where the response begins.
+
+    Args:
+        problem: with its messages, where it has some.
+        text: what the user says last.
+        data: the recipe's section.
+        tokenizer: whose template it is, unless the recipe has one.
+
+    Raises:
+        DataError: the template refuses the messages, or leaves a system message out; tools that are none.
+    """
+    messages = _messages(problem, text, data)
+    options: dict[str, Any] = dict(data.chat_template_kwargs)
+    if data.chat_template is not None:
+        options["chat_template"] = data.chat_template
+    if tools := _tools(problem, data):
+        options["tools"] = tools
+    roles = [message["role"] for message in messages]
+    whose = "`data.chat_template`" if data.chat_template is not None else "the tokenizer's chat template"
+    try:
+        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
+    except Exception as error:  # jinja's own errors, and whatever a template raises on purpose
+        raise DataError(
+            f"{problem.row}: {whose} failed on messages of {roles}: {type(error).__name__}: {error}"
+            f"{_without_system(roles, data)}"
+        ) from error
+    for message in messages:
+        if message["role"] in SYSTEM and message["content"].strip() not in rendered:
+            raise DataError(
+                f"{problem.row}: {whose} leaves the system message out: the model would never see it"
+                f"{_without_system(roles, data)}"
+            )
+    return rendered
+
+
+def _without_system(roles: list[str], data: Data) -> str:
+    """The next move where a template takes no system message."""
+    if not any(role in SYSTEM for role in roles):
+        return ""
+    if data.system_prompt is not None:
+        return "; remove `data.system_prompt` if the template accepts none (`data.instruction` follows each problem)"
+    return "; take the system message out of the records if the template accepts none"
+
+
+def _messages(problem: Problem, text: str, data: Data) -> list[Message]:
+    """The conversation: the recipe's system message, examples, and the record's own turns.
+
+    Raises:
+        DataError: the recipe and the record both have a system message.
+    """
+    last: Message = {"role": LAST, "content": text}
+    own = [*problem.messages[:-1], {**problem.messages[-1], **last}] if problem.messages else [last]
+    system = [message for message in own[:1] if message["role"] in SYSTEM]
+    if data.system_prompt is not None:
+        if any(message["role"] in SYSTEM for message in own):
+            raise DataError(
+                f"{problem.row}: its messages hold a system message of their own, and `data.system_prompt` is set; "
+                "remove one of them"
+            )
+        system = [{"role": "system", "content": data.system_prompt}]
+        own = [*system, *own]
+    shots: list[Message] = []
+    for shot in data.few_shot:
+        shots.append({"role": LAST, "content": with_instruction(shot.problem, data)})
+        shots.append({"role": "assistant", "content": shot.response})
+    return [*system, *shots, *own[len(system) :]]
+
+
+def with_instruction(text: str, data: Data) -> str:
+    """What the user says: the problem, and the instruction behind it."""
+    return f"{text}\n\n{data.instruction}" if data.instruction else text
+
+
+def _tools(problem: Problem, data: Data) -> list[Any]:
+    """The schemas that the template gets.
+
+    Raises:
+        DataError: the record's column is not there, or holds no list of schemas.
+    """
+    if data.tools_field is None:
+        return data.tools
+    if data.tools_field not in problem.extra:
+        raise DataError(
+            f"{problem.row}: `data.tools_field: {data.tools_field}` names no column of this record; it has "
+            f"{', '.join(problem.extra) or 'none beside problem and answer'}"
+        )
+    value = problem.extra[data.tools_field]
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{problem.row}, field {data.tools_field!r}: the tools are no JSON: {error}") from None
+    if not value:
+        return []
+    found = value if isinstance(value, list) else [value]
+    for tool in found:
+        if wrong := tool_problem(tool):
+            raise DataError(f"{problem.row}, field {data.tools_field!r}: {wrong}; found {str(tool)[:80]}")
+    return found
