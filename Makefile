@@ -34,7 +34,13 @@ endif
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation
+# The site has an environment of its own: what builds it is neither trained with nor tested with.
+.venv-site/.installed: constraints/site.lock
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
+	@touch $@
+
+.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation site
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -54,8 +60,13 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not vllm"
 
+# docs/ as a site in build/site, with search, for a server or a disk. Any warning ends it: a link, an anchor, a page that is not there.
+# The variable leaves out an advertisement.
+site: .venv-site/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+
 # Not part of `make test`; skipped, with the reason, where no Chromium is found.
-test-browser: setup
+test-browser: setup site
 	$(BIN)/python -m pytest -m browser tests/browser
 
 test-gpu: setup
@@ -75,12 +86,14 @@ test-vllm-slow: setup-vllm
 test-wheel: setup
 	$(BIN)/python tests/wheel/try_wheel.py --mypy $(BIN)/mypy
 
-# Writes constraints/ci.lock anew, from pyproject.toml and constraints/cpu.txt, where torch's CPU build can be found.
+# Writes constraints/ci.lock anew, from pyproject.toml and constraints/cpu.txt, where torch's CPU build can be found, and constraints/site.lock.
 lock: setup
 	$(BIN)/pip install -q --disable-pip-version-check "uv>=0.9"
 	$(BIN)/uv pip compile -q --generate-hashes --extra dev --python-version 3.11 --python-platform linux \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  -c constraints/cpu.txt pyproject.toml -o constraints/ci.lock
+	$(BIN)/uv pip compile -q --generate-hashes --group docs --python-version 3.11 --python-platform linux \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate -o constraints/site.lock
 
 oracles: setup
 	$(BIN)/python tests/oracles/live.py
@@ -120,4 +133,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-trl .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-trl .venv-vllm .venv-site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

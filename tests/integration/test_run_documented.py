@@ -49,13 +49,6 @@ def test_every_shown_training_command_has_a_valid_recipe(monkeypatch):
         load_recipe(recipe, overrides)
 
 
-def test_links_and_pictures_exist():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
-            if "://" not in target:
-                assert (ROOT / page).parent.joinpath(target).exists(), f"{page} points to {target}"
-
-
 def test_the_shown_refusal_is_what_is_said():
     said = dapo("train", "recipes/quickstart.yaml", "epsilon_high=0.3", cwd=ROOT, expect=2).stderr
     text = (ROOT / "README.md").read_text()

@@ -1,8 +1,13 @@
-"""constraints/ci.lock has what the tests need, in the versions of constraints/cpu.txt: `make lock` writes it anew."""
+"""constraints/ci.lock has what the tests need, in the versions of constraints/cpu.txt; site.lock is for the site.
+
+`make lock` writes both anew.
+"""
 
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
@@ -44,7 +49,15 @@ def test_the_lock_has_the_pinned_versions():
     assert {"torch", "transformers", "numpy", "cloudpickle"} <= lock.keys() & pinned.keys()
 
 
-def test_every_package_of_the_lock_has_hashes():
-    text = (ROOT / "constraints" / "ci.lock").read_text()
+def test_the_site_has_a_lock_of_its_own():
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["docs"]
+    assert {plain(re.match(r"[\w.-]+", line)[0]) for line in asked} <= pins("site.lock").keys()
+    assert "mkdocs" not in pins("ci.lock")
+    assert not {"torch", "transformers"} & pins("site.lock").keys()
+
+
+@pytest.mark.parametrize("lock", ["ci.lock", "site.lock"])
+def test_every_package_of_the_lock_has_hashes(lock):
+    text = (ROOT / "constraints" / lock).read_text()
     for entry in re.split(r"\n(?=[A-Za-z0-9])", text.strip()):
         assert "--hash=sha256:" in entry, entry.splitlines()[0]

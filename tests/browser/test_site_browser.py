@@ -1,0 +1,53 @@
+"""The site, opened from a disk at two widths: quiet, within its window, and found by its search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SITE = Path(__file__).resolve().parents[2] / "build/site"
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def pages() -> list[Path]:
+    found = sorted(path for path in SITE.rglob("*.html") if path.name != "404.html")
+    if not found:
+        pytest.skip("there is no site in build/site: `make site` builds it")
+    return found
+
+
+@pytest.fixture(params=[1400, 420])
+def tab(request: Any, browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": request.param, "height": 1000})
+    tab = context.new_page()
+    said: list[str] = []
+    tab.on("pageerror", lambda error: said.append(f"{tab.url}: {error}"))
+    tab.on("console", lambda message: said.append(f"{tab.url}: {message.text}") if message.type == "error" else None)
+    tab.on("request", lambda asked: said.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None)
+    yield tab
+    assert said == []
+    context.close()
+
+
+def test_every_page_is_quiet_and_fits_its_window(tab, pages):
+    for page in pages:
+        tab.goto(page.as_uri())
+        wider = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert wider <= 0, f"{page.name} is {wider} pixels wider than its window"
+        assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), page.name
+        assert tab.locator("article h1").count() == 1, page.name
+
+
+def test_the_search_finds_a_setting_without_a_server(browser, pages):
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    tab = context.new_page()
+    tab.goto((SITE / "index.html").as_uri())
+    tab.click(".md-search__input")
+    tab.type(".md-search__input", "sync_check_tolerance")
+    tab.wait_for_selector('.md-search-result__link[href*="sync_check_tolerance"]', timeout=120_000)
+    assert "configuration.html" in tab.inner_html(".md-search-result__list")
+    context.close()

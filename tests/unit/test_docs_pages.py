@@ -1,0 +1,72 @@
+"""Pages point to what is there. `make site` asks the same of the site that is made of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pages import ROOT, all_pages, anchors, links
+from ruamel.yaml import YAML
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
+def test_links_and_anchors_exist(page):
+    for link in links(page):
+        assert link.file.exists(), f"{page.name} points to {link.target}"
+        if link.anchor:
+            assert link.anchor in anchors(link.file), f"{page.name} points to {link.target}#{link.anchor}"
+
+
+def test_a_dead_link_and_a_dead_anchor_are_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One & two\n\n[a](gone.md) [b](#one--two) ![c](c.png) `[d](code.md)` [e](https://x.y)\n\n"
+        "```\n# no\n[f](g)\n```\n"
+    )
+    assert [(link.target, link.file.exists()) for link in links(page)] == [
+        ("gone.md", False),
+        ("", True),
+        ("c.png", False),
+    ]
+    assert anchors(page) == {"one--two"}
+
+
+def named(entry: object) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in named(part)]
+
+
+def test_the_navigation_of_the_site_names_pages_that_exist_once_each():
+    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text())
+    navigation = named(YAML(typ="safe").load(text)["nav"])
+    assert len(navigation) == len(set(navigation))
+    made_of = {page: ROOT / "docs" / page for page in navigation}
+    made_of |= {page: ROOT / page.removeprefix("repository/") for page in navigation if page.startswith("repository/")}
+    made_of["notebook.md"] = ROOT / "docs/notebook.ipynb"
+    assert [page for page, file in made_of.items() if not file.exists()] == []
+
+
+def test_pages_are_written_as_both_readers_of_them_understand():
+    """A list or a table behind a line of text is one for GitHub, and a paragraph for the site."""
+    for page in all_pages():
+        before, fenced = "", False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            fenced ^= line.startswith("```")
+            where = f"{page.name}:{number}"
+            if not fenced and before.strip():
+                if re.match(r"([-*]|\d+\.) ", line):
+                    assert re.match(r"([-*]|\d+\.) |  ", before), f"{where}: a list needs an empty line before it"
+                if line.startswith("| "):
+                    assert before.startswith("|"), f"{where}: a table needs an empty line before it"
+            before = line
+
+
+def test_the_site_asks_no_network():
+    for file in (ROOT / "website/theme").rglob("*"):
+        if file.suffix in {".css", ".js"}:
+            assert not re.search(r"https?://|@import", file.read_text()), file.name
+    assert "font: false" in (ROOT / "mkdocs.yml").read_text()
+    licence = Path(ROOT / "website/theme/assets/javascripts/iframe-worker.LICENSE").read_text()
+    assert "Permission is hereby granted" in licence
