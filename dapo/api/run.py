@@ -104,6 +104,17 @@ class Run:
 
         return CheckpointStore(self._folder.checkpoints).steps()
 
+    @property
+    def best_checkpoint(self) -> int:
+        """Step of the checkpoint that is best by ``checkpoint.best``: ``run.export(out, run.best_checkpoint)``.
+
+        Raises:
+            CheckpointError: the recipe names no metric, or no step had it.
+        """
+        from dapo.checkpoint.store import CheckpointStore
+
+        return CheckpointStore(self._folder.checkpoints).best_step()
+
     def model(self, step: int | None = None) -> Any:
         """The trained model as transformers has it; its tokenizer is ``run.tokenizer()``.
 

@@ -3,6 +3,7 @@
 checkpoints/step_000040/
     manifest.json    size and checksum of every file: what was written is what is read
     ...              whatever the caller's ``write`` put there
+checkpoints/best.json    which of them is the best, by which metric; that one is kept beside the newest
 
 Whoever wrote a file may describe it (a rank of the learner its part); the others are read once more for their checksum.
 """
@@ -14,9 +15,10 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dapo.contracts.handle import Done, Handle
 from dapo.contracts.types import SavedFile
@@ -24,6 +26,7 @@ from dapo.errors import CheckpointError
 
 _NAME = re.compile(r"step_(\d{6,})$")
 _MANIFEST = "manifest.json"
+_BEST = "best.json"
 
 Write = Callable[[Path], Iterable[SavedFile]]
 """Fills a folder; returns files that are on the disk already, by their names in that folder. It may leave some out."""
@@ -45,18 +48,20 @@ class CheckpointStore:
         """
         return self.begin(step, lambda folder: Done(write(folder))).finish()
 
-    def begin(self, step: int, write: BeginWrite) -> Saving:
+    def begin(self, step: int, write: BeginWrite, best: Mapping[str, Any] | None = None) -> Saving:
         """Begin to save step ``step``: what ``write`` leaves to be done is waited for by ``finish`` of what comes back,
         and until then there is no checkpoint of that step. One at a time.
+
+        ``best``: it is the best so far, and what is to be told of that (JSON-able).
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._mend()
         aside = self.folder / f".writing-step_{step:06d}"
         fresh(aside)
-        return Saving(self, step, self.folder / f"step_{step:06d}", aside, write(aside))
+        return Saving(self, step, self.folder / f"step_{step:06d}", aside, write(aside), best)
 
-    def appear(self, target: Path, aside: Path) -> None:
-        """What was written aside, and is on the disk, becomes a checkpoint."""
+    def appear(self, target: Path, aside: Path, best: Mapping[str, Any] | None = None) -> None:
+        """What was written aside, and is on the disk, becomes a checkpoint; with ``best`` the one that is kept."""
         if target.exists():  # the same step again: a boundary saved with more state than before
             old = self.folder / f".old-{target.name}"
             target.rename(old)
@@ -64,8 +69,44 @@ class CheckpointStore:
             shutil.rmtree(old)
         else:
             aside.rename(target)
+        if best is not None:
+            self.mark(best)
         _flush(self.folder)
         self._prune()
+
+    def mark(self, best: Mapping[str, Any] | None) -> None:
+        """Write down which checkpoint is the best: ``step``, and what else is known. None: none of them."""
+        path = self.folder / _BEST
+        if best is None:
+            path.unlink(missing_ok=True)
+            return
+        aside = self.folder / f".writing-{_BEST}"
+        aside.write_text(json.dumps(dict(best)), encoding="utf-8")
+        _flush(aside)
+        aside.rename(path)
+
+    def best(self) -> dict[str, Any] | None:
+        """What ``mark`` was told of the checkpoint that is the best; None where there is none, or it is not there."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / _BEST).read_text(encoding="utf-8"))
+            return found if int(found["step"]) in self.steps() else None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+    def best_step(self) -> int:
+        """The step of the checkpoint that is the best.
+
+        Raises:
+            CheckpointError: none is marked.
+        """
+        found = self.best()
+        if found is None:
+            there = f"; there are checkpoints of steps {', '.join(map(str, self.steps()))}" if self.steps() else ""
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is marked as the best: set checkpoint.best to a metric, such as "
+                f"validation/accuracy (a resume may), or take one by --step{there}"
+            )
+        return int(found["step"])
 
     def steps(self) -> list[int]:
         """Steps with a whole checkpoint, ascending.
@@ -113,8 +154,10 @@ class CheckpointStore:
             _delete(left_over)
 
     def _prune(self) -> None:
+        best = self.best()
         for step in self.steps()[: -self.keep]:
-            self._remove(step)
+            if best is None or step != best["step"]:
+                self._remove(step)
 
     def _remove(self, step: int) -> None:
         """Renamed first: a crash half-way must not leave a folder that looks like a checkpoint."""
@@ -131,6 +174,7 @@ class Saving:
     target: Path
     aside: Path
     files: Handle[Iterable[SavedFile]]
+    best: Mapping[str, Any] | None = None
 
     def done(self) -> bool:
         """Whether ``finish`` would not wait for its writers."""
@@ -143,7 +187,7 @@ class Saving:
             CheckpointError: a file that was described is not there, or has another size.
         """
         seal(self.aside, self.files.result())
-        self.store.appear(self.target, self.aside)
+        self.store.appear(self.target, self.aside, self.best)
         return self.target
 
 

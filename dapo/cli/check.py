@@ -204,7 +204,7 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
         )
     old = "the sampler's log-probabilities" if uses_sampler_logprobs(recipe) else "the learner's, computed once more"
     lines.append(f"the ratio runs against {old}")
-    lines += _terms(recipe)
+    lines += [*_terms(recipe), *_ending(recipe)]
     lines.append(_evaluations(recipe, data))
     return lines
 
@@ -229,6 +229,15 @@ def _terms(recipe: Recipe) -> Iterator[str]:
         yield f"entropy: coefficient {a.entropy_coefficient:g} in the loss"
 
 
+def _ending(recipe: Recipe) -> Iterator[str]:
+    """What ends the run before ``trainer.steps``."""
+    trainer, early = recipe.trainer, recipe.trainer.early_stop
+    if early.metric:
+        yield f"early stop: when {early.metric} is not better {early.patience} times in a row"
+    if trainer.max_hours:
+        yield f"time: saved and ended within {trainer.max_hours:g} hours of its start; a resume has as many again"
+
+
 def _evaluations(recipe: Recipe, data: PreparedData) -> str:
     validation = recipe.validation
     if not data.validation or not validation.every:
@@ -246,10 +255,12 @@ def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
     one = trained_parameters(recipe, facts) * (state + 8 + 4 * (recipe.model.dtype != "float32"))
     kept = recipe.checkpoint.keep
     every = f"every {recipe.checkpoint.every} steps" if recipe.checkpoint.every else "at the end"
+    best = f" and the best by {recipe.checkpoint.best}" if recipe.checkpoint.best else ""
+    elsewhere = f", in {recipe.checkpoint.dir}" if recipe.checkpoint.dir else ""
     curve = "" if missing(PICTURES) else ", curve.png"
     lines = [
         f"{folder}/: recipe.yaml, recipe.resolved.yaml, metrics.jsonl, log.txt{curve}",
-        f"{folder}/checkpoints/: {every}, the newest {kept} of about {size_text(one)} each",
+        f"{folder}/checkpoints/: {every}, the newest {kept}{best} of about {size_text(one)} each{elsewhere}",
     ]
     if recipe.logging.rollouts != "none":
         lines.append(f"{folder}/rollouts/: one Parquet file a step, {recipe.logging.rollouts} groups")

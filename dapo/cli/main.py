@@ -1,6 +1,6 @@
 """``dapo``: train, check, recipes, init, import, explain, data, evaluate, export, report, view.
 
-Exit codes: 0 done, 1 a failure while working, 2 refused input, 130 after Ctrl-C.
+Exit codes: 0 done, 1 a failure while working, 2 refused input, 75 saved at trainer.max_hours, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 from dapo import __version__
 from dapo.cli.completion import complete_key, complete_name, complete_recipe
 from dapo.cli.importing import import_recipe
+from dapo.cli.models import evaluate, export
 from dapo.contracts.hooks import search_working_directory
 from dapo.errors import DapoError, RecipeError, of_the_machine
 
@@ -268,83 +269,8 @@ def data(
     return 0
 
 
-@app.command(epilog=pages("docs/tutorial.md", "docs/algorithm.md section 7"))
-def evaluate(
-    model_or_run: Annotated[
-        str, typer.Argument(metavar="MODEL_OR_RUN", help="A run folder, model folder or hub name.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings, such as rewards.0.kind=exact."),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="A file, `hub:owner/name` or `task:NAME`; again for a further set. A run has its own."),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option("--samples", "-k", min=1, help="Sampled responses per problem.")
-    ] = None,
-    greedy: Annotated[bool | None, typer.Option("--greedy/--no-greedy", help="Also one greedy response each.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of the sampled responses.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of the sampled responses.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Problems per data set.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampled responses.")] = None,
-    step: Annotated[int | None, typer.Option(help="Checkpoint of a run; default: the newest.")] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL_OR_RUN", help="Compare with it, problem by problem; or with a file of --out."),
-    ] = None,
-    against_step: Annotated[int | None, typer.Option(help="Checkpoint of --against; default: the newest.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every answer there, a line of JSON each.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on stdout; everything else goes to stderr.")
-    ] = False,
-) -> int:
-    """Accuracy with its interval, pass@k, majority vote, lengths and truncation, per data set."""
-    from dapo.cli.evaluate import evaluation_recipe, recipe_against
-
-    options = {
-        "validation.samples": samples,
-        "validation.greedy": greedy,
-        "validation.temperature": temperature,
-        "validation.top_p": top_p,
-        "validation.max_response_tokens": max_tokens,
-        "validation.limit": limit,
-        "run.seed": seed,
-    }
-    loaded, run = evaluation_recipe(model_or_run, data or [], options, settings or [])
-    if against_step is not None and against is None:
-        raise typer.BadParameter("it needs --against RUN", param_hint="--against-step")
-    answers = Path(against) if against is not None and Path(against).is_file() else None
-    other = recipe_against(loaded.recipe, against) if against is not None and answers is None else None
-    import dapo.run
-
-    second = answers if other is None else dapo.run.Subject(*other, against_step)
-    return dapo.run.evaluate(loaded, run, step, against=second, out=out, as_json=as_json)
-
-
-@app.command(epilog=pages("docs/tutorial.md"))
-def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")],
-    step: Annotated[int | None, typer.Option(help="Checkpoint to export; default: the newest.")] = None,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Of a run with model.lora: the adapter alone, not merged into the model.")
-    ] = False,
-) -> int:
-    """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads, with a model card."""
-    from dapo.config.files import RESOLVED
-
-    if not (run / RESOLVED).is_file():
-        raise RecipeError(f"{run} is not a run folder: it holds no {RESOLVED}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RecipeError(f"{out} exists and is not empty; give a new folder")
-    import dapo.run
-
-    return dapo.run.export(run, out, step, adapter=adapter)
+app.command(epilog=pages("docs/tutorial.md", "docs/algorithm.md section 7"))(evaluate)
+app.command(epilog=pages("docs/tutorial.md"))(export)
 
 
 @app.command(epilog=pages("docs/reading_a_run.md"))

@@ -13,6 +13,7 @@ from typing import Literal
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_loss import check_loss
 from dapo.config.check_ranks import check_ranks
+from dapo.config.check_stopping import check_stopping
 from dapo.config.pool import check_pool
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
@@ -345,4 +346,5 @@ _CHECKS = (
     _learner,
     check_staleness,
     check_ranks,
+    check_stopping,
 )

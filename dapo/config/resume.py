@@ -81,8 +81,9 @@ _RULES: dict[str, dict[Rule, str]] = {
         "max_grad_norm deterministic",
     },
     "validation": {"free": "every samples greedy temperature top_p max_response_tokens limit"},
-    "trainer": {"free": "steps sync_check_tolerance"},
-    "checkpoint": {"free": "every keep seconds asynchronous"},
+    "trainer": {"free": "steps max_hours sync_check_tolerance"},
+    "trainer.early_stop": {"free": "metric best_is patience min_change"},
+    "checkpoint": {"free": "every keep seconds best best_is asynchronous", "fixed": "dir"},
     "logging": {
         "free": "rollouts rollouts_sample tokens spans console samples_every tensorboard wandb trackers project"
     },
@@ -200,6 +201,10 @@ def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tu
 def _why_fixed(path: str) -> str:
     if path == "preset":
         return "fixed: a preset fills in what a new recipe leaves out; on resume, set the settings themselves"
+    if path == "checkpoint.dir":
+        return (
+            "fixed: to move the checkpoints, move their folder and let the link RUN/checkpoints lead to its new place"
+        )
     if path.startswith("run."):
         return "fixed: a run goes on where it was, with its own random numbers; start a new run for another"
     if path.startswith("data."):

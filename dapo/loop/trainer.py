@@ -32,6 +32,7 @@ from dapo.contracts.types import (
 )
 from dapo.errors import CheckpointError, EngineError, RewardError, SamplingStopped
 from dapo.loop.algorithm import Algorithm
+from dapo.loop.best import follow
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
@@ -44,7 +45,7 @@ from dapo.loop.reduce import trained_metrics
 from dapo.loop.reference import References, reference_logprobs, subtract_kl
 from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
-from dapo.loop.stopping import Stopping
+from dapo.loop.stopping import Deadline, Stopping
 from dapo.loop.sync_check import SyncCheck
 
 
@@ -87,9 +88,11 @@ class Trainer:
         check_sync: SyncCheck,
         facts: Mapping[str, Any] | None = None,
         overlap: Overlap | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """``check_sync`` is called with the step after each publish; ``overlap``: engines work while the learner does.
 
+        ``deadline``: of ``trainer.max_hours``, begun with the command; None: with this object.
         ``facts``: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
         """
         self.collector, self.learner, self.engine = collector, learner, engine
@@ -105,8 +108,15 @@ class Trainer:
         )
         self.idle = Idle(lambda: collector.rollouts.busy_seconds())
         self.notices = Notices(recorder, algorithm)
-        self.saver = Saver(checkpoints, recorder, phases)
-        self.stopping = Stopping(recorder, checkpoints)
+        early, kept = recipe.trainer.early_stop, recipe.checkpoint
+        self.saver = Saver(checkpoints, recorder, phases, follow(kept.best, kept.best_is))
+        self.stopping = Stopping(
+            recorder,
+            checkpoints,
+            deadline or Deadline(recipe.trainer.max_hours),
+            follow(early.metric, early.best_is, early.min_change),
+            early.patience,
+        )
         self.records = StepRecords(recorder, phases, self.idle)
         self.evaluations = Evaluations(
             evaluator, recorder, phases, collector.aside, every=recipe.validation.every, steps=self.steps
@@ -128,21 +138,25 @@ class Trainer:
         Whoever leaves in the middle closes the iterator: the state is then saved.
         """
         self.records.start()
+        self.stopping.start()
+        self.saver.start()
         with self.stopping.interrupts:
             if self.counters.training_steps == 0:
                 self._publish()
                 self._first_evaluation()
             elif metrics := self.evaluations.make_up(self.counters.training_steps):
-                self.records.step(self.counters.training_steps, metrics)  # a line of its own, which readers join
+                self._record(self.counters.training_steps, metrics)  # a line of its own, which readers join
             try:
-                while self.counters.training_steps < self.steps and not self.stopping.now():
+                while self.counters.training_steps < self.steps and not self.stopping.due(self.saver.longest):
                     done = self._train_step()
                     if done is None:
                         break
                     yield done
             except GeneratorExit:
                 self.stopping.stop("its caller")
-            if self.saver.at != self.counters.training_steps:
+            if self.stopping.early:
+                self._evaluate_last()
+            if self.saver.wants(self.counters.training_steps):
                 self.save()
             self.saver.finish()
 
@@ -171,9 +185,6 @@ class Trainer:
             self.stopping.end(f"{what} after {step - 1} training steps")
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
-            if self.evaluations.at != step - 1 and self.evaluations.wanted:
-                self.phases.step = step - 1
-                self.records.step(step - 1, self.evaluate(step - 1).metrics)  # the last step is evaluated too
             return None
         self.counters.rollout_steps += 1
         self.notices.poor_batch(batch)
@@ -200,10 +211,10 @@ class Trainer:
             metrics |= self._publish()
             metrics |= self.evaluations.if_due(step)
         except (EngineError, RewardError):
-            self.records.step(step, metrics, batch.finished, traces)  # the step itself is done
+            self._record(step, metrics, batch.finished, traces)  # the step itself is done
             self.save()
             raise
-        self.records.step(step, metrics, batch.finished, traces)
+        self._record(step, metrics, batch.finished, traces)
         self.saver.step_done(step, self.recipe.checkpoint, self._write)
         return StepDone(step, metrics, batch.finished)
 
@@ -274,8 +285,22 @@ class Trainer:
             AccuracyUnknown: of a whole set no response has an accuracy, so that the run could never be judged by it.
         """
         if self.evaluations.wanted:
-            self.records.step(0, self.evaluate(0).metrics)
+            self._record(0, self.evaluate(0).metrics)
             self.evaluations.check_known()
+
+    def _evaluate_last(self) -> None:
+        """Where the run is at its end before ``trainer.steps``: the last step is evaluated too."""
+        step = self.phases.step = self.counters.training_steps
+        if self.evaluations.at != step and self.evaluations.wanted:
+            self._record(step, self.evaluate(step).metrics)
+
+    def _record(
+        self, step: int, metrics: Metrics, finished: Sequence[Group] = (), traces: Sequence[TokenTrace] = ()
+    ) -> None:
+        """A step's line, and what follows from it."""
+        self.records.step(step, metrics, finished, traces)
+        self.saver.seen(step, metrics)
+        self.stopping.seen(step, metrics)
 
     def evaluate(self, step: int) -> EvaluationResult:
         """Answer the held-out problems with the weights of ``step``, the last one done; there must be some."""
@@ -300,6 +325,8 @@ class Trainer:
             "sync_check": self.check_sync.state(),
             "entropy": self.entropy.state(),
             **self.evaluations.state(self.counters.training_steps),
+            "best": self.saver.state(),
+            "early_stop": self.stopping.state(),
             "recorder": self.recorder.state(),
         }
         save_state(state, folder)
@@ -329,6 +356,8 @@ class Trainer:
                 self.check_sync.load(state["sync_check"])
             self.entropy.load(state.get("entropy", []))
             self.evaluations.load(state)
+            self.saver.load(state.get("best"))
+            self.stopping.load(state.get("early_stop"))
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
         with as_damage(folder, "learner/"):
             self.learner.load(folder / "learner")

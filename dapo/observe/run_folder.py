@@ -8,7 +8,7 @@
       difference.txt           against the preset  tokens/step_000012.parquet
       prompts.parquet          training problems   stopped/step_000012.parquet
       status.json              how the run stands  checkpoints/step_000012/
-      log.txt, curve.png                           samples.jsonl            validation responses
+      log.txt, curve.png        (or a link there) samples.jsonl            validation responses
       machine.jsonl            processor, versions, commit: at the start and each resume
                                                    spans.jsonl, tensorboard/
 
@@ -27,6 +27,7 @@ import re
 import shlex
 import struct
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -179,6 +180,34 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:06d}"
 
+    def place_checkpoints(self, directory: str | None) -> None:
+        """Of a new run: let its checkpoints lie in a folder of their own in ``directory`` (None: in the run's).
+
+        Raises:
+            RecipeError: no folder, or no link to it, can be made.
+        """
+        if directory is None or self.checkpoints.is_dir():
+            return
+        try:
+            place, number = Path(directory).absolute() / self.path.name, 1
+            while os.path.lexists(place):  # of another run of that name
+                place, number = place.with_name(f"{self.path.name}.{number}"), number + 1
+            place.mkdir(mode=0o700, parents=True)
+            self.checkpoints.unlink(missing_ok=True)
+            self.checkpoints.symlink_to(place, target_is_directory=True)
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise
+            said = error.strerror or error
+            raise RecipeError(f"checkpoint.dir = {directory}: no folder can be made there: {said}") from None
+
+    def drop_checkpoints(self) -> None:
+        """Take back what ``place_checkpoints`` made for a run that came to nothing."""
+        if self.checkpoints.is_symlink():
+            with suppress(OSError):
+                self.checkpoints.resolve().rmdir()
+            self.checkpoints.unlink()
+
     def write(self, path: Path, text: str) -> None:
         """Write one of the run's text files atomically."""
         write_atomically(path, text)
@@ -270,7 +299,7 @@ def _names(folder: Path, pattern: str) -> list[tuple[int, Path]]:
 
 def _begun(path: Path) -> bool:
     """Whether a folder is empty, or of a run that ended before its recipe was written."""
-    return all(p.name in _BEGUN or re.fullmatch(r"\.\S+\.tmp", p.name) for p in path.iterdir())
+    return all(p.name in _BEGUN or p.is_symlink() or re.fullmatch(r"\.\S+\.tmp", p.name) for p in path.iterdir())
 
 
 def is_held(path: str | Path) -> bool:

@@ -25,6 +25,7 @@ from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
 from dapo.loop.rollouts import Rollouts
+from dapo.loop.stopping import Deadline
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
 from dapo.models.builtin import is_builtin
@@ -189,7 +190,8 @@ class Session:
             tolerance=self.recipe.trainer.sync_check_tolerance,
         )
 
-    def trainer(self, recorder: Recorder, checkpoints: CheckpointStore) -> Trainer:
+    def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline | None = None) -> Trainer:
+        """``deadline``: of ``trainer.max_hours``; None: begun here."""
         recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases(recorder.span)
         algorithm, learner = make_algorithm(recipe), self.learner()
         sampling = make_sampling(recipe, self.facts)
@@ -227,6 +229,7 @@ class Session:
             phases=phases,
             check_sync=self.sync_check(learner),
             overlap=Overlap(collector, phases, rollout.overlap_turns) if rollout.max_staleness else None,
+            deadline=deadline,
         )
 
     def _stream(self) -> PromptStream:

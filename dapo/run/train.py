@@ -24,6 +24,7 @@ from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.events import Callback, StartEvent
 from dapo.errors import DapoError, DiskError, EngineError, LearnerLost, WithEvidence, of_the_machine
+from dapo.loop.stopping import Deadline
 from dapo.loop.trainer import StepDone, Trainer
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
@@ -46,6 +47,8 @@ from dapo.run.session import Session
 log = logging.getLogger(__name__)
 
 FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
+OUT_OF_TIME = 75
+"""``trainer.max_hours`` ended it, saved: sysexits.h calls that number a failure for now, to be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,13 @@ class Opened:
     console: Console
 
 
-Steps = Generator[Opened | StepDone, None, bool]
-"""A run as it goes: first what it is made of, then each step when it is done. Its value: whether it got to its end."""
+Steps = Generator[Opened | StepDone, None, int]
+"""A run as it goes: first what it is made of, then each step when it is done. Its value: the exit code of its end."""
 
 
 def train(loaded: LoadedRecipe) -> int:
-    """Start a new run. Returns the exit code: 0, or 130 after Ctrl-C (the step was finished and saved)."""
+    """Start a new run. Returns the exit code: 0, or where it was stopped early, its step finished and saved: 130 after
+    Ctrl-C, 75 at ``trainer.max_hours``."""
     return _to_the_end(begin(loaded))
 
 
@@ -76,7 +80,7 @@ def _to_the_end(steps: Steps) -> int:
         while True:
             next(steps)
     except StopIteration as end:
-        return FINISHED if end.value else INTERRUPTED
+        return int(end.value)
 
 
 def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console | None = None) -> Steps:
@@ -90,18 +94,21 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
     recipe = loaded.recipe
     make_algorithm(recipe)  # functions of the user's that are not there are refused first
     make_objective(recipe)
+    deadline = Deadline(recipe.trainer.max_hours)
     console = console or Console(recipe.logging.console)
     with console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
+        folder.place_checkpoints(recipe.checkpoint.dir)
         _write_recipe(folder, loaded)
         given.record(folder.path)
         try:
             greet = partial(_say_recipe, console, loaded, given)
-            return (yield from _run(loaded, folder, console, greet, given, resume=False))
+            return (yield from _run(loaded, folder, console, greet, given, deadline, resume=False))
         except DapoError as error:
             started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
             if not started and (error.exit_code == REFUSED or isinstance(error, EngineError)):
                 # nothing was done: the mended command finds its place free
+                folder.drop_checkpoints()
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise
 
@@ -111,6 +118,7 @@ def go_on(
 ) -> Steps:
     """``resume``, a step at a time. As ``begin``."""
     loaded, changes = load_for_resume(run_folder, overrides)
+    deadline = Deadline(loaded.recipe.trainer.max_hours)
     console = console or Console(loaded.recipe.logging.console)
     with console, _machine_told(run_folder, resume=True):
         folder = RunFolder.open(run_folder)
@@ -121,18 +129,26 @@ def go_on(
         checkpoints = CheckpointStore(folder.checkpoints)
         if checkpoints.steps():
             checkpoints.path()  # a damaged one is refused before anything is written
-        return (yield from _run(loaded, folder, console, partial(_say_changes, console, changes), given, resume=True))
+        greet = partial(_say_changes, console, changes)
+        return (yield from _run(loaded, folder, console, greet, given, deadline, resume=True))
 
 
 def _run(
-    loaded: LoadedRecipe, folder: RunFolder, console: Console, greet: Callable[[], None], given: Given, *, resume: bool
+    loaded: LoadedRecipe,
+    folder: RunFolder,
+    console: Console,
+    greet: Callable[[], None],
+    given: Given,
+    deadline: Deadline,
+    *,
+    resume: bool,
 ) -> Steps:
     """``greet`` says the first words, so that they stand in the log as well."""
     try:
         with logging_to(folder.log, console.show_warning), _outliving_its_terminal():
             greet()
             try:
-                finished = yield from _train(loaded, folder, console, given, resume=resume)
+                code = yield from _train(loaded, folder, console, given, deadline, resume=resume)
             except GeneratorExit:  # whoever takes the steps has left
                 _say_end(folder, console, False)
                 raise
@@ -140,10 +156,10 @@ def _run(
                 # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
                 log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)
                 raise
-            _say_end(folder, console, finished)
+            _say_end(folder, console, code == FINISHED)
     finally:
         folder.release()  # last: a run whose status says "running" while nobody holds its folder was killed
-    return finished
+    return code
 
 
 @contextmanager
@@ -169,8 +185,10 @@ def _outliving_its_terminal() -> Iterator[None]:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, *, resume: bool) -> Steps:
-    """True when the run got to its end, False when it was stopped before.
+def _train(
+    loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, deadline: Deadline, *, resume: bool
+) -> Steps:
+    """The exit code: of a run that got to its end, or was stopped before.
 
     A learner that is lost is started again from the last checkpoint, as ``--resume`` does it: what was recorded behind
     it goes, engines get the weights of that step, and the steps are done again.
@@ -178,7 +196,7 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Giv
     most = loaded.recipe.cluster.max_learner_restarts
     for restart in range(1, most + 2):
         try:
-            return (yield from _attempt(loaded, folder, console, given, resume=resume))
+            return (yield from _attempt(loaded, folder, console, given, deadline, resume=resume))
         except LearnerLost as error:
             if restart > most:
                 raise
@@ -187,7 +205,9 @@ def _train(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Giv
     raise AssertionError("the last attempt returns or raises")
 
 
-def _attempt(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, *, resume: bool) -> Steps:
+def _attempt(
+    loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, deadline: Deadline, *, resume: bool
+) -> Steps:
     """Train from the start or from the last checkpoint, to the end or until it is stopped."""
     recipe = loaded.recipe
     with ExitStack() as stack:
@@ -198,7 +218,7 @@ def _attempt(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: G
         recorder = RunRecorder(folder, console, None, recipe.logging, _pieces(session))
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
-            trainer = session.trainer(recorder, checkpoints)
+            trainer = session.trainer(recorder, checkpoints, deadline)
             saved = _load(trainer, checkpoints, loaded, console) if resume else {}
             step = trainer.counters.training_steps
             if resume:  # from here on nothing refuses it, and what it wrote after the checkpoint goes
@@ -217,7 +237,8 @@ def _attempt(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: G
                 yield from trainer.each_step()
             except GeneratorExit:  # whoever takes the steps has left, and the trainer has saved
                 trainer.stopping.stop("its caller")
-            finished = not trainer.stopping.by
+            stopping = trainer.stopping
+            finished = not stopping.by
         except WithEvidence as error:
             raise error.in_words(stop_said(error.evidence, folder.path)) from None
         finally:
@@ -226,11 +247,11 @@ def _attempt(loaded: LoadedRecipe, folder: RunFolder, console: Console, given: G
             finally:
                 session.close()
         if finished:
-            status.end("finished", trainer.stopping.early)
+            status.end("finished", stopping.early)
         else:
-            status.end("interrupted", f"stopped by {trainer.stopping.by} after step {status.status.step}, and saved")
-        callbacks.end(finished, trainer.stopping.early or trainer.stopping.by)
-    return finished
+            status.end("interrupted", f"stopped by {stopping.by} after step {status.status.step}, and saved")
+        callbacks.end(finished, stopping.early or stopping.by)
+    return FINISHED if finished else OUT_OF_TIME if stopping.out_of_time else INTERRUPTED
 
 
 def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int = 0) -> StatusWriter:

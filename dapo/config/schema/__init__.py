@@ -27,7 +27,7 @@ from dapo.config.schema.model import Lora, Model
 from dapo.config.schema.rewards import Reward
 from dapo.config.schema.rollout import Rollout, Server, Vllm
 from dapo.config.schema.run import Run
-from dapo.config.schema.trainer import Trainer
+from dapo.config.schema.trainer import EarlyStop, Trainer
 from dapo.config.schema.validation import Validation
 from dapo.config.section import Section
 
@@ -41,6 +41,7 @@ __all__ = [
     "Data",
     "DataSource",
     "DynamicSampling",
+    "EarlyStop",
     "EntropyControl",
     "Launch",
     "Learner",

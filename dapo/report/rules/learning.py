@@ -72,7 +72,7 @@ def _best_kept(facts: Facts, best: Evaluation) -> str:
         return f"The checkpoint of step {kept} is the best one (`{export_command(facts.run, kept)}`)."
     if best.step == 0:
         return "No step was better than the model before training."
-    return "No checkpoint from before the fall is kept (a larger checkpoint.keep keeps more)."
+    return "No checkpoint from before the fall is kept (checkpoint.best=validation/accuracy keeps the best one)."
 
 
 def _checkpoint(facts: Facts, best: Evaluation) -> int | None:
@@ -204,7 +204,7 @@ RULES = (
         f"{LUCK:g} times that from {MANY} evaluations on (bad where it is not above the first)",
         "More training made the model worse on problems it does not train on.",
         "Stop here, and export the checkpoint nearest to the best evaluation, where one from before the fall is kept "
-        f"(checkpoint.keep); else start again. In either case {_SMALLER}.",
+        f"(checkpoint.best keeps that of the best); else start again. In either case {_SMALLER}.",
         validation_fell,
     ),
     Rule(

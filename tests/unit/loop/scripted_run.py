@@ -214,11 +214,14 @@ def make_run(
     changes=None,
     turns=None,
     learner=None,
+    sections=None,
+    deadline=None,
     **settings,
 ) -> Run:
     """A run whose checkpoints are in ``folder``; ``resume``: from the newest of them.
 
     ``section``: of the recipe's ``algorithm``; ``changes``: to the algorithm's functions and facts.
+    ``sections``: of the recipe, laid on top.
     ``turns``: generation goes on beside learning, so many turns of the crank in every step.
     """
     log, phases = Log(hooks), NotedPhases()
@@ -260,17 +263,24 @@ def make_run(
         checkpoints=CheckpointStore(folder),
         recorder=recorder,
         recipe=small_recipe(
-            trainer={"steps": steps},
-            learner={"minibatch_prompts": minibatch},
-            rollout={"prompts_per_step": prompts},
-            validation={"every": evaluate_every},
-            checkpoint={"every": save_every},
-            algorithm=section or {},
+            **{
+                name: own | (sections or {}).get(name, {})
+                for name, own in {
+                    "data": {},
+                    "trainer": {"steps": steps},
+                    "learner": {"minibatch_prompts": minibatch},
+                    "rollout": {"prompts_per_step": prompts},
+                    "validation": {"every": evaluate_every},
+                    "checkpoint": {"every": save_every},
+                    "algorithm": section or {},
+                }.items()
+            }
         ),
         fingerprint={"model": "scripted"},
         phases=phases,
         check_sync=SyncCheck(collector.rollouts, learner, held_out(), SamplingParams(max_tokens=100), seed=0),
         overlap=None if turns is None else Overlap(collector, phases, turns),
+        deadline=deadline,
     )
     if resume:
         trainer.load(trainer.checkpoints.path())

@@ -205,3 +205,43 @@ def test_a_damaged_metrics_file_is_refused_before_anything_is_removed(tmp_path):
         assert run.rollout_file(3).exists()
         assert run.samples.read_text() == '{"step": 3}\n'
         assert '{"step": 3}' in run.metrics.read_text()
+
+
+# ---------------------------------------------------------------- checkpoints on another disk
+
+
+def test_checkpoints_lie_elsewhere_each_run_in_a_folder_of_its_own(tmp_path):
+    first = RunFolder.create(tmp_path / "runs", "a")
+    first.place_checkpoints(str(tmp_path / "disk"))
+    assert first.checkpoints.resolve() == (tmp_path / "disk" / "a").resolve()
+    (first.checkpoints / "step_000001").mkdir()
+    first.place_checkpoints(str(tmp_path / "disk"))  # they are there already
+    first.check_kinds()
+    second = RunFolder.create(tmp_path / "more", "a")
+    second.place_checkpoints(str(tmp_path / "disk"))
+    assert second.checkpoints.resolve() == (tmp_path / "disk" / "a.1").resolve()
+    assert sorted(p.name for p in first.checkpoints.iterdir()) == ["step_000001"]
+    second.drop_checkpoints()
+    assert not (tmp_path / "disk" / "a.1").exists()
+    assert not second.checkpoints.is_symlink()
+    first.drop_checkpoints()  # what is not empty stays
+    assert (tmp_path / "disk" / "a" / "step_000001").is_dir()
+    third = RunFolder.create(tmp_path / "more", "b")
+    third.place_checkpoints(None)
+    assert not third.checkpoints.exists()
+
+
+def test_a_place_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    run = RunFolder.create(tmp_path / "runs", "a")
+    with pytest.raises(RecipeError, match=r"checkpoint.dir = .*file: no folder can be made there"):
+        run.place_checkpoints(str(tmp_path / "file"))
+
+
+def test_a_run_that_ended_before_its_recipe_was_written_leaves_its_link_to_the_next(tmp_path):
+    run = RunFolder.create(tmp_path / "runs", "a")
+    run.place_checkpoints(str(tmp_path / "disk"))
+    run.release()
+    again = RunFolder.create(tmp_path / "runs", "a")
+    again.place_checkpoints(str(tmp_path / "disk"))
+    assert again.checkpoints.resolve() == (tmp_path / "disk" / "a").resolve()

@@ -116,7 +116,8 @@ def test_a_checkpoint_is_advised_only_where_it_exists(tmp_path):
     late_alone = kept_checkpoints(tmp_path / "late", 0, 35, 60)  # 35: as near to 40, which is bad, as to 30
     said = move_of("validation_fell", fallen, folder=late_alone)
     assert said.startswith(
-        "No checkpoint from before the fall is kept (a larger checkpoint.keep keeps more). Start again"
+        "No checkpoint from before the fall is kept (checkpoint.best=validation/accuracy keeps the best one). "
+        "Start again"
     )
     assert "export" not in said
 

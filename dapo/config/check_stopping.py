@@ -1,0 +1,53 @@
+"""Checks of when a run ends and which checkpoint it keeps for its metric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from dapo.config.problems import Problem
+from dapo.config.schema import Recipe
+from dapo.contracts.glossary import lookup
+
+Direction = Literal["auto", "highest", "lowest"]
+
+
+def is_highest(metric: str, direction: Direction) -> bool:
+    """Whether more of a metric is better; ``auto``: as its line in the glossary says (``check_stopping`` refuses one
+    that says nothing)."""
+    if direction != "auto":
+        return direction == "highest"
+    line = lookup(metric)
+    return line is None or line.better != "lower"
+
+
+def check_stopping(r: Recipe) -> Iterator[Problem]:
+    """A metric that no line of this run will hold would be waited for in vain."""
+    early = r.trainer.early_stop
+    for key, metric, direction in (
+        ("checkpoint.best", r.checkpoint.best, r.checkpoint.best_is),
+        ("trainer.early_stop.metric", early.metric, early.best_is),
+    ):
+        if metric is not None:
+            yield from _metric(r, key, metric, direction)
+    if r.checkpoint.dir is not None and not r.checkpoint.dir.strip():
+        yield Problem("checkpoint.dir", "expected the path of a folder, or null for RUN/checkpoints", r.checkpoint.dir)
+
+
+def _metric(r: Recipe, key: str, metric: str, direction: Direction) -> Iterator[Problem]:
+    line = lookup(metric)
+    section = key.rpartition(".")[0]
+    if line is None:
+        yield Problem(
+            key, "is no metric; `dapo explain validation/accuracy` explains one, docs/metrics.md has all", metric
+        )
+    elif line.better is None and direction == "auto":
+        yield Problem(
+            key, f"is neither good nor bad by itself: say which is better, {section}.best_is=highest or lowest", metric
+        )
+    elif metric.startswith("validation/") and not (r.data.validation and r.validation.every):
+        yield Problem(
+            key,
+            "needs held-out problems (data.validation) and evaluations (validation.every): no step will have it",
+            metric,
+        )
