@@ -1,5 +1,5 @@
 # `make quickstart` trains a small model for real; `make check` and `make test` are what a commit must pass.
-# `make test` leaves out what is marked slow, gpu, vllm, browser or cluster: each has a target of its own.
+# `make test` leaves out what is marked slow, gpu, vllm, browser, cluster or slurm: each has a target of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -40,7 +40,7 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation site
+.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation site
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -75,6 +75,10 @@ test-gpu: setup
 # Processes that train or sample together, on this machine.
 test-cluster: setup
 	$(BIN)/python -m pytest -n0 -m cluster
+
+# Jobs of a Slurm that the tests start on this host. Needs root, and: apt-get install -y slurm-wlm munge
+test-slurm: setup
+	$(BIN)/python -m pytest -n0 -m slurm tests/slurm
 
 test-vllm: setup-vllm
 	.venv-vllm/bin/python -m pytest -m "vllm and not slow" tests/vllm

@@ -56,6 +56,10 @@ class EngineError(DapoError, RuntimeError):
     """A rollout engine that failed, or whose numbers disagree with the learner's."""
 
 
+class SchedulerError(DapoError, RuntimeError):
+    """A queue of jobs that is not there, or does not take a job."""
+
+
 class LearnerError(DapoError, RuntimeError):
     """Training cannot go on: for example too many non-finite gradients in a row."""
 

@@ -1,4 +1,4 @@
-"""``dapo``: train, check, recipes, init, import, explain, data, evaluate, export, report, view.
+"""``dapo``: train, launch, check, recipes, init, import, explain, data, evaluate, export, report, view.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 75 saved at trainer.max_hours, 130 after Ctrl-C.
 """
@@ -14,20 +14,17 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
-from dapo.cli.completion import complete_key, complete_name, complete_recipe
+from dapo.cli.arguments import RecipeArguments, only_overrides, pages, recipe_and_overrides
+from dapo.cli.completion import complete_key, complete_name
 from dapo.cli.importing import import_recipe
+from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
 from dapo.contracts.hooks import search_working_directory
-from dapo.errors import DapoError, RecipeError, of_the_machine
+from dapo.errors import DapoError, of_the_machine
 
 INTERRUPTED = 130
 UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
 """click's own class, which newer releases of typer carry inside themselves."""
-
-
-def pages(*names: str) -> str:
-    """The line under a command's help that says where more is written."""
-    return f"Pages: {', '.join(names)}"
 
 
 app = typer.Typer(
@@ -108,16 +105,7 @@ def _root(
 
 
 app.command("import", epilog=pages("docs/import.md", "docs/peers.md"))(import_recipe)
-
-
-RecipeArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="RECIPE [KEY=VALUE]...",
-        help="A YAML recipe or the short name of one of `dapo recipes`, and settings that go on top: trainer.steps=20",
-        autocompletion=complete_recipe,
-    ),
-]
+app.command(epilog=pages("docs/scaling.md", "docs/configuration.md"))(launch)
 
 
 @app.command(epilog=pages("docs/tutorial.md", "docs/configuration.md"))
@@ -129,19 +117,14 @@ def train(
 ) -> int:
     """Train: `dapo train RECIPE [KEY=VALUE]...` or `dapo train --resume RUN [KEY=VALUE]...`."""
     if resume is not None:
-        overrides = list(arguments or [])
-        if overrides and "=" not in overrides[0]:
-            raise RecipeError(
-                f"--resume {resume} takes the recipe from the run folder, so `{overrides[0]}` has no place; "
-                "give only key=value settings to change"
-            )
+        overrides = only_overrides(resume, arguments)
         from dapo.config.resume import load_for_resume
 
         load_for_resume(resume, overrides)  # refuse what may not change before torch is imported
         import dapo.run
 
         return dapo.run.resume(resume, overrides)
-    recipe, overrides = _recipe_and_overrides(arguments)
+    recipe, overrides = recipe_and_overrides(arguments)
     from dapo.config import load_recipe
 
     loaded = load_recipe(recipe, overrides)
@@ -161,7 +144,7 @@ def check(
     ] = 0,
 ) -> int:
     """Everything about a run before it starts: data, rewards on gold and wrong answers, arithmetic, memory, files."""
-    recipe, overrides = _recipe_and_overrides(arguments)
+    recipe, overrides = recipe_and_overrides(arguments)
     from dapo.config import load_recipe
 
     loaded = load_recipe(recipe, overrides)
@@ -307,14 +290,3 @@ def view(
     from dapo.cli.view import view as view_runs
 
     return view_runs(runs_folder, port, host, open_browser, expose)
-
-
-def _recipe_and_overrides(arguments: Sequence[str] | None) -> tuple[str, list[str]]:
-    if not arguments:
-        raise typer.BadParameter(
-            "a recipe is missing: a file, or a name such as quickstart (`dapo recipes` lists them)", param_hint="RECIPE"
-        )
-    first, *rest = arguments
-    if "=" in first and not Path(first).exists():
-        raise typer.BadParameter(f"the recipe file comes first, before `{first}`", param_hint="RECIPE")
-    return first, rest

@@ -13,6 +13,7 @@ from typing import Literal
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_loss import check_loss
 from dapo.config.check_ranks import check_ranks
+from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
 from dapo.config.pool import check_pool
 from dapo.config.problems import Problem
@@ -327,11 +328,6 @@ def _counts(r: Recipe) -> Iterator[Problem]:
             "is empty, so every response would run to the limit; name the tokens, or null for the model's own",
             [],
         )
-    for n, text in enumerate(rollout.stop):
-        if not text or text in rollout.stop[:n]:
-            yield Problem(f"rollout.stop.{n}", "is empty" if not text else "stands there twice", text)
-    if rollout.include_stop_str_in_output and not rollout.stop:
-        yield Problem("rollout.include_stop_str_in_output", "is only read with stop strings (rollout.stop)", True)
 
 
 _CHECKS = (
@@ -352,4 +348,5 @@ _CHECKS = (
     check_staleness,
     check_ranks,
     check_stopping,
+    check_slurm,
 )

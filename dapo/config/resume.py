@@ -46,8 +46,7 @@ _RULES: dict[str, dict[Rule, str]] = {
     "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
     "rewards.N": {"free": "timeout", "ask": "kind function pattern weight sources", "fixed": "name"},
     "rollout": {
-        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids stop "
-        "include_stop_str_in_output slots "
+        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids slots "
         "engines turn_steps lockstep max_staleness overlap_turns",
         "fixed": "group_size",  # carried groups have it
     },
@@ -90,6 +89,10 @@ _RULES: dict[str, dict[Rule, str]] = {
     },
     "launch": {"free": "backend"},
     "cluster": {"free": "start_timeout engine_timeout max_engine_restarts max_learner_restarts"},
+    "slurm": {
+        "free": "nodes partition account qos constraint time gpus_per_node cpus_per_node setup container "
+        "signal_seconds requeue extra"
+    },
 }
 
 

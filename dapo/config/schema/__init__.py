@@ -27,6 +27,7 @@ from dapo.config.schema.model import Lora, Model
 from dapo.config.schema.rewards import Reward
 from dapo.config.schema.rollout import Rollout, Server, Vllm
 from dapo.config.schema.run import Run
+from dapo.config.schema.slurm import Slurm
 from dapo.config.schema.trainer import EarlyStop, Trainer
 from dapo.config.schema.validation import Validation
 from dapo.config.section import Section
@@ -58,6 +59,7 @@ __all__ = [
     "Run",
     "Server",
     "Shot",
+    "Slurm",
     "Trainer",
     "Validation",
     "Vllm",
@@ -109,3 +111,5 @@ class Recipe(Section):
     """Where the run's parts live."""
     cluster: Cluster = Cluster()
     """Parts of a run in processes of their own."""
+    slurm: Slurm = Slurm()
+    """The job of ``dapo launch``."""

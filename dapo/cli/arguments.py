@@ -1,0 +1,57 @@
+"""What several commands take: a recipe with settings, or settings for a run that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dapo.cli.completion import complete_recipe
+from dapo.errors import RecipeError
+
+RecipeArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE [KEY=VALUE]...",
+        help="A YAML recipe or the short name of one of `dapo recipes`, and settings that go on top: trainer.steps=20",
+        autocompletion=complete_recipe,
+    ),
+]
+
+
+def pages(*names: str) -> str:
+    """The line under a command's help that says where more is written."""
+    return f"Pages: {', '.join(names)}"
+
+
+def only_overrides(resume: Path, arguments: Sequence[str] | None) -> list[str]:
+    """The settings given beside ``--resume RUN``.
+
+    Raises:
+        RecipeError: a recipe is given as well.
+    """
+    overrides = list(arguments or [])
+    if overrides and "=" not in overrides[0]:
+        raise RecipeError(
+            f"--resume {resume} takes the recipe from the run folder, so `{overrides[0]}` has no place; "
+            "give only key=value settings to change"
+        )
+    return overrides
+
+
+def recipe_and_overrides(arguments: Sequence[str] | None) -> tuple[str, list[str]]:
+    """The recipe, and the settings behind it.
+
+    Raises:
+        typer.BadParameter: there is no recipe, or it does not come first.
+    """
+    if not arguments:
+        raise typer.BadParameter(
+            "a recipe is missing: a file, or a name such as quickstart (`dapo recipes` lists them)", param_hint="RECIPE"
+        )
+    first, *rest = arguments
+    if "=" in first and not Path(first).exists():
+        raise typer.BadParameter(f"the recipe file comes first, before `{first}`", param_hint="RECIPE")
+    return first, rest

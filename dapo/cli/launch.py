@@ -1,0 +1,151 @@
+"""``dapo launch``: a recipe as a job of Slurm's."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dapo.cli.arguments import RecipeArguments, only_overrides, recipe_and_overrides
+from dapo.errors import RecipeError, SchedulerError
+
+if TYPE_CHECKING:
+    from dapo.cluster.slurm import Job
+    from dapo.config.schema import Recipe
+
+
+def launch(
+    arguments: RecipeArguments = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; write and submit nothing.")] = False,
+) -> int:
+    """Submit to Slurm: `dapo launch RECIPE slurm.time=12:00:00 [KEY=VALUE]...`. The job saves before its time is up."""
+    if resume is not None:
+        return launch_again(resume, only_overrides(resume, arguments), dry_run=dry_run)
+    return launch_new(*recipe_and_overrides(arguments), dry_run=dry_run)
+
+
+def launch_new(recipe: str, overrides: Sequence[str], *, dry_run: bool) -> int:
+    """Submit a new run; with ``dry_run`` only show the script. Returns the exit code.
+
+    Raises:
+        RecipeError: the recipe is refused, holds a secret, or its run exists.
+        SchedulerError: Slurm is not here, or did not take the job.
+    """
+    from dapo.cluster.slurm import RECIPE
+    from dapo.config.files import RESOLVED, parse_yaml
+    from dapo.config.load import load_recipe
+    from dapo.config.secrets import hidden_in
+    from dapo.config.shipped import short_name
+
+    loaded = load_recipe(recipe, overrides)
+    if more := _over_machines(loaded.recipe):
+        loaded = load_recipe(recipe, [*overrides, *more])
+    settings = loaded.recipe
+    run = (Path(settings.run.dir) / settings.run.name).absolute()
+    if (run / RESOLVED).is_file() and settings.run.if_exists == "refuse":
+        raise RecipeError(
+            f"{run} exists already. Continue it with `dapo launch --resume {shlex.quote(str(run))}`, choose another "
+            "run.name, or set run.if_exists=backup to move it aside."
+        )
+    for path in hidden_in(parse_yaml(loaded.resolved, RECIPE)[0]):
+        move = f"a job's recipe is a file, and holds no secrets: take {path} out of the recipe, and set"
+        raise RecipeError(f"{move} the environment variable that its library reads, before you submit")
+    called = short_name(loaded.path) if loaded.path else recipe
+    said = f"From {called} with {shlex.join(loaded.overrides) or 'no changes'}"
+    job = _job(settings, run, said)
+    return _print_only(job, settings) if dry_run else _submit(job, settings, f"# {said}\n{loaded.resolved}")
+
+
+def launch_again(run: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
+    """Submit a job that goes on with the run in a folder; otherwise as ``launch_new``."""
+    from dapo.config.resume import load_for_resume
+
+    loaded, _ = load_for_resume(run, overrides)
+    changes = [*overrides, *_over_machines(loaded.recipe)]
+    settings = load_for_resume(run, changes)[0].recipe
+    kept = [change for change in changes if not change.startswith(("slurm.", "launch.backend="))]
+    job = _job(settings, run.absolute(), "Goes on with that run", resume=True, overrides=kept)
+    return _print_only(job, settings) if dry_run else _submit(job, settings, None)
+
+
+def _over_machines(recipe: Recipe) -> list[str]:
+    """What several machines of a job mean for the run in it."""
+    return ["launch.backend=ray"] if recipe.slurm.nodes > 1 else []
+
+
+def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, overrides: Sequence[str] = ()) -> Job:
+    from dapo.cluster.slurm import Job, job_folder
+
+    return Job(
+        name=recipe.run.name,
+        run=run,
+        folder=job_folder(run),
+        directory=Path.cwd(),
+        programs=Path(sys.executable).parent,
+        said=" ".join(said.split()),
+        resume=resume,
+        overrides=overrides,
+    )
+
+
+def _print_only(job: Job, recipe: Recipe) -> int:
+    from dapo.cluster.slurm import job_script
+
+    print(job_script(job, recipe.slurm), end="")
+    return 0
+
+
+def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
+    """Write the job's files and hand it to Slurm. ``text``: the recipe of a new run."""
+    from dapo.cluster.slurm import RECIPE, SCRIPT, job_script
+
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        raise SchedulerError(
+            "sbatch is not on this machine: call `dapo launch` where jobs are submitted, or show the script with "
+            "--dry-run. Without Slurm, `dapo train` trains here"
+        )
+    script = job.folder / SCRIPT
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            (job.folder / RECIPE).write_text(text, encoding="utf-8")
+        script.write_text(job_script(job, recipe.slurm), encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{job.folder} cannot be written: {error.strerror or error}. Change run.dir") from None
+    done = subprocess.run(
+        [sbatch, "--parsable", str(script)], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        raise SchedulerError(f"Slurm did not take the job: {said}. The script is {script}; mend slurm.* and try again")
+    number = done.stdout.strip().partition(";")[0]
+    print(f"submitted job {number}: {recipe.slurm.nodes} x {_machine(recipe)}, {_limit(recipe)}")
+    print(f"  script    {script}")
+    print(f"  output    {job.folder / f'job-{number}.txt'}")
+    print(f"  run       {job.run}")
+    print(f"  state     squeue --job {number}")
+    print(f"  stop      scancel --batch --signal=USR2 {number}   # saves first; plain scancel may not have the time")
+    return 0
+
+
+def _machine(recipe: Recipe) -> str:
+    slurm = recipe.slurm
+    has = [f"{slurm.gpus_per_node} GPUs"] * bool(slurm.gpus_per_node)
+    has += [f"{slurm.cpus_per_node} cores"] * bool(slurm.cpus_per_node)
+    return f"machine with {' and '.join(has)}" if has else "machine"
+
+
+def _limit(recipe: Recipe) -> str:
+    limit = f"at most {recipe.slurm.time}" if recipe.slurm.time else "the partition's own time limit"
+    again = "then back into the queue" if recipe.slurm.requeue else "and not again"
+    return f"{limit}, asked to save {recipe.slurm.signal_seconds} s before, {again}"

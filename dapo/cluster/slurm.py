@@ -1,0 +1,181 @@
+"""The batch script of a training job, as text for people: what Slurm is asked for, and what the job does.
+
+The script, and not the trainer, knows of Slurm. It asks the trainer for two things that every run has: SIGTERM finishes
+the step and saves (exit 130), and ``--resume`` goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.config.schema import Slurm
+
+SCRIPT, RECIPE = "job.sh", "recipe.yaml"
+"""Files of a job's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a script needs to know beside the section ``slurm``. Every path is absolute."""
+
+    name: str  # of the run
+    run: Path  # its folder
+    folder: Path  # of the job: its script, its recipe, and what it prints
+    directory: Path  # where it was submitted: modules of the user's are found there
+    programs: Path  # the folder with the python that submitted it
+    said: str = ""  # where the recipe came from, in words, on one line
+    resume: bool = False  # the run is there already
+    overrides: Sequence[str] = ()  # key=value of a resume
+
+
+def job_folder(run: Path) -> Path:
+    """Beside the run, and hidden: the run's own folder is made by the run."""
+    return run.parent / ".jobs" / run.name
+
+
+def job_script(job: Job, slurm: Slurm) -> str:
+    """The whole script."""
+    joins = " launch.backend=ray cluster.address=$RAY_ADDRESS" if slurm.nodes > 1 else ""
+    again = f'$container python -m dapo train --resume "$run"{joins}'
+    start = f'$container python -m dapo train "$job/{RECIPE}"{joins}'
+    if job.resume:
+        start = " ".join([again, *map(shlex.quote, job.overrides)])
+    return "\n".join(
+        [
+            _HEAD.format(run=job.run, said=job.said, script=_quoted(job.folder / SCRIPT)),
+            *_options(job, slurm),
+            _SIGNALS,
+            *_environment(job, slurm),
+            *([_RAY.replace("NODES", str(slurm.nodes))] if slurm.nodes > 1 else []),
+            _TRAIN.replace("AGAIN", again).replace("START", start),
+            *([_REQUEUE] if slurm.requeue else []),
+            "exit $code\n",
+        ]
+    )
+
+
+def _options(job: Job, slurm: Slurm) -> Iterator[str]:
+    """The ``#SBATCH`` lines, in the order in which one reads a job."""
+    values = {
+        "job-name": "dapo-" + re.sub(r"[^\w.+-]", "-", job.name),
+        "nodes": slurm.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": slurm.cpus_per_node,
+        "gpus-per-node": slurm.gpus_per_node or None,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "time": slurm.time,
+        "signal": f"B:USR1@{slurm.signal_seconds}",
+        "output": str(job.folder).replace("%", "%%") + "/job-%j.txt",
+        "open-mode": "append",
+    }
+    for name, value in values.items():
+        if value is not None:
+            yield f"#SBATCH --{name}={_option(str(value))}"
+    yield "#SBATCH --requeue" if slurm.requeue else "#SBATCH --no-requeue"
+    yield from (f"#SBATCH {option}" for option in slurm.extra)
+    yield ""
+
+
+def _option(value: str) -> str:
+    """sbatch reads quotes as a shell does, but no other character of its own."""
+    return f'"{value}"' if " " in value else value
+
+
+def _environment(job: Job, slurm: Slurm) -> Iterator[str]:
+    yield f"run={_quoted(job.run)}"
+    yield f"job={_quoted(job.folder)}"
+    yield f"cd {_quoted(job.directory)} || exit 2"
+    if slurm.container is None:
+        yield f"export PATH={_quoted(job.programs)}:$PATH"
+    yield from slurm.setup
+    yield f"container={shlex.quote(slurm.container or '')}   # stands before each command, split at its spaces"
+    yield ""
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+_HEAD = """\
+#!/bin/bash
+# Trains {run}. Written by `dapo launch`.
+# {said}.
+# Submitted with: sbatch {script}"""
+
+_SIGNALS = """\
+# First of all: Slurm's signal may come at any moment, and a script without a trap dies of it.
+driver= asked=0 again=
+stop() { asked=$((asked + 1)) again=$1; echo "$(date +%FT%T) $2: the run finishes its step, saves and ends"
+  [ -z "$driver" ] || kill -TERM "$driver" 2>/dev/null; }
+trap 'stop yes "the job has little time left"' USR1   # Slurm, before the end
+trap 'stop "" "the job was asked to end"' USR2        # you: scancel --batch --signal=USR2 JOB
+trap 'asked=$((asked + 1))' TERM                      # scancel JOB: Slurm tells every process of the job itself
+set -uo pipefail
+"""
+
+_RAY = """\
+# A Ray cluster of this job alone: a head here, a worker on each other machine.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+export RAY_USAGE_STATS_ENABLED=0
+ip=$(hostname -I | cut -d' ' -f1); export RAY_ADDRESS=$ip:$((20000 + SLURM_JOB_ID % 10000))
+nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST")) steps=()
+on() { local node=$1; shift   # a command on one machine, with all that the job has there
+  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" -w "$node" "$@" \\
+    < /dev/null > "$job/ray-$node.txt" 2>&1 & steps+=($!); }
+leave() { kill "${steps[@]}" 2>/dev/null; wait "${steps[@]}" 2>/dev/null; }
+trap leave EXIT
+on "${nodes[0]}" $container ray start --head --node-ip-address="$ip" --port="${RAY_ADDRESS##*:}" \\
+  --num-cpus="$SLURM_CPUS_ON_NODE" --temp-dir="${TMPDIR:-/tmp}/ray-$SLURM_JOB_ID" --include-dashboard=false --block
+for node in "${nodes[@]:1}"; do   # until the head answers
+  on "$node" bash -c "until $container ray start --address=$RAY_ADDRESS \\
+    --num-cpus=$SLURM_CPUS_ON_NODE --block; do sleep 2; done"
+done
+until [ "$($container python -c '
+import ray
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+print(sum(node["Alive"] for node in ray.nodes()))' 2>/dev/null | tail -n 1)" = NODES ]; do
+  for step in "${steps[@]}"; do
+    kill -0 "$step" 2>/dev/null || { echo "Ray ended on a machine; see $job/ray-*.txt"; exit 1; }
+  done
+  [ $asked = 0 ] || exit 1
+  sleep 2
+done
+echo "$(date +%FT%T) Ray is up on NODES machines: ${nodes[*]}"
+"""
+
+_TRAIN = """\
+# A run that this very job began is continued when the job starts again.
+begun=$job/begun-$SLURM_JOB_ID
+newest() { ls -d "$run"/checkpoints/step_[0-9]* 2>/dev/null | tail -n 1; }
+had=$(newest)
+if [ -e "$begun" ] && [ "$run/recipe.resolved.yaml" -nt "$begun" ]; then
+  AGAIN < /dev/null & driver=$!
+else
+  [ -e "$begun" ] || touch "$begun"
+  START < /dev/null & driver=$!
+fi
+[ $asked = 0 ] || kill -TERM "$driver"   # it was asked before there was a run
+while :; do   # a signal ends the waiting, and not the run
+  before=$asked; wait "$driver"; code=$?
+  [ $asked = "$before" ] && break
+done
+echo "$(date +%FT%T) dapo train ended with $code"
+"""
+
+_REQUEUE = """\
+# 130: stopped and saved. 143: it was asked before there was anything to save. 75: trainer.max_hours ended it, saved.
+if [ $code = 75 ] || { [ -n "$again" ] && { [ $code = 130 ] || [ $code = 143 ]; }; }; then
+  if [ "$(newest)" = "$had" ]; then
+    echo "no step was finished in this job's time, so it is not put back into the queue: give it more (slurm.time)"
+    exit 1
+  fi
+  scontrol requeue "$SLURM_JOB_ID" && exit 0
+fi
+"""

@@ -1,0 +1,83 @@
+"""What is wrong with the section ``slurm``: values that would break the script, and times that cannot be kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dapo.config.problems import Problem
+from dapo.config.schema import Recipe
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
+_OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")
+_OURS = {
+    "nodes": "slurm.nodes",
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+    "qos": "slurm.qos",
+    "constraint": "slurm.constraint",
+    "time": "slurm.time",
+    "gpus-per-node": "slurm.gpus_per_node",
+    "cpus-per-task": "slurm.cpus_per_node",
+    "signal": "slurm.signal_seconds",
+    "requeue": "slurm.requeue",
+    "no-requeue": "slurm.requeue",
+    "job-name": "run.name",
+    "ntasks": None,
+    "ntasks-per-node": None,
+    "output": None,
+    "error": None,
+    "open-mode": None,
+    "chdir": None,
+    "array": None,
+}
+"""Options that the script has itself, and the setting that decides each; None: the script needs its own value."""
+
+
+def time_limit(text: str) -> int | None:
+    """Seconds of a limit as sbatch reads it, None for a text that it would not read.
+
+    ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` and ``D-H:M:S``.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return None
+    a, b, c = (int(found[key] or 0) for key in "abc")
+    if found["days"] is not None:
+        return int(found["days"]) * 86_400 + a * 3600 + b * 60 + c
+    return a * 3600 + b * 60 + c if found["c"] is not None else a * 60 + b
+
+
+def check_slurm(r: Recipe) -> Iterator[Problem]:
+    """Settings that no job script could hold."""
+    slurm = r.slurm
+    for name in ("partition", "account", "qos", "constraint"):
+        value = getattr(slurm, name)
+        if value is not None and not re.fullmatch(r"\S+", value):
+            yield Problem(f"slurm.{name}", "expected one word", value)
+    if slurm.container is not None and not slurm.container.strip(" ").isprintable():
+        yield Problem("slurm.container", "expected a command on one line", slurm.container)
+    for n, line in enumerate(slurm.setup):
+        if "\n" in line or "\r" in line:
+            yield Problem(f"slurm.setup.{n}", "is one line of shell; give further lines as further items", line)
+    for n, option in enumerate(slurm.extra):
+        yield from _check_option(f"slurm.extra.{n}", option)
+    if slurm.time is None:
+        return
+    seconds = time_limit(slurm.time)
+    if not seconds:
+        forms = "expected MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, more than 0; in YAML in quotes"
+        yield Problem("slurm.time", forms, slurm.time)
+    elif seconds <= slurm.signal_seconds:
+        move = f"the job would be asked to save {slurm.signal_seconds} s before its end, and has {seconds} s in all"
+        yield Problem("slurm.signal_seconds", f"{move}; give it more slurm.time, or set this lower", None)
+
+
+def _check_option(path: str, option: str) -> Iterator[Problem]:
+    if not _OPTION.fullmatch(option):
+        yield Problem(path, "expected one long option of sbatch, such as --mem=0 or --exclusive", option)
+        return
+    name = option[2:].partition("=")[0]
+    if name in _OURS:
+        setting = _OURS[name]
+        yield Problem(path, f"is {setting}; set that" if setting else "the script sets it itself; take it out", option)

@@ -1,0 +1,60 @@
+"""What of the section ``slurm`` no job script could hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from dapo.config.check_slurm import time_limit
+from dapo.config.load import recipe_from_dict
+from dapo.errors import RecipeError
+
+SMALL = {
+    "model": {"path": "someone/model"},
+    "data": {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 1}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90 * 60),
+        ("5:30", 5 * 60 + 30),
+        ("1:30:00", 5400),
+        ("2-12", 60 * 3600),
+        ("1-0:30", 86_400 + 1800),
+        ("1-02:03:04", 86_400 + 2 * 3600 + 184),
+        ("1h", None),
+        ("", None),
+        ("UNLIMITED", None),
+    ],
+)
+def test_times_are_read_as_sbatch_reads_them(text, seconds):
+    assert time_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("slurm.time=1h", "D-HH:MM:SS"),
+        ("slurm.time=0", "more than 0"),
+        ("slurm.time=10", "asked to save 600 s before its end, and has 600 s"),
+        ("slurm.nodes=0", "slurm.nodes"),
+        ("slurm.partition=a b", "one word"),
+        ('slurm.setup=["a\\nb"]', "one line of shell"),
+        ('slurm.container="a\\nb"', "one line"),
+        ("slurm.extra=[mem=0]", "--mem=0"),
+        ("slurm.extra=['--time=5']", "slurm.time"),
+        ("slurm.extra=['--array=1-4']", "the script sets it itself"),
+        ("slurm.node=2", "did you mean"),
+    ],
+)
+def test_what_would_break_the_script_is_refused(override, said):
+    with pytest.raises(RecipeError, match="slurm") as refused:
+        recipe_from_dict(SMALL, [override])
+    assert said in str(refused.value)
+
+
+def test_a_whole_section_is_taken():
+    over = ["slurm.time=1-00", "slurm.extra=['--mem=0', --exclusive]", "slurm.setup=['module load cuda']"]
+    slurm = recipe_from_dict(SMALL, over).recipe.slurm
+    assert (slurm.time, slurm.extra, slurm.setup) == ("1-00", ["--mem=0", "--exclusive"], ["module load cuda"])
