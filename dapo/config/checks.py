@@ -328,6 +328,11 @@ def _counts(r: Recipe) -> Iterator[Problem]:
             "is empty, so every response would run to the limit; name the tokens, or null for the model's own",
             [],
         )
+    for n, text in enumerate(rollout.stop):
+        if not text or text in rollout.stop[:n]:
+            yield Problem(f"rollout.stop.{n}", "is empty" if not text else "stands there twice", text)
+    if rollout.include_stop_str_in_output and not rollout.stop:
+        yield Problem("rollout.include_stop_str_in_output", "is only read with stop strings (rollout.stop)", True)
 
 
 _CHECKS = (

@@ -300,6 +300,9 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "data.chat_template",
         "its text or a file; null is the tokenizer's",
     )
+    + _peer("stop_strings sampling_params.stop gconfig.stop", (NEMO, SKYRL, AREAL), "rollout.stop", values=_SAME)
+    + _peer("stop_words", SWIFT, "rollout.stop", "token ids among them go to `rollout.stop_token_ids`")
+    + _peer("include_stop_str_in_output", SKYRL, "rollout.include_stop_str_in_output", values=_SAME)
     + _peer("enable_thinking", SWIFT, "data.chat_template_kwargs", "{enable_thinking: false}")
     + _peer("response_prefix", SWIFT, "data.response_prefix", values=_SAME)
     + _peer("truncation filter_overlong_prompts", VERL, "data.overlong_prompts", "nothing is ever cut")

@@ -84,7 +84,6 @@ APART: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("*vllm_kwargs*", (NEMO,), f"rollout.vllm.engine_args here. {_SERVED}"),
     ("*colocat*", (NEMO, SKYRL), "learner and engine share one device here unless rollout.engines or a server is set"),
     ("*stop_token_ids", (NEMO, AREAL), "ends of responses are those of model and tokenizer here unless set"),
-    ("*stop_strings", (NEMO,), "responses end at stop tokens only here: they may become longer"),
     ("*tokenizer*", (NEMO, AREAL, SKYRL, VERL), "the tokenizer is the model's"),
     (
         "*chat_template*",

@@ -46,7 +46,8 @@ _RULES: dict[str, dict[Rule, str]] = {
     "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
     "rewards.N": {"free": "timeout", "ask": "kind function pattern weight sources", "fixed": "name"},
     "rollout": {
-        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids slots "
+        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids stop "
+        "include_stop_str_in_output slots "
         "engines turn_steps lockstep max_staleness overlap_turns",
         "fixed": "group_size",  # carried groups have it
     },

@@ -164,6 +164,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0: off
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()  # texts that end a response with the token that completes one
 
     @property
     def neutral(self) -> bool:

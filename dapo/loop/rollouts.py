@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,6 @@ from dapo.contracts.evidence import ENGINE
 from dapo.contracts.protocols import Engine, Scorer, WorksAlone
 from dapo.contracts.types import (
     Completion,
-    IntArray,
     Key,
     Lane,
     Partial,
@@ -27,6 +26,7 @@ from dapo.contracts.types import (
     SampleRequest,
     Score,
 )
+from dapo.loop.texts import Decode, Texts, cut_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,13 @@ class Rollouts:
     Args:
         engine: Makes responses.
         scorer: Judges them.
-        decode: Token ids of many responses -> their texts.
+        texts: How responses are read, or the function from token ids of many of them to their texts alone.
     """
 
-    def __init__(self, engine: Engine, scorer: Scorer, decode: Callable[[Sequence[IntArray]], list[str]]) -> None:
-        self.engine, self.scorer, self._decode = engine, scorer, decode
-        self._prefixes: dict[Key, Partial | None] = {}  # of what the engine has
+    def __init__(self, engine: Engine, scorer: Scorer, texts: Texts | Decode) -> None:
+        self.engine, self.scorer = engine, scorer
+        self.texts = texts if isinstance(texts, Texts) else Texts(texts)
+        self._requests: dict[Key, SampleRequest] = {}  # what the engine has
         self._under_way: defaultdict[Lane, int] = defaultdict(int)
         self._ended: defaultdict[Lane, list[SampleEvent]] = defaultdict(list)
         self._lost: defaultdict[Lane, list[Key]] = defaultdict(list)
@@ -74,7 +75,7 @@ class Rollouts:
         """
         self.engine.submit(requests)
         for request in requests:
-            self._prefixes[request.key] = request.prefix
+            self._requests[request.key] = request
             self._under_way[request.key.lane] += 1
 
     def pump(self, timeout: float | None = None) -> bool:
@@ -94,10 +95,10 @@ class Rollouts:
             self._ended[event.key.lane].append(event)
             self._under_way[event.key.lane] -= 1
         if not events and timeout is None:
-            for key in self._prefixes.keys() - {e.key for ended in self._ended.values() for e in ended}:
+            for key in self._requests.keys() - {e.key for ended in self._ended.values() for e in ended}:
                 self._lost[key.lane].append(key)
                 self._under_way[key.lane] -= 1
-                del self._prefixes[key]
+                del self._requests[key]
         return bool(events)
 
     def busy_seconds(self) -> float:
@@ -123,22 +124,22 @@ class Rollouts:
         """Take back everything of a lane: what ended and was not asked for, and the rest as far as it got."""
         waiting = self._ended.pop(lane, [])
         ended = {event.key for event in waiting}
-        keys = [key for key in self._prefixes if key.lane == lane and key not in ended]
+        keys = [key for key in self._requests if key.lane == lane and key not in ended]
         events = self.engine.abort(keys) if keys else []
         self._under_way[lane] = 0
         responses = self._whole([*waiting, *events])
         for key in keys:
-            self._prefixes.pop(key, None)
+            self._requests.pop(key, None)
         return responses
 
     def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
-        """The events with their prefixes and texts; the stop token is not part of a text."""
-        joined = [(event, _joined(self._prefixes.pop(event.key), event)) for event in events]
+        """The events with their prefixes and texts; a stop token is not part of a text."""
+        joined = [(event, *self._joined(event)) for event in events]
         texts = iter(
-            self._decode(
+            self.texts.decode(
                 [
-                    whole.token_ids[:-1] if event.finish is FinishReason.STOP else whole.token_ids
-                    for event, whole in joined
+                    whole.token_ids[:-1] if _by_token(event.finish, whole, request) else whole.token_ids
+                    for event, whole, request in joined
                     if event.finish is not FinishReason.ABORTED
                 ]
             )
@@ -146,20 +147,30 @@ class Rollouts:
         return [
             Response(
                 event.key,
-                Completion(
-                    whole.token_ids,
-                    whole.logprobs,
-                    whole.versions,
-                    event.finish,
-                    "" if event.finish is FinishReason.ABORTED else next(texts),
-                    whole.generated,
-                ),
+                _empty_text(whole)
+                if event.finish is FinishReason.ABORTED
+                else self._read(event, whole, request, texts),
                 len(event.token_ids),
                 event.tick,
                 event.reason,
             )
-            for event, whole in joined
+            for event, whole, request in joined
         ]
+
+    def _joined(self, event: SampleEvent) -> tuple[Partial, SampleRequest]:
+        request = self._requests.pop(event.key)
+        return _joined(request.prefix, event), request
+
+    def _read(self, event: SampleEvent, whole: Partial, request: SampleRequest, texts: Iterator[str]) -> Completion:
+        """A response that ended, with its text: up to its first stop string, whether or not its engine knows them."""
+        text, finish, stops = next(texts), event.finish, request.sampling.stop
+        if stops and finish is not FinishReason.FAILED and any(stop in text for stop in stops):
+            text = cut_text(text, stops, keep=self.texts.keep_stop)
+            end = None if self.texts.first_stop is None else self.texts.first_stop(whole.token_ids, stops)
+            if end is not None:
+                whole, finish = _cut(whole, end), FinishReason.STOP
+        text = self.texts.response_prefix + text
+        return Completion(whole.token_ids, whole.logprobs, whole.versions, finish, text, whole.generated)
 
     # ------------------------------------------------------------------ scores
 
@@ -202,3 +213,24 @@ def _joined(prefix: Partial | None, event: SampleEvent) -> Partial:
         np.concatenate([prefix.versions, event.versions]),
         own,
     )
+
+
+def _by_token(finish: FinishReason, whole: Partial, request: SampleRequest) -> bool:
+    """Whether a stop token ended it, which is no text; without stop strings nothing else could."""
+    if finish is not FinishReason.STOP:
+        return False
+    return not request.sampling.stop or int(whole.token_ids[-1]) in request.sampling.stop_token_ids
+
+
+def _empty_text(partial: Partial) -> Completion:
+    """A response that goes on later."""
+    made = partial.token_ids, partial.logprobs, partial.versions
+    return Completion(*made, FinishReason.ABORTED, "", partial.generated)
+
+
+def _cut(whole: Partial, count: int) -> Partial:
+    """The first ``count`` tokens."""
+    if count == len(whole):
+        return whole
+    own = None if whole.generated is None else whole.generated[:count]
+    return Partial(whole.token_ids[:count], whole.logprobs[:count], whole.versions[:count], own)

@@ -70,7 +70,7 @@ class EmbeddedEngine:
         self._longest = longest
         self.clock = 0
         self.version = 0
-        self._gate = Gate.of(loaded.model, loaded.exact_positions)
+        self._gate = Gate.of(loaded.model, loaded.exact_positions, loaded.tokenizer)
         self._inbox = Inbox(self._gate)
         self._waiting: Counter[bytes] = Counter()  # queued requests by what stands before their next token
         self._prefilled: dict[bytes, tuple[Prefilled, int]] = {}  # of sequences that queued requests still need
@@ -78,7 +78,7 @@ class EmbeddedEngine:
         self._clear()
 
     def _clear(self) -> None:
-        self._roster = Roster(self.capacity, self._gate.vocabulary)
+        self._roster = Roster(self.capacity, self._gate.vocabulary, self._gate.strings)
         self._cache = SlotCache(self._decoder.shape, self.capacity, self._longest)
         self._batch: DecodeBatch | None = None  # None: rows have changed
         self._tokens: Tensor | None = None  # [rows] input of the next step, when the rows have not changed

@@ -84,7 +84,7 @@ class GenerateEngine:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
-        self._gate = Gate.of(loaded.model, loaded.exact_positions)
+        self._gate = Gate.of(loaded.model, loaded.exact_positions, loaded.tokenizer)
         self._inbox = Inbox(self._gate)
         self._stats = Counter[str]()
 
@@ -146,7 +146,7 @@ class GenerateEngine:
         self.abort()
 
     def _run(self, requests: Sequence[SampleRequest]) -> list[SampleEvent]:
-        roster = Roster(len(requests), self._gate.vocabulary)
+        roster = Roster(len(requests), self._gate.vocabulary, self._gate.strings)
         roster.seat(requests, self.version)
         drawn = _Drawn(roster, len(requests), self.clock)
         sequences = [sequence_of(request) for request in requests]

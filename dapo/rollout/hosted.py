@@ -16,6 +16,7 @@ from dapo.models.load import load_model
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.host import EngineHost
+from dapo.rollout.stops import StopStrings
 
 SERVER_SECONDS = 1.0
 """A turn of a server is that long at most: it decodes by itself, and new requests wait for the end of a turn."""
@@ -36,6 +37,7 @@ class EngineOrder:
     matmul_precision: str = "highest"
     trust_remote_code: bool = False
     fp32_head: bool = False
+    strings: StopStrings | None = None  # for vLLM; the others have the model's tokenizer
 
 
 def engine_host(order: EngineOrder) -> EngineHost:
@@ -62,6 +64,7 @@ def _make(order: EngineOrder) -> Engine:
             settings=order.rollout.vllm,
             trust_remote_code=order.trust_remote_code,
             fp32_head=order.fp32_head,
+            strings=order.strings,
         )
     disable_progress_bar()
     loaded = load_model(
@@ -90,6 +93,7 @@ class ServerOrder:
     patience: float
     api_key: str | None
     own_folder: bool
+    strings: StopStrings | None = None
 
 
 def server_host(order: ServerOrder) -> EngineHost:
@@ -112,5 +116,6 @@ def server_host(order: ServerOrder) -> EngineHost:
         api_key=order.api_key,
         own_folder=order.own_folder,
         deletes=False,
+        strings=order.strings,
     )
     return EngineHost(make, seconds=SERVER_SECONDS)

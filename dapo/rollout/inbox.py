@@ -85,7 +85,7 @@ class Inbox:
         waiting = []
         for request in requests:
             self._present.add(request.key)
-            done = ended_before(request, tick)
+            done = ended_before(request, tick, self._gate.strings)
             if done is not None:
                 self._ended.append(done)
                 continue

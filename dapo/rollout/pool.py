@@ -102,7 +102,7 @@ class EnginePool:
         going = []
         for request in requests:
             self._present.add(request.key)
-            done = ended_before(request, self.clock)
+            done = ended_before(request, self.clock, self._gate.strings)
             if done is None:
                 going.append(request)
             else:

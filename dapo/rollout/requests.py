@@ -14,6 +14,7 @@ import numpy as np
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import IntArray, Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
+from dapo.rollout.stops import StopStrings
 
 
 def sequence_of(request: SampleRequest) -> IntArray:
@@ -30,25 +31,38 @@ def token_count(sequence: bytes) -> int:
 
 
 class Gate:
-    """Refuses requests that cannot be decoded."""
+    """Refuses requests that cannot be decoded.
 
-    def __init__(self, vocabulary: int, max_positions: int | None) -> None:
-        self.vocabulary, self._max_positions = vocabulary, max_positions
+    Args:
+        vocabulary: rows of the model's embedding.
+        max_positions: that the model knows; None: no limit.
+        strings: finds stop strings; None: no request may have any.
+    """
+
+    def __init__(self, vocabulary: int, max_positions: int | None, strings: StopStrings | None = None) -> None:
+        self.vocabulary, self._max_positions, self.strings = vocabulary, max_positions, strings
         self._seen: IntArray | None = None  # prompt checked last; a group's requests share the array
 
     @classmethod
-    def of(cls, model: Any, exact_positions: int | None = None) -> Gate:
+    def of(cls, model: Any, exact_positions: int | None = None, tokenizer: Any = None) -> Gate:
         """The gate of a Hugging Face model: its vocabulary and positions (of which only so many may be exact)."""
         limits = (getattr(model.config, "max_position_embeddings", None), exact_positions)
         positions = min((limit for limit in limits if limit is not None), default=None)
-        return cls(model.get_input_embeddings().weight.shape[0], positions)
+        strings = None if tokenizer is None else StopStrings(tokenizer)
+        return cls(model.get_input_embeddings().weight.shape[0], positions, strings)
 
     def check(self, request: SampleRequest) -> None:
         """Look at prompt, prefix and length.
 
         Raises:
-            EngineError: An empty prompt, a token outside the vocabulary, or a response that would not fit the model.
+            EngineError: An empty prompt, a token outside the vocabulary, a response that would not fit the model, or
+                stop strings where nobody can read text.
         """
+        if request.sampling.stop and self.strings is None:
+            raise EngineError(
+                f"request {request.key} has stop strings {list(request.sampling.stop)}, and this engine was made "
+                "without a tokenizer, so it reads no text; name tokens in rollout.stop_token_ids"
+            )
         longest = len(request.prompt_ids) + request.sampling.max_tokens
         if self._max_positions is not None and longest > self._max_positions:
             raise EngineError(
@@ -70,11 +84,14 @@ class Gate:
         self._seen = request.prompt_ids
 
 
-def ended_before(request: SampleRequest, tick: int) -> SampleEvent | None:
+def ended_before(request: SampleRequest, tick: int, strings: StopStrings | None = None) -> SampleEvent | None:
     """The event of a request whose prefix is whole already; None when there is a token left to make."""
-    prefix, made = request.prefix, 0
-    if prefix is not None and (made := len(prefix)) and int(prefix.token_ids[-1]) in request.sampling.stop_token_ids:
-        return empty_event(request.key, FinishReason.STOP, tick)
+    prefix, made, stop = request.prefix, 0, request.sampling.stop
+    if prefix is not None and (made := len(prefix)):
+        if int(prefix.token_ids[-1]) in request.sampling.stop_token_ids:
+            return empty_event(request.key, FinishReason.STOP, tick)
+        if stop and strings is not None and strings.ends_with(prefix.token_ids, stop):
+            return empty_event(request.key, FinishReason.STOP, tick)
     if made >= request.sampling.max_tokens:
         return empty_event(request.key, FinishReason.LENGTH, tick)
     return None

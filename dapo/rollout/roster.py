@@ -14,6 +14,7 @@ from dapo.contracts.enums import FinishReason
 from dapo.contracts.seeds import stream_keys, uniforms
 from dapo.contracts.types import IntArray, Key, SampleEvent, SampleRequest
 from dapo.rollout.sampling import Law, law_of
+from dapo.rollout.stops import StopStrings
 
 
 @dataclass(slots=True)
@@ -25,8 +26,10 @@ class _Seat:
 class Roster:
     """The responses that decode now. A response keeps its seat, a number below ``seats``, until it ends."""
 
-    def __init__(self, seats: int, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, seats: int, vocabulary: int, strings: StopStrings | None = None) -> None:
+        self._vocabulary, self._strings = vocabulary, strings
+        self._reading: dict[int, tuple[str, ...]] = {}  # live seats whose response ends with a stop string
+        self._read: set[int] = set()  # of these, those that did
         self._free = list(range(seats))  # a heap: the lowest seat first
         self._occupied: dict[int, _Seat] = {}
         self.last = np.zeros(seats, dtype=np.int64)  # the newest token
@@ -68,6 +71,8 @@ class Roster:
             self._law[number] = index = self._laws.setdefault(law, len(self._laws))
             self._users[index] += 1
             self._stop_set[number] = self._index_of_stops(request.sampling.stop_token_ids)
+            if request.sampling.stop:
+                self._reading[number] = request.sampling.stop
         self.made[seats] = 0
         self._stream[seats] = stream_keys([request.seed for request in requests])
         self._reserve(int(self._left[seats].max()))
@@ -102,17 +107,34 @@ class Roster:
         """Add one token to each seat.
 
         Returns:
-            Seats that ended (stop token or limit), and seats whose log-probability is not finite; the latter keep
-            the token out.
+            Seats that ended (stop token, stop string or limit), and seats whose log-probability is not finite; the
+            latter keep the token out.
         """
         made = self.made[seats]
         self._tokens[seats, made], self._logprobs[seats, made], self.last[seats] = tokens, logprobs, tokens
         finite = np.isfinite(logprobs)
         self.made[seats] = made + finite
-        over = self._stops[self._stop_set[seats], tokens] | (made + 1 >= self._left[seats])
+        over = self._stops[self._stop_set[seats], tokens]
+        if self._reading:
+            over = over | self._said_stop(seats, tokens, over | ~finite)
+        over = over | (made + 1 >= self._left[seats])
         if finite.all():
             return seats[over], seats[:0]
         return seats[over & finite], seats[~finite]
+
+    def _said_stop(self, seats: IntArray, tokens: IntArray, others: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which responses end with a stop string; ``others`` ended otherwise."""
+        assert self._strings is not None  # ``Gate.check``
+        said = np.zeros(len(seats), dtype=np.bool_)
+        for row, (number, token) in enumerate(zip(seats.tolist(), tokens.tolist(), strict=True)):
+            stops = self._reading.get(number)
+            if stops is None or others[row] or not self._strings.may_end(token, stops):
+                continue
+            made = self._tokens[number, : self.made[number]]
+            if self._strings.end(self._occupied[number].request, made, 1) is not None:
+                said[row] = True
+                self._read.add(number)
+        return said
 
     def new_version(self, version: int) -> None:
         """Tokens from now on are made by ``version`` of the weights."""
@@ -130,9 +152,10 @@ class Roster:
             heapq.heappush(self._free, number)
             how = finish
             if how is None:
-                how = (
-                    FinishReason.STOP if self._stops[self._stop_set[number], self.last[number]] else FinishReason.LENGTH
-                )
+                stopped = number in self._read or self._stops[self._stop_set[number], self.last[number]]
+                how = FinishReason.STOP if stopped else FinishReason.LENGTH
+            self._reading.pop(number, None)
+            self._read.discard(number)
             versions = np.zeros(made, dtype=np.int32)
             for start, version in seat.versions:
                 versions[start:] = version

@@ -34,6 +34,7 @@ from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, Tenso
 from dapo.errors import EngineError
 from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
+from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, shared_memory, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
@@ -75,6 +76,7 @@ class VllmEngine:
         settings: The recipe's section ``rollout.vllm``.
         trust_remote_code: vLLM may run Python code that comes with the model.
         fp32_head: leave logits in float32, as the learner does.
+        strings: Finds stop strings, which vLLM is not told of; None: no request may have any.
 
     Raises:
         EngineError: vLLM is not installed, or does not start with this model and these settings.
@@ -92,11 +94,12 @@ class VllmEngine:
         settings: Vllm,
         trust_remote_code: bool = False,
         fp32_head: bool = False,
+        strings: StopStrings | None = None,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
-        self._gate = Gate(facts.vocabulary, facts.positions)
+        self._gate = Gate(facts.vocabulary, facts.positions, strings)
         self._parameters = set(facts.shapes)  # a tied one once
         self._sleeps = settings.sleep and cuda
         self._asleep = False
@@ -128,7 +131,7 @@ class VllmEngine:
             present.add(request.key)
         for request in requests:
             name = _name(request.key)
-            done = ended_before(request, self.clock)
+            done = ended_before(request, self.clock, self._gate.strings)
             if done is not None:
                 self._pending.append(done)
                 continue
@@ -310,6 +313,12 @@ class VllmEngine:
         response.token_ids += new.token_ids
         response.logprobs += logprobs
         response.versions += [self.version] * len(new.token_ids)
+        strings = self._gate.strings
+        if strings is not None and (end := strings.end(response.request, response.token_ids, len(new.token_ids))):
+            del response.token_ids[end:], response.logprobs[end:], response.versions[end:]
+            if new.finish_reason is None:
+                self._engine.abort_request([_name(response.request.key)])
+            return response.event(FinishReason.STOP, self.clock)
         if new.finish_reason is None:
             return None
         known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}

@@ -20,6 +20,7 @@ from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
 from dapo.rollout.requests import Queue, empty_event, sequence_of
+from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_http import ABORT, GENERATE, LATER, Answer, Unreachable, Wire, generate_body, refusal, words
 from dapo.rollout.vllm_lease import ServerLease
 from dapo.rollout.vllm_route import Published, WeightRoute
@@ -55,7 +56,7 @@ class Dispatcher:
         patience: Seconds that a server may be away.
         heartbeat: Seconds of silence after which the server is asked whether it is well.
         facts: What the start-up checks found out about the server.
-        lease: This trainer's on the server; renewed here.
+        lease: This trainer's on the server; renewed here. ``strings``: finds stop strings.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Dispatcher:
         heartbeat: float,
         facts: ServerFacts,
         lease: ServerLease,
+        strings: StopStrings | None = None,
     ) -> None:
         self.waiting, self.flights = Queue(), dict[Key, _Flight]()
         self.ended, self.refused = deque[SampleEvent](), dict[Key, EngineError]()
@@ -75,7 +77,7 @@ class Dispatcher:
         self.clock = 0
         self.counts = Counter[str]()
         self._wire, self._name, self._slots, self._facts = wire, name, slots, facts
-        self._patience, self._heartbeat = patience, heartbeat
+        self._patience, self._heartbeat, self._strings = patience, heartbeat, strings
         self._wanted: Published | None = None
         self._loaded: Published | None = None
         self._published: dict[str, int] = {}  # version by label
@@ -173,7 +175,7 @@ class Dispatcher:
         if status != 200:
             return await self._refuse(flight, status, payload)
         try:
-            answer = Answer.read(payload)
+            answer = Answer.read(payload).up_to_stop(flight.request, self._strings)
         except ValueError as error:
             return self._lose(flight, f"an answer that cannot be read: {error}")
         versions = answer.versions(self._published)

@@ -16,6 +16,7 @@ from dapo.contracts.seeds import generator_seed
 from dapo.contracts.types import FloatArray, IntArray, SampleRequest, VersionArray
 from dapo.errors import EngineError
 from dapo.rollout.requests import sequence_of
+from dapo.rollout.stops import StopStrings
 
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 _NOT_FINITE = -9999.0  # what vLLM writes for a log-probability that is nan or -inf (JSON knows neither)
@@ -246,7 +247,8 @@ def generate_body(request: SampleRequest, request_id: str, *, priority: bool) ->
             "stop_token_ids": list(sampling.stop_token_ids),
             "logprobs": 0,  # of the sampled token alone
             "ignore_eos": True,  # the recipe's stop tokens decide, not the server's model folder
-            "detokenize": False,
+            "detokenize": bool(sampling.stop),
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
         },
     }
     return body | ({"priority": request.priority} if priority else {})
@@ -260,6 +262,7 @@ class Answer:
     logprobs: FloatArray
     labels: tuple[tuple[str, int, int], ...]  # (label of the weights, from token, to token)
     finish: str
+    complete: bool = False  # with a stop string
 
     @classmethod
     def read(cls, payload: Any) -> Answer:
@@ -288,6 +291,15 @@ class Answer:
         logprobs[logprobs <= _NOT_FINITE] = np.nan
         return cls(tokens, logprobs, spans, finish)
 
+    def up_to_stop(self, request: SampleRequest, strings: StopStrings | None) -> Answer:
+        """The answer up to its first stop string, as every engine ends it: a server that knows them ends there too, or
+        a little later, and one that was started without a tokenizer goes on to the limit."""
+        count = None if strings is None else strings.end(request, self.token_ids[: self.finite], self.finite)
+        if count is None:
+            return self
+        labels = tuple((label, start, min(end, count)) for label, start, end in self.labels if start < count)
+        return Answer(self.token_ids[:count], self.logprobs[:count], labels, "stop", complete=True)
+
     @property
     def finite(self) -> int:
         """Tokens before the first one whose log-probability is no number."""
@@ -312,7 +324,7 @@ class Answer:
             return f"token {outside[0]} came, which is not in the model's vocabulary of {vocabulary}"
         if len(good) < count:
             return None
-        if self.finish == "stop" and not (count and int(self.token_ids[-1]) in stops):
+        if self.finish == "stop" and not self.complete and not (count and int(self.token_ids[-1]) in stops):
             return f"it ended with 'stop' behind {self.token_ids[-1:].tolist()}; its stop tokens are {list(stops)}"
         if self.finish == "length" and count < asked and context is not None:
             return (

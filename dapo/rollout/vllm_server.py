@@ -22,6 +22,7 @@ from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, Tenso
 from dapo.errors import EngineError
 from dapo.models.weights import SETS, read_shapes, unknown_route
 from dapo.rollout.requests import Gate, ended_before
+from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_dispatch import Dispatcher
 from dapo.rollout.vllm_http import Unreachable, Wire
 from dapo.rollout.vllm_lease import TRAINER, ServerLease
@@ -56,6 +57,7 @@ class ServerEngine:
         patience: Seconds that a server may be away, at the start and later.
         api_key: Sent with every request.
         heartbeat: Seconds of silence after which the server is asked whether it is well.
+        strings: Finds stop strings in what the server made; None: no request may have any.
 
     Raises:
         EngineError: The server cannot be reached or cannot serve this run; each reason has its message.
@@ -77,6 +79,7 @@ class ServerEngine:
         heartbeat: float = 5.0,
         own_folder: bool = False,
         deletes: bool = True,
+        strings: StopStrings | None = None,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.version = 0
@@ -97,7 +100,7 @@ class ServerEngine:
         self._thread.start()
         try:
             facts = self._call(self._begin(longest, vocabulary, config))
-            self._gate = Gate(vocabulary, facts.context)
+            self._gate = Gate(vocabulary, facts.context, strings)
             self._dispatcher = self._call(self._dispatch(facts, heartbeat))
         except BaseException:
             self._call(self._give_up())
@@ -132,7 +135,7 @@ class ServerEngine:
             if request.key in present:
                 raise EngineError(f"request {request.key} was submitted twice; poll or abort the first one before")
             present.add(request.key)
-            event = ended_before(request, self.clock)
+            event = ended_before(request, self.clock, self._gate.strings)
             if event is None:
                 going.append(request)
             else:
@@ -278,6 +281,7 @@ class ServerEngine:
             heartbeat=heartbeat,
             facts=facts,
             lease=self._lease,
+            strings=self._gate.strings,
         )
 
     async def _sums(self) -> list[Any] | None:

@@ -19,8 +19,10 @@ from dapo.models.adapter import adapter_parameters
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
+from dapo.models.tokenizer import load_tokenizer
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
+from dapo.rollout.stops import StopStrings
 from dapo.run.parts import load_hook, needs_reference
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
@@ -104,13 +106,14 @@ def make_engine(
         ModelError: the model's positions are not exact up to ``longest``.
     """
     check_positions(facts.name, facts.exact_positions, longest)
+    strings = stop_strings(recipe, facts)
     rollout, (slots, *_) = recipe.rollout, engine_slots(recipe)
     if is_pool(recipe):
         from dapo.run.pools import make_pool
 
         assert weights is not None  # weights_folder
         key = _api_key(rollout.server.api_key_variable) if server_urls(recipe) else None
-        return make_pool(recipe, facts, longest=longest, weights=weights, run=run, api_key=key)
+        return make_pool(recipe, facts, longest=longest, weights=weights, run=run, api_key=key, strings=strings)
     if rollout.engine == "generate":
         assert loaded is not None
         return GenerateEngine(loaded, slots=slots)
@@ -125,10 +128,11 @@ def make_engine(
             settings=rollout.vllm,
             trust_remote_code=recipe.model.trust_remote_code,
             fp32_head=recipe.model.fp32_head,
+            strings=strings,
         )
     if rollout.engine == "vllm_server":
         (url,) = server_urls(recipe)
-        return _server_engine(rollout, url, facts, longest, weights, slots)
+        return _server_engine(rollout, url, facts, longest, weights, slots, strings)
     assert loaded is not None
     if ":" in rollout.engine:  # called as ours that share the learner's weights
         own: Engine = load_hook(rollout.engine, "rollout.engine")(loaded, slots=slots)
@@ -170,8 +174,21 @@ def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None) -> Path 
     return Path(tempfile.mkdtemp(prefix="dapo-weights-")) if run is None else run / "weights"
 
 
+def stop_strings(recipe: Recipe, facts: ModelFacts) -> StopStrings | None:
+    """What finds the recipe's stop strings in tokens; None: it has none."""
+    if not recipe.rollout.stop:
+        return None
+    return StopStrings(load_tokenizer(facts.name, recipe.model.trust_remote_code, notes=[]))
+
+
 def _server_engine(
-    rollout: Rollout, url: str, facts: ModelFacts, longest: int, weights: Path | None, slots: int | None
+    rollout: Rollout,
+    url: str,
+    facts: ModelFacts,
+    longest: int,
+    weights: Path | None,
+    slots: int | None,
+    strings: StopStrings | None,
 ) -> Engine:
     from dapo.rollout.vllm_server import ServerEngine
 
@@ -187,6 +204,7 @@ def _server_engine(
         patience=server.patience,
         api_key=_api_key(server.api_key_variable),
         own_folder=server.weights_dir is None,
+        strings=strings,
     )
 
 

@@ -359,6 +359,7 @@ def make_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParams:
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         stop_token_ids=stop_tokens(recipe, facts),
+        stop=tuple(rollout.stop),
     )
 
 
@@ -369,6 +370,7 @@ def make_validation_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParam
         temperature=validation.temperature,
         top_p=validation.top_p,
         stop_token_ids=stop_tokens(recipe, facts),
+        stop=tuple(recipe.rollout.stop),
     )
 
 
@@ -386,22 +388,3 @@ def stop_tokens(recipe: Recipe, facts: ModelFacts) -> tuple[int, ...]:
             f"{'not set' if given is None else 'empty'}; set it to the token ids that end a response"
         )
     return stops
-
-
-def make_decode(tokenizer: Any, response_prefix: str | None = None) -> Callable[[Sequence[IntArray]], list[str]]:
-    """Token ids of many responses to texts, special tokens left out.
-
-    ``response_prefix`` is what each of them begins with, though none of its tokens is the response's. A response is
-    decoded behind its tokens, because some tokenizers drop the space before the first word of a text.
-    """
-    prefix = response_prefix or ""
-    before = tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else []
-    shown = tokenizer.decode(before, skip_special_tokens=True) if prefix else ""
-
-    def decode(ids: Sequence[IntArray]) -> list[str]:
-        if not ids:
-            return []
-        texts = tokenizer.batch_decode([[*before, *row.tolist()] for row in ids], skip_special_tokens=True)
-        return [prefix + text.removeprefix(shown) for text in texts] if prefix else texts
-
-    return decode

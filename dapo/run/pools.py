@@ -23,6 +23,7 @@ from dapo.rollout.hosted import EngineOrder, ServerOrder, engine_host, server_ho
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
+from dapo.rollout.stops import StopStrings
 
 OUTPUT = "hosts"
 """Folder of a run for what its hosts print."""
@@ -39,6 +40,7 @@ def make_pool(
     run: Path | None,
     api_key: str | None = None,
     transport: Transport | None = None,
+    strings: StopStrings | None = None,
 ) -> EnginePool:
     """The engines of a recipe that has several.
 
@@ -50,6 +52,7 @@ def make_pool(
         run: The run's folder, which takes what hosts print; None: that is dropped.
         api_key: Of servers.
         transport: Where hosts live; None: in processes of this machine, clients of servers in threads.
+        strings: Finds stop strings, where the recipe has some.
 
     Raises:
         EngineError: an engine does not start, or cannot run the model.
@@ -58,19 +61,23 @@ def make_pool(
     urls = server_urls(recipe)
     if transport is None:
         transport = ThreadTransport() if urls else ProcessTransport(None if run is None else run / OUTPUT)
-    specs = _servers(recipe, facts, longest, weights, api_key) if urls else _engines(recipe, facts, longest)
+    specs = (
+        _servers(recipe, facts, longest, weights, api_key, strings)
+        if urls
+        else _engines(recipe, facts, longest, strings)
+    )
     cluster = recipe.cluster
     return EnginePool(
         transport,
         specs,
-        Gate(facts.vocabulary, min(filter(None, (facts.positions, facts.exact_positions)), default=None)),
+        Gate(facts.vocabulary, min(filter(None, (facts.positions, facts.exact_positions)), default=None), strings),
         turn_steps=recipe.rollout.turn_steps,
         lockstep=is_lockstep(recipe),
         limits=Limits(cluster.start_timeout, cluster.engine_timeout, cluster.max_engine_restarts),
     )
 
 
-def _engines(recipe: Recipe, facts: ModelFacts, longest: int) -> list[HostSpec]:
+def _engines(recipe: Recipe, facts: ModelFacts, longest: int, strings: StopStrings | None) -> list[HostSpec]:
     model = recipe.model
     cuda = find_device(model.device).type == "cuda"
     specs = []
@@ -87,6 +94,7 @@ def _engines(recipe: Recipe, facts: ModelFacts, longest: int) -> list[HostSpec]:
             model.matmul_precision,
             model.trust_remote_code,
             model.fp32_head,
+            strings if recipe.rollout.engine == "vllm" else None,
         )
         environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
         if cuda:
@@ -104,7 +112,9 @@ def _devices(recipe: Recipe, number: int, count: int) -> list[str]:
     return [known[(first + n) % count] for n in range(width)]
 
 
-def _servers(recipe: Recipe, facts: ModelFacts, longest: int, weights: Path, api_key: str | None) -> list[HostSpec]:
+def _servers(
+    recipe: Recipe, facts: ModelFacts, longest: int, weights: Path, api_key: str | None, strings: StopStrings | None
+) -> list[HostSpec]:
     server = recipe.rollout.server
     return [
         HostSpec(
@@ -121,6 +131,7 @@ def _servers(recipe: Recipe, facts: ModelFacts, longest: int, weights: Path, api
                     server.patience,
                     api_key,
                     own_folder=server.weights_dir is None,
+                    strings=strings,
                 ),
             ),
         )

@@ -40,7 +40,6 @@ from dapo.run.learners import make_learner, over_ranks
 from dapo.run.parts import (
     check_model,
     make_algorithm,
-    make_decode,
     make_facts,
     make_model,
     make_sampling,
@@ -49,6 +48,7 @@ from dapo.run.parts import (
     make_validation_sampling,
 )
 from dapo.run.pools import delete_sets
+from dapo.run.texts import make_texts
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
@@ -116,6 +116,7 @@ class Session:
             scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
             tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
+            texts = make_texts(recipe, tokenizer)
             data = prepare(recipe.data, tokenizer)  # what is wrong with it is told before weights
             for line in data.report.lines(training=training):
                 console.say(line)
@@ -149,7 +150,7 @@ class Session:
         if lag is None:  # a scorer of the user's says by an attribute that its verdicts take no time
             lag = 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
         tokenizer = tokenizer if loaded is None else loaded.tokenizer
-        rollouts = Rollouts(engine, scorer, make_decode(tokenizer, recipe.data.response_prefix))
+        rollouts = Rollouts(engine, scorer, texts)
         return cls(recipe, scorer, loaded, facts, tokenizer, data, engine, rollouts, lag, weights, folder, given)
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:

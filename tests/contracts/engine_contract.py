@@ -36,6 +36,7 @@ class Subject:
     bad: dict[str, SampleRequest] = field(default_factory=dict)  # requests to refuse, by a word of the message
     repeats: bool = True  # a token is a function of (seed, t): also behind a prefix, and whatever decodes beside it
     stops: bool = True  # knows stop tokens
+    text: Callable[[list[int]], str] | None = None  # tokens as its tokenizer reads them; None: it has none
     keeps: bool = True  # publishes with in_flight="keep"
     stepwise: bool = True  # a poll returns in the middle of longer responses
     counts: bool = True  # counters are in tokens and decode steps
@@ -224,6 +225,34 @@ def a_stop_token_ends_a_response(s: Subject) -> None:
     assert [(e.finish, len(e.token_ids)) for e in engine.poll()] == [(FinishReason.STOP, 0)]
 
 
+def a_stop_string_ends_a_response(s: Subject) -> None:
+    """With the token that completes it, though it begins in the one before; what follows in that token is sampled."""
+    if s.text is None:
+        return
+    engine = s.make(slots=2)
+    engine.submit([s.request(0, max_tokens=12)])
+    free = tokens_of(drain(engine))[0, 0]
+    texts = [s.text(free[:count]) for count in range(13)]
+    end, stop = next(
+        (end, string)
+        for end in range(3, 12)
+        if (string := texts[end][len(texts[end - 1]) - 1 : len(texts[end - 1]) + 2]) not in texts[end - 1]
+    )
+    engine.submit([s.request(0, max_tokens=12, stop=("no such", stop)), s.request(1, max_tokens=12, stop=("no such",))])
+    events = drain(engine)
+    assert events[0, 0].token_ids.tolist() == free[:end]
+    assert len(events[0, 0].logprobs) == len(events[0, 0].versions) == end
+    assert (events[0, 0].finish, events[1, 0].finish) == (FinishReason.STOP, FinishReason.LENGTH)
+    engine.submit([s.request(0, max_tokens=end, stop=(stop,))])
+    assert drain(engine)[0, 0].finish is FinishReason.STOP  # at the limit
+    engine.submit([s.request(0, max_tokens=12, stop=(stop,), prefix=partial_of(events[0, 0]))])
+    assert [(e.finish, len(e.token_ids)) for e in engine.poll()] == [(FinishReason.STOP, 0)]
+    if s.repeats:
+        engine.submit([s.request(0, max_tokens=12, stop=(stop,), prefix=partial_of(events[0, 0], end - 1))])
+        (rest,) = drain(engine).values()
+        assert (rest.token_ids.tolist(), rest.finish) == (free[end - 1 : end], FinishReason.STOP)
+
+
 def smaller_priority_goes_first(s: Subject) -> None:
     engine = s.make(slots=1)
     engine.submit([s.request(g, priority=p) for g, p in enumerate((1, 1, 0))])
@@ -355,6 +384,7 @@ CHECKS: list[Callable[[Subject], None]] = [
     what_was_aborted_continues_behind_its_prefix,
     neither_slots_nor_order_change_a_response,
     a_stop_token_ends_a_response,
+    a_stop_string_ends_a_response,
     smaller_priority_goes_first,
     publish_waits_for_nobody,
     tokens_carry_the_version_that_made_them,

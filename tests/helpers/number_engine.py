@@ -16,9 +16,22 @@ from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import SampleEvent, TensorSum, Ticket
 from dapo.rollout.inbox import Inbox, check_idle
 from dapo.rollout.requests import Gate
+from dapo.rollout.stops import StopStrings
 
 VOCABULARY = 40
-GATE = Gate(VOCABULARY, 4096)
+
+
+class Numbers:
+    """A tokenizer whose tokens are their numbers as words; 0 is special."""
+
+    all_special_ids = (0,)
+
+    @staticmethod
+    def decode(token_ids, skip_special_tokens=True):
+        return " ".join(f"w{number}" for number in token_ids if number or not skip_special_tokens)
+
+
+GATE = Gate(VOCABULARY, 4096, StopStrings(Numbers))
 WEIGHTS = ("embed.weight", "head.weight")
 
 
@@ -72,7 +85,7 @@ class NumberEngine:
             tokens.append(token(request.seed, made))
             versions.append(self.version)
             self.counts["generated_tokens"] += 1
-            if tokens[-1] in request.sampling.stop_token_ids:
+            if tokens[-1] in request.sampling.stop_token_ids or GATE.strings.end(request, tokens, 1):
                 events.append(self._end(key, FinishReason.STOP))
             elif made + 1 >= request.sampling.max_tokens:
                 events.append(self._end(key, FinishReason.LENGTH))

@@ -40,6 +40,7 @@ def subject(loaded):
         return living[-1]
 
     one = Subject(make, source, repeats=False)  # a seed of its own behind each prefix
+    one.text = lambda ids: loaded.tokenizer.decode(ids, skip_special_tokens=True)
     one.bad = {
         "empty prompt": one.request(5, prompt_ids=()),
         "token 80": one.request(5, prompt_ids=(3, 80)),

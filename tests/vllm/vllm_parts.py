@@ -12,6 +12,7 @@ from dapo.config.schema import Vllm
 from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 from dapo.models.attention import own_attention
 from dapo.models.facts import facts_of
+from dapo.rollout.stops import StopStrings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -91,4 +92,7 @@ def start(loaded, *, slots=32, **settings):
     from dapo.rollout.vllm import VllmEngine
 
     settings = {"kv_cache_mib": 64} | settings
-    return VllmEngine(facts_of(loaded), cuda=False, longest=LONGEST, slots=slots, settings=Vllm(**settings))
+    strings = StopStrings(loaded.tokenizer)
+    return VllmEngine(
+        facts_of(loaded), cuda=False, longest=LONGEST, slots=slots, settings=Vllm(**settings), strings=strings
+    )

@@ -58,6 +58,11 @@ class Rollout(Section):
     """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
     stop_token_ids: list[int] | None = None
     """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end a response, such as ``["</answer>"]``: it ends with the token that completes one, whichever tokens
+    it is spread over, and trains on all it sampled. Rewards and samples see the text before it."""
+    include_stop_str_in_output: bool = False
+    """Leave the stop string in the text that rewards and samples see."""
     slots: Many | list[int] | None = None
     """Responses that decode at once in an engine; None: chosen from the model's size (embedded), else 64 (generate) or
     256. A list has a number for each engine of a pool."""

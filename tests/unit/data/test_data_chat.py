@@ -17,7 +17,8 @@ from dapo.data import EpochStream, prepare
 from dapo.data.render import seen_lines
 from dapo.errors import DataError, RecipeError
 from dapo.models.tiny import make_word_tokenizer
-from dapo.run.parts import make_decode, make_tokenizer
+from dapo.run.parts import make_tokenizer
+from dapo.run.texts import make_decode
 
 TEMPLATE = (
     "<s> {% if tools %}[tools] {{ tools | tojson }} {% endif %}"
@@ -138,12 +139,12 @@ def test_the_beginning_of_the_response_ends_the_prompt(
     assert text_of(Data(train=[one], response_prefix="So", **settings), WordTokenizer(chat)) == expected
 
 
-def test_texts_of_responses_begin_with_it_and_no_token_does() -> None:
+def test_a_response_is_decoded_behind_its_beginning() -> None:
     tokenizer = real()
     ids = tokenizer("so 2", add_special_tokens=False)["input_ids"]
     rows = [np.array(ids), np.array([], np.int64)]
     assert make_decode(tokenizer)(rows) == ["so 2", ""]
-    assert make_decode(tokenizer, "So")(rows) == ["So so 2", "So"]  # with the space that the tokenizer puts between
+    assert make_decode(tokenizer, "So")(rows) == [" so 2", ""]  # with the space that the tokenizer puts between
     assert make_decode(tokenizer, "So")([]) == []
 
 

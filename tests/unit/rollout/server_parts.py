@@ -33,6 +33,7 @@ def building(tmp_path) -> Iterator:
         vocabulary=40,
         api_key=None,
         own_folder=False,
+        strings=None,
         **options,
     ):
         server = StandIn(**options)
@@ -40,6 +41,7 @@ def building(tmp_path) -> Iterator:
         engine = ServerEngine(
             server.address, tmp_path / "weights", vocabulary=vocabulary, longest=longest, slots=slots,
             patience=patience, heartbeat=heartbeat, api_key=api_key, own_folder=own_folder,
+            strings=strings,
         )  # fmt: skip
         made.append(engine)
         if published is not None:

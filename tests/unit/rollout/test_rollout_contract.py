@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 from engine_contract import CHECKS, Subject, drain
+from number_engine import Numbers
 from server_parts import building
 from tickets import in_folder, to_model
 
@@ -15,6 +17,7 @@ from dapo.errors import EngineError
 from dapo.rollout import fused
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
+from dapo.rollout.stops import StopStrings
 
 KINDS = ["fused", "generic", "generate"]
 
@@ -31,7 +34,7 @@ def bad_requests(subject: Subject, vocabulary: int, longest: int) -> dict:
 def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
     if kind == "generic":
         monkeypatch.setattr(fused, "why_not", lambda model: "switched off by the test")
-    loaded = fresh("qwen3")  # the learner's
+    loaded = replace(fresh("qwen3"), tokenizer=Numbers)  # the learner's
     start = {name: x.clone() for name, x in loaded.model.state_dict().items()}
 
     def source(number):
@@ -43,13 +46,13 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
 
     def make(slots):
         ticket = source(0)
-        own = loaded if shares else fresh("qwen3")
+        own = loaded if shares else replace(fresh("qwen3"), tokenizer=Numbers)
         engine = {"generate": GenerateEngine}.get(kind, EmbeddedEngine)(own, slots=slots, shares_weights=shares)
         assert kind == "generate" or engine.decoder_name == kind
         engine.load(ticket)
         return engine
 
-    subject = Subject(make, source, stepwise=kind != "generate")
+    subject = Subject(make, source, stepwise=kind != "generate", text=Numbers.decode)
     subject.bad = bad_requests(subject, loaded.model.config.vocab_size, loaded.model.config.max_position_embeddings)
     return subject
 
@@ -74,7 +77,7 @@ def test_the_client_of_a_server(check, tmp_path):
             server.hold = False
 
     def make(slots):
-        server, engine = build(published=0, slots=slots)
+        server, engine = build(published=0, slots=slots, strings=StopStrings(Numbers))
         servers.append(server)
         return engine
 
@@ -86,6 +89,7 @@ def test_the_client_of_a_server(check, tmp_path):
             stepwise=False,
             counts=False,
             standing=standing,
+            text=Numbers.decode,
         )
         subject.bad = bad_requests(subject, 40, 64)
         check(subject)

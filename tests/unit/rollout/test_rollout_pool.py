@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from engine_contract import CHECKS, Subject, drain
 from faults import FaultyTransport, Watch
-from number_engine import GATE, VOCABULARY, NumberEngine, sums, ticket, token
+from number_engine import GATE, VOCABULARY, NumberEngine, Numbers, sums, ticket, token
 
 from dapo.cluster.inline import InlineTransport
 from dapo.contracts.enums import FinishReason
@@ -69,6 +69,7 @@ POOLS = {
 @pytest.mark.parametrize("kind", POOLS)
 def test_contract(kind, lockstep, check):
     subject = Subject(lambda slots: make_pool(*POOLS[kind](slots), turn_steps=1, lockstep=lockstep), ticket)
+    subject.text = Numbers.decode
     subject.bad = {
         "empty prompt": subject.request(5, prompt_ids=()),
         f"token {VOCABULARY}": subject.request(5, prompt_ids=(3, VOCABULARY)),
