@@ -40,7 +40,7 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report golden oracles mutation site
+.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair golden oracles mutation site
 setup: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
@@ -120,6 +120,10 @@ bench-recording: setup
 
 bench-report: setup
 	$(BIN)/python benchmarks/report.py
+
+# make bench-pair BASE=v0.1: how long a quickstart step takes here, over what it took there, step by step in turn.
+bench-pair: setup
+	$(BIN)/python benchmarks/pair.py --base $(BASE)
 
 # make golden BASE=v0.1: what of the quickstart's numbers changed since then, to the digit.
 BASE ?= HEAD

@@ -274,7 +274,7 @@ class Row:
 
     def advantages(self) -> FloatArray:
         """float32 [tokens]."""
-        return np.broadcast_to(np.asarray(self.advantage, dtype=np.float32), self.loss_mask.shape)
+        return np.full(self.loss_mask.shape, self.advantage, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)

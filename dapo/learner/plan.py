@@ -59,7 +59,7 @@ def plan_step(
     kinds: list[tuple[bool, ...]] = []
     for rows, rate in zip(step.minibatches, step.learning_rates, strict=True):
         kept = [number for number, row in enumerate(rows) if row.loss_mask.any()]
-        live = [bool(rows[n].advantages()[rows[n].loss_mask].any()) for n in kept]
+        live = [bool((rows[n].advantages() * rows[n].loss_mask).any()) for n in kept]
         free = zero_advantage_is_free and any(live)
         planned = plan_passes(
             [rows[n] for n in kept],

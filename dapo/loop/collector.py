@@ -185,11 +185,13 @@ class StreamingCollector:
         """As ``pause``, but scores stay awaited: the engine stands still no longer than a state takes to be written."""
         if self._paused:
             return
-        for response in self._took(self.rollouts.recall("train")):
-            if response.completion.finish is FinishReason.ABORTED:  # what the engine continues behind
-                self.open[response.key.group].partials_G[response.key.sample] = response.partial()
-            else:
-                self._ended(response)
+        recalled = self.rollouts.recall("train")
+        for response in recalled:
+            self.account.generated(response.new_tokens)
+        part = [response for response in recalled if response.completion.finish is FinishReason.ABORTED]
+        for response in part:  # what the engine continues behind
+            self.open[response.key.group].partials_G[response.key.sample] = response.partial()
+        self._ended([response for response in recalled if response.completion.finish is not FinishReason.ABORTED])
         self._paused = True
 
     def take(self) -> StepBatch:
@@ -278,8 +280,10 @@ class StreamingCollector:
                 "what was kept is in the last checkpoint: continue with `dapo train --resume`"
             )
         self._pulse()
-        for response in self._took(self.rollouts.ended("train")):
-            self._ended(response)
+        ended = self.rollouts.ended("train")
+        for response in ended:
+            self.account.generated(response.new_tokens)
+        self._ended(ended)
         if self.rollouts.under_way("train") or self.turn is not None:
             if not self.rollouts.under_way("train"):
                 self.scores.wait(timeout or self.turn or 0.0)
@@ -287,17 +291,15 @@ class StreamingCollector:
         else:
             self._judge_ended(None)
 
-    def _took(self, responses: Sequence[Response]) -> Sequence[Response]:
-        for response in responses:
-            self.account.generated(response.new_tokens)
-        return responses
-
-    def _ended(self, response: Response) -> None:
-        """A response is whole: ask for its score."""
-        group = self.open[response.key.group]
-        group.completions_G[response.key.sample] = response.completion
-        with self.phases("score"):
-            self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
+    def _ended(self, responses: Sequence[Response]) -> None:
+        """Responses are whole: ask for their scores."""
+        if not responses:
+            return
+        with self.phases("score"):  # one stretch for all of them: a phase costs as much as asking for a score
+            for response in responses:
+                group = self.open[response.key.group]
+                group.completions_G[response.key.sample] = response.completion
+                self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
 
     def _judge_ended(self, until: int | None) -> None:
         """Let scores take effect, up to tick ``until`` (None: all); wait for a late one of a group that is whole."""

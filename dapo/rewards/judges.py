@@ -15,7 +15,7 @@ from dapo.errors import RewardError
 from dapo.rewards import math, simple
 from dapo.rewards.function import describe_error, load_function, read_values
 from dapo.rewards.question import Kind
-from dapo.rewards.task import read_answer, task
+from dapo.rewards.task import read_answer, task, warm_up
 from dapo.rewards.text import vote_text
 
 Outcome = dict[str, float] | str
@@ -77,6 +77,7 @@ def make_judge(verifier: Verifier, seconds: float | None = None) -> Judge:
         math.warm_up()
         return Judge(verifier.name, lambda _, completion: math.extract_answer(completion.text), _score_math)
     if verifier.kind == "task":
+        warm_up()
         return Judge(verifier.name, lambda prompt, done: read_answer(prompt, done.text), _score_task, per_prompt=True)
     if verifier.kind == "function":
         function = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)

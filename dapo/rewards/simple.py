@@ -56,7 +56,8 @@ def find_answer(text: str, pattern: regex.Pattern[str] | None, seconds: float | 
     if pattern is None:
         return text.rstrip().rpartition("\n")[2] if text.strip() else None
     try:
-        last = deque(pattern.finditer(text, timeout=seconds), maxlen=1)
+        # Not concurrent: a search of microseconds would hand the interpreter to another thread, and wait for it.
+        last = deque(pattern.finditer(text, timeout=seconds, concurrent=False), maxlen=1)
     except TimeoutError:
         raise TookLong from None
     return None if not last else (last[0][1] if pattern.groups else last[0][0]) or ""

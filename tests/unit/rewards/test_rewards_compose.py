@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dapo.config.schema import DataSource, Reward
 from dapo.data import load_problems
 from dapo.errors import RewardError
 from dapo.rewards.compose import CompositeScorer, build_scorer
+from dapo.rewards.judges import Verifier, make_judge
 
 HERE = Path(__file__).parent
 OBEY = "verifiers_for_tests:obey"
@@ -131,6 +133,13 @@ def test_reasoning_gym_scores_its_own_answers(make: Any) -> None:
             )
             assert right.reward == tagged.reward == 1.0, (name, right, tagged)
             assert wrong.reward < 0.1, (name, wrong)
+
+
+def test_imports_are_not_taken_from_a_response_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.delitem(sys.modules, "reasoning_gym")
+    make_judge(Verifier("task", "accuracy"))  # what a worker does before it says that it is ready
+    assert "reasoning_gym" in sys.modules
 
 
 def test_what_a_function_may_return(make: Any) -> None:

@@ -1,0 +1,159 @@
+"""The speed of a quickstart step at another revision and here, step by step in turn.
+
+    make bench-pair BASE=REVISION
+    python benchmarks/pair.py --base REVISION [--steps 40] [--side everything] [--out FILE]
+
+Two processes train the same steps to the bit, one with the package of REVISION (in a temporary git worktree), one with
+this working tree. They take turns: step n there, step n here, then the other way round, so that whatever else the
+machine does, or a processor that slows down, meets both. What is said is the ratio here / there, pair by pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from golden import HERE, tree_of
+from machine import describe_machine
+
+from dapo.models.builtin import ensure_builtin_model
+from dapo.observe.metrics import read_metrics
+
+UNCOUNTED = 2  # the first steps build caches
+WAITING = {"time/step", "time/other", "time/tokens_per_second", "time/trained_tokens_per_second"}
+"""They hold the other side's turns."""
+CHILD = """
+import json, sys
+from pathlib import Path
+import recording
+name, model, work, steps = sys.argv[1:]
+changes = [*recording.SIDES[name], f"model.path={model}", "validation.every=1000"]
+side = recording.Side(name, changes, Path(work), int(steps))
+print("ready", flush=True)
+for line in sys.stdin:
+    print(json.dumps(side.run(1)), flush=True)
+side.recorder.close()
+print(side.folder.metrics, flush=True)
+"""
+
+
+class Child:
+    """One revision's run, stepped from outside."""
+
+    def __init__(self, tree: Path, side: str, model: Path, work: Path, steps: int) -> None:
+        paths = os.pathsep.join([str(tree), str(tree / "benchmarks")])
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", CHILD, side, str(model), str(work), str(steps)],
+            cwd=tree,
+            env=os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._answer() == "ready"
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the child ended with {self._process.wait()}; its words are above")
+        return line.strip()
+
+    def step(self) -> tuple[float, float]:
+        """Wall-clock and CPU seconds of the next step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        wall, cpu = json.loads(self._answer())
+        return wall, cpu
+
+    def close(self) -> list[dict[str, float]]:
+        """The rows of its metrics."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        rows = read_metrics(Path(self._answer()))
+        self._process.wait()
+        return rows
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The median of the ratios, and the 2.5 and 97.5 % points of its bootstrap."""
+    rng = np.random.default_rng(1)
+    drawn = np.median(rng.choice(np.asarray(ratios), (4000, len(ratios))), axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return median(ratios), float(low), float(high)
+
+
+def report(base: str, side: str, pairs: Mapping[str, Sequence[tuple[float, float]]], shared: int) -> str:
+    """A table in Markdown: a line for wall clock, CPU and each phase. ``shared``: metrics equal to the digit."""
+    count = len(next(iter(pairs.values())))
+    machine = describe_machine()
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    lines = [
+        f"# A quickstart step: {base} and this working tree",
+        "",
+        f"{machine['cpu']}, {versions}, commit {machine['commit']}, {machine['date']}: `{machine['command']}`",
+        "",
+        f"{count} steps on each side, in turn; {shared} metrics of every step are equal to the digit. Milliseconds are",
+        "medians; the ratio here / there is the median of the pairs, with the 95 % interval of its bootstrap.",
+        "",
+        "| | there, ms | here, ms | ratio |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, values in pairs.items():
+        there, here = (1000 * median(value[n] for value in values) for n in (0, 1))
+        ratios = [b / a for a, b in values if a > 0]
+        if len(ratios) == count:
+            middle, low, high = interval(ratios)
+            lines.append(f"| {name} | {there:.1f} | {here:.1f} | {middle:.3f} [{low:.3f}, {high:.3f}] |")
+    return "\n".join(lines) + "\n"
+
+
+def measure(base: str, side: str, steps: int) -> str:
+    with tree_of(base) as tree, tempfile.TemporaryDirectory(prefix="pair-") as folder:
+        work = Path(folder)
+        model = ensure_builtin_model("builtin/signed-sum", HERE / "runs" / ".models")
+        sides = [Child(where, side, model, work / name, steps) for where, name in ((tree, "base"), (HERE, "here"))]
+        timed = []
+        for step in range(steps):
+            order = (0, 1) if step % 2 else (1, 0)
+            taken = {n: sides[n].step() for n in order}
+            timed.append((taken[0], taken[1]))
+        rows = [child.close() for child in sides]
+    counted = timed[UNCOUNTED:]
+    pairs = {kind: [(there[n], here[n]) for there, here in counted] for n, kind in enumerate(("wall", "CPU"))}
+    there, here = (side_rows[-len(counted) :] for side_rows in rows)
+    phases = [key for key in here[-1] if key.startswith("time/") and key in there[-1]]
+    for key in sorted(set(phases) - WAITING):
+        pairs[key] = [(a.get(key, 0.0), b.get(key, 0.0)) for a, b in zip(there, here, strict=True)]
+    shared = {key for key in here[-1] if key in there[-1] and not key.startswith(("time/", "memory/", "speed/"))}
+    equal = sum(all(a.get(key) == b.get(key) for a, b in zip(there, here, strict=True)) for key in shared)
+    return report(base, side, pairs, equal)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", required=True, help="git revision to compare this working tree with")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--side", default="everything", choices=["nothing", "rollouts", "everything"])
+    parser.add_argument("--out", type=Path, help="a file for the table, which is printed in any case")
+    arguments = parser.parse_args()
+    table = measure(arguments.base, arguments.side, arguments.steps)
+    print(table, end="")
+    if arguments.out:
+        arguments.out.write_text(table)
+
+
+if __name__ == "__main__":
+    main()
