@@ -134,17 +134,18 @@ class Shelf:
 
     # ------------------------------------------------------------------------------------------------------- list
 
-    def lines(self, patience: float = LIST_SECONDS) -> tuple[list[RunLine], int]:
+    def lines(self, patience: float | None = None) -> tuple[list[RunLine], int]:
         """A line for each run below the folder, newest first, and how many runs have not been read yet.
 
         Args:
-            patience: seconds after which runs are left for the next call, the newest ones having had their turn.
+            patience: seconds after which runs are left for the next call, the newest ones having had their turn;
+                default: ``LIST_SECONDS``.
         """
         names = sorted(self.folder.find().names, key=lambda name: -changed(self.folder.root / name))
         with self._lock:
             for gone in self._lines.keys() - set(names):
                 del self._lines[gone]
-        until = time.monotonic() + patience
+        until = time.monotonic() + (LIST_SECONDS if patience is None else patience)
         lines: list[RunLine] = []
         waiting = 0
         for name in names:

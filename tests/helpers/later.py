@@ -10,16 +10,19 @@ T = TypeVar("T")
 
 
 class Later(Generic[T]):
-    """A ``Handle`` whose work begins when the gate opens."""
+    """A ``Handle`` whose work begins when its gate opens."""
 
-    def __init__(self, work: Callable[[], T], gate: threading.Event) -> None:
-        self._work, self._gate, self._ended = work, gate, threading.Event()
+    def __init__(self, work: Callable[[], T], held: bool) -> None:
+        self.gate = threading.Event()
+        if not held:
+            self.gate.set()
+        self._work, self._ended = work, threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        self._gate.wait()
+        self.gate.wait()
         try:
             self._value = self._work()
         except BaseException as error:
@@ -39,20 +42,20 @@ class Later(Generic[T]):
 
 
 class LaterLearner:
-    """Another learner, behind handles that are pending until ``gate`` is set; an open gate is the default.
+    """Another learner, behind handles of which each may be held pending until its own gate opens.
+
+    One gate for all of them would let the next handle's work begin while the one before it is being seen to.
 
     Attributes:
         pending: handles that were given out, in order.
     """
 
-    def __init__(self, learner: Any) -> None:
-        self._learner = learner
-        self.gate = threading.Event()
-        self.gate.set()
+    def __init__(self, learner: Any, held: bool = False) -> None:
+        self._learner, self._held = learner, held
         self.pending: list[Later[Any]] = []
 
     def _later(self, work: Callable[[], Any]) -> Later[Any]:
-        self.pending.append(Later(lambda: work().result(), self.gate))
+        self.pending.append(Later(lambda: work().result(), self._held))
         return self.pending[-1]
 
     def learn(self, step: Any) -> Later[Any]:

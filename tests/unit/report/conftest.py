@@ -9,6 +9,14 @@ import made_folders
 import pytest
 from serving import Served, make_runs
 
+from dapo.report import shelf
+
+
+@pytest.fixture(autouse=True)
+def _whole_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of runs is whole at the first answer, however slow the machine."""
+    monkeypatch.setattr(shelf, "LIST_SECONDS", 600.0)
+
 
 @pytest.fixture
 def make_run() -> Callable[..., Path]:
