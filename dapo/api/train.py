@@ -170,7 +170,8 @@ class Trainer:
         return self
 
     def __next__(self) -> StepEvent:
-        """The next training step, done and recorded.
+        """The next training step, done and recorded. After the loss of a learner steps behind the last checkpoint come
+        again.
 
         Raises:
             DapoError: what would have ended ``dapo train``, its state saved in the same way.
@@ -178,14 +179,14 @@ class Trainer:
         if self._steps is None:
             raise StopIteration
         try:
-            done = next(self._steps)
+            while isinstance(done := next(self._steps), Opened):
+                self._opened = done  # a learner that was lost was started again from the last checkpoint
         except StopIteration:
             self._steps = None
             raise StopIteration from None
         except BaseException:
             self._steps = None
             raise
-        assert not isinstance(done, Opened)
         return StepEvent(done.step, frozen(done.metrics), groups_seen(done.finished))
 
     @property

@@ -17,7 +17,7 @@ from dapo.cli.check_memory import (
 )
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
-from dapo.config.checks import penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.problems import brief
 from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
@@ -202,8 +202,12 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
         lines.append(
             f"length penalty: from {end - cache} tokens (0) to {end} (-{recipe.algorithm.overlong_punishment.factor:g})"
         )
-    old = "the sampler's log-probabilities" if uses_sampler_logprobs(recipe) else "the learner's, computed once more"
-    lines.append(f"the ratio runs against {old}")
+    old = {
+        "sampler": "the sampler's log-probabilities",
+        "learner": "the learner's, computed once more",
+        "interpolated": "the sampler's at ages 0 and 1, beyond that between the sampler's and the learner's (A-3PO)",
+    }
+    lines.append(f"the ratio runs against {old[ratio_against(recipe)]}")
     lines += [*_terms(recipe), *_ending(recipe)]
     lines.append(_evaluations(recipe, data))
     return lines

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.config import Recipe
-from dapo.config.pool import engine_count, engine_slots, server_urls
+from dapo.config.pool import engine_count, engine_slots, is_pool, server_urls
 from dapo.contracts.model import ModelFacts
 from dapo.models.memory import LayerSizes, activation_bytes, head_bytes
 
@@ -98,7 +98,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
     engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the learner's tensors; an adapter is merged into those that it does not fuse.
-    copies = own or (engines > 1 and not elsewhere)
+    copies = own or (is_pool(recipe) and not elsewhere)
     embedded = recipe.rollout.engine == "embedded"
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
@@ -169,6 +169,8 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
         whose = "the engine's merged matrices" if recipe.model.lora.rank is not None else "the engine's fused matrices"
         if recipe.rollout.engine == "vllm":
             whose = "vLLM's own copy of the weights"
+        elif is_pool(recipe) and engine_count(recipe) == 1:
+            whose = "the engine's own copy of the weights"
         if engine_count(recipe) > 1:
             whose = "the engines' own copies of the weights"
         yield f"{whose}: {size_text(memory.engine)}"
@@ -180,7 +182,8 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
             f"{size_text(memory.generating)} while generating"
         )
     else:
-        yield f"together about {size_text(memory.total)}"
+        beside = ": learner and engines work at the same time, each with weights of its own in a process of its own"
+        yield f"together about {size_text(memory.total)}{beside if recipe.rollout.max_staleness else ''}"
     if recipe.model.device != "cpu" and facts.parameters >= LARGE:
         yield "on a card also about 1 GiB for CUDA itself. `make gpu` compares this estimate with a card's peak"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dapo.cli.check_memory import LARGE, Memory, size_text
 from dapo.config import Recipe
-from dapo.config.checks import uses_sampler_logprobs
+from dapo.config.checks import ratio_against
 from dapo.config.pool import engine_slots
 from dapo.contracts.model import ModelFacts
 
@@ -75,7 +75,7 @@ def _passes(recipe: Recipe) -> int:
     from dapo.cli.check_memory import keeps_reference
 
     minibatch = recipe.learner.minibatch_prompts or recipe.rollout.prompts_per_step
-    old = not uses_sampler_logprobs(recipe) and minibatch < recipe.rollout.prompts_per_step
+    old = ratio_against(recipe) == "learner" and minibatch < recipe.rollout.prompts_per_step
     return 3 + (recipe.model.activation_checkpointing == "full") + old + keeps_reference(recipe)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_loss import check_loss
@@ -20,6 +20,9 @@ from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.staleness import check_staleness
+
+if TYPE_CHECKING:  # numpy comes with it
+    from dapo.contracts.types import RatioAgainst
 
 CorrectionKind = Literal[
     "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"
@@ -40,6 +43,13 @@ def uses_sampler_logprobs(recipe: Recipe) -> bool:
     old = recipe.algorithm.old_logprobs
     exact = recipe.rollout.engine == "embedded" and recipe.model.dtype == "float32"
     return old == "sampler" or (old == "auto" and exact)
+
+
+def ratio_against(recipe: Recipe) -> RatioAgainst:
+    """Whose log-probabilities the ratio runs against, ``auto`` decided."""
+    if recipe.algorithm.old_logprobs == "interpolated":
+        return "interpolated"
+    return "sampler" if uses_sampler_logprobs(recipe) else "learner"
 
 
 def correction_kind(recipe: Recipe) -> CorrectionKind:
@@ -194,7 +204,7 @@ def _scaling(r: Recipe) -> Iterator[Problem]:
 
 def _sampling(r: Recipe) -> Iterator[Problem]:
     rollout = r.rollout
-    if uses_sampler_logprobs(r):
+    if ratio_against(r) != "learner":
         for name, value, neutral in (("top_p", rollout.top_p, 1.0), ("top_k", rollout.top_k, 0)):
             if value != neutral:
                 yield Problem(
@@ -203,12 +213,12 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
                     f"rollout.{name}={neutral:g} or algorithm.old_logprobs=learner",
                     value,
                 )
-        if r.algorithm.correction.kind not in ("auto", "none"):
-            yield Problem(
-                "algorithm.correction.kind",
-                "corrects the gap between learner and sampler, which needs algorithm.old_logprobs=learner",
-                r.algorithm.correction.kind,
-            )
+    if uses_sampler_logprobs(r) and r.algorithm.correction.kind not in ("auto", "none"):
+        yield Problem(
+            "algorithm.correction.kind",
+            "corrects the gap between learner and sampler, which needs algorithm.old_logprobs=learner",
+            r.algorithm.correction.kind,
+        )
     if r.algorithm.correction.floor >= r.algorithm.correction.cap:
         yield Problem(
             "algorithm.correction.floor",

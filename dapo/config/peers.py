@@ -281,6 +281,7 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer(
         "use_decoupled_loss", AREAL, "algorithm.old_logprobs algorithm.correction.kind", "`learner` and a correction"
     )
+    + _peer("prox_logp_method", AREAL, "algorithm.old_logprobs", "`loglinear` there is `interpolated` here")
     + _peer("async_grpo.enabled", NEMO, "rollout.max_staleness", "2 or more: generation beside learning")
     + _peer(
         "entropy_coeff entropy_coef", (VERL, AREAL, TRL), "algorithm.entropy_coefficient", "0 in DAPO", values=_SAME

@@ -34,6 +34,7 @@ def follow_staleness(given: Mapping[str, Any]) -> dict[str, Any]:
 def check_staleness(r: Recipe) -> Iterator[Problem]:
     """Settings that cannot hold beside generation that goes on while the learner works."""
     limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling
+    yield from _interpolated(r)
     if not limit:
         if r.rollout.overlap_turns is not None:
             move = "is only read with max_staleness of 1 or more, where generation goes on beside learning; take it out"
@@ -53,9 +54,29 @@ def check_staleness(r: Recipe) -> Iterator[Problem]:
             "rollout.overlap_turns too, or take it out",
             True,
         )
+    if ":" in r.rollout.engine:
+        move = "computes with the learner's own tensors, so it cannot go on while they change; use embedded or vllm"
+        yield Problem("rollout.engine", move, r.rollout.engine)
     if r.rollout.engine == "generate":
         yield Problem(
             "rollout.engine", "runs whole batches, with no response under way between; use embedded", "generate"
+        )
+
+
+def _interpolated(r: Recipe) -> Iterator[Problem]:
+    """Interpolation begins at age 2."""
+    sampling = r.algorithm.dynamic_sampling
+    if r.algorithm.old_logprobs != "interpolated":
+        return
+    kept = sampling.mode == "filter" and "carry" in (sampling.surplus, sampling.unfinished)
+    carries = r.rollout.max_staleness > 0 or kept
+    if not carries or sampling.max_age < 2:
+        why = f"algorithm.dynamic_sampling.max_age = {sampling.max_age}" if carries else "nothing is carried over"
+        yield Problem(
+            "algorithm.old_logprobs",
+            f"is `sampler` in every token of this run: only ages of 2 and more are interpolated, and {why}; set "
+            "sampler, or rollout.max_staleness=2",
+            "interpolated",
         )
 
 

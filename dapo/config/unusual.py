@@ -74,9 +74,10 @@ def _loss(r: Recipe) -> Iterator[str]:
             "KL(policy, reference)) or k3, or algorithm.kl_in_reward=true"
         )
     rounded = [d for d in (r.model.dtype, r.rollout.vllm.dtype) if d not in (None, "float32")]
-    if r.algorithm.old_logprobs == "sampler" and rounded:
+    against = r.algorithm.old_logprobs
+    if against in ("sampler", "interpolated") and rounded:
         yield (
-            f"algorithm.old_logprobs: sampler in {rounded[0]}: engine and learner round differently, by about 0.01 "
+            f"algorithm.old_logprobs: {against} in {rounded[0]}: engine and learner round differently, by about 0.01 "
             "nats a token, and the ratio takes that for a change of the policy; nothing corrects it. "
             "algorithm.old_logprobs=auto runs the ratio against the learner's own numbers"
         )

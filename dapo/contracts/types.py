@@ -289,9 +289,10 @@ class LearnStep:
     refresh_reference: bool = False  # after the last optimiser step the reference is the policy
 
 
-RatioAgainst = Literal["sampler", "learner"]
-"""Whose log-probabilities the probability ratio runs against: those recorded when sampling, or the learner's own
-before the first optimiser step of the training step (the correction then accounts for the sampler)."""
+RatioAgainst = Literal["sampler", "learner", "interpolated"]
+"""Whose log-probabilities the probability ratio runs against: those recorded when sampling, the learner's own
+before the first optimiser step of the training step, or between both by age (with the latter two the correction
+accounts for the sampler)."""
 
 
 Of = Literal["policy", "reference"]

@@ -69,6 +69,13 @@ def _loss(r: Reading) -> None:
         r.put("algorithm.old_logprobs", "sampler", apart, note="without them AReaL's ratio runs against the sampler")
         if r.need("gconfig.top_p", default=1.0).value != 1:
             r.put("algorithm.old_logprobs", "learner", note="top_p below 1 needs it here")
+    method = r.text("actor.prox_logp_method", default="recompute")
+    if apart.value and method.value == "loglinear":
+        stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
+        if stale is not None and stale.value >= 2:
+            r.put("algorithm.old_logprobs", "interpolated", method, note="the same equation, by the same versions")
+        else:
+            r.put("algorithm.old_logprobs", "sampler", method, note="which loglinear is where nothing is older than 1")
     cap = r.number("actor.behav_imp_weight_cap", "actor.behave_imp_weight_cap")
     if cap is not None and apart.value:
         r.put(f"{FIX}.kind", "mask_token", cap, note="tokens above the cap carry no loss")

@@ -165,7 +165,7 @@ class LocalLearner:
         With one minibatch they are the detached current ones, and no pass of their own is needed.
         """
         minibatches = step.minibatches
-        if step.ratio_against == "sampler" or len(minibatches) == 1:
+        if step.ratio_against != "learner" or len(minibatches) == 1:
             return [None] * len(minibatches)
         found = iter(self._logprobs([row for rows in minibatches for row in rows]))
         return [[next(found) for _ in rows] for rows in minibatches]

@@ -219,7 +219,7 @@ class Rank:
 
     def _old_logprobs(self, step: RankStep) -> list[list[FloatArray] | None]:
         """Before the first optimiser step, through the same passes as training will take."""
-        if step.ratio_against == "sampler" or len(step.minibatches) == 1:
+        if step.ratio_against != "learner" or len(step.minibatches) == 1:
             return [None] * len(step.minibatches)
         return [None if work is None else self._logprobs(work.rows, work.passes) for work in step.minibatches]
 

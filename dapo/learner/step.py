@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
+from dapo.algorithms.ratio import interpolated_logprobs
 from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
 from dapo.errors import LearnerError, first_line
@@ -147,7 +148,8 @@ class PolicyStep:
         Args:
             rows: one micro-batch.
             record: of this optimiser step.
-            ratio_against: with ``learner`` and no ``old_logprobs``, the detached current ones.
+            ratio_against: with ``learner`` and no ``old_logprobs``, the detached current ones; ``interpolated`` always
+                has these on one side.
             old_logprobs: of each row, where the weights moved since they were computed.
             backward: False: only for the metrics; the rows have no gradient.
 
@@ -170,7 +172,7 @@ class PolicyStep:
     ) -> None:
         with torch.set_grad_enabled(backward):
             logprobs, entropy = self.policy(batch, self.temperature, self.objective.entropy)
-            rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs)
+            rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs, record.version)
             inputs = _inputs(rated, batch, logprobs, entropy, self.objective)
             loss, flags = self.objective.loss(inputs)
             weights = [
@@ -250,8 +252,9 @@ class PolicyStep:
         logprobs: Tensor,
         ratio_against: RatioAgainst,
         old_logprobs: Sequence[FloatArray] | None,
+        version: int,
     ) -> list[Rated]:
-        """The batch's rows in packed order, each with what its ratio runs against."""
+        """The batch's rows in packed order, each with what its ratio runs against; ``version``: of the weights."""
         chosen = [rows[number] for number in batch.order]
         if ratio_against == "sampler":
             return [Rated(row, row.sampler_logprobs, None) for row in chosen]
@@ -259,6 +262,11 @@ class PolicyStep:
             olds: Sequence[FloatArray] = _by_row(logprobs, batch)
         else:
             olds = [old_logprobs[number] for number in batch.order]
+        if ratio_against == "interpolated":
+            olds = [
+                interpolated_logprobs(own, row.sampler_logprobs, version - row.versions)
+                for row, own in zip(chosen, olds, strict=True)
+            ]
         return [
             Rated(row, old, self.correction(old, row.sampler_logprobs, row.loss_mask) if self.correction else None)
             for row, old in zip(chosen, olds, strict=True)

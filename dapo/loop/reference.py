@@ -27,7 +27,8 @@ def subtract_kl(
 ) -> Metrics:
     """Take ``algorithm.kl_in_reward`` x the KL of each voter's response off its shaped reward.
 
-    The policy's side is whatever the ratio runs against: the sampler's numbers, or the learner's.
+    The policy's side is whatever the ratio runs against: the sampler's numbers (also where they are interpolated, which
+    is to cost no forward pass), or the learner's.
     """
     if not algorithm.kl_in_reward:
         return {}

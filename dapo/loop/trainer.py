@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state, save_state
-from dapo.config.checks import has_entropy_term, uses_sampler_logprobs
+from dapo.config.checks import has_entropy_term, ratio_against
 from dapo.config.schema import Recipe
 from dapo.contracts.evaluation import EvaluationResult
 from dapo.contracts.handle import Handle, Mapped
@@ -25,7 +25,6 @@ from dapo.contracts.types import (
     Learned,
     LearnStep,
     Metrics,
-    RatioAgainst,
     SavedFile,
     StepBatch,
     TokenTrace,
@@ -225,10 +224,7 @@ class Trainer:
             return {}, {}
         with self.phases("learn"), self.idle.learner():
             found = reference_logprobs(batch.groups_P, self.algorithm, self.learner)
-            return found, subtract_kl(batch.groups_P, found, self.algorithm, self.learner, self._ratio_against())
-
-    def _ratio_against(self) -> RatioAgainst:
-        return "sampler" if uses_sampler_logprobs(self.recipe) else "learner"
+            return found, subtract_kl(batch.groups_P, found, self.algorithm, self.learner, ratio_against(self.recipe))
 
     def _learn(self, batch: StepBatch, references: References) -> tuple[Metrics, list[TokenTrace]]:
         """One optimiser step per minibatch of whole groups: what they say of themselves and of traced tokens."""
@@ -244,7 +240,7 @@ class Trainer:
                 rows_M,
                 rates,
                 done.training_steps,
-                self._ratio_against(),
+                ratio_against(self.recipe),
                 entropy_coefficient=(coefficient := self.entropy.now),
                 refresh_reference=refresh is not None and (done.training_steps + 1) % refresh == 0,
             )

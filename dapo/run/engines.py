@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dapo.config.checks import correction_kind, uses_sampler_logprobs
+from dapo.config.checks import correction_kind, ratio_against
 from dapo.config.pool import describe_pool, engine_slots, is_pool, server_urls
 from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.model import ModelFacts
@@ -66,9 +66,11 @@ def describe_engine(recipe: Recipe) -> str:
         name = f"vllm_server at {', '.join(server_urls(recipe))}"
     if pool := describe_pool(recipe):
         name += f", {pool}"
-    if uses_sampler_logprobs(recipe):
+    against = ratio_against(recipe)
+    if against == "sampler":
         return f"engine: {name}; old log-probabilities: the sampler's own"
-    return f"engine: {name}; old log-probabilities: the learner's; correction of the gap: {correction_kind(recipe)}"
+    whose = "the learner's" if against == "learner" else "interpolated by age"
+    return f"engine: {name}; old log-probabilities: {whose}; correction of the gap: {correction_kind(recipe)}"
 
 
 def _installed(*distributions: str) -> str:

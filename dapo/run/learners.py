@@ -1,9 +1,10 @@
-"""The learner that a recipe names: of this process, or of ranks in processes that it starts itself."""
+"""The learner that a recipe names: of this process, of one beside it, or of ranks in processes of their own."""
 
 from __future__ import annotations
 
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,21 +16,37 @@ from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Learner
 from dapo.contracts.remote import HostSpec
 from dapo.errors import ModelError
+from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.group import LearnerGroup
 from dapo.learner.local import LocalLearner
 from dapo.learner.rank import Rank, RankPlace, open_rank
 from dapo.learner.sharding import Shape
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
-from dapo.run.parts import make_correction, make_objective, needs_reference
+from dapo.observe.console import Console
+from dapo.run.parts import make_correction, make_model, make_objective, needs_reference
 
 OUTPUT = "hosts"
 """Of a run's folder: what the processes of its ranks print."""
 
 
 def over_ranks(recipe: Recipe) -> bool:
-    """Whether the learner lives in processes of its own, and no tensor of it in this one."""
+    """Whether the learner is cut over several processes."""
     return recipe.learner.ranks > 1
+
+
+def lives_elsewhere(recipe: Recipe, *, own_engine: bool = False, training: bool = True) -> bool:
+    """Whether the learner lives in processes of its own, and no tensor of it in this one.
+
+    Ranks do, and where engines work beside it (``rollout.max_staleness``) a learner of one rank does too: whoever
+    hands out the engines' turns must not wait for it.
+
+    Args:
+        recipe: the recipe.
+        own_engine: an engine that the caller made, which may compute with the learner's tensors.
+        training: False: nothing is learned, so nobody waits.
+    """
+    return over_ranks(recipe) or (recipe.rollout.max_staleness > 0 and training and not own_engine)
 
 
 def in_one_process(recipe: Recipe) -> Recipe:
@@ -46,25 +63,38 @@ def make_learner(
     weights: Path | None,
     run: Path | None,
     training: bool = True,
+    say: Callable[[str], None] = lambda note: None,
 ) -> Learner:
     """The recipe's learner.
 
     Args:
         recipe: the recipe.
         facts: of its model.
-        loaded: that model, which the learner of this process trains; ranks load their own parts.
+        loaded: that model, which the learner of this process trains; None: it lives elsewhere, and loads its own.
         weights: from ``weights_folder``: what it publishes through.
         run: the run's folder, for what ranks print; None: it is dropped.
         training: False: it is asked for nothing but its weights and log-probabilities.
+        say: hears what a person should know of a model that is loaded elsewhere.
 
     Raises:
-        ModelError: a rank cannot load its part.
-        LearnerLost: a rank did not start.
+        ModelError: the model cannot be loaded in its process.
+        LearnerLost: a process did not start.
     """
     if over_ranks(recipe):
         assert weights is not None  # weights_folder
         return _ranks(recipe, facts.name, weights, run)
-    assert loaded is not None
+    if loaded is None:
+        assert weights is not None  # engines beside it have weights of their own
+        environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
+        spec = HostSpec("learner", start_learner, (_at(recipe, facts.name), weights), environment)
+        learner = LearnerApart(ProcessTransport(None if run is None else run / OUTPUT), spec)
+        for note in learner.notes:
+            say(note)
+        return learner
+    return _local(recipe, loaded, weights, training=training)
+
+
+def _local(recipe: Recipe, loaded: LoadedModel, weights: Path | None, *, training: bool = True) -> LocalLearner:
     return LocalLearner(
         loaded,
         make_objective(recipe),
@@ -74,6 +104,21 @@ def make_learner(
         weights_folder=weights,
         reference=recipe.algorithm.reference if training and needs_reference(recipe) else None,
     )
+
+
+def start_learner(recipe: Recipe, weights: Path) -> LearnerHost:
+    """In the learner's process: everything that it needs, from the recipe, whose model is found as it is named.
+
+    Raises:
+        ModelError: a device or a model that cannot be.
+    """
+    with Console("quiet") as console:
+        return LearnerHost(_local(recipe, make_model(recipe, console), weights))
+
+
+def _at(recipe: Recipe, path: str) -> Recipe:
+    """With the model where it lies: a built-in one is made once, by the driver."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": path})})
 
 
 def start_rank(recipe: Recipe, model: str, place: RankPlace) -> Rank:

@@ -36,7 +36,7 @@ from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine, weights_folder
 from dapo.run.fits import check_fits
 from dapo.run.given import NOTHING_GIVEN, Context, Given, make_engine_of, make_scorer_of, make_stream_of
-from dapo.run.learners import make_learner, over_ranks
+from dapo.run.learners import lives_elsewhere, make_learner, over_ranks
 from dapo.run.parts import (
     check_model,
     make_algorithm,
@@ -85,6 +85,7 @@ class Session:
     verdict_lag: int
     weights: Path | None  # through which the learner publishes
     folder: Path | None  # of the run
+    say: Callable[[str], None]
     given: Given = NOTHING_GIVEN
     learners: list[Learner] = field(default_factory=list)
 
@@ -127,8 +128,9 @@ class Session:
                 scorer = make_scorer_of(given.scorer, context)
             if not is_builtin(recipe.model.path):
                 check_fits(recipe, _facts_without_weights(recipe, tokenizer), data, training=training)
-            here = not over_ranks(recipe) or recipe.rollout.engine == "embedded"
-            loaded = make_model(recipe, console) if here else None
+            elsewhere = lives_elsewhere(recipe, own_engine=given.engine is not None, training=training)
+            shared = recipe.rollout.engine == "embedded" and not (is_pool(recipe) and given.engine is None)
+            loaded = make_model(recipe, console) if shared or not elsewhere else None
             facts = make_facts(recipe, console) if loaded is None else facts_of(loaded)
             check_fits(recipe, facts, data, training=training)
             weights = weights_folder(recipe, facts, folder)
@@ -151,7 +153,9 @@ class Session:
             lag = 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
         tokenizer = tokenizer if loaded is None else loaded.tokenizer
         rollouts = Rollouts(engine, scorer, texts)
-        return cls(recipe, scorer, loaded, facts, tokenizer, data, engine, rollouts, lag, weights, folder, given)
+        return cls(
+            recipe, scorer, loaded, facts, tokenizer, data, engine, rollouts, lag, weights, folder, console.say, given
+        )
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
         """None without validation data. ``watch`` hears how far an evaluation is."""
@@ -174,7 +178,13 @@ class Session:
     def learner(self, *, training: bool = True) -> Learner:
         """Without ``training`` it is asked for nothing but its weights and log-probabilities."""
         learner = make_learner(
-            self.recipe, self.facts, self.loaded, weights=self.weights, run=self.folder, training=training
+            self.recipe,
+            self.facts,
+            self.loaded,
+            weights=self.weights,
+            run=self.folder,
+            training=training,
+            say=self.say,
         )
         self.learners.append(learner)
         return learner

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from small_run import assert_none_lost_or_doubled, write_recipe
 
 import dapo
+from dapo.learner.apart import LearnerApart
 from dapo.observe.metrics import read_metrics, without_clock
+from dapo.run import session
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -46,6 +51,37 @@ def test_no_recorded_token_is_older_than_promised(whole):
         assert len(trained) == 4 * 4
         assert all(0 <= step - 1 - version <= 2 for response in trained for version in response["versions"])
     assert max(seen) >= 1  # it did work beside the learner
+
+
+def test_the_learners_process_computes_what_the_driver_would(whole, recipe, monkeypatch):
+    """To the digit: rows of every step, and the weights of the last one."""
+    assert (whole.path / "hosts" / "learner.txt").exists()
+    monkeypatch.setattr(session, "lives_elsewhere", lambda recipe, **options: False)
+    inside = dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "inside"})
+    assert not (inside.path / "hosts" / "learner.txt").exists()
+    assert_rows_equal(rows(whole), rows(inside), range(7))
+    ours, theirs = (next(run.path.glob("checkpoints/step_000006/learner/*.safetensors")) for run in (whole, inside))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_learner_that_is_killed_costs_no_more_than_steps(whole, recipe, monkeypatch):
+    """Its process ends in the middle of step 4: the run goes on from the checkpoint of step 2, to the same digits."""
+    shot = []
+    learn = LearnerApart.learn
+
+    def dying(learner, step):
+        handle = learn(learner, step)
+        if step.version == 3 and not shot:
+            (host,) = learner._host._hosts
+            shot.append(host.process)
+            os.kill(host.process, signal.SIGKILL)
+        return handle
+
+    monkeypatch.setattr(LearnerApart, "learn", dying)
+    run = dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "killed"})
+    assert len(shot) == 1
+    assert_rows_equal(rows(run), rows(whole), range(7))
+    assert_none_lost_or_doubled(run.path, 6)
 
 
 def test_a_run_left_in_the_middle_goes_on_as_if_it_had_not_been(whole, recipe):

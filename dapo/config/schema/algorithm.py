@@ -145,8 +145,8 @@ class Correction(Section):
     kind: Literal[
         "auto", "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"
     ] = "auto"
-    """For ``old_logprobs: learner``; docs/algorithm.md has the formulas. ``truncate`` is TIS, ``mask_token`` IcePop.
-    ``auto``: none where the ratio runs against the sampler's numbers, truncate where it runs against the learner's."""
+    """For ``old_logprobs: learner`` and ``interpolated``; docs/algorithm.md has the formulas. ``truncate`` is TIS,
+    ``mask_token`` IcePop. ``auto``: none where the ratio runs against the sampler's numbers, else truncate."""
     cap: Annotated[float, Field(gt=0)] = 2.0
     """C of TIS, and upper bound of both masks: of a token's ratio, or of a sequence's geometric mean."""
     floor: Annotated[float, Field(ge=0)] = 0.5
@@ -195,9 +195,10 @@ class Algorithm(Section):
     """DAPO rewards are +1 / -1."""
     shaping: Hook | None = None
     """Your own reward shaping instead of scaling and length penalty, ``package.module:function``."""
-    old_logprobs: Literal["auto", "sampler", "learner"] = "auto"
+    old_logprobs: Literal["auto", "sampler", "learner", "interpolated"] = "auto"
     """What the ratio runs against. ``auto``: sampler for the embedded engine in float32, learner for any other engine
-    and in bfloat16, where engine and learner round differently."""
+    and in bfloat16, where engine and learner round differently. ``interpolated`` (A-3PO): between both, by the age of
+    each token, instead of a forward pass of ``learner``."""
     correction: Correction = Correction()
     """Sampler-learner importance correction."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0

@@ -16,7 +16,7 @@ from dapo.algorithms.correction import importance_correction, tokens_corrected
 from dapo.algorithms.diagnostics import length_quantiles
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
-from dapo.algorithms.ratio import log_ratio
+from dapo.algorithms.ratio import interpolated_logprobs, log_ratio
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import scale_rewards, shape_rewards, soft_overlong_punishment
 from dapo.algorithms.statistics import (
@@ -477,3 +477,18 @@ class TestLosses:
             "import dapo.algorithms.losses\n"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_interpolated_logprobs_by_hand():
+    """a = (d - 1) / d: of a gap of 1.2 nats nothing at ages 0 and 1, then 1/2, 2/3 and 3/4 of it."""
+    sampler = np.full(5, -2.0, np.float32)
+    found = interpolated_logprobs(np.full(5, -0.8, np.float32), sampler, np.arange(5))
+    assert found.dtype == np.float32
+    assert found == pytest.approx([-2.0, -2.0, -1.4, -1.2, -1.1], abs=1e-6)
+
+
+def test_interpolated_logprobs_take_the_samplers_numbers_as_they_are():
+    """Also where the learner's are broken: at ages 0 and 1 nothing of them is read."""
+    sampler = np.array([-0.1, -3.3], np.float32)
+    found = interpolated_logprobs(np.array([-np.inf, np.nan], np.float32), sampler, np.array([0, 1]))
+    assert found.tolist() == sampler.tolist()

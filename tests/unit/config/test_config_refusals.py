@@ -76,6 +76,20 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("rollout.top_k=5", ["rollout.top_k: 5", "rollout.top_k=0"]),
         ("rollout.temperature=0", ["rollout.temperature: 0", ">= 0.001"]),
         ("algorithm.correction.kind=truncate", ["old_logprobs=learner"]),
+        (
+            ["algorithm.old_logprobs=interpolated", "algorithm.dynamic_sampling.max_age=1"],
+            ['algorithm.old_logprobs: "interpolated"', "max_age = 1", "rollout.max_staleness=2"],
+        ),
+        (["algorithm.old_logprobs=interpolated", "rollout.max_staleness=1"], ["max_age = 1"]),
+        (
+            ["algorithm.old_logprobs=interpolated", "algorithm.dynamic_sampling.mode=off"],
+            ["nothing is carried over", "set sampler"],
+        ),
+        (
+            ["algorithm.old_logprobs=interpolated", "rollout.max_staleness=2", "rollout.top_p=0.9"],
+            ["rollout.top_p: 0.9", "biased"],
+        ),
+        (["rollout.max_staleness=2", "rollout.engine=mine:Engine"], ["rollout.engine", "the learner's own tensors"]),
         ("algorithm.correction.floor=3", ["below cap"]),
         ("algorithm.loss.ratio=sequence", ["never bind", "3e-4 / 4e-4"]),
         ("algorithm.clip.low=1.0", ["above 0"]),
@@ -136,8 +150,8 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("rollout.vllm.engine_args={logprobs_mode: raw_logits}", ["fixed here as processed_logprobs", "take it out"]),
     ],
 )
-def test_refused_with_a_remedy(override: str, expected: list[str]) -> None:
-    message = refusal(override)
+def test_refused_with_a_remedy(override: str | list[str], expected: list[str]) -> None:
+    message = refusal(*([override] if isinstance(override, str) else override))
     for part in expected:
         assert part in message, message
 
@@ -331,6 +345,10 @@ def test_our_own_keys_are_no_peers() -> None:
         (["preset=gspo", "algorithm.loss.reduction=token_mean"], "algorithm.loss.reduction=sequence_mean"),
         (["preset=gspo", "algorithm.loss.reduction=prompt_mean"], "mean over responses"),
         (["model.dtype=bfloat16", "algorithm.old_logprobs=sampler"], "nothing corrects it"),
+        (
+            ["model.dtype=bfloat16", "algorithm.old_logprobs=interpolated", "rollout.max_staleness=2"],
+            "old_logprobs: interpolated in bfloat16",
+        ),
         (["rollout.engine=vllm", "rollout.vllm.dtype=float16", "algorithm.old_logprobs=sampler"], "in float16"),
         (["algorithm.correction.token_cap=3"], "sampler's log-probabilities"),
         ([*LEARNER, "algorithm.correction.floor=0.9"], "algorithm.correction.kind is truncate"),

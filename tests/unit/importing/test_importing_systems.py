@@ -132,6 +132,17 @@ def test_what_other_trainers_do_by_default_is_written_too(tmp_path) -> None:
     assert any("more than the 64 prompts" in said for said in made.reading.said)
 
 
+@pytest.mark.parametrize(("staleness", "expected"), [(0, "sampler"), (1, "sampler"), (2, "interpolated")])
+def test_areals_loglinear_is_the_same_equation(staleness: int, expected: str, tmp_path) -> None:
+    """Which at ages of 0 and 1 is the sampler's own number."""
+    text = public.AREAL_GSM8K.replace(
+        "use_decoupled_loss: true", "use_decoupled_loss: true\n  prox_logp_method: loglinear"
+    )
+    text = text.replace("max_head_offpolicyness: 2", f"max_head_offpolicyness: {staleness}")
+    _, recipe = imported(text, "a.yaml", tmp_path)
+    assert recipe.algorithm.old_logprobs == expected
+
+
 def test_areals_penalty_is_scaled_along_with_the_reward(tmp_path) -> None:
     """(r + f x penalty - 0.5) x 10 of AReaL is our map of r to -5..5, and 10 x f x penalty."""
     _, recipe = imported(public.AREAL_GSM8K, "a.yaml", tmp_path)

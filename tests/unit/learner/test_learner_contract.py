@@ -1,4 +1,4 @@
-"""The learner contract, kept by the learner of this process, and by the scripted one that the loop's tests take."""
+"""The learner contract, kept by the learner of this process, by one that lives elsewhere, and by the scripted one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from learner_subject import Subject
 from scripted_learner import ScriptedLearner
 
 from dapo.algorithms.objective import Objective, clip_objective
+from dapo.cluster.inline import InlineTransport
 from dapo.config import schema
+from dapo.contracts.remote import HostSpec
+from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -43,6 +46,26 @@ def local(request, tmp_path_factory):
         own = replace(loaded[ffn], model=copy.deepcopy(loaded[ffn].model))
         return LocalLearner(own, objective, SETTINGS, temperature=1.0)
 
+    return subject_of(make, dtype)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """The same learner behind a transport, whose copies of what travels are the transport's contract."""
+    folder = tmp_path_factory.mktemp("apart")
+    loaded = {ffn: load_model(make_tiny_model(folder / str(ffn), hidden=16, heads=2, ffn=ffn)) for ffn in (24, 32)}
+
+    def host(ffn, objective):
+        own = replace(loaded[ffn], model=copy.deepcopy(loaded[ffn].model))
+        return LearnerHost(LocalLearner(own, objective, SETTINGS, temperature=1.0, weights_folder=folder / "weights"))
+
+    def make(ffn=24, objective=OBJECTIVE):
+        return LearnerApart(InlineTransport(), HostSpec("learner", host, (ffn, objective)))
+
+    return subject_of(make, "float32")
+
+
+def subject_of(make, dtype):
     return Subject(
         make=make,
         other=lambda: make(ffn=32),
@@ -55,6 +78,11 @@ def local(request, tmp_path_factory):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_learner_of_this_process(local, check, tmp_path):
     check(local, tmp_path)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_learner_that_lives_elsewhere(apart, check, tmp_path):
+    check(apart, tmp_path)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

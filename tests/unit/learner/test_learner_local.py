@@ -59,10 +59,15 @@ def moved(learner, before):
 
 
 @pytest.mark.parametrize("mode", ["packed", "padded"])
-@pytest.mark.parametrize("against", ["sampler", "learner"])
+@pytest.mark.parametrize("against", ["sampler", "learner", "interpolated"])
 def test_a_training_step_is_torchs_adamw_on_the_loss_written_out(folder, mode, against):
-    """Row by row through the unmodified model: min(r A, clip(r) A), weights, correction, clipping at 0.3, decay."""
-    minibatches = [make_rows(0, groups=1), make_rows(1, groups=1)]
+    """Row by row through the unmodified model: min(r A, clip(r) A), weights, correction, clipping at 0.3, decay.
+
+    Interpolated (A-3PO): of a token of age d p_prox = p_sampler^(1/d) x p_learner^(1 - 1/d), no gradient through it,
+    the learner's side from the weights that each minibatch finds.
+    """
+    minibatches = [make_rows(n, groups=1, versions=(2, 3, 4, 5)) for n in range(2)]
+    learners_part = {5: 0.0, 4: 0.0, 3: 1 / 2, 2: 2 / 3}  # by the version that made a token, of weights of version 5
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2)
     learner = make_learner(
@@ -84,12 +89,15 @@ def test_a_training_step_is_torchs_adamw_on_the_loss_written_out(folder, mode, a
 
     for step in range(2):
         samplers = [[torch.from_numpy(row.sampler_logprobs).double() for row in rows] for rows in minibatches]
-        olds = samplers if against == "sampler" else [[logprobs_of(r).detach() for r in rows] for rows in minibatches]
+        olds = samplers if against != "learner" else [[logprobs_of(r).detach() for r in rows] for rows in minibatches]
         losses, norms = [], []
         for rows, old_R, sampler_R in zip(minibatches, olds, samplers, strict=True):
             total = torch.zeros((), dtype=torch.float64)
             tokens = sum(len(row.token_ids) for row in rows)
             for row, old, sampler in zip(rows, old_R, sampler_R, strict=True):
+                if against == "interpolated":
+                    part = torch.tensor([learners_part[int(version)] for version in row.versions])
+                    old = (1 - part) * sampler + part * logprobs_of(row).detach()
                 r, a = torch.exp(logprobs_of(row) - old), row.advantage
                 w = 1.0 if against == "sampler" else torch.exp(old - sampler).clamp(max=2.0)
                 total = total - (w * torch.minimum(r * a, r.clamp(0.8, 1.28) * a)).sum() / tokens
@@ -102,7 +110,7 @@ def test_a_training_step_is_torchs_adamw_on_the_loss_written_out(folder, mode, a
             losses.append(total.item())
             norms.append(norm)
 
-        metrics, _ = learn_step(learner, minibatches, 1e-3, ratio_against=against)
+        metrics, _ = learn_step(learner, minibatches, 1e-3, version=5, ratio_against=against)
         assert metrics["train/loss"] == pytest.approx(np.mean(losses), abs=1e-6)
         assert metrics["train/grad_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
         assert metrics["train/grad_norm_max"] == pytest.approx(max(norms), rel=1e-5)
@@ -277,6 +285,18 @@ def test_against_the_learner_the_first_ratio_is_one_and_the_correction_is_made_h
     assert metrics["train/correction_mean"] == pytest.approx(np.minimum(factors, 2.0).mean(), abs=1e-4)
     assert metrics["train/correction_share"] == pytest.approx((factors > 2.0).mean(), abs=1e-9)
     assert 0 < metrics["train/correction_share"] < 1
+
+
+def test_tokens_of_age_0_and_1_are_the_samplers(folder):
+    rows = make_rows(versions=(4, 5))
+    found = []
+    for against in ("sampler", "interpolated"):
+        learner = make_learner(folder)
+        stats = learner.learn(LearnStep([rows, rows], [1e-2, 1e-2], 5, against)).result().stats
+        found.append((weights_of(learner), values(stats)))
+    (plain, numbers), (interpolated, others) = found
+    assert numbers == pytest.approx(others, nan_ok=True, rel=0, abs=0)
+    assert all(torch.equal(plain[name], interpolated[name]) for name in plain)
 
 
 def test_statistics_of_every_key_merge_as_the_glossary_says(folder):

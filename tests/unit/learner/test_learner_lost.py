@@ -10,8 +10,9 @@ from dapo.cluster.inline import InlineTransport
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
 from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import LearnStep
+from dapo.contracts.types import LearnStep, Ticket
 from dapo.errors import LearnerError, LearnerLost, ModelError, RecipeError
+from dapo.learner.apart import LearnerApart
 from dapo.learner.group import LearnerGroup
 from dapo.learner.rank import RankFacts
 from dapo.models.load import load_model
@@ -52,6 +53,37 @@ def test_the_cause_is_told_and_not_its_echo(tmp_path):
     with pytest.raises(LearnerLost, match="rank 1 of 3"):  # and none of them is asked again
         group.learn(step)
     group.close()
+
+
+def test_a_learner_alone_is_told_of_as_what_it_is(tmp_path):
+    """No word about ranks; what it refuses is no loss, and sets of weights that it left are deleted."""
+
+    class Fails(StandIn):
+        notes = ()
+
+        def describe(self):
+            return self
+
+        def publish(self, version):
+            (tmp_path / "set").mkdir()
+            return Ticket(version, "folder", str(tmp_path / "set"), ())
+
+    def learner(failure):
+        return LearnerApart(InlineTransport(), HostSpec("learner", Fails, (failure,)))
+
+    refuses, dies = learner(LearnerError("not finite")), learner(MemoryError("no room"))
+    step = LearnStep([make_rows()], [1e-3], 0)
+    for _ in range(2):
+        with pytest.raises(LearnerError, match=r"^not finite$"):
+            refuses.learn(step).result()
+    dies.publish(0)
+    said = r"^the learner's process failed in `learn`: MemoryError: no room\. It was ended$"
+    with pytest.raises(LearnerLost, match=said):
+        dies.learn(step).result()
+    with pytest.raises(LearnerLost, match=said):
+        dies.logprobs([])
+    dies.close()
+    assert not (tmp_path / "set").exists()
 
 
 def test_what_all_ranks_refuse_is_no_loss(tmp_path):

@@ -149,6 +149,49 @@ def test_the_lengths_that_train_are_those_that_were_accepted(tmp_path):
     assert groups == [g for g in accepted if g not in held]
 
 
+def long_tailed(seed):
+    """Groups whose lengths have a long tail and say nothing about whether the group is kept: half of them are."""
+    lengths = np.ceil(np.random.default_rng(seed).lognormal(2.0, 1.5, (3000, 2))).astype(int).clip(1, 300)
+    kept = np.random.default_rng(seed + 1).random(3000) < 0.5
+    longest = lengths.max(axis=1)
+    return (lambda g, i: int(lengths[g, i])), (lambda g, i: float(kept[g] and i == 0)), longest, kept
+
+
+def p_of_the_greatest_gap(left, right, rounds=500):
+    """Permutation test of Kolmogorov and Smirnov's statistic: the share of random splits with as great a gap."""
+    both, n = np.concatenate([left, right]), len(left)
+    order = np.argsort(both, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(both[order]) > 0, True))  # ties count together
+
+    def gap(chosen):
+        shares = np.cumsum(chosen[order])[ends] / n
+        return np.abs(shares - (ends + 1 - np.cumsum(chosen[order])[ends]) / (len(both) - n)).max()
+
+    first = np.arange(len(both)) < n
+    random, found = np.random.default_rng(0), gap(first)
+    return (1 + sum(gap(random.permutation(first)) >= found for _ in range(rounds))) / (1 + rounds)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_lengths_that_train_are_distributed_as_those_that_are_accepted(tmp_path, seed):
+    """At S = 2, against groups that the run never saw. Dropping what is too old is caught: it favours short answers."""
+    length, accuracy, longest, kept = long_tailed(seed)
+    fresh = longest[1000:][kept[1000:]]
+    world = {"length": length, "accuracy": accuracy, "prompts": 2, "capacity": 32, "learner": Later, "turns": 1}
+    settings = {"max_age": 2, "lookahead": 4.0, "max_groups": None}
+    options = {"steps": 100, "evaluate_every": 0, "save_every": 0, **world, **settings}
+    ours = make_run(tmp_path / "ours", **options)
+    assert ours()
+    assert max(map(max, ages(ours))) == 2
+    assert max(trained(ours)) < 1000
+    assert p_of_the_greatest_gap(longest[trained(ours)], fresh) > 0.1
+    drops = make_run(tmp_path / "drops", on_max_age="drop", **options)
+    assert drops()
+    assert max(map(max, ages(drops))) <= 2
+    assert longest[trained(drops)].mean() < 0.75 * longest[trained(ours)].mean()
+    assert p_of_the_greatest_gap(longest[trained(drops)], fresh) < 0.01
+
+
 # ---------------------------------------------------------------- kills and resumes
 
 

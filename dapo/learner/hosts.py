@@ -1,0 +1,214 @@
+"""Processes of a learner that live and die together, asked by the driver: what one says, or all of them put together.
+
+It stands on a ``Transport`` and knows no way in particular; no tensor comes here. When one of several is lost, fails or
+gives no sign, the others wait for it inside of a collective call, so all of them are ended.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from dapo.contracts.remote import Call, HostLost, HostSpec, Transport
+from dapo.errors import DapoError, LearnerLost
+
+T = TypeVar("T")
+
+_ECHO = re.compile(
+    r"reset by peer|closed by peer|Connection refused|gloo|NCCL|TCPStore|Timed out waiting", re.IGNORECASE
+)
+"""What a rank says when another one is gone or silent."""
+_TOGETHER = 30.0  # seconds within which all ranks raise an error that is everybody's, such as gradients of nan
+_LAST_WORDS = 2.0  # seconds for the other ranks to say what they saw, once one has failed on its own
+
+
+class LearnerHosts:
+    """One call to each of a learner's processes, and one end for all of them.
+
+    Args:
+        transport: on which they live.
+        specs: one for each, in order.
+        patience: seconds in which the others have to answer once one has; of a single one nothing.
+
+    Raises:
+        LearnerLost: one could not be started.
+        DapoError: what making one raised: a model that cannot be loaded, say.
+
+    Attributes:
+        ranks: how many there are.
+        facts: what each answered to ``describe``.
+    """
+
+    def __init__(self, transport: Transport, specs: Sequence[HostSpec], patience: float = 0.0) -> None:
+        self.transport, self.patience = transport, patience
+        self._lost: LearnerLost | None = None
+        self.ranks = len(specs)
+        self._hosts = [transport.start(spec) for spec in specs]
+        try:
+            self.facts = self.ask("describe")
+        except BaseException:
+            self.end()
+            raise
+
+    def ask(self, method: str, *args: Any) -> list[Any]:
+        """The same question to all of them, waited for."""
+        found: list[Any] = self.each(method, [args] * self.ranks, list).result()
+        return found
+
+    def each(self, method: str, args: Sequence[tuple[Any, ...]], combine: Callable[[Sequence[Any]], T]) -> Pending[T]:
+        """A question to each, which is not waited for.
+
+        Raises:
+            LearnerLost: one of them was lost before.
+        """
+        if self._lost is not None:
+            raise self._lost
+        calls = [self.transport.call(host, method, *own) for host, own in zip(self._hosts, args, strict=True)]
+        return Pending(self, method, calls, combine)
+
+    def lose(self, why: str) -> LearnerLost:
+        """Nobody is asked from now on; all of them are ended."""
+        self.end()
+        what = "All ranks were ended: a rank alone cannot go on" if self.ranks > 1 else "It was ended"
+        self._lost = LearnerLost(f"{why}. {what}")
+        return self._lost
+
+    def close(self) -> None:
+        """End them; what they are writing is finished first."""
+        if self._hosts:
+            try:
+                self.ask("close")
+            except DapoError:
+                pass  # they are ended anyway
+            finally:
+                self.end()
+
+    def end(self) -> None:
+        """At once."""
+        for host in self._hosts:
+            self.transport.kill(host)
+        self._hosts = []
+
+
+class Pending(Generic[T]):
+    """One call to every process."""
+
+    def __init__(
+        self, hosts: LearnerHosts, method: str, calls: Sequence[Call], combine: Callable[[Sequence[Any]], T]
+    ) -> None:
+        self._hosts, self._method, self._combine = hosts, method, combine
+        self._open = dict(enumerate(calls))
+        self._answers: dict[int, Any] = {}
+        self._errors: dict[int, Exception] = {}  # by rank, in the order in which they came
+        self._latest: float | None = None  # when the ranks that are left have to answer
+        self._value: T
+        self._failure: DapoError | None = None
+        self._ended = False
+
+    def done(self) -> bool:
+        """Whether every rank has answered, or one of them will not."""
+        return self._progress(0.0)
+
+    def result(self, timeout: float | None = None) -> T:
+        """What the ranks said, put together."""
+        if not self._progress(timeout):
+            raise TimeoutError(f"{len(self._open)} of the learner's ranks have not answered `{self._method}` yet")
+        if self._failure is not None:
+            raise self._failure
+        return self._value
+
+    def _progress(self, timeout: float | None) -> bool:
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._ended:
+            limits = [limit - time.monotonic() for limit in (until, self._latest) if limit is not None]
+            self._take(max(0.0, min(limits)) if limits else None)
+            if not self._open:
+                self._end()
+            elif self._latest is not None and time.monotonic() >= self._latest:
+                self._give_up()
+            elif until is not None and time.monotonic() >= until:
+                return False
+        return True
+
+    def _take(self, timeout: float | None) -> None:
+        """Answers that are there, waited for at most so long."""
+        transport = self._hosts.transport
+        ranks = list(self._open)
+        for index in transport.wait([self._open[rank] for rank in ranks], timeout=timeout):
+            rank = ranks[index]
+            try:
+                self._answers[rank] = transport.get(self._open.pop(rank))
+            except Exception as error:
+                self._errors[rank] = error
+            self._latest = self._deadline()
+
+    def _deadline(self) -> float:
+        """Where one rank has answered, the others are about to; where one failed, they only wait for it."""
+        patience = self._hosts.patience
+        if self._errors:
+            alone = not all(_is_everybodys(error) for error in self._errors.values())
+            patience = min(patience, _LAST_WORDS if alone else _TOGETHER)
+        limit = time.monotonic() + patience
+        return limit if self._latest is None or not self._errors else min(limit, self._latest)
+
+    def _end(self) -> None:
+        self._ended = True
+        if not self._errors:
+            self._value = self._combine([self._answers[rank] for rank in sorted(self._answers)])
+        elif len(self._errors) == self._hosts.ranks and all(map(_is_everybodys, self._errors.values())):
+            failure = self._errors[min(self._errors)]  # all ranks agree, and are where they were
+            assert isinstance(failure, DapoError)
+            self._failure = failure
+        else:
+            self._failure = self._failed()
+
+    def _give_up(self) -> None:
+        self._ended = True
+        if self._errors:
+            self._failure = self._failed()
+            return
+        silent = ", ".join(f"rank {rank}" for rank in self._open)
+        seconds = f"{self._hosts.patience:g}"
+        self._failure = self._hosts.lose(
+            f"{silent} of {self._hosts.ranks} did not answer `{self._method}` within {seconds} s (learner.timeout) "
+            "of the others: frozen, or cut off"
+        )
+
+    def _failed(self) -> DapoError:
+        """The group's end, told by the rank that caused it."""
+        rank = min(self._errors, key=lambda rank: _echo(self._errors[rank]))  # of equals the first that came
+        error, ranks = self._errors[rank], self._hosts.ranks
+        if _echo(error) == _ECHOED and self._open:
+            silent = ", ".join(f"rank {rank}" for rank in self._open)
+            why = f"{silent} of {ranks} gave no sign in `{self._method}`; rank {rank} waited for it ({_words(error)})"
+        elif ranks == 1:
+            why = f"the learner's process failed in `{self._method}`: {_words(error)}"
+        else:
+            why = f"rank {rank} of {ranks} failed first in `{self._method}`: {_words(error)}"
+        lost = self._hosts.lose(why)
+        if _is_everybodys(error):
+            return error  # type: ignore[return-value]
+        lost.__cause__ = error
+        return lost
+
+
+_LOST, _OWN, _ECHOED = range(3)
+
+
+def _echo(error: Exception) -> int:
+    """How far an error is from the cause: a lost host, a failure of its own, or what a rank says of another's."""
+    if isinstance(error, HostLost):
+        return _LOST
+    return _ECHOED if not isinstance(error, DapoError) and _ECHO.search(str(error)) else _OWN
+
+
+def _is_everybodys(error: Exception) -> bool:
+    """Whether the program raised it on purpose: what one rank refuses, all do."""
+    return isinstance(error, DapoError) and not isinstance(error, HostLost)
+
+
+def _words(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0] if isinstance(error, DapoError) else f"{type(error).__name__}: {lines[0]}"
