@@ -279,9 +279,11 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("max_staleness_steps", SKYRL, "rollout.max_staleness")
     + _peer("max_trajectory_age_steps", NEMO, "rollout.max_staleness")
     + _peer(
-        "use_decoupled_loss", AREAL, "algorithm.old_logprobs algorithm.correction.kind", "`learner` and a correction"
+        "use_decoupled_loss prox_logp_method",
+        AREAL,
+        "algorithm.old_logprobs algorithm.correction.kind",
+        "`learner` and a correction; its `loglinear` is `interpolated`",
     )
-    + _peer("prox_logp_method", AREAL, "algorithm.old_logprobs", "`loglinear` there is `interpolated` here")
     + _peer("async_grpo.enabled", NEMO, "rollout.max_staleness", "2 or more: generation beside learning")
     + _peer(
         "entropy_coeff entropy_coef", (VERL, AREAL, TRL), "algorithm.entropy_coefficient", "0 in DAPO", values=_SAME

@@ -173,6 +173,10 @@ PHASES = {
 }
 """The phases of a step, in the order in which they are shown."""
 
+ENGINES_BUSY, LEARNER_BUSY = "engines busy", "learner busy"
+BESIDE = (ENGINES_BUSY, LEARNER_BUSY)
+"""Names of spans that are no phases: who works beside the driver, where engines go on while the learner learns."""
+
 
 def _clock() -> Iterator[Metric]:
     for name, phase in PHASES.items():

@@ -61,6 +61,22 @@ class Phases:
             if self._sink is not None:
                 self._sink(Span(self.step, name, self._origin + start, end - start, end - start))
 
+    def read_clock(self) -> float:
+        """On the clock of ``beside``, in seconds."""
+        return self._clock()
+
+    def beside(self, name: str, start: float, end: float, busy: float | None = None) -> None:
+        """Work of another process, whatever phase the driver is in: a span, and no phase's seconds.
+
+        Args:
+            name: one of ``dapo.contracts.glossary.BESIDE``.
+            start: on the clock of ``read_clock``.
+            end: likewise.
+            busy: seconds of work in between; None: all of them.
+        """
+        if self._sink is not None:
+            self._sink(Span(self.step, name, self._origin + start, end - start, end - start if busy is None else busy))
+
     def take(self) -> dict[str, float]:
         """Seconds of each phase since the last ``take`` as ``time/<phase>``, the rest and the whole; starts anew."""
         now = self._switch()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from dapo.contracts.glossary import ENGINES_BUSY, LEARNER_BUSY
 from dapo.contracts.types import Metrics, Row
 
 
@@ -17,12 +18,20 @@ class Idle:
 
     Args:
         engine: seconds in which the engines worked, since they were made (``Rollouts.busy_seconds``).
+        clock: seconds.
+        beside: ``Phases.beside`` on the same clock, where both work at the same time: it gets a span of each stretch.
     """
 
-    def __init__(self, engine: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(
+        self,
+        engine: Callable[[], float],
+        clock: Callable[[], float] = time.perf_counter,
+        beside: Callable[[str, float, float, float], None] | None = None,
+    ) -> None:
+        self._engine, self._clock, self._beside = engine, clock, beside
         self._learner = 0.0  # seconds of work since ``take``
         self._before = 0.0
+        self._seen = 0.0  # of the engines' work
 
     @contextmanager
     def learner(self) -> Iterator[None]:
@@ -31,7 +40,18 @@ class Idle:
         try:
             yield
         finally:
-            self._learner += self._clock() - start
+            end = self._clock()
+            self._learner += end - start
+            if self._beside is not None:
+                self._beside(LEARNER_BUSY, start, end, end - start)
+
+    def look_at_engines(self) -> None:
+        """Call when they may have answered: what they worked since the last look is a span that ends now."""
+        busy = self._engine()
+        worked, self._seen = busy - self._seen, busy
+        if worked > 0.0 and self._beside is not None:
+            now = self._clock()
+            self._beside(ENGINES_BUSY, now - worked, now, worked)
 
     def take(self, seconds: float) -> Metrics:
         """Of a step that took ``seconds``; starts anew."""

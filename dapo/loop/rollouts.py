@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,12 @@ class Rollouts:
         engine: Makes responses.
         scorer: Judges them.
         texts: How responses are read, or the function from token ids of many of them to their texts alone.
+
+    Attributes:
+        watch: called whenever the engine was asked for what ended.
     """
+
+    watch: Callable[[], None] | None = None
 
     def __init__(self, engine: Engine, scorer: Scorer, texts: Texts | Decode) -> None:
         self.engine, self.scorer = engine, scorer
@@ -91,6 +96,8 @@ class Rollouts:
         start = time.perf_counter()
         events = self.engine.poll(timeout)
         self._polled += time.perf_counter() - start
+        if self.watch is not None:
+            self.watch()
         for event in events:
             self._ended[event.key.lane].append(event)
             self._under_way[event.key.lane] -= 1

@@ -105,7 +105,11 @@ class Trainer:
         self.entropy = EntropyControl(
             recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max
         )
-        self.idle = Idle(lambda: collector.rollouts.busy_seconds())
+        self.idle = Idle(
+            lambda: collector.rollouts.busy_seconds(), phases.read_clock, None if overlap is None else phases.beside
+        )
+        if overlap is not None:
+            collector.rollouts.watch = self.idle.look_at_engines
         self.notices = Notices(recorder, algorithm)
         early, kept = recipe.trainer.early_stop, recipe.checkpoint
         self.saver = Saver(checkpoints, recorder, phases, follow(kept.best, kept.best_is))

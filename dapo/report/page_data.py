@@ -182,7 +182,9 @@ class Timeline(TypedDict):
     """Spans of phases. A span is (phase, step, start, seconds, busy seconds, count of stretches merged into it)."""
 
     phases: list[str]
+    beside: list[int]  # of these, who works beside the driver: no phases
     spans: list[tuple[int, int, float, float, float, int]]  # start: seconds since the first
+    ages: list[tuple[int, float]]  # of the trained tokens, in versions of the weights: the share that has each
     thinned: Thinned
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dapo.contracts.glossary import PHASES
+from dapo.contracts.glossary import BESIDE, PHASES
 from dapo.observe.metrics import Row
 
 _NO_PHASE = (
@@ -23,6 +23,7 @@ def phases_of_row(row: Row) -> list[str]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Phases in the order of the glossary, each once; unknown ones behind."""
+    """Who works beside the driver, then phases in the order of the glossary, each once; unknown ones behind."""
     found = list(dict.fromkeys(names))
-    return [name for name in PHASES if name in found] + [name for name in found if name not in PHASES]
+    known = (*BESIDE, *PHASES)
+    return [name for name in known if name in found] + [name for name in found if name not in known]

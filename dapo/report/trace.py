@@ -5,12 +5,14 @@ The trace event format counts in microseconds: https://perfetto.dev/docs/getting
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dapo.contracts.glossary import BESIDE
 from dapo.contracts.phases import Span
-from dapo.observe.metrics import series
+from dapo.observe.metrics import Row, series
 from dapo.report.page_data import Timeline
 from dapo.report.phases import in_order, phases_of_row
 from dapo.report.reader import Run
@@ -23,6 +25,8 @@ COUNTERS = {
 }
 MOST_SPANS = 200_000
 """Of one run in trace.json (some 30 MB); steps are merged beyond that."""
+
+_SHARE = re.compile(r"policy/staleness_share/([0-9]{1,3})")
 
 Event = dict[str, Any]
 
@@ -57,6 +61,8 @@ def timeline_of(run: Run, limit: int = SPANS) -> Timeline:
     how = "Every span is shown." if not together else f"Spans of a phase are merged over {_steps(together)}."
     return {
         "phases": phases,
+        "beside": [number[name] for name in BESIDE if name in number],
+        "ages": ages_of(run.rows),
         "spans": [
             (
                 number[span.name],
@@ -70,6 +76,20 @@ def timeline_of(run: Run, limit: int = SPANS) -> Timeline:
         ],
         "thinned": {"kept": len(merged), "of": len(spans), "how": f"{note} {how}".strip()},
     }
+
+
+def ages_of(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """Age in versions, and the share of all trained tokens that had it; none where nothing was older than 0."""
+    tokens: defaultdict[int, float] = defaultdict(float)
+    for row in rows:
+        trained = row.get("sampling/trained_tokens") or 0.0
+        for key, share in row.items():
+            if (found := _SHARE.fullmatch(key)) and share:
+                tokens[int(found[1])] += share * trained
+    whole = sum(tokens.values())
+    if not whole or set(tokens) == {0}:
+        return []
+    return [(age, round(tokens[age] / whole, 6)) for age in range(max(tokens) + 1)]
 
 
 def _steps(together: int) -> str:

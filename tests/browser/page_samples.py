@@ -173,6 +173,8 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
         ],
         "timeline": {
             "phases": ["generate", "learn"],
+            "beside": [],
+            "ages": [],
             "spans": spans,
             "thinned": {"kept": len(spans), "of": len(spans), "how": ""},
         },

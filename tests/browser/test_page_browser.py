@@ -194,7 +194,7 @@ def test_a_run_that_did_not_end_well_says_so_first(show: Show, state: str) -> No
 def test_a_run_with_nothing_in_it_is_a_page_too(show: Show) -> None:
     empty: dict[str, Any] = {
         "curves": {"steps": [], "values": {}, "low": {}, "high": {}, "thinned": {"kept": 0, "of": 0, "how": ""}},
-        "timeline": {"phases": [], "spans": [], "thinned": {"kept": 0, "of": 0, "how": ""}},
+        "timeline": {"phases": [], "beside": [], "ages": [], "spans": [], "thinned": {"kept": 0, "of": 0, "how": ""}},
         "rollouts": {
             "steps": [],
             "groups": [],

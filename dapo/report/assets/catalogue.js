@@ -10,6 +10,8 @@ function s(key, label, more) {
 function phaseColour(name) {
   const known = ["generate", "learn", "score", "evaluate", "publish", "shape", "save", "report"];
   if (name === "judge") return "--c8";
+  if (name === "engines busy") return "--c1"; // as generate
+  if (name === "learner busy") return "--c2"; // as learn
   return known.includes(name) ? `--c${known.indexOf(name) + 1}` : "--other";
 }
 

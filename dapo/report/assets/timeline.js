@@ -60,8 +60,9 @@ class TimelineSection {
       this.said,
     );
     this.table = el("div", {});
+    this.ages = el("div", {});
     this.note = el("p", { class: "note" });
-    root.append(this.empty, this.body, this.table, this.note);
+    root.append(this.empty, this.body, this.table, this.ages, this.note);
     new ResizeObserver(() => this.paint()).observe(this.canvas.parentElement);
     theme.listeners.push(() => this.paint());
   }
@@ -97,13 +98,14 @@ class TimelineSection {
       );
       this.canvas.setAttribute(
         "aria-label",
-        `Timeline of ${this.phases.length} phases over ${seconds(this.extent[1] - this.extent[0])}. ` +
+        `Timeline of ${this.phases.length} lanes over ${seconds(this.extent[1] - this.extent[0])}. ` +
           "Left and right arrows pan, plus and minus zoom, Home shows all. The table below has the sums.",
       );
       this.hover(null);
       this.paint();
     }
     this.sums(run);
+    this.agesOf(timeline.ages);
     put(this.note, timeline.thinned.kept < timeline.thinned.of ? visible(timeline.thinned.how) : null);
   }
 
@@ -111,7 +113,8 @@ class TimelineSection {
   sums(run) {
     const rows = [];
     if (this.timeline.spans.length) {
-      for (const { name, own: spans } of this.phases) {
+      for (const { name, index, own: spans } of this.phases) {
+        if (this.timeline.beside.includes(index)) continue; // no phase: it goes on beside them
         const bySteps = new Map();
         for (const span of spans) bySteps.set(span[1], (bySteps.get(span[1]) || 0) + span[4]);
         const count = spans.reduce((a, span) => a + span[5], 0);
@@ -179,6 +182,57 @@ class TimelineSection {
                     el("td", {}, seconds(median)),
                     el("td", {}, seconds(longest)),
                     el("td", {}, number(count)),
+                  ),
+                ),
+              ),
+            ),
+          )
+        : null,
+    );
+  }
+
+  /** How old the tokens were that trained: a bar for each age, where some were older than the weights. */
+  agesOf(ages) {
+    const busy = this.timeline.beside.map((index) => {
+      const phase = this.phases.find((one) => one.index === index);
+      const worked = phase.own.reduce((sum, span) => sum + span[4], 0);
+      return `${phase.name} ${percent(Math.min(1, worked / (this.extent[1] - this.extent[0])))}`;
+    });
+    const most = ages.reduce((a, [, share]) => Math.max(a, share), 0);
+    put(
+      this.ages,
+      busy.length ? el("p", {}, `Of the time shown in all: ${busy.join(", ")}.`) : null,
+      ages.length
+        ? el(
+            "div",
+            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Ages of trained tokens" },
+            el(
+              "table",
+              { class: "sums ages" },
+              el("caption", {}, "Ages of trained tokens: versions between the weights that made them and those trained"),
+              el("thead", {}, el("tr", {}, ["Age", "Share of the tokens"].map((name) => el("th", { scope: "col" }, name)))),
+              el(
+                "tbody",
+                {},
+                ages.map(([age, share]) =>
+                  el(
+                    "tr",
+                    {},
+                    el("th", { scope: "row" }, number(age)),
+                    el(
+                      "td",
+                      {},
+                      el(
+                        "span",
+                        { class: "rate" },
+                        el(
+                          "span",
+                          { class: "meter", "aria-hidden": "true" },
+                          el("span", { style: { width: `${((share / (most || 1)) * 100).toFixed(1)}%` } }),
+                        ),
+                        percent(share),
+                      ),
+                    ),
                   ),
                 ),
               ),

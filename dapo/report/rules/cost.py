@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dapo.observe.text import number, percent
 from dapo.report.phases import phases_of_row
-from dapo.report.rules.facts import Facts, Found, Rule
+from dapo.report.rules.facts import Facts, Found, Rule, Severity
 
 IDLE, GENERATING = 0.4, 0.4
 """Share of slots busy; share of the time in the engine from which that matters."""
@@ -12,6 +12,8 @@ BESIDE, BESIDE_LEAST = 0.5, 60.0
 """Share of the time in evaluation, saving and reports; seconds from which it is worth a word."""
 SCORING = 0.3
 GROWTH, GROWTH_MIB, GROWTH_STEPS = 0.1, 200.0, 20
+WAITING, WAITING_STEPS = 0.4, 6
+"""Share of a step idle beside generation that goes on; steps of a run from which it is told."""
 WASTED = 0.25
 """Share of the generated tokens thrown away by choice of settings."""
 
@@ -62,6 +64,37 @@ def time_beside(facts: Facts) -> Found | None:
     return Found("warn", "Much time goes beside learning", said, facts.first_step, facts.last_step, keys, move)
 
 
+def who_waits(facts: Facts) -> Found | None:
+    """In the steps at the end of a run whose engines work beside the learner: who of both had nothing to do."""
+    staleness = facts.setting("rollout.max_staleness", 0)
+    step = facts.late("time/step")
+    engines, learner = facts.late("time/engine_idle"), facts.late("time/learner_idle")
+    if not staleness or not step or engines is None or learner is None or facts.steps < WAITING_STEPS:
+        return None
+    engines, learner = min(1.0, engines / step), min(1.0, learner / step)
+    if max(engines, learner) < WAITING:
+        return None
+    first, last = facts.late_steps("time/step")
+    shares = f"Engines stood still for {percent(engines, 0)} of the last steps, the learner for {percent(learner, 0)}."
+    if engines >= WAITING and learner >= WAITING:
+        severity: Severity = "warn"
+        title, move = "Engines and learner wait for each other", _BOTH_WAIT[staleness == 1]
+        scoring = phase_seconds(facts)
+        if scoring.get("score", 0.0) >= SCORING * sum(scoring.values()):
+            title, move = "Engines and learner wait for the verifiers", _SCORING
+    elif engines > learner:
+        severity, title = "note", "Engines wait for the learner"
+        move = (
+            "Give the learner more devices (learner.ranks) or the engines fewer (rollout.engines). With one device for "
+            "both rollout.max_staleness=0 takes turns and is as fast."
+        )
+    else:
+        severity, title = "note", "The learner waits for engines"
+        move = "More engines (rollout.engines, rollout.slots), or fewer devices for the learner (learner.ranks)."
+    keys = ["time/engine_idle", "time/learner_idle", "policy/staleness_mean"]
+    return Found(severity, title, shares, first, last, keys, move)
+
+
 def thrown_away(facts: Facts) -> Found | None:
     """Tokens of kept groups that settings discard; rejected ones are the price of the filter."""
     generated, lost = facts.total("sampling/generated_tokens"), facts.total("cost/discarded_tokens")
@@ -102,6 +135,10 @@ def memory_growth(facts: Facts) -> Found | None:
     )
 
 
+_BOTH_WAIT = {
+    True: "Set rollout.max_staleness=2: 1 waits in every step for every group that was begun.",
+    False: "Raise algorithm.dynamic_sampling.lookahead up to rollout.max_staleness - 0.5, and rollout.slots.",
+}
 _SCORING = "Raise run.reward_workers, make the reward function faster, or bound it with rewards.0.timeout."
 
 RULES = (
@@ -123,6 +160,15 @@ RULES = (
         "It is time in which the model does not learn.",
         "Evaluate and save more seldom (validation.every, validation.samples, validation.limit, checkpoint.every).",
         time_beside,
+    ),
+    Rule(
+        "who_waits",
+        f"engines or learner idle for {percent(WAITING, 0)} of the last steps of {WAITING_STEPS} and more, with "
+        "rollout.max_staleness of 1 and more",
+        "Devices are paid for while they stand still; which of both says where to move one.",
+        "Move devices to whoever is never idle (rollout.engines, learner.ranks); where both wait, raise "
+        "rollout.max_staleness, algorithm.dynamic_sampling.lookahead or run.reward_workers.",
+        who_waits,
     ),
     Rule(
         "thrown_away",

@@ -329,6 +329,35 @@ def test_idle_seconds_are_what_is_left_of_a_step():
     assert idle.take(4.0) == {"time/learner_idle": 4.0, "time/engine_idle": 4.0}
 
 
+def test_stretches_of_work_become_spans_beside_the_phases():
+    """The learner's from beginning to end; the engines' end where they are heard of, and are as long as the work."""
+    now, busy, spans = [0.0], [0.0], []
+    phases = Phases(spans.append, lambda: now[0], lambda: 1000.0)
+    phases.step = 7
+    idle = Idle(lambda: busy[0], phases.read_clock, phases.beside)
+    with idle.learner():
+        now[0], busy[0] = 2.0, 1.5
+        idle.look_at_engines()
+        now[0] = 3.0
+        idle.look_at_engines()  # nothing was heard of: no span
+    assert [(s.step, s.name, s.start, s.seconds, s.busy) for s in spans] == [
+        (7, "engines busy", 1000.5, 1.5, 1.5),
+        (7, "learner busy", 1000.0, 3.0, 3.0),
+    ]
+    assert phases.take() == {"time/other": 3.0, "time/step": 3.0}  # no phase's seconds
+    assert idle.take(3.0) == {"time/learner_idle": 0.0, "time/engine_idle": 1.5}
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_run_tells_of_them_only_where_they_work_at_the_same_time(tmp_path, overlaps):
+    spans = []
+    run = make_overlapped(tmp_path, turns=2) if overlaps else make_run(tmp_path)
+    run.trainer.phases._sink = lambda span: spans.append(span.name)
+    assert run()
+    assert ({"engines busy", "learner busy"} <= set(spans)) == overlaps
+    assert (spans.count("learner busy") == STEPS) == overlaps
+
+
 def test_staleness_by_hand():
     def row(versions, mask):
         n = len(versions)

@@ -45,6 +45,11 @@ def many(to: float, evaluations: int) -> dict[str, Any]:
     }
 
 
+def waiting(engines: float, learner: float) -> dict[str, Any]:
+    """Seconds in which each had nothing to do, of steps of a second."""
+    return {"time__step": 1.0, "time__engine_idle": engines, "time__learner_idle": learner}
+
+
 def flat(gain: float) -> dict[str, Any]:
     return {
         "validation__accuracy": lambda step: 0.42 + gain * (step > 0),
@@ -271,6 +276,9 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
     ),
     ("time_beside", {"time__save": 2.0}, "warn", {"time__save": 0.2}, ()),
     ("time_beside", {"time__score": 1.0, "time__learn": 1.9}, "warn", {"time__score": 0.8, "time__learn": 1.9}, ()),
+    ("who_waits", waiting(0.41, 0.1), "note", waiting(0.39, 0.1), ("rollout.max_staleness=2",)),
+    ("who_waits", waiting(0.1, 0.41), "note", waiting(0.1, 0.39), ("rollout.max_staleness=2",)),
+    ("who_waits", waiting(0.41, 0.41), "warn", waiting(0.39, 0.39), ("rollout.max_staleness=2",)),
     ("thrown_away", {"cost__discarded_tokens": 2001}, "note", {"cost__discarded_tokens": 1999}, ()),
     (
         "memory_growth",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import ROOT, rows, run_of, unfilled_run
-from rule_cases import CASES, at, falling, late, many
+from rule_cases import CASES, at, falling, late, many, waiting
 
 from dapo.config.schema import Recipe
 from dapo.contracts.glossary import GLOSSARY, lookup
@@ -319,3 +319,26 @@ def test_what_a_step_measures_of_rewards_is_no_reward_of_the_recipe():
     assert {"reward/clamped", "reward/raw_max", "reward/shaped_std", "reward/unscored"} <= set(own)
     assert not any(_is_other(key) for key in [*own, "reward/concise_kept", "reward/unscored/timeout"])
     assert _is_other("reward/concise")
+
+
+@pytest.mark.parametrize(
+    ("engines", "learner", "more", "overrides", "title", "move"),
+    [
+        (0.6, 0.1, {}, ["rollout.max_staleness=2"], "Engines wait for the learner", "learner.ranks"),
+        (0.1, 0.6, {}, ["rollout.max_staleness=2"], "The learner waits for engines", "rollout.engines"),
+        (0.6, 0.5, {}, ["rollout.max_staleness=1"], "wait for each other", "rollout.max_staleness=2"),
+        (0.6, 0.5, {}, ["rollout.max_staleness=2"], "wait for each other", "lookahead"),
+        (0.6, 0.5, {"time__score": 5.0}, ["rollout.max_staleness=2"], "wait for the verifiers", "run.reward_workers"),
+    ],
+)
+def test_who_waits_for_whom_is_said_with_the_number_to_change(engines, learner, more, overrides, title, move):
+    found = {
+        advice["rule"]: advice for advice in advice_of(run_of(rows(**waiting(engines, learner), **more), *overrides))
+    }
+    assert title in found["who_waits"]["title"]
+    assert move in found["who_waits"]["move"]
+
+
+def test_with_turns_nobody_is_told_to_wait_less():
+    """Engines and learner then wait for each other by design."""
+    assert "who_waits" not in {advice["rule"] for advice in advice_of(run_of(rows(**waiting(0.6, 0.6))))}

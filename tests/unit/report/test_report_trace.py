@@ -114,3 +114,28 @@ def test_a_run_without_spans_has_its_phases_one_behind_the_other(tmp_path):
 def test_nothing_was_measured(tmp_path):
     assert timeline_of(run_of(tmp_path))["spans"] == []
     assert slices(trace_of([("run", run_of(tmp_path))])) == []
+
+
+def test_who_works_beside_the_driver_stands_above_the_phases(tmp_path):
+    """As lanes of their own: spans of both may overlap each other and every phase."""
+    spans = [
+        Span(1, "generate", 10.0, 2.0, 2.0, 1),
+        Span(1, "learner busy", 10.5, 3.0, 3.0, 1),
+        Span(1, "engines busy", 10.0, 2.0, 1.5, 4),
+    ]
+    rows = [
+        {"step": 1, "policy/staleness_share/0": 1.0, "sampling/trained_tokens": 300},
+        {"step": 2, "policy/staleness_share/0": 0.5, "policy/staleness_share/2": 0.5, "sampling/trained_tokens": 100},
+        {"step": 3, "policy/staleness_share/1e3": 1.0, "sampling/trained_tokens": None},  # of nobody's making
+    ]
+    timeline = timeline_of(run_of(tmp_path, spans, rows))
+    assert timeline["phases"] == ["engines busy", "learner busy", "generate"]
+    assert timeline["beside"] == [0, 1]
+    assert timeline["ages"] == [(0, 0.875), (1, 0.0), (2, 0.125)]  # 350, none and 50 of 400 tokens
+
+
+def test_ages_are_not_shown_where_all_are_0(tmp_path):
+    timeline = timeline_of(
+        run_of(tmp_path, [], [{"step": 1, "policy/staleness_share/0": 1.0, "sampling/trained_tokens": 9}])
+    )
+    assert (timeline["ages"], timeline["beside"]) == ([], [])
