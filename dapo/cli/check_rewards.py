@@ -64,8 +64,9 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
     try:
         for source, prompts in by_source.items():
             reward = next(r for r in recipe.rewards if r.name == "accuracy" and (not r.sources or source in r.sources))
-            begun = recipe.data.response_prefix or ""
-            _Source(source, _spread(prompts), reward, scorer, tokenizer, trial, begun).run()
+            tags = recipe.data.thinking
+            begun = (recipe.data.response_prefix or "") + f"{tags.open}\nSo it is.\n{tags.close}\n" * tags.enabled
+            _Source(source, _spread(prompts), reward, scorer, tokenizer, trial, begun, tags.enabled).run()
     finally:
         scorer.close()
     return trial
@@ -107,6 +108,7 @@ class _Source:
     tokenizer: Any
     trial: Trial
     begun: str = ""  # what every response begins with
+    thinks: bool = False  # ... thinking, so that the answer stands behind it
 
     def run(self) -> None:
         golden = [prompt for prompt in self.prompts if prompt.answer]
@@ -182,8 +184,9 @@ class _Source:
         """As if the model had written ``text``, surely, and ended."""
         ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else [], dtype=np.int64)
         count = len(ids)
-        whole = self.begun + text
-        return Completion(ids, np.zeros(count, np.float32), np.zeros(count, np.int32), FinishReason.STOP, whole)
+        whole, answer = self.begun + text, text if self.thinks else None
+        versions = np.zeros(count, np.int32)
+        return Completion(ids, np.zeros(count, np.float32), versions, FinishReason.STOP, whole, answer=answer)
 
     def _show(self, what: str, scores: Sequence[Score]) -> None:
         if scores:

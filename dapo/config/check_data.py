@@ -117,6 +117,7 @@ def check_data(r: Recipe) -> Iterator[Problem]:
             if value := getattr(r.data, key):
                 yield Problem(f"data.{key}", "is only read with prompt: chat; write it into the template", value)
     yield from _chat(r.data)
+    yield from _thinking(r)
     yield from _twins(r)
 
 
@@ -151,6 +152,42 @@ def _chat(data: Data) -> Iterator[Problem]:
             yield Problem(f"data.few_shot.{n}", "an example has a problem and a response, and one of them is empty")
     if data.response_prefix == "":
         yield Problem("data.response_prefix", "is empty: leave it out")
+
+
+def _thinking(r: Recipe) -> Iterator[Problem]:
+    """Where the answer stands, and how long the way there may be."""
+    thinking, rollout = r.data.thinking, r.rollout
+    if thinking.enabled and (
+        not thinking.open.strip() or not thinking.close.strip() or thinking.open == thinking.close
+    ):
+        yield Problem("data.thinking", f"needs two different tags, found {thinking.open!r} and {thinking.close!r}")
+    if not thinking.enabled:
+        for key, default in (("open", "<think>"), ("close", "</think>")):
+            if (value := getattr(thinking, key)) != default:
+                yield Problem(f"data.thinking.{key}", "is only read with data.thinking.enabled: true", value)
+        if rollout.thinking_budget is not None:
+            why = "needs data.thinking.enabled: true: nobody knows where thinking ends"
+            yield Problem("rollout.thinking_budget", why, rollout.thinking_budget)
+        for n, reward in enumerate(r.rewards):
+            if reward.reads is not None:
+                yield Problem(f"rewards.{n}.reads", "is only read with data.thinking.enabled: true", reward.reads)
+    for n, reward in enumerate(r.rewards):
+        if reward.kind == "function" and reward.reads is not None:
+            yield Problem(f"rewards.{n}.reads", "a function gets both: completion.final_text and .text", reward.reads)
+    if rollout.thinking_end is not None:
+        if rollout.thinking_budget is None:
+            yield Problem("rollout.thinking_end", "is only read with rollout.thinking_budget", rollout.thinking_end)
+        elif thinking.close not in rollout.thinking_end:
+            yield Problem("rollout.thinking_end", f"does not hold {thinking.close!r}", rollout.thinking_end)
+    limits = {
+        "rollout.max_response_tokens": rollout.max_response_tokens,
+        "validation.max_response_tokens": r.validation.max_response_tokens or rollout.max_response_tokens,
+    }
+    for key, limit in limits.items():
+        if rollout.thinking_budget is not None and rollout.thinking_budget >= limit:
+            why = f"leaves no token for an answer: {key} is {limit}"
+            yield Problem("rollout.thinking_budget", why, rollout.thinking_budget)
+            break
 
 
 def tool_problem(tool: Any) -> str | None:

@@ -41,13 +41,14 @@ _RULES: dict[str, dict[Rule, str]] = {
         "fixed": "prompt prompt_template chat_template chat_template_kwargs tools tools_field response_prefix "
         "system_prompt instruction max_prompt_tokens overlong_prompts shuffle",
     },
+    "data.thinking": {"ask": "enabled open close"},
     "data.few_shot.N": {"fixed": "problem response"},
     "data.train.N": {"ask": "path", "fixed": _SOURCE_FIXED},
     "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
-    "rewards.N": {"free": "timeout", "ask": "kind function pattern weight sources", "fixed": "name"},
+    "rewards.N": {"free": "timeout", "ask": "kind function pattern reads weight sources", "fixed": "name"},
     "rollout": {
         "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids stop "
-        "include_stop_str_in_output slots "
+        "include_stop_str_in_output thinking_budget thinking_end slots "
         "engines turn_steps lockstep max_staleness overlap_turns",
         "fixed": "group_size",  # carried groups have it
     },

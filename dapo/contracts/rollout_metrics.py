@@ -177,6 +177,23 @@ def response_metrics() -> Iterator[Metric]:
         "lower",
     )
     yield Metric(
+        "response/thinking_tokens_mean",
+        TOKENS,
+        "With `data.thinking`: mean tokens of finished responses up to the closing tag; of unclosed ones all.",
+    )
+    yield Metric(
+        "response/thinking_unclosed_share",
+        SHARE,
+        "With `data.thinking`: share of finished responses whose thinking was never closed; they have no answer.",
+        "lower",
+    )
+    yield Metric(
+        "response/thinking_forced_share",
+        SHARE,
+        "With `data.thinking`: share of finished responses whose thinking `rollout.thinking_budget` ended.",
+        "lower",
+    )
+    yield Metric(
         "response/penalty_mean",
         "reward",
         "Mean soft overlong punishment (eq. 13) of trained responses; 0 is none.",

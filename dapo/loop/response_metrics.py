@@ -9,7 +9,7 @@ import numpy as np
 
 from dapo.algorithms.diagnostics import length_quantiles
 from dapo.contracts.enums import Verdict
-from dapo.contracts.types import Group, Metrics
+from dapo.contracts.types import Completion, Group, Metrics
 
 
 def response_metrics(groups: Sequence[Group]) -> Metrics:
@@ -33,7 +33,19 @@ def response_metrics(groups: Sequence[Group]) -> Metrics:
         out[f"{prefix}_mean"] = _mean(by_name[name])
         out |= {f"{prefix}_{q}": float(v) for q, v in zip(("p10", "p50", "p90", "max"), values, strict=True)}
     out["response/truncated_share"] = _mean([t for g in groups for t in g.truncated()])
-    return out
+    return out | _thinking([c for g in groups for c in g.completions_G if c.thinking is not None])
+
+
+def _thinking(completions: Sequence[Completion]) -> Metrics:
+    """Of responses whose thinking was looked at."""
+    if not completions:
+        return {}
+    forced = [c.generated is not None and not c.generated.all() for c in completions]
+    return {
+        "response/thinking_tokens_mean": _mean([float(c.thinking or 0) for c in completions]),
+        "response/thinking_unclosed_share": _mean([not c.closed for c in completions]),
+        "response/thinking_forced_share": _mean(forced),
+    }
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class Rollouts:
         self.engine, self.scorer = engine, scorer
         self.texts = texts if isinstance(texts, Texts) else Texts(texts)
         self._requests: dict[Key, SampleRequest] = {}  # what the engine has
+        self._thinking: dict[Key, SampleRequest] = {}  # of these, as asked for, those that the budget may interrupt
+        self._earlier: dict[Key, int] = {}  # tokens of these since ``submit`` that the engine does not count as new
         self._under_way: defaultdict[Lane, int] = defaultdict(int)
         self._ended: defaultdict[Lane, list[SampleEvent]] = defaultdict(list)
         self._lost: defaultdict[Lane, list[Key]] = defaultdict(list)
@@ -78,10 +80,43 @@ class Rollouts:
         Raises:
             EngineError: the engine is lost, or cannot take one of them; then it has none.
         """
-        self.engine.submit(requests)
+        self._hand_over(requests)
         for request in requests:
-            self._requests[request.key] = request
             self._under_way[request.key.lane] += 1
+
+    def _hand_over(self, requests: Sequence[SampleRequest]) -> None:
+        """With a thinking budget a response is made in two parts, the first as long as the budget."""
+        parts = [self._part(request) for request in requests]
+        self.engine.submit(parts)
+        for request, part in zip(requests, parts, strict=True):
+            self._requests[part.key] = part
+            if part.sampling is not request.sampling:
+                self._thinking[part.key] = request
+            elif part is not request:
+                made = 0 if request.prefix is None else len(request.prefix)
+                self._earlier[part.key] = self._earlier.get(part.key, 0) + len(part.prefix or ()) - made
+
+    def _part(self, request: SampleRequest) -> SampleRequest:
+        """What the engine is asked for: up to the budget, or on from there, with a closing tag where none was."""
+        thinking, sampling = self.texts.thinking, request.sampling
+        if thinking is None or thinking.budget is None or thinking.forced is None:
+            return request
+        if sampling.max_tokens <= thinking.budget + len(thinking.forced):
+            return request  # a few tokens that are only compared
+        prefix = request.prefix
+        if prefix is None or len(prefix) < thinking.budget:
+            return replace(request, sampling=replace(sampling, max_tokens=thinking.budget))
+        (text,) = self.texts.decode([prefix.token_ids])
+        ended = thinking.ended(prefix, self.texts.response_prefix + text, thinking.begun(request.prompt_ids))
+        return request if ended is prefix else replace(request, prefix=ended)
+
+    def _go_on(self, event: SampleEvent) -> SampleRequest | None:
+        """The second part of a response whose first one ended with the budget; None: it ended."""
+        asked = self._thinking.pop(event.key, None)
+        if asked is None or event.finish is not FinishReason.LENGTH:
+            return None
+        self._earlier[event.key] = self._earlier.get(event.key, 0) + len(event.token_ids)
+        return replace(asked, prefix=_joined(self._requests.pop(event.key).prefix, event))
 
     def pump(self, timeout: float | None = None) -> bool:
         """Let the engine work. True when something ended, in whichever lane.
@@ -98,14 +133,20 @@ class Rollouts:
         self._polled += time.perf_counter() - start
         if self.watch is not None:
             self.watch()
+        further = []
         for event in events:
+            if (request := self._go_on(event)) is not None:
+                further.append(request)
+                continue
             self._ended[event.key.lane].append(event)
             self._under_way[event.key.lane] -= 1
+        if further:
+            self._hand_over(further)
         if not events and timeout is None:
             for key in self._requests.keys() - {e.key for ended in self._ended.values() for e in ended}:
                 self._lost[key.lane].append(key)
                 self._under_way[key.lane] -= 1
-                del self._requests[key]
+                self._forget(key)
         return bool(events)
 
     def busy_seconds(self) -> float:
@@ -136,12 +177,17 @@ class Rollouts:
         self._under_way[lane] = 0
         responses = self._whole([*waiting, *events])
         for key in keys:
-            self._requests.pop(key, None)
+            self._forget(key)
         return responses
+
+    def _forget(self, key: Key) -> None:
+        self._requests.pop(key, None)
+        self._thinking.pop(key, None)
+        self._earlier.pop(key, None)
 
     def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
         """The events with their prefixes and texts; a stop token is not part of a text."""
-        joined = [(event, *self._joined(event)) for event in events]
+        joined = [(self._part_of(event), *self._joined(event)) for event in events]
         texts = iter(
             self.texts.decode(
                 [
@@ -157,12 +203,18 @@ class Rollouts:
                 _empty_text(whole)
                 if event.finish is FinishReason.ABORTED
                 else self._read(event, whole, request, texts),
-                len(event.token_ids),
+                len(event.token_ids) + self._earlier.pop(event.key, 0),
                 event.tick,
                 event.reason,
             )
             for event, whole, request in joined
         ]
+
+    def _part_of(self, event: SampleEvent) -> SampleEvent:
+        """Taken back at the very moment when its budget was spent, a response did not end."""
+        asked = self._thinking.pop(event.key, None)
+        spent = asked is not None and event.finish is FinishReason.LENGTH
+        return replace(event, finish=FinishReason.ABORTED) if spent else event
 
     def _joined(self, event: SampleEvent) -> tuple[Partial, SampleRequest]:
         request = self._requests.pop(event.key)
@@ -177,7 +229,15 @@ class Rollouts:
             if end is not None:
                 whole, finish = _cut(whole, end), FinishReason.STOP
         text = self.texts.response_prefix + text
-        return Completion(whole.token_ids, whole.logprobs, whole.versions, finish, text, whole.generated)
+        made = Completion(whole.token_ids, whole.logprobs, whole.versions, finish, text, whole.generated)
+        thinking = self.texts.thinking
+        if thinking is None:
+            return made
+        begun = thinking.begun(request.prompt_ids)
+        answer, closed = thinking.answer(text, begun)
+        closings = text.count(thinking.close) - self.texts.response_prefix.count(thinking.close)
+        thought = thinking.tokens(whole.token_ids, closings) if closed else len(made)
+        return replace(made, answer=answer, thinking=thought, closed=closed)
 
     # ------------------------------------------------------------------ scores
 

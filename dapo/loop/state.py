@@ -36,7 +36,12 @@ def completion_state(completion: Completion) -> Tree:
         "finish": completion.finish.value,
         "text": completion.text,
         "generated": completion.generated,
+        **({} if completion.thinking is None else _thought(completion)),
     }
+
+
+def _thought(completion: Completion) -> Tree:
+    return {"answer": completion.answer, "thinking": completion.thinking, "closed": completion.closed}
 
 
 def load_completion(state: Tree) -> Completion:

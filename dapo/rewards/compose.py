@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dapo.config.schema import Reward
@@ -89,8 +89,12 @@ class CompositeScorer:
         pending = _Pending(key, prompt.source, missing=len(applicable))
         ticket, self._next = self._next, self._next + 1
         self._pending[ticket] = pending
+        whole, final = completion, completion
+        if completion.answer is not None:  # nothing within the thinking is an answer
+            final = replace(completion, text=completion.answer)
         for index in applicable:
             reward = self._rewards[index]
+            completion = whole if reward.kind == "function" or reward.reads == "response" else final
             inline = self._inline.get(index)
             if inline is not None:
                 self._settle(ticket, index, *ask(inline, prompt, completion))

@@ -24,10 +24,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = text.replace("algorithm: {", "algorithm: {dynamic_sampling: {mode: 'off'}, ")
     text = text.replace(
         "data:\n",
-        "data:\n  chat_template: own.jinja\n  chat_template_kwargs: {final: true}\n  response_prefix: ' +1'\n"
+        "data:\n  chat_template: own.jinja\n  chat_template_kwargs: {final: true}\n  response_prefix: ' +8 +1'\n"
+        "  thinking: {enabled: true, open: '+8', close: '-9'}\n"
         "  few_shot: [{problem: '1 =', response: '=1'}]\n",
     )
-    recipe.write_text(text.replace("max_response_tokens: 24", "max_response_tokens: 24, stop: ['7 ', '+9']"))
+    recipe.write_text(
+        text.replace("max_response_tokens: 24", "max_response_tokens: 24, stop: ['7 ', '+9'], thinking_budget: 4")
+    )
     return folder
 
 
@@ -42,12 +45,15 @@ def done(folder: Path) -> Path:
 def test_responses_begin_and_end_as_the_recipe_says(done: Path) -> None:
     rows = read_rollouts(done / "rollouts" / "step_000001.parquet").to_pylist()
     assert rows
-    assert all(row["prompt"].startswith("1 = =1 ") and row["prompt"].endswith(" = +1") for row in rows)
-    assert all(row["response"].startswith(" +1") for row in rows)
-    bodies = [row["response"].removeprefix(" +1") for row in rows]
+    assert all(row["prompt"].startswith("1 = =1 ") and row["prompt"].endswith(" = +8 +1") for row in rows)
+    assert all(row["response"].startswith(" +8 +1") for row in rows)
+    bodies = [row["response"].removeprefix(" +8 +1") for row in rows]
     assert all("7 " not in body and "+9" not in body for body in bodies)
-    ends = {row["finish"] for row in rows}
-    assert ends == {"stop", "length"}
+    assert any(body.split()[4:5] == ["-9"] for body in bodies)  # closed after four tokens
+    line = read_metrics(done / "metrics.jsonl")[1]
+    assert 0 < line["response/thinking_forced_share"] <= 1
+    assert line["response/thinking_tokens_mean"] > 0
+    assert "stop" in {row["finish"] for row in rows}
     assert all(len(body.split()) <= row["length"] for body, row in zip(bodies, rows, strict=True))
 
 

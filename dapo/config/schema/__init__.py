@@ -20,7 +20,7 @@ from dapo.config.schema.algorithm import (
 )
 from dapo.config.schema.checkpoint import Checkpoint
 from dapo.config.schema.cluster import Cluster, Launch
-from dapo.config.schema.data import Data, DataSource, Shot
+from dapo.config.schema.data import Data, DataSource, Shot, Thinking
 from dapo.config.schema.learner import Learner
 from dapo.config.schema.logging import Logging
 from dapo.config.schema.model import Lora, Model
@@ -60,6 +60,7 @@ __all__ = [
     "Server",
     "Shot",
     "Slurm",
+    "Thinking",
     "Trainer",
     "Validation",
     "Vllm",

@@ -38,6 +38,16 @@ class Shot(Section):
     """The whole response, as the model is to write its own."""
 
 
+class Thinking(Section):
+    enabled: bool = False
+    """The answer is what follows the thinking: nothing within the tags counts, and thinking that is never closed has no
+    answer. Off, rewards read the whole response."""
+    open: str = "<think>"
+    """Tag that begins the thinking, in the response or as the end of the prompt."""
+    close: str = "</think>"
+    """Tag that ends it."""
+
+
 class Data(Section):
     train: list[DataSource] = Field(min_length=1)
     """Where training problems come from."""
@@ -62,6 +72,8 @@ class Data(Section):
     response_prefix: str | None = None
     """Text that every response begins with. For the learner it is the prompt's end: it carries no loss and counts in no
     length. Rewards, samples and rollouts see it as the beginning of the response."""
+    thinking: Thinking = Thinking()
+    """Where the answer stands in the responses of models that think first."""
     system_prompt: str | None = None
     """System message for ``chat``."""
     instruction: str | None = None

@@ -19,6 +19,9 @@ class Reward(Section):
     """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers)."""
     pattern: str | None = None
     """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1)."""
+    reads: Literal["answer", "response"] | None = None
+    """With ``data.thinking``: what follows the thinking, or the whole response (for a pattern that looks at the tags).
+    None: the answer; a ``function`` gets both, ``completion.final_text`` and ``completion.text``."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum that is the reward (``algorithm.reward_scaling`` must hold it). 0: recorded only."""
     sources: list[str] | None = None

@@ -63,6 +63,12 @@ class Rollout(Section):
     it is spread over, and trains on all it sampled. Rewards and samples see the text before it."""
     include_stop_str_in_output: bool = False
     """Leave the stop string in the text that rewards and samples see."""
+    thinking_budget: Tokens | None = None
+    """With ``data.thinking``: thinking that is not closed after so many tokens of the response is ended by
+    ``thinking_end``. None: it may fill the whole response."""
+    thinking_end: str | None = None
+    """Text that ends such a thinking, closing tag included; None: the tag between empty lines. Its tokens were not
+    sampled, and carry no loss."""
     slots: Many | list[int] | None = None
     """Responses that decode at once in an engine; None: chosen from the model's size (embedded), else 64 (generate) or
     256. A list has a number for each engine of a pool."""

@@ -1,0 +1,149 @@
+"""Thinking: where an answer counts, how long the way there may be, and what of it is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from number_engine import GATE, NumberEngine, Numbers, ticket, token
+
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Group, Key, Prompt, SampleRequest, SamplingParams
+from dapo.loop.response_metrics import response_metrics
+from dapo.loop.rollouts import Rollouts
+from dapo.loop.state import completion_state, load_completion
+from dapo.loop.texts import Texts, Thinking
+
+BEGUN = np.array([5, 6])  # the tokens of a prompt that ends with the opening tag
+PLAIN = np.array([5, 7])
+FORCED = np.array([1, 2, 1])
+
+
+def thinking(budget=None, close="w1 w2 w1"):
+    """Words of the number engine are w3 and above; tokens 1 and 2 come by force alone."""
+    return Thinking(
+        "<think>",
+        close,
+        begun=lambda ids: ids[-1] == BEGUN[-1],
+        first=GATE.strings.first,
+        budget=budget,
+        forced=None if budget is None else FORCED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "answer", "closed"),
+    [
+        ("<think>5</think> 7", False, " 7", True),
+        ("5</think> 7", True, " 7", True),  # the prompt ends with the opening tag
+        ("5</think> 7", False, " 7", True),  # a model that leaves it out thinks all the same
+        ("5</think> 6 </think> 7", True, " 7", True),
+        ("<think>\\boxed{5}", False, "", False),
+        ("\\boxed{5}", True, "", False),
+        ("\\boxed{5}", False, "\\boxed{5}", True),  # no thinking
+        ("<think>5</think> 7 <think> 8", False, "", False),
+        ("6 <think>5</think>", False, "", True),
+    ],
+)
+def test_an_answer_is_what_follows_the_thinking(text, begun, answer, closed):
+    assert thinking(close="</think>").answer(text, begun) == (answer, closed)
+
+
+def test_tokens_of_the_thinking_are_counted_up_to_its_last_closing_tag():
+    think = thinking(close="w9 w8")
+    ids = np.array([3, 9, 8, 4, 9, 8, 7])
+    assert think.tokens(ids, 2) == 6
+    assert think.tokens(ids, 1) == 3
+    assert think.tokens(ids[:1], 0) == 0
+
+
+def rollouts(budget, slots=4):
+    engine = NumberEngine(slots)
+    engine.load(ticket(3))
+    texts = Texts(lambda rows: [Numbers.decode(row.tolist()) for row in rows], thinking=thinking(budget))
+    return Rollouts(engine, None, texts)
+
+
+def request(group, prompt=BEGUN, limit=12, prefix=None):
+    return SampleRequest(Key("train", group, 0), prompt, SamplingParams(max_tokens=limit), 7 * group + 1, prefix)
+
+
+def drain(subject):
+    found = {}
+    while subject.pump():
+        found |= {one.key.group: one for one in subject.ended("train")}
+    return found
+
+
+def test_what_is_not_closed_in_time_is_closed_and_goes_on():
+    subject = rollouts(budget=5)
+    subject.submit([request(0), request(1, PLAIN)])
+    assert subject.under_way("train") == 2
+    found = drain(subject)
+    assert subject.under_way("train") == 0
+    forced, plain = found[0].completion, found[1].completion
+    sampled = [token(1, t) for t in range(12)]
+    assert forced.token_ids.tolist() == [*sampled[:5], *FORCED, *sampled[8:]]  # token t is drawn at its own place
+    assert forced.generated.tolist() == [True] * 5 + [False] * 3 + [True] * 4
+    assert forced.logprobs.tolist() == [-1.0] * 5 + [0.0] * 3 + [-1.0] * 4
+    assert set(forced.versions.tolist()) == {3}
+    assert (forced.finish, found[0].new_tokens, forced.thinking, forced.closed) == (FinishReason.LENGTH, 12, 8, True)
+    assert forced.answer == " " + Numbers.decode(sampled[8:])
+    assert plain.token_ids.tolist() == [token(8, t) for t in range(12)]  # it does not think
+    assert plain.generated is None
+    assert (found[1].new_tokens, plain.thinking, plain.answer) == (12, 0, plain.text)
+
+
+def test_a_response_taken_back_anywhere_goes_on_as_if_it_had_not_been():
+    whole = rollouts(budget=5)
+    whole.submit([request(0)])
+    expected = drain(whole)[0].completion
+    tried = set()
+    for turns in range(12):
+        first = rollouts(budget=5)
+        first.submit([request(0)])
+        for _ in range(turns):
+            if first.under_way("train"):
+                first.pump(0.0)  # one decode step
+        taken = first.recall("train")
+        if taken[0].completion.finish is not FinishReason.ABORTED:
+            continue
+        tried.add(len(taken[0].completion))
+        assert taken[0].new_tokens == len(taken[0].completion)
+        second = rollouts(budget=5)
+        second.submit([request(0, prefix=taken[0].partial())])
+        rest = drain(second)[0]
+        assert rest.new_tokens == 12 - len(taken[0].completion)
+        assert rest.completion.token_ids.tolist() == expected.token_ids.tolist()
+        assert rest.completion.generated.tolist() == expected.generated.tolist()
+        assert (rest.completion.thinking, rest.completion.answer) == (expected.thinking, expected.answer)
+    assert tried >= {0, 1, 4, 8, 9, 11}  # before, in and behind the forced tokens
+
+
+def test_a_few_tokens_that_are_only_compared_are_left_alone():
+    subject = rollouts(budget=5)
+    subject.submit([request(0, limit=8)])
+    assert drain(subject)[0].completion.generated is None
+
+
+def completion(thinking, closed=True, generated=None):
+    none = np.zeros(4)
+    return Completion(
+        none, none, none, FinishReason.STOP, "t", generated, answer="" if not closed else "a", thinking=thinking,
+        closed=closed,
+    )  # fmt: skip
+
+
+def test_metrics_of_thinking_and_their_form_in_a_checkpoint():
+    forced = np.array([True, False, True, True])
+    made = [completion(4), completion(2, closed=False), completion(0, generated=forced), completion(2)]
+    group = Group(0, Prompt("", "", none := np.zeros(1), "", "", ""), made, [])
+    metrics = response_metrics([group])
+    keys = ("tokens_mean", "unclosed_share", "forced_share")
+    assert [metrics[f"response/thinking_{key}"] for key in keys] == [2.0, 0.25, 0.25]
+    for one in made:
+        again = load_completion(completion_state(one))
+        assert (again.answer, again.thinking, again.closed) == (one.answer, one.thinking, one.closed)
+    plain = Completion(none, none, none, FinishReason.STOP, "t")
+    assert "thinking" not in completion_state(plain)
+    group = Group(0, group.prompt, [plain], [])
+    assert not any("thinking" in key for key in response_metrics([group]))

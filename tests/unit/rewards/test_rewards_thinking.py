@@ -1,0 +1,56 @@
+"""Nothing within the thinking is an answer, whichever verifier reads it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dapo.config.schema import Reward
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Key, Prompt
+from dapo.rewards.compose import build_scorer
+
+NONE = np.zeros(0)
+PROMPT = Prompt("", "", NONE, "", "5", "here", {"task": "signed_sum"})
+
+
+def both(prompt, completion):
+    return float(completion.final_text == "=7" and "=5" in completion.text)
+
+
+def score(reward, text, answer):
+    scorer = build_scorer([reward])
+    try:
+        made = Completion(NONE, NONE, NONE, FinishReason.STOP, text, answer=answer)
+        scorer.submit(Key("train", 0, 0), PROMPT, made)
+        ((_, found),) = scorer.poll(None)
+    finally:
+        scorer.close()
+    assert found.reason is None
+    return found.values["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("reward", "right", "wrong"),
+    [
+        ({"kind": "math"}, "\\boxed{5}", "\\boxed{7}"),
+        ({"kind": "exact"}, "5", "7"),
+        ({"kind": "exact", "pattern": "=(\\d)"}, "=5", "=7"),
+        ({"kind": "regex", "pattern": "=5"}, "=5", "=7"),
+        ({"kind": "task"}, "=5", "=7"),
+    ],
+)
+def test_verifiers_read_the_answer_alone(reward, right, wrong):
+    made = Reward(**reward)
+    assert score(made, f"<think>{wrong}</think>{right}", right) == 1.0
+    assert score(made, f"<think>{right}</think>{wrong}", wrong) == 0.0
+    assert score(made, f"<think>{right}", "") == 0.0  # never closed
+    assert score(made, right, None) == 1.0  # nobody looked for thinking
+
+
+def test_a_pattern_may_look_at_the_whole_response_and_a_function_sees_both():
+    tags = Reward(kind="regex", pattern="^<think>.*</think>", reads="response")
+    assert score(tags, "<think>a</think>b", "b") == 1.0
+    assert score(tags, "b", "b") == 0.0
+    own = Reward(kind="function", function="test_rewards_thinking:both")
+    assert score(own, "<think>=5</think>=7", "=7") == 1.0
