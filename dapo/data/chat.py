@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -13,6 +14,8 @@ from dapo.config.schema import Data
 from dapo.data.formats import Problem
 from dapo.data.messages import LAST, SYSTEM, Message
 from dapo.errors import DataError
+
+log = logging.getLogger(__name__)
 
 
 def has_template(data: Data, tokenizer: Any) -> bool:
@@ -38,11 +41,30 @@ def check_variables(data: Data, tokenizer: Any) -> None:
                 f"`data.chat_template_kwargs.{name}`: the chat template reads no variable of this name, so it would "
                 f"change nothing{f'; did you mean {near[0]}?' if near else '; take it out'}"
             )
+    if "strftime_now" in words and "date_string" not in data.chat_template_kwargs:
+        _check_date(words)
     if (data.tools or data.tools_field) and "tools" not in words:
         raise DataError(
             f"`data.{'tools' if data.tools else 'tools_field'}` is set, but the chat template shows no tools; describe "
             "them in `data.system_prompt`, or give a template that does (`data.chat_template`)"
         )
+
+
+def _check_date(words: set[str]) -> None:
+    """A template that writes the day's date makes other prompts each day: a resume would be refused tomorrow.
+
+    Raises:
+        DataError: it takes a date instead.
+    """
+    if "date_string" in words:
+        raise DataError(
+            "the chat template writes the day's date into every prompt, so that a run would see other prompts tomorrow "
+            "and could not be resumed; fix it: `data.chat_template_kwargs: {date_string: '26 Jul 2024'}`"
+        )
+    log.warning(
+        "the chat template can write the day's date into prompts: where it does, a run cannot be resumed on another "
+        "day. A template of your own (data.chat_template) with a date in it has no such limit"
+    )
 
 
 def _template_text(data: Data, tokenizer: Any) -> str | None:
