@@ -12,6 +12,7 @@ from dapo.config.problems import brief, nearest, visible
 from dapo.config.resume import rules
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings
+from dapo.contracts.metric_peers import peer_metric
 from dapo.errors import RecipeError
 
 PAPER = "arXiv 2503.14476"
@@ -68,7 +69,7 @@ def explain(key: str) -> list[str]:
     found = settings().get(generic(key)) or _by_last_part(key)
     if found is not None:
         return [*(_section(found) if found.section else _setting(found))]
-    if metric := _metric(key):
+    if metric := _peer_metric(key) or _metric(key):
         return metric
     if hint := peer_hint(key):
         lines = [hint]
@@ -148,6 +149,14 @@ def _metric(key: str) -> list[str] | None:
     if found.better:
         lines.append(f"  better     {found.better}")
     return [*lines, "  page       docs/metrics.md"]
+
+
+def _peer_metric(key: str) -> list[str] | None:
+    entry = peer_metric(key)
+    if entry is None:
+        return None
+    lines = [f"`{entry.key}` of {', '.join(entry.who)}: {entry.how or f'the same as `{entry.ours[0]}`'}"]
+    return lines + [line for ours in entry.ours for line in ("", *(_metric(ours) or []))]
 
 
 def _at(sparse: Any, path: str) -> Any:

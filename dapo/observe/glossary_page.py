@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dapo.contracts.glossary import AREAS
 from dapo.contracts.metric import Metric
+from dapo.contracts.metric_peers import PEER_METRICS, PeerMetric
 
 PAGE = Path("docs/metrics.md")
 
@@ -20,6 +21,14 @@ responses when there is none). Made from `dapo/contracts/glossary.py` by `python
 samples, `<age>` one of versions. ↑ marks numbers that are better when higher, ↓ when lower; ◷ marks times and memory,
 which differ between two runs that are otherwise equal to the bit.
 """
+_ELSEWHERE = """
+## Names elsewhere
+
+P and G are prompts of a step and responses of a prompt. `dapo explain NAME` knows these names too.
+
+| name | of | here |
+| --- | --- | --- |
+"""
 
 
 def render() -> str:
@@ -28,7 +37,17 @@ def render() -> str:
     for title, lines in AREAS.items():
         parts.append(f"\n## {title}\n\n| key | unit | | meaning |\n| --- | --- | --- | --- |\n")
         parts.extend(_row(metric) for metric in lines())
+    parts.append(_ELSEWHERE)
+    parts.extend(f"| `{m.key}` | {', '.join(m.who)} | {_here(m)} |\n" for m in PEER_METRICS)
     return "".join(parts)
+
+
+def _here(metric: PeerMetric) -> str:
+    """Our keys, or the formula where it names all of them."""
+    keys = ", ".join(f"`{key}`" for key in metric.ours)
+    if not metric.how or all(f"`{key}`" in metric.how for key in metric.ours):
+        return metric.how or keys
+    return f"{keys}: {metric.how}"
 
 
 def _row(metric: Metric) -> str:
