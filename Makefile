@@ -40,8 +40,11 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-.PHONY: setup setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair golden oracles mutation site
+.PHONY: setup setup-cluster setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair golden oracles mutation site
 setup: .venv/.installed
+
+# Ray lives in .venv: it is part of the extra dev.
+setup-cluster: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
 
@@ -72,8 +75,8 @@ test-browser: setup site
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
-# Processes that train or sample together, on this machine.
-test-cluster: setup
+# Processes that train or sample together, on this machine and on a Ray cluster that is started here.
+test-cluster: setup-cluster
 	$(BIN)/python -m pytest -n0 -m cluster
 
 # Jobs of a Slurm that the tests start on this host. Needs root, and: apt-get install -y slurm-wlm munge

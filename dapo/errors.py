@@ -60,6 +60,10 @@ class SchedulerError(DapoError, RuntimeError):
     """A queue of jobs that is not there, or does not take a job."""
 
 
+class ClusterError(DapoError, RuntimeError):
+    """A cluster that cannot be started or reached, or has no room for what a recipe wants."""
+
+
 class LearnerError(DapoError, RuntimeError):
     """Training cannot go on: for example too many non-finite gradients in a row."""
 

@@ -87,7 +87,8 @@ def _missing(recipe: Recipe) -> Iterator[str]:
     if missing := missing_package(recipe):
         yield missing
     try:
-        find_device(recipe.model.device)
+        if recipe.launch.backend != "ray":  # devices are the cluster's
+            find_device(recipe.model.device)
     except ModelError as error:
         yield f"{error}; training here would end with that"
 
@@ -110,6 +111,11 @@ def _engine_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     from dapo.run.engines import describe_engine
 
     yield describe_engine(recipe).removeprefix("engine: ")
+    if recipe.launch.backend == "ray":
+        from dapo.run.places import describe_place, describe_plan, plan_of
+
+        plan = plan_of(recipe, cuda=recipe.model.device.startswith("cuda"))
+        yield f"{describe_place(recipe)}: {describe_plan(plan)}; nothing was asked of it yet"
     yield from engine_advice(recipe, facts)
     if recipe.rollout.engine == "vllm_server":
         yield "no server was asked anything; a run asks first of all"

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,17 @@ class ProcessHost:
     Attributes:
         process: its id, as soon as it said so; 0 before.
         output: the file that takes what it prints; None: dropped.
+        begun: the call that it answers once its interpreter runs, before its object is made.
     """
 
-    def __init__(self, spec: HostSpec, output: Path | None, told: threading.Condition) -> None:
-        self.name, self.output, self.process = spec.name, output, 0
-        make = packed((spec.make, spec.args))  # refused here if it cannot travel
-        self._guard, self._connection, self._lifeline = _spawn(spec, output)
+    def __init__(
+        self, name: str, make: bytes, environment: Mapping[str, str], output: Path | None, told: threading.Condition
+    ) -> None:
+        self.name, self.output, self.process = name, output, 0
+        self._guard, self._connection, self._lifeline = _spawn(environment, output)
         self._killed = False
-        self.line = Line(spec.name, self, told)
-        self.line.put(make)
+        self.line = Line(name, self, told)
+        self.begun = self.line.put(make)
         self.line.start()
 
     def ask(self, message: bytes) -> bytes:
@@ -109,13 +111,26 @@ class ProcessTransport:
         Raises:
             OSError: no further process can be started.
         """
+        return self.open(spec.name, packed((spec.make, spec.args)), spec.environment)  # refused if it cannot travel
+
+    def open(self, name: str, make: bytes, environment: Mapping[str, str]) -> ProcessHost:
+        """``start``, of what was packed elsewhere: ``make`` and its arguments, which are not unpacked here."""
         output = None
         if self._output is not None:
             self._output.mkdir(parents=True, exist_ok=True)
-            output = self._output / f"{spec.name}.txt"
-        host = ProcessHost(spec, output, self._told)
+            output = self._output / f"{name}.txt"
+        host = ProcessHost(name, make, environment, output, self._told)
         self._hosts.append(host)
         return host
+
+    def answer(self, call: LineCall) -> bytes:
+        """What a host answered, as it travels.
+
+        Raises:
+            HostLost: the host was lost before it answered.
+        """
+        answer: bytes = answer_of(self._told, call)
+        return answer
 
     def call(self, host: ProcessHost, method: str, *args: Any) -> LineCall:
         """Pickled now: whoever changes an argument afterwards changes nothing."""
@@ -127,7 +142,7 @@ class ProcessTransport:
 
     def get(self, call: LineCall) -> Any:
         """What the host's method returned."""
-        fine, value = unpacked(answer_of(self._told, call))
+        fine, value = unpacked(self.answer(call))
         if not fine:
             raise value
         return value
@@ -153,10 +168,10 @@ class ProcessTransport:
             self._hosts.remove(host)
 
 
-def _spawn(spec: HostSpec, output: Path | None) -> tuple[subprocess.Popen[bytes], Connection, int]:
+def _spawn(environment: Mapping[str, str], output: Path | None) -> tuple[subprocess.Popen[bytes], Connection, int]:
     """The guard's process, our end of the pipe and of the lifeline."""
     serve = [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", _SERVE]
     sink = contextlib.nullcontext(subprocess.DEVNULL) if output is None else output.open("ab")
     with sink as file:
-        process, ours, our_lifeline = start_guarded(lambda end: [*serve, str(end)], file, spec.environment)
+        process, ours, our_lifeline = start_guarded(lambda end: [*serve, str(end)], file, environment)
     return process, Connection(ours.detach()), our_lifeline

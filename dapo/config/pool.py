@@ -26,11 +26,28 @@ def engine_count(recipe: Recipe) -> int:
 def is_pool(recipe: Recipe) -> bool:
     """Whether the driver asks a pool for turns, and not one engine of its own process.
 
-    An engine that works beside the learner (``rollout.max_staleness``) lives elsewhere: a server does, any other
-    becomes a pool of one.
+    An engine that works beside the learner (``rollout.max_staleness``) or on a Ray cluster lives elsewhere: a server
+    does, any other becomes a pool of one.
     """
-    beside = recipe.rollout.max_staleness > 0 and recipe.rollout.engine != "vllm_server"
-    return engine_count(recipe) > 1 or beside
+    apart = recipe.rollout.max_staleness > 0 or engines_on_ray(recipe) > 0
+    return engine_count(recipe) > 1 or (apart and recipe.rollout.engine != "vllm_server")
+
+
+def engines_on_ray(recipe: Recipe) -> int:
+    """Engines that live on a Ray cluster; servers and an engine of your own do not."""
+    placed = recipe.launch.backend == "ray" and recipe.rollout.engine in ("embedded", "generate", "vllm")
+    return recipe.rollout.engines if placed else 0
+
+
+def engine_devices(recipe: Recipe) -> int:
+    """Devices of an engine, where there are any."""
+    return recipe.rollout.vllm.tensor_parallel_size if recipe.rollout.engine == "vllm" else 1
+
+
+def is_colocated(recipe: Recipe) -> bool:
+    """Whether rank n and engine n share a place on a Ray cluster (``cluster.colocate``)."""
+    asked = recipe.cluster.colocate
+    return recipe.rollout.max_staleness == 0 and engine_devices(recipe) == 1 if asked is None else asked
 
 
 def engine_slots(recipe: Recipe) -> list[int | None]:
@@ -82,8 +99,29 @@ def check_pool(r: Recipe) -> Iterator[Problem]:
         if any(not 0 < slots <= MOST_MANY for slots in rollout.slots):
             yield Problem("rollout.slots", f"expected whole numbers from 1 to {MOST_MANY:,}", rollout.slots)
     if r.launch.backend == "ray":
-        move = "this version cannot use a Ray cluster yet; `local` keeps engines in processes of this machine"
+        yield from _check_ray(r)
+
+
+def _check_ray(r: Recipe) -> Iterator[Problem]:
+    cluster = r.cluster
+    if r.learner.ranks == 1 and not engines_on_ray(r):
+        move = (
+            f"nothing of this recipe would live on a Ray cluster: the engine ({r.rollout.engine}) does not, and a "
+            "learner of one rank is in the program's own process; use local, or set learner.ranks above 1"
+        )
         yield Problem("launch.backend", move, "ray")
+    if cluster.address is not None and not re.fullmatch(r"auto|[^/?#@\s:]+:\d+|\[[0-9a-fA-F:]+\]:\d+", cluster.address):
+        move = (
+            "expected HOST:PORT of the cluster's head, as `ray start --head` prints it; the program itself has to run "
+            "on a machine of the cluster, not as a client of one (ray://)"
+        )
+        yield Problem("cluster.address", move, cluster.address)
+    if cluster.colocate and r.rollout.max_staleness > 0:
+        move = "ranks and engines work at the same time with rollout.max_staleness above 0 and cannot take turns"
+        yield Problem("cluster.colocate", move, True)
+    if cluster.colocate and engine_devices(r) > 1:
+        move = "an engine of several devices (rollout.vllm.tensor_parallel_size) has places of its own; take it out"
+        yield Problem("cluster.colocate", move, True)
 
 
 def describe_pool(recipe: Recipe) -> str:
@@ -94,6 +132,8 @@ def describe_pool(recipe: Recipe) -> str:
     place = "servers" if server_urls(recipe) else "engines in processes of this machine"
     if engine_count(recipe) == 1:
         place = "engine in a process of its own"
+    if engines_on_ray(recipe):
+        place = "engine on a Ray cluster" if engine_count(recipe) == 1 else "engines on a Ray cluster"
     return f"{engine_count(recipe)} {place}, turns of {recipe.rollout.turn_steps} decode steps, {how}"
 
 

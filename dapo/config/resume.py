@@ -90,7 +90,9 @@ _RULES: dict[str, dict[Rule, str]] = {
         "free": "rollouts rollouts_sample tokens spans console samples_every tensorboard wandb trackers project"
     },
     "launch": {"free": "backend"},
-    "cluster": {"free": "start_timeout engine_timeout max_engine_restarts max_learner_restarts"},
+    "cluster": {
+        "free": "address colocate cpus_per_host start_timeout engine_timeout max_engine_restarts max_learner_restarts"
+    },
     "slurm": {
         "free": "nodes partition account qos constraint time gpus_per_node cpus_per_node setup container "
         "signal_seconds requeue extra"

@@ -26,6 +26,7 @@ class LearnerGroup:
         settings: the recipe's ``learner`` section.
         weights_folder: through which weights are published.
         asynchronous: write checkpoints while training goes on.
+        meeting: what has to live as long as the ranks do: where they met.
 
     Raises:
         LearnerLost: a rank could not be started.
@@ -40,7 +41,9 @@ class LearnerGroup:
         weights_folder: Path,
         *,
         asynchronous: bool = False,
+        meeting: object = None,
     ) -> None:
+        self._meeting = meeting
         self.settings, self._asynchronous = settings, asynchronous
         self._folder = WeightFolder(weights_folder)
         self._saving: _Saving | None = None

@@ -11,11 +11,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
@@ -34,6 +36,8 @@ from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.slices import own_part, own_rows
 from dapo.models.weights import model_tensors, write_part
 
+_STORE = "store://"
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
@@ -41,7 +45,7 @@ class RankPlace:
 
     rank: int
     shape: Shape
-    meeting: str  # where they find each other: file://PATH of a file that was not there before, or tcp://HOST:PORT
+    meeting: str  # where they find each other: file://PATH of a file that was not there before, or store://HOST:PORT
     timeout: float  # seconds that one may be waited for
 
     def join(self, device: torch.device) -> None:
@@ -60,13 +64,12 @@ class RankPlace:
                 )
             torch.cuda.set_device(local)
             backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(
-            backend,
-            init_method=self.meeting,
-            rank=self.rank,
-            world_size=self.shape.ranks,
-            timeout=datetime.timedelta(seconds=self.timeout),
-        )
+        patience = datetime.timedelta(seconds=self.timeout)
+        where: dict[str, Any] = {"init_method": self.meeting}
+        if self.meeting.startswith(_STORE):  # the driver's, which is there before any rank and lives longer
+            host, _, port = self.meeting.removeprefix(_STORE).rpartition(":")
+            where = {"store": TCPStore(host, int(port), is_master=False, timeout=patience)}
+        dist.init_process_group(backend, rank=self.rank, world_size=self.shape.ranks, timeout=patience, **where)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """RUN/machine.jsonl: on what a run was computed, a line for its start and for each resume.
 
 Numbers are the same to the bit on one machine, build and thread count alone, so whoever compares two runs has to know
-these. The name of the machine is in status.json; nothing here names a person or a place.
+these. The name of the machine is in status.json; nothing here names a person or a place, but the machines of a Ray
+cluster that did the work.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,15 +44,19 @@ class Machine:
     versions: dict[str, str] = field(default_factory=dict)  # python, dapo and packages
     commit: str = ""  # of the working directory; "" outside a git repository
     dirty: bool | None = None  # whether tracked files differ from that commit; None: not known
+    hosts: dict[str, str] = field(default_factory=dict)  # machine of each rank and engine; {} without a Ray cluster
 
 
-def describe_machine(step: int, engine: str, accelerators: Sequence[str]) -> Machine:
+def describe_machine(
+    step: int, engine: str, accelerators: Sequence[str], hosts: Mapping[str, str] | None = None
+) -> Machine:
     """This process's machine, packages and the state of its working directory.
 
     Args:
         step: after which the run goes on; 0 at its start.
         engine: the recipe's ``rollout.engine``.
         accelerators: names of the devices, as torch tells them (this module imports no torch).
+        hosts: the machine of each rank and engine on a Ray cluster, by its name; None: there is none.
     """
     commit, dirty = git_state(Path.cwd())
     return Machine(
@@ -67,6 +72,7 @@ def describe_machine(step: int, engine: str, accelerators: Sequence[str]) -> Mac
         versions={"python": platform.python_version(), "dapo": _dapo()} | _versions(engine),
         commit=commit,
         dirty=dirty,
+        hosts=dict(hosts or {}),
     )
 
 

@@ -57,6 +57,7 @@ def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "threads", _text(record, "threads")
     yield "system", _text(record, "system")
     yield "engine", _text(record, "engine")
+    yield "hosts", _hosts(record.get("hosts"))
     yield "packages", ", ".join(f"{name} {value}" for name, value in versions.items() if isinstance(value, str))
     commit, dirty = _text(record, "commit"), record.get("dirty")
     changed = ", with changes that are not committed" if dirty is True else ""
@@ -66,3 +67,12 @@ def _facts(record: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 def _text(record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
     return value if isinstance(value, str) else ""
+
+
+def _hosts(found: Any) -> str:
+    """``node-1: rank-0, engine-0; node-2: rank-1``."""
+    machines: dict[str, list[str]] = {}
+    for name, machine in found.items() if isinstance(found, dict) else ():
+        if isinstance(name, str) and isinstance(machine, str):
+            machines.setdefault(machine, []).append(name)
+    return "; ".join(f"{machine}: {', '.join(names)}" for machine, names in machines.items())

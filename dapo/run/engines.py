@@ -24,16 +24,22 @@ from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.stops import StopStrings
 from dapo.run.parts import load_hook, needs_reference
+from dapo.run.places import Places
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
 
 def missing_package(recipe: Recipe) -> str | None:
-    """Why the recipe's engine or adapter cannot start here, and the next move; None if their packages are there."""
+    """Why engine, adapter or backend of the recipe cannot start, and the next move; None if all packages are there."""
     if recipe.model.lora.rank is not None and importlib.util.find_spec("peft") is None:
         return (
             "model.lora.rank needs the package peft, which is not installed: `pip install 'dapo-rl[lora]'`, or leave "
             "the setting out and train every parameter"
+        )
+    if recipe.launch.backend == "ray" and importlib.util.find_spec("ray") is None:
+        return (
+            "launch.backend: ray needs the package ray, which is not installed: `pip install 'dapo-rl[ray]'`, or set "
+            "launch.backend: local, which keeps ranks and engines in processes of this machine"
         )
     engine = recipe.rollout.engine
     package = _PACKAGES.get(engine)
@@ -47,10 +53,11 @@ def missing_package(recipe: Recipe) -> str | None:
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine or adapter whose package is missing before anything is loaded.
+    """Refuse an engine, adapter or backend whose package is missing before anything is loaded.
 
     Raises:
-        RecipeError: the package of the extra that ``rollout.engine`` or ``model.lora`` needs cannot be found.
+        RecipeError: the package of the extra that ``rollout.engine``, ``model.lora`` or ``launch.backend`` needs cannot
+            be found.
     """
     if (missing := missing_package(recipe)) is not None:
         raise RecipeError(missing)
@@ -89,6 +96,7 @@ def make_engine(
     weights: Path | None,
     run: Path | None,
     learner: bool = True,
+    places: Places | None = None,
 ) -> Engine:
     """The engine that the recipe names. A single embedded or plain one shares the weights of a learner of this process.
 
@@ -101,6 +109,7 @@ def make_engine(
         weights: From ``weights_folder``: where the learner publishes to.
         run: The run's folder; None: there is none.
         learner: Whether one will hold its state on the same device.
+        places: Where engines of a pool live; None: in processes of this machine.
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
@@ -115,7 +124,9 @@ def make_engine(
 
         assert weights is not None  # weights_folder
         key = _api_key(rollout.server.api_key_variable) if server_urls(recipe) else None
-        return make_pool(recipe, facts, longest=longest, weights=weights, run=run, api_key=key, strings=strings)
+        return make_pool(
+            recipe, facts, longest=longest, weights=weights, run=run, api_key=key, strings=strings, places=places
+        )
     if rollout.engine == "generate":
         assert loaded is not None
         return GenerateEngine(loaded, slots=slots)
@@ -152,13 +163,14 @@ def learner_state(recipe: Recipe, facts: ModelFacts) -> int:
     return trained * (8 + 4 * low + (2 if low else 4) * reference)
 
 
-def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None) -> Path | None:
+def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None, places: Places | None = None) -> Path | None:
     """Where the learner writes its weights for the engine; None: the engine finds its tensors in this process.
 
     Args:
         recipe: Its section ``rollout``.
         facts: Of the model, whose weights travel.
         run: The run's folder, through which weights travel unless the recipe names another one.
+        places: Where ranks and engines live; None: on this machine.
     """
     server = recipe.rollout.server
     if recipe.rollout.engine != "vllm_server":
@@ -166,7 +178,7 @@ def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None) -> Path 
             return None
         from dapo.run.pools import shared_weights
 
-        return shared_weights(facts, run)
+        return shared_weights(facts, run, memory=places is None or places.one_machine)
     if server.weights_dir is not None:
         return Path(server.weights_dir)
     if is_pool(recipe) and run is not None:

@@ -12,9 +12,10 @@ from dapo.run.session import Session
 
 def record_machine(folder: RunFolder, session: Session, step: int) -> None:
     """Add this process to ``RUN/machine.jsonl``: at a run's start and at each resume, ``step`` being the last done."""
-    machine = describe_machine(
-        step, session.recipe.rollout.engine, accelerators(find_device(session.recipe.model.device))
-    )
+    places = session.places  # on a cluster the devices are elsewhere, and there may be none here
+    device = find_device(session.recipe.model.device if places is None else "auto")
+    hosts = {} if places is None else places.where()
+    machine = describe_machine(step, session.recipe.rollout.engine, accelerators(device), hosts)
     append_machine(folder.path / FILE, machine)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from transformers.utils.logging import disable_progress_bar
 
 from dapo.cluster.processes import ProcessTransport
 from dapo.config.schema import Recipe
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Learner
-from dapo.contracts.remote import HostSpec
+from dapo.contracts.remote import HostSpec, Transport
 from dapo.errors import ModelError
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.group import LearnerGroup
@@ -25,9 +26,7 @@ from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.run.parts import make_correction, make_model, make_objective, needs_reference
-
-OUTPUT = "hosts"
-"""Of a run's folder: what the processes of its ranks print."""
+from dapo.run.places import OUTPUT, Places
 
 
 def over_ranks(recipe: Recipe) -> bool:
@@ -64,6 +63,7 @@ def make_learner(
     run: Path | None,
     training: bool = True,
     say: Callable[[str], None] = lambda note: None,
+    places: Places | None = None,
 ) -> Learner:
     """The recipe's learner.
 
@@ -75,6 +75,7 @@ def make_learner(
         run: the run's folder, for what ranks print; None: it is dropped.
         training: False: it is asked for nothing but its weights and log-probabilities.
         say: hears what a person should know of a model that is loaded elsewhere.
+        places: where a learner that lives elsewhere does; None: in processes of this machine.
 
     Raises:
         ModelError: the model cannot be loaded in its process.
@@ -82,12 +83,12 @@ def make_learner(
     """
     if over_ranks(recipe):
         assert weights is not None  # weights_folder
-        return _ranks(recipe, facts.name, weights, run)
+        return _ranks(recipe, facts.name, weights, run, places)
     if loaded is None:
         assert weights is not None  # engines beside it have weights of their own
         environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
         spec = HostSpec("learner", start_learner, (_at(recipe, facts.name), weights), environment)
-        learner = LearnerApart(ProcessTransport(None if run is None else run / OUTPUT), spec)
+        learner = LearnerApart(_transport(run, places), spec)
         for note in learner.notes:
             say(note)
         return learner
@@ -148,18 +149,21 @@ def start_rank(recipe: Recipe, model: str, place: RankPlace) -> Rank:
     )
 
 
-def rank_specs(recipe: Recipe, model: str, meeting: str) -> list[HostSpec]:
+def rank_specs(
+    recipe: Recipe, model: str, meeting: str, environment: Mapping[str, str] | None = None
+) -> list[HostSpec]:
     """What each rank is made of.
 
     Args:
         recipe: the recipe.
         model: folder or hub name, where ranks find it.
-        meeting: the address at which they find each other, as ``torch.distributed`` takes it.
+        meeting: the address at which they find each other; see ``RankPlace``.
+        environment: variables of theirs, on top of the driver's.
     """
     learner = recipe.learner
     reshard = {"auto": None, "true": True, "false": False}[learner.reshard_after_forward]
     shape = Shape(learner.ranks, learner.replicas, reshard, learner.cpu_offload)
-    environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
+    environment = {"OMP_NUM_THREADS": str(recipe.run.threads), **(environment or {})}
     return [
         HostSpec(
             f"rank-{rank}", start_rank, (recipe, model, RankPlace(rank, shape, meeting, learner.timeout)), environment
@@ -168,12 +172,25 @@ def rank_specs(recipe: Recipe, model: str, meeting: str) -> list[HostSpec]:
     ]
 
 
-def _ranks(recipe: Recipe, model: str, weights: Path, run: Path | None) -> LearnerGroup:
-    meeting = Path(tempfile.gettempdir()) / f"dapo-ranks-{secrets.token_hex(8)}"
+def _transport(run: Path | None, places: Places | None) -> Transport:
+    return ProcessTransport(None if run is None else run / OUTPUT) if places is None else places.transport(run)
+
+
+def _ranks(recipe: Recipe, model: str, weights: Path, run: Path | None, places: Places | None) -> LearnerGroup:
+    store: TCPStore | None = None
+    environment: dict[str, str] = {}
+    if places is None:
+        meeting = f"file://{Path(tempfile.gettempdir()) / f'dapo-ranks-{secrets.token_hex(8)}'}"
+    else:
+        store = TCPStore(places.here, 0, is_master=True, wait_for_workers=False)
+        meeting = f"store://{places.here}:{store.port}"
+        if places.cuda:
+            environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
     return LearnerGroup(
-        ProcessTransport(None if run is None else run / OUTPUT),
-        rank_specs(recipe, model, f"file://{meeting}"),
+        _transport(run, places),
+        rank_specs(recipe, model, meeting, environment),
         recipe.learner,
         weights,
         asynchronous=recipe.checkpoint.asynchronous,
+        meeting=store,
     )

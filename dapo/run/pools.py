@@ -24,9 +24,8 @@ from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
+from dapo.run.places import OUTPUT, Places
 
-OUTPUT = "hosts"
-"""Folder of a run for what its hosts print."""
 _MEMORY = Path("/dev/shm")
 _SETS = 2.5  # sets of weights that shared memory has to hold: the present one, the next, and some room
 
@@ -39,8 +38,8 @@ def make_pool(
     weights: Path,
     run: Path | None,
     api_key: str | None = None,
-    transport: Transport | None = None,
     strings: StopStrings | None = None,
+    places: Places | None = None,
 ) -> EnginePool:
     """The engines of a recipe that has several.
 
@@ -51,7 +50,7 @@ def make_pool(
         weights: Where the learner publishes to.
         run: The run's folder, which takes what hosts print; None: that is dropped.
         api_key: Of servers.
-        transport: Where hosts live; None: in processes of this machine, clients of servers in threads.
+        places: Where hosts live; None: in processes of this machine. Clients of servers are threads.
         strings: Finds stop strings, where the recipe has some.
 
     Raises:
@@ -59,12 +58,16 @@ def make_pool(
         ModelError: an engine cannot load it.
     """
     urls = server_urls(recipe)
-    if transport is None:
-        transport = ThreadTransport() if urls else ProcessTransport(None if run is None else run / OUTPUT)
+    if urls:
+        transport: Transport = ThreadTransport()
+    elif places is not None:
+        transport = places.transport(run)
+    else:
+        transport = ProcessTransport(None if run is None else run / OUTPUT)
     specs = (
         _servers(recipe, facts, longest, weights, api_key, strings)
         if urls
-        else _engines(recipe, facts, longest, strings)
+        else _engines(recipe, facts, longest, strings, places)
     )
     cluster = recipe.cluster
     return EnginePool(
@@ -77,9 +80,11 @@ def make_pool(
     )
 
 
-def _engines(recipe: Recipe, facts: ModelFacts, longest: int, strings: StopStrings | None) -> list[HostSpec]:
+def _engines(
+    recipe: Recipe, facts: ModelFacts, longest: int, strings: StopStrings | None, places: Places | None
+) -> list[HostSpec]:
     model = recipe.model
-    cuda = find_device(model.device).type == "cuda"
+    cuda = find_device(model.device).type == "cuda" if places is None else places.cuda
     specs = []
     for number, slots in enumerate(engine_slots(recipe)):
         order = EngineOrder(
@@ -97,7 +102,7 @@ def _engines(recipe: Recipe, facts: ModelFacts, longest: int, strings: StopStrin
             strings if recipe.rollout.engine == "vllm" else None,
         )
         environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
-        if cuda:
+        if cuda and places is None:  # places have devices of their own
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(recipe, number, torch.cuda.device_count()))
         specs.append(HostSpec(f"engine-{number}", engine_host, (order,), environment))
     return specs
@@ -139,15 +144,16 @@ def _servers(
     ]
 
 
-def shared_weights(facts: ModelFacts, run: Path | None) -> Path:
+def shared_weights(facts: ModelFacts, run: Path | None, *, memory: bool = True) -> Path:
     """A folder of this run alone for weights on their way to processes of this machine: in memory, where that has room.
 
-    What runs that were killed left there is deleted.
+    What runs that were killed left there is deleted. With ``memory=False``, for processes of several machines: in the
+    run's folder.
     """
     _delete_left_over()
     if run is not None:
         delete_sets(run / "weights")
-    if _room() >= _SETS * _size(facts):
+    if memory and _room() >= _SETS * _size(facts):
         folder = _MEMORY / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         with suppress(OSError):
             folder.mkdir(mode=0o700)

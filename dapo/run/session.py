@@ -47,6 +47,7 @@ from dapo.run.parts import (
     make_tokenizer,
     make_validation_sampling,
 )
+from dapo.run.places import Places, open_places
 from dapo.run.pools import delete_sets
 from dapo.run.texts import make_texts
 
@@ -88,6 +89,7 @@ class Session:
     say: Callable[[str], None]
     given: Given = NOTHING_GIVEN
     learners: list[Learner] = field(default_factory=list)
+    places: Places | None = None  # of ranks and engines on a cluster
 
     @classmethod
     def make(
@@ -106,6 +108,7 @@ class Session:
         Raises:
             RecipeError: a package that the recipe needs is missing.
             ModelError: a device, name or folder that cannot be; before the data is read. Weights come last.
+            ClusterError: there is no room on the cluster that the recipe names.
             DataError: the data cannot be read, or a task refuses its options.
         """
         if given.engine is None:
@@ -113,6 +116,7 @@ class Session:
         check_model(recipe.model)
         scorer: Scorer | None = None
         weights: Path | None = None
+        places: Places | None = None
         if given.scorer is None:
             scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
         try:
@@ -128,16 +132,19 @@ class Session:
                 scorer = make_scorer_of(given.scorer, context)
             if not is_builtin(recipe.model.path):
                 check_fits(recipe, _facts_without_weights(recipe, tokenizer), data, training=training)
+            places = open_places(recipe, training=training)
+            for line in [] if places is None else places.lines():
+                console.say(line)
             elsewhere = lives_elsewhere(recipe, own_engine=given.engine is not None, training=training)
             shared = recipe.rollout.engine == "embedded" and not (is_pool(recipe) and given.engine is None)
             loaded = make_model(recipe, console) if shared or not elsewhere else None
             facts = make_facts(recipe, console) if loaded is None else facts_of(loaded)
             check_fits(recipe, facts, data, training=training)
-            weights = weights_folder(recipe, facts, folder)
+            weights = weights_folder(recipe, facts, folder, places)
             longest = _longest(recipe, data)
             if given.engine is None:
                 engine = make_engine(
-                    recipe, facts, loaded, longest=longest, weights=weights, run=folder, learner=training
+                    recipe, facts, loaded, longest=longest, weights=weights, run=folder, learner=training, places=places
                 )
             else:
                 model = None if loaded is None else loaded.model
@@ -146,6 +153,8 @@ class Session:
         except BaseException:
             if scorer is not None:
                 scorer.close()
+            if places is not None:
+                places.close()
             _delete_weights(recipe, weights)
             raise
         lag = recipe.algorithm.dynamic_sampling.verdict_lag
@@ -154,7 +163,21 @@ class Session:
         tokenizer = tokenizer if loaded is None else loaded.tokenizer
         rollouts = Rollouts(engine, scorer, texts)
         return cls(
-            recipe, scorer, loaded, facts, tokenizer, data, engine, rollouts, lag, weights, folder, console.say, given
+            recipe,
+            scorer,
+            loaded,
+            facts,
+            tokenizer,
+            data,
+            engine,
+            rollouts,
+            lag,
+            weights,
+            folder,
+            console.say,
+            given,
+            [],
+            places,
         )
 
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
@@ -185,6 +208,7 @@ class Session:
             run=self.folder,
             training=training,
             say=self.say,
+            places=self.places,
         )
         self.learners.append(learner)
         return learner
@@ -256,6 +280,8 @@ class Session:
         for learner in self.learners:
             learner.close()
         self.engine.close()
+        if self.places is not None:
+            self.places.close()
         _delete_weights(self.recipe, self.weights)
 
 

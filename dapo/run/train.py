@@ -23,7 +23,7 @@ from dapo.config.resume import Change, changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.events import Callback, StartEvent
-from dapo.errors import DapoError, DiskError, EngineError, LearnerLost, WithEvidence, of_the_machine
+from dapo.errors import ClusterError, DapoError, DiskError, EngineError, LearnerLost, WithEvidence, of_the_machine
 from dapo.loop.stopping import Deadline
 from dapo.loop.trainer import StepDone, Trainer
 from dapo.observe.callbacks import Callbacks
@@ -106,7 +106,7 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
             return (yield from _run(loaded, folder, console, greet, given, deadline, resume=False))
         except DapoError as error:
             started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
-            if not started and (error.exit_code == REFUSED or isinstance(error, EngineError)):
+            if not started and (error.exit_code == REFUSED or isinstance(error, EngineError | ClusterError)):
                 # nothing was done: the mended command finds its place free
                 folder.drop_checkpoints()
                 shutil.rmtree(folder.path, ignore_errors=True)

@@ -12,12 +12,22 @@ from dapo.config.section import Seconds, Section
 class Launch(Section):
     backend: Literal["local", "ray"] = "local"
     """Where engines and ranks live that have a process of their own. ``local``: on this machine. ``ray``: on a Ray
-    cluster, which this version cannot use yet."""
+    cluster, also a single engine; a learner of one rank only where engines work beside it."""
 
 
 class Cluster(Section):
+    address: str | None = None
+    """With ``launch.backend: ray``: ``HOST:PORT`` of the Ray cluster that this machine belongs to. Null: the one in the
+    environment variable ``RAY_ADDRESS``; without it a cluster of this machine is started, and ended with the run."""
+    colocate: bool | None = None
+    """With ``launch.backend: ray``: rank n and engine n share processors and device, since they work in turns. Null:
+    unless ``rollout.max_staleness`` lets them work at the same time, or an engine takes several devices."""
+    cpus_per_host: Annotated[float, Field(gt=0, le=1024)] | None = None
+    """With ``launch.backend: ray``: CPUs that a rank or an engine asks the cluster for (a rank and an engine that
+    share: together). Null: ``run.threads``. Less than 1 lets several of them share a core."""
     start_timeout: Seconds = 600.0
-    """Seconds that an engine may take to start: imports, the model, for vLLM the compilation."""
+    """Seconds that an engine may take to start: imports, the model, for vLLM the compilation. On a Ray cluster also
+    those until machines that others use are free."""
     engine_timeout: Seconds = 300.0
     """Seconds after which an engine of a pool that does not come back from a turn is killed, and counts as lost. Longer
     than a turn of ``rollout.turn_steps`` and longer than loading weights."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from dapo.config.load import recipe_from_dict
-from dapo.config.pool import describe_pool, engine_count, engine_slots, is_lockstep, is_pool, server_urls
+from dapo.config.pool import (
+    describe_pool,
+    engine_count,
+    engine_slots,
+    engines_on_ray,
+    is_colocated,
+    is_lockstep,
+    is_pool,
+    server_urls,
+)
 from dapo.errors import RecipeError
 
 SMALL = {
@@ -14,6 +23,7 @@ SMALL = {
 }
 
 TWO = "rollout.server.url=[http://a:1,http://b:2]"
+VLLM = ("rollout.engine=vllm", "rollout.engines=2")
 
 
 def recipe(*overrides):
@@ -36,6 +46,41 @@ def test_engines_and_servers_are_counted():
     assert (server_urls(servers), engine_slots(servers)) == (["http://a:1", "http://b:2"], [64, 256])
 
 
+def test_on_a_ray_cluster_also_a_single_engine_lives_elsewhere():
+    one = recipe("launch.backend=ray")
+    assert (is_pool(one), engines_on_ray(one), is_colocated(one)) == (True, 1, True)
+    assert "1 engine on a Ray cluster" in describe_pool(one)
+    two = recipe("launch.backend=ray", "rollout.engines=2")
+    assert "2 engines on a Ray cluster" in describe_pool(two)
+    servers = recipe("launch.backend=ray", "rollout.engine=vllm_server", TWO, "learner.ranks=2")
+    assert (is_pool(servers), engines_on_ray(servers)) == (True, 0)
+    assert "2 servers" in describe_pool(servers)
+    assert engines_on_ray(recipe("rollout.engines=2")) == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "colocated"),
+    [
+        ([], True),
+        (["rollout.max_staleness=2"], False),
+        (["cluster.colocate=false"], False),
+        ([*VLLM, "rollout.vllm.tensor_parallel_size=2"], False),
+        ([*VLLM], True),
+    ],
+)
+def test_ranks_and_engines_share_places_where_they_take_turns(overrides, colocated):
+    assert is_colocated(recipe("launch.backend=ray", *overrides)) is colocated
+
+
+def test_settings_of_a_ray_cluster_are_not_read_without_one():
+    named = ["cluster.address=head:6379", "cluster.cpus_per_host=0.5"]
+    loaded = recipe_from_dict(SMALL, ["rollout.engines=2", *named])
+    unread = [line for line in loaded.warnings if "nothing reads it: launch.backend is local" in line]
+    assert [line.split(" ")[0] for line in unread] == ["cluster.address", "cluster.cpus_per_host"]
+    loaded = recipe_from_dict(SMALL, ["rollout.engines=2", "launch.backend=ray", *named])
+    assert not [line for line in loaded.warnings if "nothing reads it" in line]
+
+
 @pytest.mark.parametrize(
     ("overrides", "lockstep"),
     [
@@ -54,7 +99,14 @@ def test_lockstep_is_for_engines_that_repeat_themselves(overrides, lockstep):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["launch.backend=ray"], ["launch.backend", "Ray", "local"]),
+        (["launch.backend=ray", "rollout.engine=vllm_server", TWO], ["launch.backend", "nothing", "learner.ranks"]),
+        (["launch.backend=ray", "cluster.address=ray://a:10001"], ["cluster.address", "HOST:PORT"]),
+        (["launch.backend=ray", "cluster.colocate=true", "rollout.max_staleness=2"], ["cluster.colocate", "same time"]),
+        (
+            ["launch.backend=ray", *VLLM, "rollout.vllm.tensor_parallel_size=2", "cluster.colocate=true"],
+            ["cluster.colocate", "tensor_parallel_size"],
+        ),
+        (["cluster.cpus_per_host=0"], ["cluster.cpus_per_host", "> 0"]),
         (["rollout.engines=2", "rollout.slots=[4,4,4]"], ["rollout.slots", "3 numbers for 2 engines"]),
         (["rollout.engines=2", "rollout.slots=[4,0]"], ["rollout.slots", "from 1 to 65,536"]),
         (["rollout.engine=vllm_server", "rollout.server.url=[http://a:1,http://a:1/]"], ["a server twice"]),

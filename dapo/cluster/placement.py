@@ -1,0 +1,132 @@
+"""Where ranks and engines go on a cluster: bundles of processors and devices, as placement groups take them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_SHARE = 0.5
+"""Of a bundle's processors and device that a rank has, and an engine, where both are in it: they take turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one host takes of its bundle."""
+
+    bundle: int
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What one machine has to have free."""
+
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return amounts(self.cpus, self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of a run: its bundles, and the place of each host by its name."""
+
+    bundles: tuple[Bundle, ...]
+    places: Mapping[str, Place]
+
+    @property
+    def cpus(self) -> float:
+        return sum(bundle.cpus for bundle in self.bundles)
+
+    @property
+    def gpus(self) -> float:
+        return sum(bundle.gpus for bundle in self.bundles)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of a cluster."""
+
+    name: str
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.name}: {amounts(self.cpus, self.gpus, always=True)}"
+
+
+def plan_places(
+    ranks: Sequence[str],
+    engines: Sequence[str],
+    *,
+    cpus: float,
+    rank_gpus: int = 0,
+    engine_gpus: int = 0,
+    colocate: bool,
+) -> Plan:
+    """The bundles of a run.
+
+    Args:
+        ranks: names of the learner's ranks that live on the cluster.
+        engines: names of its engines.
+        cpus: processors of a bundle.
+        rank_gpus: devices of a rank, 0 or 1.
+        engine_gpus: devices of an engine; 0 or 1 with ``colocate``.
+        colocate: rank n and engine n share bundle n, as they work in turns; else each host has its own.
+    """
+    places: dict[str, Place] = {}
+    if not colocate:
+        bundles = [Bundle(cpus, rank_gpus) for _ in ranks] + [Bundle(cpus, engine_gpus) for _ in engines]
+        for number, name in enumerate([*ranks, *engines]):
+            places[name] = Place(number, cpus, bundles[number].gpus)
+        return Plan(tuple(bundles), places)
+    both = min(len(ranks), len(engines))
+    for names, gpus in ((ranks, rank_gpus), (engines, engine_gpus)):
+        for number, name in enumerate(names):
+            share = _SHARE if number < both else 1.0
+            places[name] = Place(number, cpus * share, gpus * share)
+    count, gpus = max(len(ranks), len(engines)), max(rank_gpus, engine_gpus)
+    return Plan((Bundle(cpus, gpus),) * count, places)
+
+
+def misfit(plan: Plan, nodes: Sequence[Node]) -> str:
+    """Why the plan cannot be placed on these machines, even if nobody else used them; "" if it can.
+
+    Largest bundles go first, each to the machine that has least left and takes it: what cannot be placed is always
+    seen, and with bundles of one kind only that.
+    """
+    has_cpus, has_gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    left = [[node.gpus, node.cpus] for node in nodes]
+    wants = f"{_counted(len(plan.bundles), 'bundle')} of {_kinds(plan)}"
+    has = f"{amounts(has_cpus, has_gpus, always=True)} on {_counted(len(nodes), 'machine')}"
+    if nodes:
+        has += f" ({'; '.join(map(str, nodes[:4]))}{'; ...' if len(nodes) > 4 else ''})"
+    if plan.cpus > has_cpus or plan.gpus > has_gpus:
+        return f"{wants}, {amounts(plan.cpus, plan.gpus)} in all, and there are {has}"
+    for bundle in sorted(plan.bundles, key=lambda bundle: (bundle.gpus, bundle.cpus), reverse=True):
+        fitting = [one for one in left if one[0] >= bundle.gpus and one[1] >= bundle.cpus]
+        if not fitting:
+            return f"{wants}, each on one machine, and there are {has}"
+        chosen = min(fitting)
+        chosen[0] -= bundle.gpus
+        chosen[1] -= bundle.cpus
+    return ""
+
+
+def amounts(cpus: float, gpus: float, *, always: bool = False) -> str:
+    """``2 CPUs and 1 GPU``; without GPUs only the processors, unless ``always``."""
+    said = _counted(cpus, "CPU")
+    return f"{said} and {_counted(gpus, 'GPU')}" if gpus or always else said
+
+
+def _kinds(plan: Plan) -> str:
+    kinds = dict.fromkeys(plan.bundles)
+    if len(kinds) == 1:
+        return str(plan.bundles[0])
+    return " or ".join(f"{bundle} ({plan.bundles.count(bundle)} of them)" for bundle in kinds)
+
+
+def _counted(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"

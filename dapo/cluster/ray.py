@@ -1,0 +1,358 @@
+"""Hosts on a Ray cluster: one that this program joins, or one of this machine that it starts and ends itself.
+
+The only module that imports ray. A host is an actor (``dapo.cluster.ray_seat``) in a bundle of one placement group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from dapo.cluster.lines import Line, LineCall, answer_of, wait_for
+from dapo.cluster.placement import Node, Place, Plan, amounts, misfit
+from dapo.cluster.ray_head import OwnCluster
+from dapo.cluster.ray_seat import Order, Seat, Seated
+from dapo.cluster.served import Packed, packed, unpacked
+from dapo.contracts.remote import HostLost, HostSpec
+from dapo.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 10.0  # seconds for hosts to be gone once they were killed
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "PYTORCH_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "VLLM_", "OMP_", "MKL_")
+"""Variables of the driver's environment that hosts on other machines are given, by their first letters."""
+_FREE = Place(-1, 0.0, 0.0)  # of a host that no plan speaks of: anywhere
+
+
+class RayCluster:
+    """A cluster that this process is a driver of.
+
+    Args:
+        address: ``HOST:PORT`` of a cluster that this machine belongs to; or one that this program started and that
+            ends with it. Not looked at where the caller's program works on a cluster already.
+
+    Raises:
+        ClusterError: it cannot be reached.
+    """
+
+    def __init__(self, address: str | OwnCluster) -> None:
+        self._own = None if isinstance(address, str) else address
+        self._group: Any = None
+        self.plan = Plan((), {})
+        self._transports: list[RayTransport] = []
+        self._joined = not ray.is_initialized()  # else by the caller's program, which goes on with it
+        if not self._joined:
+            return
+        named = address if isinstance(address, str) else address.address
+        try:
+            _join(named, None if self._own is None else self._own.folder)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, Exception):
+                raise ClusterError(_unreachable(named, error)) from error
+            raise
+
+    @property
+    def address(self) -> str:
+        """Of its head."""
+        return str(ray.get_runtime_context().gcs_address)
+
+    @property
+    def here(self) -> str:
+        """How this machine is reached from the others."""
+        return str(ray.util.get_node_ip_address())
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether it has no machine but the driver's."""
+        return len(self.nodes()) == 1
+
+    def nodes(self) -> list[Node]:
+        """Its living machines."""
+        return [
+            Node(
+                str(node["NodeManagerHostname"]),
+                float(node["Resources"].get("CPU", 0.0)),
+                float(node["Resources"].get("GPU", 0.0)),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    def place(self, plan: Plan, patience: float) -> None:
+        """Take what the plan says.
+
+        Raises:
+            ClusterError: the machines do not have it; or others have it for longer than ``patience`` seconds.
+        """
+        if why := misfit(plan, self.nodes()):
+            raise ClusterError(f"the Ray cluster at {self.address} is too small for this recipe: it wants {why}")
+        bundles = [_resources(bundle.cpus, bundle.gpus) for bundle in plan.bundles]
+        self._group = placement_group(bundles, strategy="PACK")
+        if not self._group.wait(patience):
+            free = ray.available_resources()
+            raise ClusterError(
+                f"{amounts(plan.cpus, plan.gpus)} in {len(bundles)} bundles were not free within {patience:g} s "
+                f"(cluster.start_timeout) on the Ray cluster at {self.address}: it has them, and at present "
+                f"{amounts(free.get('CPU', 0.0), free.get('GPU', 0.0), always=True)} are free; `ray status` shows who "
+                "has the rest"
+            )
+        self.plan = plan
+
+    def transport(self, output: Path | None) -> RayTransport:
+        """For hosts in the places of the plan; what they print goes to files of the folder ``output``."""
+        self._transports.append(RayTransport(self.plan.places, self._group, output))
+        return self._transports[-1]
+
+    def where(self) -> dict[str, str]:
+        """The machine of each host that has started, by the host's name."""
+        return {name: machine for one in self._transports for name, machine in one.where().items()}
+
+    def close(self) -> None:
+        """Kill what is left of this run, give back what it took, and end the cluster if it is our own."""
+        for transport in self._transports:
+            transport.close()
+        self._transports.clear()
+        with contextlib.suppress(RayError, RuntimeError, OSError):
+            if self._group is not None and ray.is_initialized():
+                remove_placement_group(self._group)
+        self._group = None
+        if self._joined:
+            with _signals_kept():
+                ray.shutdown()
+        self._joined = False
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+
+class RayHost:
+    """A host's actor."""
+
+    def __init__(self, order: Order, place: Place, group: Any, told: threading.Condition) -> None:
+        self.name = order.name
+        self.seated: Seated | None = None
+        strategy = None
+        if place.bundle >= 0:
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle)
+        actor = ray.remote(
+            num_cpus=place.cpus,
+            num_gpus=place.gpus,
+            scheduling_strategy=strategy,
+            concurrency_groups={"control": 1},
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": _environment()},
+        )(Seat)
+        self._actor = actor.remote()
+        self._killed = False
+        self.line = Line(order.name, self, told)
+        self.line.put(order)
+        self.line.start()
+
+    def ask(self, message: Order | bytes) -> bytes:
+        """In the line's thread: ask, and wait for the answer."""
+        try:
+            if isinstance(message, Order):
+                lost, self.seated = ray.get(self._actor.open.remote(message))
+                answer = b""
+                if self.seated is not None:
+                    log.info("%s is process %d on %s", self.name, self.seated.process, self.seated.machine)
+            else:
+                lost, answer = ray.get(self._actor.ask.remote(message))
+        except Exception as error:  # its actor or its machine is gone, or the cluster
+            raise HostLost(self._gone(error)) from None
+        if lost:
+            raise HostLost(lost)
+        return answer
+
+    def left(self) -> None:
+        """Nobody asks any more: the actor is killed by the transport."""
+
+    def let_go(self) -> Any:
+        """Ask the actor to kill the host; the call, None where there is nothing to wait for."""
+        if self._killed:
+            return None
+        self._killed = True
+        self.line.lose(f"{self.name} was killed by the driver")
+        with contextlib.suppress(Exception):
+            return self._actor.end.options(concurrency_group="control").remote() if self.seated else None
+        return None
+
+    def reap(self) -> None:
+        """Kill the actor."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)
+        self.line.join(_PATIENCE)
+
+    def _gone(self, error: Exception) -> str:
+        who = f"{self.name} (not started yet)"
+        if self.seated is not None:
+            who = f"{self.name} (process {self.seated.process} on {self.seated.machine})"
+        return f"{who} went with its Ray actor: {_brief(error)}"
+
+
+class RayTransport:
+    """Keeps ``dapo.contracts.remote.Transport``.
+
+    Args:
+        places: of hosts, by their names; any other host may be anywhere and takes nothing.
+        group: the placement group of those places.
+        output: folder for what hosts print, on a file system that their machines share; None: it is dropped.
+    """
+
+    def __init__(self, places: Mapping[str, Place], group: Any, output: Path | None = None) -> None:
+        self._places, self._group = places, group
+        self._output = None if output is None else str(output.absolute())
+        self._hosts: list[RayHost] = []
+        self._told = threading.Condition()
+
+    def start(self, spec: HostSpec) -> RayHost:
+        """Ask for the actor; Ray starts it when its place is free."""
+        place = self._places.get(spec.name, _FREE)
+        environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
+        if not place.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # those of the machine are others'
+        make = packed((spec.make, spec.args))  # refused here if it cannot travel
+        order = Order(spec.name, make, environment, str(Path.cwd()), self._output)
+        host = RayHost(order, place, self._group, self._told)
+        self._hosts.append(host)
+        return host
+
+    def call(self, host: RayHost, method: str, *args: Any) -> LineCall:
+        """Pickled now: whoever changes an argument afterwards changes nothing."""
+        return host.line.put(packed((method, args)))
+
+    def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
+        """Sleeps until a line has news."""
+        return wait_for(self._told, calls, every, timeout)
+
+    def get(self, call: LineCall) -> Any:
+        """What the host's method returned."""
+        fine, value = unpacked(answer_of(self._told, call))
+        if not fine:
+            raise value
+        return value
+
+    def put(self, value: Any) -> Packed:
+        """Pickled once."""
+        return Packed(packed(value))
+
+    def kill(self, host: RayHost) -> None:
+        """The host with whatever it started, then its actor."""
+        self._end([host])
+
+    def close(self) -> None:
+        """End all of them."""
+        self._end(self._hosts)
+
+    def where(self) -> dict[str, str]:
+        """The machine of each host that has started."""
+        return {host.name: host.seated.machine for host in self._hosts if host.seated is not None}
+
+    def _end(self, hosts: Sequence[RayHost]) -> None:
+        mine = [host for host in hosts if host in self._hosts]
+        ending = [call for host in mine if (call := host.let_go()) is not None]
+        if ending:
+            with contextlib.suppress(Exception):
+                ray.wait(ending, num_returns=len(ending), timeout=_PATIENCE)
+        for host in mine:
+            host.reap()
+            self._hosts.remove(host)
+
+
+def own_paths() -> list[str]:
+    """Where the driver finds modules that are not installed with its Python: what hosts elsewhere find there too."""
+    own = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+    found = []
+    for path in sys.path:
+        real = os.path.realpath(path or os.curdir)
+        if not any(real == prefix or real.startswith(prefix + os.sep) for prefix in own):
+            found.append(os.path.abspath(path or os.curdir))
+    return list(dict.fromkeys(found))
+
+
+def _environment() -> dict[str, str]:
+    """Of an actor: so that it finds this package, and libraries behave as the driver's."""
+    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    return {**passed, "PYTHONPATH": os.pathsep.join(own_paths())}
+
+
+def start_head(folder: str, object_store: int) -> str:
+    """A cluster of this machine whose head is this process; its address.
+
+    Args:
+        folder: for its files.
+        object_store: bytes of shared memory for what travels.
+    """
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=object_store,
+        _temp_dir=folder,
+    )
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _join(address: str, folder: str | None) -> None:
+    for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")):
+        os.environ.setdefault(name, value)
+    with _signals_kept():
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+            **({} if folder is None else {"_temp_dir": folder}),
+        )
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray answers SIGTERM by ending the program, without a save; who handles signals goes on doing so."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in zip(numbers, before, strict=True):
+                if handler is not None:
+                    signal.signal(number, handler)
+
+
+def _resources(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+
+
+def _unreachable(address: str, error: Exception) -> str:
+    return (
+        f"the Ray cluster at {address} cannot be joined: {_brief(error)}. The driver has to run on a machine of the "
+        "cluster (`ray start --address=HOST:PORT` adds one); cluster.address=null without RAY_ADDRESS starts a "
+        "cluster of this machine alone"
+    )
+
+
+def _brief(error: Exception) -> str:
+    """The first words of Ray's many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(line for line in lines if ":" not in line[:16])[:240] or type(error).__name__
+    return said.rstrip(". ")
+
+
+# What `import ray` puts before everything else are old copies of packages that may be installed: behind them.
+_OLD = [path for path in sys.path if path.startswith(os.path.dirname(ray.__file__) + os.sep)]
+sys.path[:] = [path for path in sys.path if path not in _OLD] + _OLD

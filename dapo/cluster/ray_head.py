@@ -1,0 +1,122 @@
+"""A Ray cluster of this machine alone, for one program: behind a guard, so that nothing of it is left afterwards.
+
+Ray's processes find each other in a folder with a short path (their sockets' names may have 107 letters). They listen
+on the machine's own address and would run whatever anybody sends, so they take calls with a token alone, which this
+program makes up. Ray reads whether there is one when it is imported: nothing here imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from dapo.errors import ClusterError
+from dapo.rewards.guarded import start_guarded
+
+log = logging.getLogger(__name__)
+
+_HEAD = "import sys; from dapo.cluster.ray_head import main; main(int(sys.argv[1]))"
+_PREFIX = "dapo-ray-"
+_PATIENCE = 10.0  # seconds for the guard to end what it guards
+_LONGEST = 24  # letters of the folder that the folder is in
+_OBJECT_STORE = 512 << 20  # bytes; what is larger goes through the disk
+_TOKEN = secrets.token_hex(32)
+"""One for the life of this program: Ray's libraries read it once."""
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",  # hosts have processes of their own; none is kept ready
+    "RAY_worker_niceness": "0",  # as processes without Ray
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "10",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class OwnCluster:
+    """The cluster's head, which is all of it. Made before anything imports ray.
+
+    Attributes:
+        address: where it is joined.
+        folder: of its files.
+
+    Raises:
+        ClusterError: it does not start.
+    """
+
+    def __init__(self) -> None:
+        _delete_left_over()
+        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
+        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
+        if "ray" not in sys.modules:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+        elif os.environ.get("RAY_AUTH_MODE") != "token":
+            log.warning(
+                "ray was imported before, without RAY_AUTH_MODE=token: the cluster that is started now takes calls "
+                "from everybody who reaches this machine"
+            )
+        output = Path(self.folder) / "head.txt"
+        command = [sys.executable, "-P", "-c", _HEAD]
+        try:
+            with output.open("ab") as sink:
+                self._guard, self._connection, self._lifeline = start_guarded(
+                    lambda end: [*command, str(end)], sink, {**_QUIET, "DAPO_RAY_FOLDER": self.folder}
+                )
+        except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise ClusterError(f"no Ray cluster can be started here: {error}") from error
+        try:
+            self.address = self._said()
+            if not self.address:
+                lines = output.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+                raise ClusterError(f"the Ray cluster of this machine did not start: {lines[-1]}")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all of its processes, and delete its files."""
+        with contextlib.suppress(OSError):
+            os.close(self._lifeline)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(_PATIENCE)
+        self._connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _said(self) -> str:
+        """Its address; "" if it ended first."""
+        with self._connection.makefile("r") as said:
+            line = said.readline()
+        return str(json.loads(line)) if line else ""
+
+
+def main(descriptor: int) -> None:
+    """In a process of its own: be the head until the connection ends."""
+    from dapo.cluster.ray import start_head
+
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    address = start_head(os.environ["DAPO_RAY_FOLDER"], _OBJECT_STORE)
+    connection.sendall(json.dumps(address).encode() + b"\n")
+    while connection.recv(4096):
+        pass
+
+
+def _delete_left_over() -> None:
+    """Files of clusters whose program was killed."""
+    for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:
+        for left in folder.glob(f"{_PREFIX}*-*"):
+            owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+            with contextlib.suppress(OSError, ValueError):
+                if left.stat().st_uid == os.getuid() and not Path(f"/proc/{int(owner)}").exists():
+                    shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,95 @@
+"""What a Ray actor holds for a run: one host, in a process of its own behind a guard, as on the driver's machine.
+
+So a host on a cluster prints into a file of its own, is ended with all that it started, and says how it ended, by the
+very code that does so without Ray (``dapo.cluster.processes``). It ends with its actor: when Ray kills that, when the
+driver's job ends, or when the raylet of the machine is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.cluster.processes import ProcessHost, ProcessTransport
+from dapo.contracts.remote import HostLost
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a seat is told first."""
+
+    name: str
+    make: bytes  # packed (make, args) of the host's spec, which the seat does not unpack
+    environment: Mapping[str, str]
+    folder: str  # where the driver works, and relative paths begin
+    output: str | None  # folder for what the host prints; its parent, the run's folder, has to be there
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """What it answers."""
+
+    process: int  # of the host
+    machine: str
+
+
+class Seat:
+    """The actor. ``ask`` is called by one thread, ``end`` by another one."""
+
+    def __init__(self) -> None:
+        self._transport: ProcessTransport | None = None
+        self._host: ProcessHost | None = None
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def open(self, order: Order) -> tuple[str, Seated | None]:
+        """Start the host; ("", who it is), or why there is none."""
+        machine = socket.gethostname()
+        try:
+            os.chdir(order.folder)
+            output = None if order.output is None else Path(order.output)
+            if output is not None and not output.parent.is_dir():
+                raise FileNotFoundError(output.parent)
+        except OSError as error:
+            return (
+                f"{order.name} cannot work on {machine}: {error}. Machines of a cluster have to see the driver's "
+                "working directory and the run's folder under the same paths: use a file system that they share",
+                None,
+            )
+        try:
+            self._transport = ProcessTransport(output)
+            self._host = self._transport.open(order.name, order.make, order.environment)
+            self._transport.answer(self._host.begun)
+        except (HostLost, OSError) as error:
+            return f"{order.name} did not start on {machine}: {error}", None
+        return "", Seated(self._host.process, machine)
+
+    def ask(self, message: bytes) -> tuple[str, bytes]:
+        """A call of the host's, and its answer; or how the host was lost."""
+        assert self._transport is not None
+        assert self._host is not None
+        try:
+            return "", self._transport.answer(self._host.line.put(message))
+        except HostLost as error:
+            return f"{error} (on {socket.gethostname()})", b""
+
+    def end(self) -> None:
+        """Kill the host, frozen or not; returns when it is gone."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _end_with_parent() -> None:
+    """Ray's workers may outlive the raylet that started them; a host must not work for a run that has given it up."""
+    raylet = os.getppid()
+    try:
+        watched = os.pidfd_open(raylet)
+    except (AttributeError, OSError):  # no Linux, or no permission: Ray's own means have to do
+        return
+    if os.getppid() == raylet:
+        select.select([watched], [], [])
+    os._exit(1)

@@ -1,0 +1,139 @@
+"""Where a recipe's ranks and engines go on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dapo.cluster.placement import Node, Plan, amounts, plan_places
+from dapo.cluster.ray_head import OwnCluster
+from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
+from dapo.config.schema import Recipe
+from dapo.contracts.remote import Transport
+from dapo.errors import ClusterError
+
+if TYPE_CHECKING:
+    from dapo.cluster.ray import RayCluster
+
+OUTPUT = "hosts"
+"""Folder of a run for what the processes of its ranks and engines print."""
+
+
+class Places:
+    """The cluster of a run.
+
+    Args:
+        cluster: that it has joined.
+        recipe: its sections ``learner``, ``rollout`` and ``cluster``.
+        training: whether there will be a learner that trains.
+
+    Raises:
+        ClusterError: the recipe wants more than the cluster has.
+    """
+
+    def __init__(self, cluster: RayCluster, recipe: Recipe, *, training: bool = True) -> None:
+        self._cluster = cluster
+        nodes = cluster.nodes()
+        self.cuda = wants_devices(recipe, nodes)
+        self.plan = plan_of(recipe, cuda=self.cuda, training=training)
+        self.one_machine = cluster.one_machine
+        self.here = cluster.here
+        if self.cuda and not learner_hosts(recipe, training=training):
+            raise ClusterError(
+                "learner.ranks=1 keeps the learner in this process, and the cluster may give its device to an engine: "
+                "set learner.ranks above 1, or launch.backend=local"
+            )
+        cluster.place(self.plan, recipe.cluster.start_timeout)
+
+    def lines(self) -> Iterator[str]:
+        """What was taken, for the console."""
+        nodes = self._cluster.nodes()
+        machines = ", ".join(map(str, nodes[:4])) + (f", and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+        yield f"Ray cluster at {self._cluster.address} ({machines}): {describe_plan(self.plan)}"
+
+    def transport(self, run: Path | None) -> Transport:
+        """For hosts that print into a folder of the run (None: what they print is dropped)."""
+        return self._cluster.transport(None if run is None else run / OUTPUT)
+
+    def where(self) -> dict[str, str]:
+        """The machine of each host that has started, by the host's name."""
+        return self._cluster.where()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._cluster.close()
+
+
+def open_places(recipe: Recipe, *, training: bool = True) -> Places | None:
+    """The cluster that the recipe wants, joined or started; None: it lives on this machine.
+
+    Raises:
+        ClusterError: it cannot be reached or started, or is too small.
+    """
+    if recipe.launch.backend != "ray":
+        return None
+    address: str | OwnCluster | None = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        address = "" if _is_open() else OwnCluster()
+    from dapo.cluster.ray import RayCluster  # not before: what it imports asks whether the cluster has a token
+
+    cluster = RayCluster(address)
+    try:
+        return Places(cluster, recipe, training=training)
+    except BaseException:
+        cluster.close()
+        raise
+
+
+def learner_hosts(recipe: Recipe, *, training: bool = True) -> list[str]:
+    """Names of the hosts that a learner has on the cluster; none where it is in the program's own process."""
+    if recipe.learner.ranks > 1:
+        return [f"rank-{n}" for n in range(recipe.learner.ranks)]
+    return ["learner"] if recipe.rollout.max_staleness > 0 and training else []
+
+
+def plan_of(recipe: Recipe, *, cuda: bool, training: bool = True) -> Plan:
+    """The bundles of a recipe, on devices or on processors."""
+    return plan_places(
+        learner_hosts(recipe, training=training),
+        [f"engine-{n}" for n in range(engines_on_ray(recipe))],
+        cpus=recipe.cluster.cpus_per_host or float(recipe.run.threads),
+        rank_gpus=int(cuda),
+        engine_gpus=engine_devices(recipe) if cuda else 0,
+        colocate=is_colocated(recipe),
+    )
+
+
+def wants_devices(recipe: Recipe, nodes: list[Node]) -> bool:
+    """Whether ranks and engines compute on CUDA devices: where ``auto`` is asked for, if the cluster has any."""
+    device = recipe.model.device
+    return device.startswith("cuda") or (device == "auto" and any(node.gpus for node in nodes))
+
+
+def describe_place(recipe: Recipe) -> str:
+    """Which cluster ``open_places`` will use."""
+    if recipe.cluster.address:
+        return f"the Ray cluster at {recipe.cluster.address}"
+    if os.environ.get("RAY_ADDRESS"):
+        return f"the Ray cluster at {os.environ['RAY_ADDRESS']} (RAY_ADDRESS)"
+    return "a Ray cluster of this machine, which is started for the run"
+
+
+def describe_plan(plan: Plan) -> str:
+    """``2 bundles of 1 CPU: rank-0 and engine-0 share one, ...``, in few words."""
+    kinds = {bundle: plan.bundles.count(bundle) for bundle in plan.bundles}
+    bundles = " and ".join(f"{count} of {bundle}" for bundle, count in kinds.items())
+    shared = len(plan.places) - len(plan.bundles)
+    turns = f"; {shared} of them for a rank and an engine in turns" if shared else ""
+    return (
+        f"{len(plan.places)} hosts in {len(plan.bundles)} bundles, {amounts(plan.cpus, plan.gpus)} ({bundles}{turns})"
+    )
+
+
+def _is_open() -> bool:
+    """Whether the caller's program works on a Ray cluster already."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
