@@ -284,16 +284,24 @@ def _engine(r: Recipe) -> Iterator[Problem]:
             yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
 
 
+def schedule_steps(r: Recipe) -> int:
+    """Steps of the learning rate's schedule in the whole run, in its own unit."""
+    prompts = r.rollout.prompts_per_step
+    per_step = -(-prompts // (r.learner.minibatch_prompts or prompts))
+    return r.trainer.steps * (per_step if r.learner.schedule_unit == "optimizer" else 1)
+
+
 def _learner(r: Recipe) -> Iterator[Problem]:
     learner = r.learner
     for n, beta in enumerate(learner.betas):
         if not 0 <= beta < 1:
             yield Problem("learner.betas", f"number {n} must lie in [0, 1)", learner.betas)
             break
-    if learner.schedule != "constant" and learner.schedule_unit == "rollout" and learner.warmup >= r.trainer.steps > 0:
+    if learner.schedule != "constant" and learner.warmup >= schedule_steps(r) > 0:
+        steps = f"{schedule_steps(r)} steps (trainer.steps = {r.trainer.steps})"
         yield Problem(
             "learner.warmup",
-            f"ends after trainer.steps = {r.trainer.steps}, so the {learner.schedule} schedule never starts",
+            f"the run ends after {steps}, so the {learner.schedule} schedule never starts",
             learner.warmup,
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", r.model.device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from dapo.config.checks import correction_kind, kl_in_loss, penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import correction_kind, kl_in_loss, penalty_interval, schedule_steps, uses_sampler_logprobs
 from dapo.config.pool import is_pool, unread_without_pool
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
@@ -24,6 +24,7 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         *_rewards(recipe),
         *_lora(recipe),
         *_sizes(recipe),
+        *_warmup(recipe, changed),
         *_run(recipe),
         *staleness_warnings(recipe),
         *_unread(recipe, changed),
@@ -125,6 +126,17 @@ def _sizes(r: Recipe) -> Iterator[str]:
         )
     if r.run.threads > 1:
         yield "run.threads above 1 helps only on an otherwise idle machine; on a busy one it is many times slower"
+
+
+def _warmup(r: Recipe, changed: Collection[str]) -> Iterator[str]:
+    """Of a warm-up that somebody chose: a run that is only cut short to be tried is not worth a word."""
+    total = schedule_steps(r)
+    if "learner.warmup" in changed and r.learner.warmup >= total > 0:
+        reached = r.learner.learning_rate * total / r.learner.warmup
+        yield (
+            f"learner.warmup = {r.learner.warmup:,} steps, and the run has {total:,}: the learning rate ends at "
+            f"{reached:.2g} and never reaches learner.learning_rate = {r.learner.learning_rate:.2g}"
+        )
 
 
 def _run(r: Recipe) -> Iterator[str]:

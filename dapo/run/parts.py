@@ -32,6 +32,7 @@ from dapo.config.checks import (
     kl_in_loss,
     kl_in_reward,
     penalty_interval,
+    schedule_steps,
     uses_sampler_logprobs,
 )
 from dapo.config.schema import Model, Recipe
@@ -243,15 +244,13 @@ def _loss(recipe: Recipe) -> Objective:
 
 
 def make_schedule(recipe: Recipe) -> Schedule:
-    learner, rollout = recipe.learner, recipe.rollout
-    per_step = -(-rollout.prompts_per_step // (learner.minibatch_prompts or rollout.prompts_per_step))
-    total = recipe.trainer.steps * (per_step if learner.schedule_unit == "optimizer" else 1)
+    learner = recipe.learner
     return Schedule(
         peak=learner.learning_rate,
         kind=learner.schedule,
         unit=learner.schedule_unit,
         warmup=learner.warmup,
-        total=total,
+        total=schedule_steps(recipe),
         final_ratio=learner.final_ratio,
     )
 

@@ -342,6 +342,10 @@ def test_our_own_keys_are_no_peers() -> None:
         (["rollout.server.patience=5"], "rollout.engine is embedded"),
         (["algorithm.truncated_vote=true"], "baseline"),
         (["learner.final_ratio=0.5"], "learner.schedule is constant"),
+        (
+            ["trainer.steps=50", "learner.warmup=100", "learner.learning_rate=1e-6"],
+            "learner.warmup = 100 steps, and the run has 50: the learning rate ends at 5e-07 and never reaches",
+        ),
         (["preset=gspo", "algorithm.loss.reduction=token_mean"], "algorithm.loss.reduction=sequence_mean"),
         (["preset=gspo", "algorithm.loss.reduction=prompt_mean"], "mean over responses"),
         (["model.dtype=bfloat16", "algorithm.old_logprobs=sampler"], "nothing corrects it"),
@@ -374,3 +378,17 @@ def test_unusual_settings_are_allowed_with_a_warning(overrides: list[str], part:
 )
 def test_a_correction_with_its_own_bounds_passes(overrides: list[str]) -> None:
     assert recipe_from_dict(SMALL, [*LEARNER, *overrides]).warnings == ()
+
+
+def test_a_schedule_that_never_starts_is_refused_in_either_unit() -> None:
+    """120 optimiser steps: 60 rollout steps of two minibatches each."""
+    sizes = [
+        "trainer.steps=60",
+        "rollout.prompts_per_step=32",
+        "learner.minibatch_prompts=16",
+        "learner.schedule=cosine",
+    ]
+    assert "the run ends after 60 steps" in refusal(*sizes, "learner.warmup=60")
+    in_optimiser_steps = [*sizes, "learner.schedule_unit=optimizer"]
+    assert "the run ends after 120 steps" in refusal(*in_optimiser_steps, "learner.warmup=120")
+    assert recipe_from_dict(SMALL, [*in_optimiser_steps, "learner.warmup=119"]).recipe.learner.warmup == 119
