@@ -5,9 +5,10 @@
 *Pool overhead*: the quickstart's shape with random weights, 512 responses of drawn lengths, made by the embedded engine
 alone, by a pool of one inline, and by a pool of one in a process of its own, in turn; at several ``turn_steps``.
 
-*Driver*: engines that answer at once, so that what is left is the driver. Whatever travels is pickled and unpickled as
-for a process; packing and computing at the far end are not counted. ``together``: whenever the driver looks, every
-engine has answered. ``one by one``: it is woken for each answer by itself, the worst case.
+*Driver*: engines that answer at once, so that what is left is the driver: its processor time, whatever else the machine
+does. Whatever travels is pickled and unpickled as for a process; packing and computing at the far end are not counted.
+``together``: whenever the driver looks, every engine has answered. ``one by one``: it is woken for each answer by
+itself, the worst case.
 """
 
 from __future__ import annotations
@@ -145,28 +146,28 @@ class Counted(InlineTransport):
         return pickle.loads(super().get(call))
 
     def _compute(self, call: Any) -> None:
-        began = time.perf_counter()
+        began = time.process_time()
         call.args = pickle.loads(call.args[0])
         super()._compute(call)
         call.value = pickle.dumps(call.value, protocol=pickle.HIGHEST_PROTOCOL)
-        self.elsewhere += time.perf_counter() - began
+        self.elsewhere += time.process_time() - began
 
 
 def driver_seconds(engines: int, responses: int, tokens: int, *, lockstep: bool, together: bool) -> dict[str, Any]:
-    """Of one training step: submit everything, hear everything."""
+    """Processor time of one training step: submit everything, hear everything."""
     transport = Counted(together)
     specs = [HostSpec(f"engine-{n}", AtOnce, (-(-responses // engines),)) for n in range(engines)]
     pool = EnginePool(transport, specs, Gate(100, None), lockstep=lockstep)
     pool.load(Ticket(0, "shared", "", ()))
     lengths = np.random.default_rng(0).integers(tokens // 2, tokens + tokens // 2, responses)
     groups = requests_of(lengths)
-    transport.elsewhere, began = 0.0, time.perf_counter()
+    transport.elsewhere, began = 0.0, time.process_time()
     for start in range(0, responses, GROUP):  # a group at a time, as the collector does
         pool.submit(groups[start : start + GROUP])
     heard = 0
     while heard < responses:
         heard += len(pool.poll())
-    seconds = time.perf_counter() - began - transport.elsewhere
+    seconds = time.process_time() - began - transport.elsewhere
     turns = pool.metrics()["cluster/turns"]
     return {
         "engines": engines,
@@ -202,7 +203,8 @@ def page(found: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "The driver's seconds for one training step, turns of 64 decode steps, engines that take no time:",
+        "The driver's seconds of processor time for one training step, turns of 64 decode steps, engines that take no "
+        "time:",
         "",
         "| engines | responses | tokens | mode | turns | driver seconds | us a turn |",
         "| --- | --- | --- | --- | --- | --- | --- |",

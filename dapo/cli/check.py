@@ -15,6 +15,7 @@ from dapo.cli.check_memory import (
     size_text,
     trained_parameters,
 )
+from dapo.cli.check_ranks import publish_lines
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
@@ -68,6 +69,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     show("arithmetic", arithmetic(recipe, data))
     show("memory, estimated", memory_lines(recipe, facts, _longest_prompt(data)))
     memory = estimate_memory(recipe, facts, _longest_prompt(data))
+    show("publishing weights, by arithmetic", publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2))
     show("time on a card, by arithmetic", time_lines(recipe, facts, memory, _mean_prompt(data)))
     show("engine", _engine_lines(recipe, facts))
     show("files", files(recipe, facts))

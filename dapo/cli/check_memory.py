@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dapo.cli.check_ranks import engine_devices, engines_apart, gathered_numbers, shards
 from dapo.config import Recipe
 from dapo.config.pool import engine_count, engine_slots, is_pool, server_urls
 from dapo.contracts.model import ModelFacts
@@ -19,7 +20,10 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Estimated bytes on the training device: arithmetic, but for activations of other layers than Llama's kind."""
+    """Estimated bytes on a device: arithmetic, but for activations of other layers than Llama's kind.
+
+    With one rank the learner's device, which holds everything. With several, one rank's, and one of those of an engine.
+    """
 
     weights: int
     gradients: int
@@ -30,6 +34,8 @@ class Memory:
     cache: int
     reference: int = 0  # frozen values of the trained parameters
     held: int = 0  # of engine and cache, what stays while the learner works
+    gathered: int = 0  # of other ranks' slices, and their gradients, while the learner works
+    apart: bool = False  # the engine's device is no rank's
 
     @property
     def resident(self) -> int:
@@ -39,12 +45,12 @@ class Memory:
     @property
     def learning(self) -> int:
         """While the learner works."""
-        return self.resident + self.gradients + self.activations + self.head + self.held
+        return self.resident + self.gradients + self.gathered + self.activations + self.head + self.held
 
     @property
     def generating(self) -> int:
         """While the engine works."""
-        return self.resident + self.engine + self.cache
+        return self.engine + self.cache + (0 if self.apart else self.resident)
 
     @property
     def total(self) -> int:
@@ -97,8 +103,9 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     length = longest_prompt + recipe.rollout.max_response_tokens
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
     engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
-    # One embedded engine computes with the learner's tensors; an adapter is merged into those that it does not fuse.
-    copies = own or (is_pool(recipe) and not elsewhere)
+    # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
+    # does not fuse.
+    copies = own or ((is_pool(recipe) or recipe.learner.ranks > 1) and not elsewhere)
     embedded = recipe.rollout.engine == "embedded"
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
@@ -108,7 +115,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
     asleep = on_card and not recipe.rollout.max_staleness and (embedded or (own and recipe.rollout.vllm.sleep))
     held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache
-    return Memory(
+    whole = Memory(
         reference=trained * size if keeps_reference(recipe) and not recipe.algorithm.reference.offload else 0,
         weights=(n + trained if with_adapter else n) * size,
         gradients=trained * (size + 4 * low),
@@ -120,6 +127,26 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         engine=copied + fused,
         cache=cache,
         held=held,
+    )
+    return whole if recipe.learner.ranks == 1 else _of_a_rank(whole, recipe, facts)
+
+
+def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
+    """Slices, gradients and moments in float32; layers as they are needed, in the model's type."""
+    n, parts, learner = facts.parameters, shards(recipe), recipe.learner
+    slices = 0 if learner.cpu_offload else -(-4 * n // parts)
+    devices, apart = engine_devices(recipe), engines_apart(recipe)
+    return replace(
+        whole,
+        weights=slices,
+        gradients=slices,
+        optimiser=2 * slices,
+        reference=slices if whole.reference else 0,
+        gathered=gathered_numbers(recipe, facts) * (_BYTES[recipe.model.dtype] + 4),
+        engine=whole.engine // devices,
+        cache=whole.cache // devices,
+        held=0 if apart else whole.held // devices,
+        apart=apart,
     )
 
 
@@ -149,7 +176,22 @@ def trained_parameters(recipe: Recipe, facts: ModelFacts) -> int:
 
 def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iterator[str]:
     memory = estimate_memory(recipe, facts, longest_prompt)
-    yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}"
+    weights = facts.parameters * _BYTES[recipe.model.dtype]
+    yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(weights)}"
+    if recipe.learner.ranks > 1:
+        yield from _rank_lines(recipe, memory)
+    else:
+        yield from _state_lines(recipe, facts, memory)
+    yield (
+        f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}; logits "
+        f"and what is made of them: {size_text(memory.head)}"
+    )
+    yield from _engine_memory_lines(recipe, memory)
+    if recipe.model.device != "cpu" and facts.parameters >= LARGE:
+        yield "on a card also about 1 GiB for CUDA itself. `make gpu` compares this estimate with a card's peak"
+
+
+def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
     if recipe.model.lora.rank is not None:
         count = trained_parameters(recipe, facts)
         yield f"of them frozen; the adapter trains {count:,} ({count / facts.parameters:.2%}) of its own"
@@ -157,35 +199,50 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
         yield f"the reference for the KL, frozen copies of the weights: {where}"
-    yield (
-        f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}; logits "
-        f"and what is made of them: {size_text(memory.head)}"
-    )
+
+
+def _rank_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
+    ranks, copies = recipe.learner.ranks, recipe.learner.replicas
+    part = f"1/{shards(recipe)} of the model" + (f" ({copies} copies)" if copies > 1 else "")
+    if recipe.learner.cpu_offload:
+        yield f"each of {ranks} ranks has {part}, with gradients and AdamW, in the processor's memory"
+    else:
+        state = memory.weights + memory.gradients + memory.optimiser
+        yield f"each of {ranks} ranks: {part} in float32, with gradients and AdamW: {size_text(state)}"
+    yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
+    if keeps_reference(recipe):
+        where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
+        yield f"the rank's part of the reference for the KL: {where}"
+
+
+def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
+    over_ranks = recipe.learner.ranks > 1
+    on = " on each device" if over_ranks else ""
     if recipe.rollout.engine == "vllm_server":
         yield f"sampling weights and key-value cache: on {', '.join(server_urls(recipe))}"
-        yield f"together about {size_text(memory.total)}"
+        yield f"together about {size_text(memory.learning if over_ranks else memory.total)}{on}"
         return
     if memory.engine:
         whose = "the engine's merged matrices" if recipe.model.lora.rank is not None else "the engine's fused matrices"
         if recipe.rollout.engine == "vllm":
             whose = "vLLM's own copy of the weights"
-        elif is_pool(recipe) and engine_count(recipe) == 1:
+        elif (is_pool(recipe) or over_ranks) and engine_count(recipe) == 1:
             whose = "the engine's own copy of the weights"
         if engine_count(recipe) > 1:
-            whose = "the engines' own copies of the weights"
-        yield f"{whose}: {size_text(memory.engine)}"
+            whose = "its engine's own copy of the weights" if over_ranks else "the engines' own copies of the weights"
+        yield f"{whose}{on}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
-    yield f"key-value cache: at most {size_text(memory.cache)}{slots}"
-    if memory.held < memory.engine + memory.cache:
+    yield f"key-value cache{on}: at most {size_text(memory.cache)}{slots}"
+    if memory.apart and over_ranks:
+        yield f"a rank's device about {size_text(memory.learning)}, an engine's {size_text(memory.generating)}"
+    elif memory.held < memory.engine + memory.cache:
         yield (
-            f"together about {size_text(memory.learning)} while learning (the engine sleeps), "
+            f"together{on} about {size_text(memory.learning)} while learning (the engine sleeps), "
             f"{size_text(memory.generating)} while generating"
         )
     else:
         beside = ": learner and engines work at the same time, each with weights of its own in a process of its own"
-        yield f"together about {size_text(memory.total)}{beside if recipe.rollout.max_staleness else ''}"
-    if recipe.model.device != "cpu" and facts.parameters >= LARGE:
-        yield "on a card also about 1 GiB for CUDA itself. `make gpu` compares this estimate with a card's peak"
+        yield f"together{on} about {size_text(memory.total)}{beside if recipe.rollout.max_staleness else ''}"
 
 
 def size_text(count: int) -> str:

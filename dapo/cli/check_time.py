@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dapo.cli.check_memory import LARGE, Memory, size_text
+from dapo.cli.check_ranks import engine_devices, engines_apart
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
-from dapo.config.pool import engine_slots
+from dapo.config.pool import engine_count, engine_slots
 from dapo.contracts.model import ModelFacts
 
 MEAN_LENGTH = 0.5  # of the response limit
@@ -65,7 +66,7 @@ def step_work(recipe: Recipe, facts: ModelFacts, prompt: float) -> Work:
     rows = min(sum(slots or _ROWS for slots in engine_slots(recipe)), responses)
     untied = not facts.fingerprint.get("tied", True)
     matrices = facts.parameters - untied * facts.vocabulary * facts.hidden  # a step looks up its embeddings
-    step = matrices * size + rows * (prompt + mean / 2) * facts.layers * facts.key_values * size
+    step = engine_count(recipe) * matrices * size + rows * (prompt + mean / 2) * facts.layers * facts.key_values * size
     tokens = trained + rollout.prompts_per_step * prompt
     return Work(generated, trained, generated / rows * step, 2.0 * matrices * tokens * _passes(recipe))
 
@@ -87,12 +88,15 @@ def step_seconds(work: Work, card: Card) -> tuple[float, float]:
 
 def needed_memory(memory: Memory) -> float:
     """Bytes that a card must have: an engine makes do with a smaller cache, and with fewer responses at once."""
-    least = memory.resident + memory.engine + min(memory.cache, _LEAST_CACHE)
+    least = memory.generating - memory.cache + min(memory.cache, _LEAST_CACHE)
     return max(memory.learning, least) * _SPARE
 
 
 def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float) -> Iterator[str]:
-    """Tokens of a step and hours of the run on each known card that holds it; nothing for small models and CPUs."""
+    """Tokens of a step and hours of the run on each known card that holds it; nothing for small models and CPUs.
+
+    Ranks and engines share the work without loss: what links between cards cost is not in it.
+    """
     if facts.parameters < LARGE or recipe.model.device == "cpu":
         return
     work, steps = step_work(recipe, facts, prompt), recipe.trainer.steps
@@ -105,12 +109,16 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     )
     yield f"a step: about {work.generated:,.0f} tokens generated, {work.trained:,.0f} trained on"
     fitting = [card for card in CARDS if card.memory >= needed_memory(memory)]
+    ranks = recipe.learner.ranks
+    engines, beside = (engine_devices(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
+    cards = ranks + engines if beside else max(ranks, engines)
     for card in fitting:
         generate, learn = step_seconds(work, card)
-        hours = (generate + learn) * steps / 3600
+        generate, learn = generate / engines, learn / ranks
+        hours = (max(generate, learn) if beside else generate + learn) * steps / 3600
         yield (
-            f"{card.name}: {generate:.0f} s to generate and {learn:.0f} s to learn, {steps:,} steps in about "
-            f"{_hours(hours)}, evaluations not counted"
+            f"{f'{cards} x ' * (cards > 1)}{card.name}: {generate:.0f} s to generate and {learn:.0f} s to learn, "
+            f"{steps:,} steps in about {_hours(hours)}, evaluations not counted"
         )
     if not fitting:
         most = max(CARDS, key=lambda card: card.memory)

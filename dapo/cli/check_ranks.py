@@ -1,0 +1,90 @@
+"""What ranks of a learner hold of a model, each for itself, and what publishing its weights takes: arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dapo.config import Recipe
+from dapo.config.pool import engine_count, is_pool
+from dapo.contracts.model import ModelFacts
+
+KEPT_WHOLE = 3_000_000_000
+"""Parameters up to which layers stay gathered: ``dapo.learner.sharding.KEPT_WHOLE``, which imports torch."""
+LARGE = 2**26
+"""Numbers that make an embedding or a head a group of its own: ``dapo.learner.sharding.LARGE``."""
+MEMORY = (1.7e9, 3.3e9)
+"""Bytes per second written to /dev/shm and read from it, measured with 256 MiB in 64 tensors on two busy cores."""
+DISK = (1.5e9, 1.5e9)
+"""The same of a file system that several machines share: assumed."""
+
+
+def reshards(recipe: Recipe, facts: ModelFacts) -> bool:
+    """Whether a layer is freed between its forward and its backward pass."""
+    asked = recipe.learner.reshard_after_forward
+    return facts.parameters > KEPT_WHOLE if asked == "auto" else asked == "true"
+
+
+def gathered_numbers(recipe: Recipe, facts: ModelFacts) -> int:
+    """Numbers of others' slices that a rank has with it while it computes, at most.
+
+    The root group (what is in no layer: tied or small embeddings and heads) is whole until the optimiser step, and so
+    are layers where they are not freed. Else two layers at a time, one that computes and the next; a large embedding
+    or head takes their place for a moment.
+    """
+    if not reshards(recipe, facts):
+        return facts.parameters
+    matrix, tied = facts.vocabulary * facts.hidden, bool(facts.fingerprint.get("tied", True))
+    tables = matrix if tied else 2 * matrix
+    apart = not tied and matrix >= LARGE
+    two_layers = 2 * (facts.parameters - tables) // max(facts.layers, 1)
+    return max(two_layers, matrix) if apart else tables + two_layers
+
+
+def shards(recipe: Recipe) -> int:
+    """Parts that each copy of the model is cut into."""
+    return recipe.learner.ranks // recipe.learner.replicas
+
+
+def engine_width(recipe: Recipe) -> int:
+    """Devices of one engine."""
+    return recipe.rollout.vllm.tensor_parallel_size if recipe.rollout.engine == "vllm" else 1
+
+
+def engine_devices(recipe: Recipe) -> int:
+    """Devices of all engines together, as many as each wants."""
+    return engine_count(recipe) * engine_width(recipe)
+
+
+def engines_apart(recipe: Recipe) -> bool:
+    """Whether engines have devices that no rank has: those that work beside the learner, and on a cluster of several
+    machines those of several devices."""
+    elsewhere = recipe.rollout.max_staleness > 0 or recipe.rollout.engine == "vllm_server"
+    machines = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
+    return elsewhere or (machines and engine_width(recipe) > 1)
+
+
+def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]:
+    """What each publish moves, and how long that takes.
+
+    Args:
+        recipe: of the run.
+        facts: of its model.
+        size: bytes of a number of the model's type.
+    """
+    count, engines = facts.parameters * size, engine_count(recipe)
+    billions = f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+    server, ranks = recipe.rollout.engine == "vllm_server", recipe.learner.ranks
+    if ranks == 1 and not is_pool(recipe) and not server:
+        yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
+        return
+    whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
+    writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 else ""
+    yield f"a publish is a set of {billions}{writers}, for {whom}"
+    local = count / MEMORY[0] + count / MEMORY[1]
+    yield f"through /dev/shm of one machine ({MEMORY[0] / 1e9:g} GB/s in, {MEMORY[1] / 1e9:g} out): {local:,.1f} s"
+    if recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or server:
+        shared = count / DISK[0] + count * engines / DISK[1]
+        yield (
+            f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {shared:,.1f} s, since every "
+            "engine reads it over the same network"
+        )
