@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from dapo.config.peers import PEER_KEYS, peer_hint
+from dapo.config.peers_apart import apart_hint
 from dapo.config.presets import PRESETS
 from dapo.config.problems import brief, nearest, visible
 from dapo.config.resume import rules
@@ -78,6 +79,8 @@ def explain(key: str) -> list[str]:
                 lines += [line for path in entry.ours for line in ("", *explain(path))]
                 break
         return lines
+    if hint := apart_hint(key):
+        return [f"`{key}`: {hint}"]
     near = nearest(key) or get_close_matches(key, list(settings()), 3, 0.4)
     hint = f"; the nearest are {', '.join(near)}" if near else ""
     raise RecipeError(

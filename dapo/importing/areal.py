@@ -1,4 +1,4 @@
-"""AReaL's keys that only mean something together. Defaults: its `cli_args.py`."""
+"""AReaL's keys that only mean something together. Defaults: its `api/cli_args.py`, 1.0.4."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _rejection(r: Reading, apart: Found) -> None:
     level, action = r.text(f"{where}.level", default="token"), r.text(f"{where}.action", default="mask")
     upper, lower = r.need(f"{where}.upper", default=5.0), r.number(f"{where}.lower")
     metric = r.text(f"{where}.metric", default="ratio")
-    mean = r.text(f"{where}.agg", default="sum")
+    mean = r.text(f"{where}.agg", default="mean")
     if not any(key.startswith(where) for key in r.source.settings) or not apart.value:
         return
     kinds = {("token", "clamp"): "truncate", ("token", "mask"): "mask_token", ("sequence", "mask"): "mask_sequence"}
@@ -126,9 +126,14 @@ def _groups(r: Reading) -> None:
                 "algorithm.dynamic_sampling.mode=mask"
             )
     norm = "actor.reward_norm"
-    mean, std = r.text(f"{norm}.mean_level", default="group"), r.text(f"{norm}.std_level", default="group")
-    left_out, eps = r.flag(f"{norm}.mean_leave1out", default=False), r.need(f"{norm}.eps", default=1e-5)
     given = any(key.startswith(norm) for key in r.source.settings)
+    level = "batch" if given else "group"
+    mean, std = r.text(f"{norm}.mean_level", default=level), r.text(f"{norm}.std_level", default=level)
+    if not given:
+        r.say("AReaL normalises no reward unless actor.reward_norm is set; here they are, by group")
+    elif mean.value != "group":
+        r.say(f"AReaL's actor.reward_norm.mean_level is {mean.value}; here the mean of the group is subtracted")
+    left_out, eps = r.flag(f"{norm}.mean_leave1out", default=False), r.need(f"{norm}.eps", default=1e-5)
     said = (mean,) if mean.given or not given else ()
     r.put("algorithm.advantage.baseline", "leave_one_out" if left_out.value else "mean", *said, left_out)
     r.choose("algorithm.advantage.scale", std, {"group": "group_std", "batch": "batch_std", "none": "none", "": "none"})
@@ -156,11 +161,14 @@ def _rewards(r: Reading, longest: Found) -> None:
     elif clip is not None:
         r.drop(clip, "wider than the scaled rewards of 0 and 1: without effect")
     on = r.flag("actor.overlong_reward_penalty", default=False)
-    cache = r.number("actor.overlong_tokens", default=512)
-    own = r.number("actor.overlong_penalty_factor", default=1.0)
+    cache, own = r.number("actor.overlong_tokens"), r.number("actor.overlong_penalty_factor")
     limit = r.number("actor.max_new_tokens", default=1024)
     if not on.value or cache is None or own is None:
         shared.no_penalty(r, on)
+        if on.value:
+            r.say(
+                "AReaL's penalty needs actor.overlong_tokens and actor.overlong_penalty_factor, which it has to be told"
+            )
     else:
         same = limit is not None and limit.value == longest.value
         shared.penalty(r, None if same else limit, cache, None, on)

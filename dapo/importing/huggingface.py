@@ -22,7 +22,12 @@ _MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What one of the two takes where nothing is said."""
+    """What one of the two takes where nothing is said.
+
+    TRL: `trainer/grpo_config.py` of 1.16.0; ms-swift: `arguments/rlhf_args.py`, `tuner_args.py`,
+    `trainers/arguments.py` and `rlhf_trainers/args_mixin.py` of 4.6.0; sizes and epochs
+    that neither names: transformers' `TrainingArguments`.
+    """
 
     per_device: int
     loss: str
@@ -36,7 +41,7 @@ class Defaults:
 
 
 TRL = Defaults(8, "dapo", 0.0, 1.0, 1e-6, 0.0, (0.9, 0.999), "linear", 3)
-SWIFT = Defaults(1, "grpo", 0.04, 0.9, 1e-5, 0.1, (0.9, 0.95), "cosine", 1)
+SWIFT = Defaults(1, "grpo", 0.04, 0.9, 1e-5, 0.1, (0.9, 0.95), "cosine", 3)
 
 
 def convert_trl(r: Reading) -> None:
@@ -251,9 +256,13 @@ def _running(r: Reading, d: Defaults) -> None:
             per = _optimiser_steps(r)
             note = f"{found.value} optimiser steps of {per} a training step" if per > 1 else ""
             r.put(ours, max(1, int(found.value) // per), found, note=note)
-    strategy = r.text("eval_strategy", default="no")
+    follows = r.title == "ms-swift" and r.given("val_dataset")
+    strategy = r.text("eval_strategy", default="steps" if follows else "no")
     if strategy.value == "no" and not r.given("eval_steps"):
         r.put("validation.every", 0, strategy, note="0: at the start and the end only")
+    elif follows and not r.given("eval_steps"):
+        steps = r.need("save_steps", default=500)
+        r.put("validation.every", max(1, int(steps.value) // _optimiser_steps(r)), strategy, steps)
     path = r.find("model_name_or_path", "model")
     if path is not None:
         r.put("model.path", str(path.value), path)

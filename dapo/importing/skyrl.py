@@ -1,4 +1,4 @@
-"""SkyRL's keys that only mean something together. Defaults: its `ppo_base_config.yaml`."""
+"""SkyRL's keys that only mean something together. Defaults: its `train/config/config.py`, 0.3.0."""
 
 from __future__ import annotations
 

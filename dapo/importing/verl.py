@@ -1,4 +1,4 @@
-"""verl's keys that only mean something together. Defaults: its `ppo_trainer.yaml`."""
+"""verl's keys that only mean something together. Defaults: its `ppo_trainer.yaml` and what that takes along, 0.9.1."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _sampling(r: Reading, prompts: Found) -> None:
     on = r.flag("algorithm.filter_groups.enable", default=False)
     batch = r.count("data.gen_batch_size", default=prompts.value)
     rounds = r.need("algorithm.filter_groups.max_num_gen_batches", default=0)
-    metric = r.text("algorithm.filter_groups.metric", default="acc")
+    metric = r.text("algorithm.filter_groups.metric", default="reward")
     if not on.value:
         shared.no_filter(r, on)
         return

@@ -1,0 +1,62 @@
+"""Defaults of other trainers, as their own sources have them: what is not said in a file comes out as it is there.
+
+Read from the wheels trl 1.16.0 (`trainer/grpo_config.py`), ms-swift 4.6.0 (`arguments/rlhf_args.py`, `tuner_args.py`,
+`trainers/arguments.py`, `rlhf_trainers/args_mixin.py`), verl 0.9.1 (`trainer/config/*.yaml`), areal 1.0.4
+(`api/cli_args.py`), skyrl 0.3.0 (`train/config/config.py`), and from NeMo RL's `examples/configs/grpo_math_1B.yaml`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dapo.config.explain import explain
+from dapo.importing import import_text
+from tests.unit.importing import defaults_for_tests as facts
+
+
+@pytest.mark.parametrize(("system", "ours"), [(s, key) for s, lines in facts.DEFAULTS.items() for key in lines])
+def test_what_is_not_said_is_as_it_is_there(system: str, ours: str) -> None:
+    text, name = facts.NOTHING_SAID[system]
+    made = import_text(text, name, system=system)
+    line = made.reading.lines[ours]
+    assert line.value == facts.DEFAULTS[system][ours]
+
+
+def test_ms_swifts_rate_is_that_of_an_adapter_unless_all_is_trained() -> None:
+    text, name = facts.NOTHING_SAID["ms-swift"]
+    adapter, whole = import_text(text, name).reading, import_text(f"{text} --train_type full", name).reading
+    assert adapter.lines["learner.learning_rate"].value == 1e-4
+    assert (adapter.lines["model.lora.rank"].value, adapter.lines["model.lora.lora_alpha"].value) == (8, 32.0)
+    assert whole.lines["learner.learning_rate"].value == 1e-5
+    assert "model.lora.rank" not in whole.lines
+
+
+def test_ms_swift_evaluates_when_it_saves_where_it_has_held_out_data() -> None:
+    text, name = facts.NOTHING_SAID["ms-swift"]
+    sizes = "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --steps_per_generation 8"
+    held_out = f"{text} --val_dataset b {sizes}"
+    assert import_text(text, name).reading.lines["validation.every"].value == 0
+    assert import_text(held_out, name).reading.lines["validation.every"].value == 125  # 500 steps, 4 of each
+    assert import_text(f"{held_out} --save_steps 40", name).reading.lines["validation.every"].value == 10
+
+
+def test_areal_normalises_nothing_unless_told_and_by_the_batch_unless_told() -> None:
+    text, name = facts.NOTHING_SAID["areal"]
+    assert any("normalises no reward unless" in said for said in import_text(text, name).reading.said)
+    some = import_text("actor: {ppo_n_minibatches: 1, reward_norm: {eps: 1.0e-4}}\ngconfig: {n_samples: 4}", name)
+    assert some.reading.lines["algorithm.advantage.scale"].value == "batch_std"
+    assert any("mean_level is batch" in said for said in some.reading.said)
+
+
+def test_areals_penalty_has_no_default_lengths() -> None:
+    made = import_text(
+        "actor: {overlong_reward_penalty: true, ppo_n_minibatches: 1}\ngconfig: {n_samples: 4}", "a.yaml"
+    )
+    assert made.reading.lines["algorithm.overlong_punishment.enabled"].value is False
+    assert any("has to be told" in said for said in made.reading.said)
+
+
+def test_explain_knows_keys_that_need_no_place_here() -> None:
+    (said,) = explain("actor_rollout_ref.rollout.load_format")
+    assert "of verl" in said
+    assert "docs/engines.md" in said
