@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dapo.api.check import Report, check
     from dapo.api.evaluation import Evaluation, evaluate
     from dapo.api.run import Run
+    from dapo.api.sft import sft
     from dapo.api.train import Trainer, resume, train
     from dapo.config import LoadedRecipe, Recipe, load_recipe, recipe_from_dict
     from dapo.contracts.events import Callback
@@ -43,6 +44,7 @@ _HOMES = {
     "load_recipe": "dapo.config",
     "recipe_from_dict": "dapo.config",
     "resume": "dapo.api.train",
+    "sft": "dapo.api.sft",
     "train": "dapo.api.train",
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "load_recipe",
     "recipe_from_dict",
     "resume",
+    "sft",
     "train",
 ]
 

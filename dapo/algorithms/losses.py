@@ -190,3 +190,11 @@ def _sequence_log_ratios(inputs: LossInputs) -> Float[Tensor, " tokens"]:
     means = sums / counts.clamp(min=1.0)
     logprobs = _at_loss_tokens(inputs, inputs.logprobs)
     return means[inputs.rows] + (logprobs - logprobs.detach())
+
+
+def imitation_loss(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """L = -log p of every token [tokens], whatever advantage and old policy: supervised training.
+
+    With weights 1 / N the step's loss is the mean cross-entropy, and dL/dlog p = -1 / N.
+    """
+    return -inputs.logprobs, {}

@@ -41,6 +41,7 @@ def ask(
     validation: Any = None,
     objective: Any = None,
     settings: Mapping[str, Any] | None = None,
+    sft: bool = False,
 ) -> Asked:
     """The recipe with everything on top.
 
@@ -51,6 +52,7 @@ def ask(
         validation: held-out data.
         objective: a loss of the caller's: a function, or an ``Objective``.
         settings: sections (``trainer={"steps": 20}``) and dotted keys (``{"trainer.steps": 20}``).
+        sft: for a supervised run; ``train`` and ``validation`` are those of the section ``sft``.
 
     Raises:
         RecipeError: whatever is wrong with the recipe, or nothing of what is expected was given.
@@ -62,10 +64,10 @@ def ask(
     if recipe is None and not settings and train is None:
         raise RecipeError("a recipe is missing: give a file, a short name such as 'quickstart', a dict, or settings")
     plain = not settings and rewards is None and train is None and validation is None
-    if isinstance(recipe, LoadedRecipe) and plain:
+    if isinstance(recipe, LoadedRecipe) and plain and not sft:
         return Asked(recipe, _objects(recipe.recipe))
     if isinstance(recipe, str | Path) and plain:
-        loaded = load_recipe(recipe)
+        loaded = load_recipe(recipe, sft=sft)
         return Asked(loaded, _objects(loaded.recipe))
     given, path = _settings_of(recipe)
     model = settings.get("model")
@@ -76,14 +78,15 @@ def ask(
     if rewards is not None:
         given["rewards"] = reward_sections(rewards)
     folder = Path(str((given.get("run") or {}).get("dir", "runs")))
-    data = dict(given.get("data") or {})
+    section = "sft" if sft else "data"
+    data = dict(given.get(section) or {})
     if train is not None:
         data["train"] = sources(train, "train", folder)
     if validation is not None:
         data["validation"] = sources(validation, "held_out", folder)
     if data:
-        given["data"] = data
-    loaded = recipe_from_dict(_hooked(given, ""), path=path)
+        given[section] = data
+    loaded = recipe_from_dict(_hooked(given, ""), path=path, sft=sft)
     return Asked(loaded, _objects(loaded.recipe))
 
 

@@ -18,6 +18,7 @@ from dapo.config.schema import Recipe
 from dapo.contracts.events import StepEvent, frozen, groups_seen
 from dapo.contracts.hooks import give_as, is_object
 from dapo.errors import DataError, RecipeError
+from dapo.loop.trainer import Trainer as LoopTrainer
 from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
 from dapo.run.parts import make_schedule
@@ -211,7 +212,7 @@ class Trainer:
             RecipeError: the run has ended, or its first step is still to come.
         """
         trainer = self._running("evaluate").trainer
-        if trainer.evaluations.evaluator is None:
+        if not isinstance(trainer, LoopTrainer) or trainer.evaluations.evaluator is None:
             raise DataError("there is nothing to evaluate on: give validation=...")
         return Evaluation.of(
             str(self.run.path), self.step, trainer.recipe.validation.samples, trainer.evaluate(self.step)
@@ -236,8 +237,10 @@ class Trainer:
         overrides = overrides_of(settings)
         loaded, changes = load_for_resume(self.run.path, overrides)
         opened = self._opened
-        if self._steps is not None and opened.trainer.counters.training_steps and _are_live(changes):
-            opened.trainer.adopt(loaded.recipe, make_schedule(loaded.recipe))
+        loop = opened.trainer
+        live = isinstance(loop, LoopTrainer) and loop.counters.training_steps and _are_live(changes)
+        if self._steps is not None and isinstance(loop, LoopTrainer) and live:
+            loop.adopt(loaded.recipe, make_schedule(loaded.recipe))
             opened.folder.write(opened.folder.resolved_recipe, loaded.resolved)
             for change in changes:
                 opened.console.say(f"changed from step {self.step + 1} on: {change.sentence()}")

@@ -51,10 +51,10 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
 
     recipe = loaded.recipe
     called = short_name(loaded.path) if loaded.path else "RECIPE"
-    printed, show = show is None, show or _section
+    printed, show = show is None, show or section
     if printed:
         print(f"{called if loaded.path else 'recipe'}: preset {recipe.preset}")
-    show("different from the preset", _difference(loaded))
+    show("different from the preset", difference_lines(loaded))
     show("warnings", [*loaded.warnings, *_missing(recipe)])
     check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
@@ -95,7 +95,7 @@ def _missing(recipe: Recipe) -> Iterator[str]:
         yield f"{error}; training here would end with that"
 
 
-def _section(title: str, lines: Iterable[str]) -> None:
+def section(title: str, lines: Iterable[str]) -> None:
     lines = list(lines)
     if lines:
         print(f"\n{title}")
@@ -103,7 +103,7 @@ def _section(title: str, lines: Iterable[str]) -> None:
             print(f"  {line}")
 
 
-def _difference(loaded: LoadedRecipe) -> Iterator[str]:
+def difference_lines(loaded: LoadedRecipe) -> Iterator[str]:
     width = max(map(len, loaded.difference), default=0)
     for path, (before, after) in loaded.difference.items():
         yield f"{path:<{width}}  {brief(before)} -> {brief(after)}"

@@ -1,4 +1,4 @@
-"""``dapo``: train, launch, check, recipes, init, import, explain, data, evaluate, export, report, view.
+"""``dapo``: train, sft, launch, check, recipes, init, import, explain, data, evaluate, export, rollouts, report, view.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 75 saved at trainer.max_hours, 130 after Ctrl-C.
 """
@@ -19,6 +19,7 @@ from dapo.cli.completion import complete_key, complete_name
 from dapo.cli.importing import import_recipe
 from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
+from dapo.cli.rollouts import rollouts
 from dapo.contracts.hooks import search_working_directory
 from dapo.errors import DapoError, of_the_machine
 
@@ -133,6 +134,25 @@ def train(
     return dapo.run.train(loaded)
 
 
+@app.command(epilog=pages("docs/base_to_trained.md", "docs/configuration.md"))
+def sft(
+    arguments: RecipeArguments = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
+    ] = None,
+) -> int:
+    """A supervised start by the recipe's section `sft`: `dapo sft RECIPE [KEY=VALUE]...` makes the run NAME-sft."""
+    if resume is not None:
+        return train(arguments, resume)  # a run knows what it does
+    recipe, overrides = recipe_and_overrides(arguments)
+    from dapo.config import load_recipe
+
+    loaded = load_recipe(recipe, overrides, sft=True)
+    import dapo.run
+
+    return dapo.run.train(loaded)
+
+
 @app.command(epilog=pages("docs/tutorial.md", "docs/data_and_rewards.md"))
 def check(
     arguments: RecipeArguments = None,
@@ -142,15 +162,22 @@ def check(
             "--try", metavar="N", min=0, help="Also load the model, generate and score N groups, and time a step."
         ),
     ] = 0,
+    supervised: Annotated[
+        bool, typer.Option("--sft", help="Of `dapo sft RECIPE`: examples instead of rewards.")
+    ] = False,
 ) -> int:
     """Everything about a run before it starts: data, rewards on gold and wrong answers, arithmetic, memory, files."""
     recipe, overrides = recipe_and_overrides(arguments)
     from dapo.config import load_recipe
 
-    loaded = load_recipe(recipe, overrides)
-    from dapo.cli.check import check_run
+    loaded = load_recipe(recipe, overrides, sft=supervised)
+    from dapo.cli.check import check_run, section
+    from dapo.cli.check_sft import check_sft_run
 
-    check_run(loaded, tries)
+    if loaded.recipe.run.stage == "sft":
+        check_sft_run(loaded, section)
+    else:
+        check_run(loaded, tries)
     return 0
 
 
@@ -254,6 +281,7 @@ def data(
 
 app.command(epilog=pages("docs/tutorial.md", "docs/algorithm.md section 7"))(evaluate)
 app.command(epilog=pages("docs/tutorial.md"))(export)
+app.command(epilog=pages("docs/base_to_trained.md"))(rollouts)
 
 
 @app.command(epilog=pages("docs/reading_a_run.md"))

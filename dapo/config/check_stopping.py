@@ -45,7 +45,7 @@ def _metric(r: Recipe, key: str, metric: str, direction: Direction) -> Iterator[
         yield Problem(
             key, f"is neither good nor bad by itself: say which is better, {section}.best_is=highest or lowest", metric
         )
-    elif metric.startswith("validation/") and not (r.data.validation and r.validation.every):
+    elif metric.startswith("validation/") and r.run.stage == "train" and not (r.data.validation and r.validation.every):
         yield Problem(
             key,
             "needs held-out problems (data.validation) and evaluations (validation.every): no step will have it",

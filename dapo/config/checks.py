@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_loss import check_loss
 from dapo.config.check_ranks import check_ranks
+from dapo.config.check_sft import check_sft
 from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
 from dapo.config.pool import check_pool
@@ -372,4 +373,5 @@ _CHECKS = (
     check_ranks,
     check_stopping,
     check_slurm,
+    check_sft,
 )

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -218,9 +219,11 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
         The settings with the paths found, and a problem for each file that is in neither place.
     """
     problems: list[Problem] = []
-    data = given.get("data")
-    for part in ("train", "validation"):
-        sources = data.get(part) if isinstance(data, dict) else None
+    data, run = given.get("data"), given.get("run")
+    stage = "sft" if isinstance(run, dict) and run.get("stage") == "sft" else "data"  # the other's data are not read
+    for name, part in product(("data", "sft"), ("train", "validation")):
+        section = given.get(name)
+        sources = section.get(part) if isinstance(section, dict) else None
         for n, source in enumerate(sources if isinstance(sources, list) else []):
             path = source.get("path") if isinstance(source, dict) else None
             if not isinstance(path, str) or path.startswith("hub:"):
@@ -228,8 +231,8 @@ def resolve_paths(given: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
             found = _find(path, folder) or _find_pattern(path, folder)
             if found:
                 source["path"] = found
-            else:
-                problems.append(Problem(f"data.{part}.{n}.path", _not_found("file", path, folder), path))
+            elif name == stage:
+                problems.append(Problem(f"{name}.{part}.{n}.path", _not_found("file", path, folder), path))
     if isinstance(data, dict) and isinstance(template := data.get("chat_template"), str) and not is_jinja(template):
         try:
             data["chat_template"] = _read_template(template, folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from dapo.config.check_sft import for_sft
 from dapo.config.checks import check
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.config.older import of_today
@@ -43,7 +44,9 @@ class LoadedRecipe:
     resolved: str = field(default="", repr=False)  # YAML that loads back to ``recipe``, but for its secrets
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bool = False) -> LoadedRecipe:
+def load_recipe(
+    path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bool = False, sft: bool = False
+) -> LoadedRecipe:
     """Read a YAML recipe and check it. Imports no torch and takes well under a second.
 
     Settings come from the preset, then the file, then the overrides ``a.b=value`` (values are YAML; list items by
@@ -54,6 +57,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bo
         path: the file, or the short name of a recipe that comes with the package (``quickstart``).
         overrides: ``key=value`` each.
         of_a_run: the recipe of a run that is only read: secrets that were hidden there need not be given again.
+        sft: for a supervised run: ``run.stage`` is set, and the run called NAME-sft.
 
     Raises:
         RecipeError: one error that lists everything that is wrong, each with its line, the value given, what was
@@ -64,11 +68,11 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, of_a_run: bo
     given, lines = parse_yaml(text, called)
     if path.name == RESOLVED:
         given = of_today(given)
-    return _load(given, text, overrides, Origin(called, lines), path, hidden_is_fine=of_a_run)
+    return _load(given, text, overrides, Origin(called, lines), path, hidden_is_fine=of_a_run, sft=sft)
 
 
 def recipe_from_dict(
-    given: Mapping[str, Any], overrides: Sequence[str] = (), *, path: Path | None = None
+    given: Mapping[str, Any], overrides: Sequence[str] = (), *, path: Path | None = None, sft: bool = False
 ) -> LoadedRecipe:
     """As ``load_recipe``, from a nested dictionary instead of a file.
 
@@ -76,6 +80,7 @@ def recipe_from_dict(
         given: the settings.
         overrides: ``key=value`` each.
         path: the file that they were read from, in whose folder data are looked for as well.
+        sft: as for ``load_recipe``.
 
     Raises:
         RecipeError: one error that lists everything that is wrong.
@@ -83,7 +88,7 @@ def recipe_from_dict(
     if problems := list(check_plain(given)):
         raise refuse(problems, Origin())
     plain = deepcopy(dict(given))
-    return _load(plain, to_yaml(plain), overrides, Origin(), path)
+    return _load(plain, to_yaml(plain), overrides, Origin(), path, sft=sft)
 
 
 def apply_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,10 +113,13 @@ def _load(
     origin: Origin,
     path: Path | None,
     hidden_is_fine: bool = False,
+    sft: bool = False,
 ) -> LoadedRecipe:
     changed = _split_overrides(overrides)
     origin = Origin(origin.name, origin.lines, frozenset(key for key, _ in changed))
     own, problems = _apply_overrides(given, changed)
+    if sft:
+        own = for_sft(own, named=any(key in ("run", "run.name") for key, _ in changed))
     if unreadable := list(check_plain(own)):
         raise refuse([*problems, *unreadable], origin)
     problems += [] if hidden_is_fine else _hidden(own)
@@ -227,7 +235,7 @@ def difference_from_preset(recipe: Recipe) -> Difference:
     own = {"model": {"path": recipe.model.path}, "data": {"train": recipe.model_dump()["data"]["train"]}}
     preset = Recipe.model_validate(merge(preset_settings(recipe.preset), own))
     before, after = dict(_flat(preset)), dict(_flat(recipe))
-    skipped = {"preset", "model.path", "data.train", "data.validation"}
+    skipped = {"preset", "model.path", "data.train", "data.validation", "sft.train", "sft.validation", "run.stage"}
     return {p: (before[p], v) for p, v in after.items() if v != before[p] and p not in skipped}
 
 

@@ -26,9 +26,11 @@ from dapo.errors import CheckpointError, RecipeError
 Rule = Literal["free", "ask", "fixed"]
 _SOURCE_FIXED = "name split format fields task options seed size"
 
+_LISTS = ("data.train", "data.validation", "data.few_shot", "sft.train", "sft.validation")
+
 _RULES: dict[str, dict[Rule, str]] = {
     "": {"fixed": "preset"},
-    "run": {"free": "if_exists reward_workers reward_memory_mib", "ask": "threads", "fixed": "dir name seed"},
+    "run": {"free": "if_exists reward_workers reward_memory_mib", "ask": "threads", "fixed": "dir name stage seed"},
     "model": {
         "free": "activation_checkpointing",
         "ask": "device trust_remote_code attention fp32_head matmul_precision",
@@ -83,6 +85,13 @@ _RULES: dict[str, dict[Rule, str]] = {
         "max_grad_norm deterministic",
     },
     "validation": {"free": "every samples greedy temperature top_p max_response_tokens limit"},
+    "sft": {
+        "free": "epochs steps every export",
+        "ask": "batch_size learning_rate schedule warmup final_ratio",
+        "fixed": "max_tokens overlong loss_on",
+    },
+    "sft.train.N": {"ask": "path", "fixed": "name split fields size"},
+    "sft.validation.N": {"ask": "path", "fixed": "name split fields size"},
     "trainer": {"free": "steps max_hours sync_check_tolerance"},
     "trainer.early_stop": {"free": "metric best_is patience min_change"},
     "checkpoint": {"free": "every keep seconds best best_is asynchronous", "fixed": "dir"},
@@ -130,7 +139,7 @@ def rule_of(path: str) -> Rule:
     path = generic(path)
     if path == "rewards":
         return "ask"
-    return "fixed" if path in ("data.train", "data.validation", "data.few_shot") else rules()[path]
+    return "fixed" if path in _LISTS else rules()[path]
 
 
 def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> list[Change]:
@@ -215,7 +224,7 @@ def _why_fixed(path: str) -> str:
         )
     if path.startswith("run."):
         return "fixed: a run goes on where it was, with its own random numbers; start a new run for another"
-    if path.startswith("data."):
+    if path.startswith(("data.", "sft.")):
         return "fixed: the saved position in the prompt stream is only right for the same prompts; start a new run"
     return "fixed: the saved state is only right for the same value; start a new run (from an exported model, say)"
 

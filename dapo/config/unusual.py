@@ -18,6 +18,8 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
         recipe: the recipe.
         changed: paths of the settings that differ from the preset; those that nothing reads are named.
     """
+    if recipe.run.stage == "sft":
+        return []  # they speak of training by reward
     return [
         *_sampling(recipe),
         *_loss(recipe),

@@ -37,6 +37,16 @@ def _counters() -> Iterator[Metric]:
     yield Metric("counters/trained_tokens", TOKENS, "Response tokens that carried loss since the run began.")
 
 
+def _supervised() -> Iterator[Metric]:
+    yield Metric("sft/epoch", COUNT, "`dapo sft`: passes over the examples so far, the share of the one at hand too.")
+    yield Metric("sft/examples", COUNT, "`dapo sft`: examples of this step.")
+    yield Metric("sft/tokens", TOKENS, "`dapo sft`: tokens of this step's examples, prompts included.")
+    yield Metric(
+        "validation/loss", NATS, "`dapo sft`: -log p of the held-out responses, mean over their tokens.", "lower"
+    )
+    yield Metric("validation/<set>/loss", NATS, "`dapo sft`: the same of one held-out set.", "lower")
+
+
 def _learner() -> Iterator[Metric]:
     yield Metric("train/loss", "1", "Sum of weight x loss over the tokens of an optimiser step; mean over this step's.")
     yield from (entry.metric for entry in TOKEN_METRICS)
@@ -218,6 +228,7 @@ AREAS = {
     "Validation": _validation,
     "Time and memory": _clock,
     "Cluster": cluster_metrics,
+    "Supervised training": _supervised,
     "Your own": _custom,
 }
 """Title of each area, in the order of docs/metrics.md, and its lines."""

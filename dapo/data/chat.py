@@ -87,25 +87,43 @@ def render_chat(problem: Problem, text: str, data: Data, tokenizer: Any) -> str:
     Raises:
         DataError: the template refuses the messages, or leaves a system message out; tools that are none.
     """
-    messages = _messages(problem, text, data)
+    return chat_text(problem.row, _messages(problem, text, data), data, tokenizer, tools=_tools(problem, data))
+
+
+def chat_text(
+    where: str, messages: list[Message], data: Data, tokenizer: Any, *, tools: list[Any] | None = None, ask: bool = True
+) -> str:
+    """Messages as the chat template writes them, with the recipe's variables.
+
+    Args:
+        where: they come from, for errors.
+        messages: as they are; nothing of the recipe's is added.
+        data: the recipe's section.
+        tokenizer: whose template it is, unless the recipe has one.
+        tools: schemas that the template gets; None: those of ``data.tools``.
+        ask: up to where the assistant's next answer begins.
+
+    Raises:
+        DataError: the template refuses the messages, or leaves a system message out.
+    """
     options: dict[str, Any] = dict(data.chat_template_kwargs)
     if data.chat_template is not None:
         options["chat_template"] = data.chat_template
-    if tools := _tools(problem, data):
+    if tools := data.tools if tools is None else tools:
         options["tools"] = tools
     roles = [message["role"] for message in messages]
     whose = "`data.chat_template`" if data.chat_template is not None else "the tokenizer's chat template"
     try:
-        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options))
+        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask, **options))
     except Exception as error:  # jinja's own errors, and whatever a template raises on purpose
         raise DataError(
-            f"{problem.row}: {whose} failed on messages of {roles}: {type(error).__name__}: {error}"
+            f"{where}: {whose} failed on messages of {roles}: {type(error).__name__}: {error}"
             f"{_without_system(roles, data)}"
         ) from error
     for message in messages:
         if message["role"] in SYSTEM and message["content"].strip() not in rendered:
             raise DataError(
-                f"{problem.row}: {whose} leaves the system message out: the model would never see it"
+                f"{where}: {whose} leaves the system message out: the model would never see it"
                 f"{_without_system(roles, data)}"
             )
     return rendered

@@ -148,7 +148,7 @@ def _choose(record: Record, name: str, fields: Mapping[str, str], where: str) ->
 
 def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapping[str, str]) -> Problem | None:
     """The problem of a record; None when it should have an answer and that is null or empty."""
-    problem_field, raw_problem = _lookup(record, layout.problem, where, name)
+    problem_field, raw_problem = lookup(record, layout.problem, where, name)
     used = {problem_field}
     with _named(where, problem_field):
         messages = read_messages(raw_problem) or []
@@ -162,7 +162,7 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
         raise DataError(f"{where}, field {problem_field!r}: the problem is empty")
     answer = ""
     if layout.answer:
-        answer_field, raw_answer = _lookup(record, layout.answer, where, name)
+        answer_field, raw_answer = lookup(record, layout.answer, where, name)
         used.add(answer_field)
         if is_missing(raw_answer):
             return None
@@ -190,7 +190,7 @@ def _extra(record: Record, fields: Mapping[str, str], used: set[str], where: str
     mapped = {ours: theirs for ours, theirs in fields.items() if ours not in ("problem", "answer")}
     found = {key: value for key, value in record.items() if key not in used and key not in mapped.values()}
     for ours, theirs in mapped.items():
-        found[ours] = _lookup(record, (theirs,), where, name)[1]
+        found[ours] = lookup(record, (theirs,), where, name)[1]
     extra = {}
     for key, value in found.items():
         with _named(where, key):
@@ -199,7 +199,7 @@ def _extra(record: Record, fields: Mapping[str, str], used: set[str], where: str
     return extra
 
 
-def _lookup(record: Record, paths: tuple[str, ...], where: str, name: str) -> tuple[str, Any]:
+def lookup(record: Record, paths: tuple[str, ...], where: str, name: str) -> tuple[str, Any]:
     """The first of ``paths`` that the record holds, and its value. The value may be null."""
     for path in paths:
         if path in record:

@@ -20,11 +20,9 @@ def read_messages(value: Any) -> list[Message] | None:
     Raises:
         ValueError: a list that is no conversation a response could follow.
     """
-    if isinstance(value, str):
-        value = _from_text(value)
-    if not isinstance(value, list):
+    messages = message_list(value)
+    if messages is None:
         return None
-    messages = [_message(number, item) for number, item in enumerate(value, start=1)]
     roles = [message["role"] for message in messages]
     if not messages or roles[-1] != LAST:
         raise ValueError(
@@ -32,6 +30,19 @@ def read_messages(value: Any) -> list[Message] | None:
             "out of the messages"
         )
     return messages
+
+
+def message_list(value: Any) -> list[Message] | None:
+    """As ``read_messages``, whoever speaks last.
+
+    Raises:
+        ValueError: a list of something else than messages.
+    """
+    if isinstance(value, str):
+        value = _from_text(value)
+    if not isinstance(value, list):
+        return None
+    return [_message(number, item) for number, item in enumerate(value, start=1)]
 
 
 def _from_text(text: str) -> Any:

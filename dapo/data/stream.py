@@ -48,6 +48,11 @@ class EpochStream:
         return self._epoch
 
     @property
+    def progress(self) -> float:
+        """Epochs, the share of the one at hand included."""
+        return self._epoch + self._position / len(self._prompts)
+
+    @property
     def size(self) -> int:
         """Prompts in the data."""
         return len(self._prompts)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import as_damage, load_state, save_state
+from dapo.checkpoint.tree import as_damage, save_state
 from dapo.config.checks import has_entropy_term, ratio_against
 from dapo.config.schema import Recipe
 from dapo.contracts.evaluation import EvaluationResult
 from dapo.contracts.handle import Handle, Mapped
-from dapo.contracts.model import check_fingerprint
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, EngineGroup, Learner
 from dapo.contracts.recorder import Recorder
@@ -29,10 +27,11 @@ from dapo.contracts.types import (
     StepBatch,
     TokenTrace,
 )
-from dapo.errors import CheckpointError, EngineError, RewardError, SamplingStopped
+from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
 from dapo.loop.collector import StreamingCollector
+from dapo.loop.counters import Counters, StepDone, open_state
 from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
@@ -46,25 +45,6 @@ from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping
 from dapo.loop.sync_check import SyncCheck
-
-
-@dataclass(slots=True)
-class Counters:
-    """Three kinds of steps that peers confuse."""
-
-    training_steps: int = 0  # rollout batches trained on
-    rollout_steps: int = 0  # batches collected from the engine
-    optimizer_steps: int = 0  # weight updates
-    trained_tokens: int = 0  # response tokens that carried loss
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """What a training step came to."""
-
-    step: int
-    metrics: Metrics  # as recorded
-    finished: Sequence[Group]  # groups that were judged or discarded in it
 
 
 class Trainer:
@@ -342,15 +322,8 @@ class Trainer:
             CheckpointError: it is damaged, or belongs to another model; the message names the difference.
             DataError: the training data are not those that it was saved with.
         """
-        try:
-            state = load_state(folder)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"checkpoint {folder} is damaged: {error.filename} is missing") from None
+        state, counters = open_state(folder, self.fingerprint)
         with as_damage(folder):
-            check_fingerprint(state["fingerprint"], self.fingerprint, folder)
-            counters = Counters(**{name: operator.index(value) for name, value in state["counters"].items()})
-            if folder.name != f"step_{counters.training_steps:06d}":
-                raise ValueError(f"it is the state of step {counters.training_steps}")
             self.collector.load(state["collector"])
             if "sync_check" in state:  # not in a checkpoint of the first release
                 self.check_sync.load(state["sync_check"])

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.supervised import HELD_OUT, TRAINED, is_supervised
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +21,9 @@ _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#E69F00", "#009E73", "#CC79
 
 def write_curve(run: RunFolder) -> Path:
     """Draw RUN/curve.png from RUN/metrics.jsonl and return its path."""
-    draw_curve(read_metrics(run.metrics), run.curve, title=run.path.resolve().name)
+    rows = read_metrics(run.metrics)
+    draw = draw_losses if is_supervised(rows) else draw_curve
+    draw(rows, run.curve, title=run.path.resolve().name)
     return run.curve
 
 
@@ -37,6 +40,32 @@ def draw_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     _accuracy_panel(figure.add_subplot(grid[0, :]), rows, title)
     _sampling_panel(figure.add_subplot(grid[1, 0]), rows)
     _policy_panel(figure.add_subplot(grid[1, 1]), rows)
+    temporary = path.with_name(f".{path.name}.tmp")
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)
+
+
+def draw_losses(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Both losses over the steps, as a picture. Needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    for key, label, style in (
+        (TRAINED, "training batch", {"color": _GREY, "linewidth": 1}),
+        (HELD_OUT, "held out", {"color": _BLUE, "linewidth": 2, "marker": "o", "markersize": 4}),
+    ):
+        steps, values = series(rows, key)
+        if steps:
+            axes.plot(steps, values, label=label, **style)
+    axes.set_title(f"{title}: loss, nats a token", loc="left", fontweight="bold")
+    axes.set_xlabel("training step")
+    axes.set_ylim(bottom=0)
+    axes.grid(True, color="#E5E7EB", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper right", frameon=False)
     temporary = path.with_name(f".{path.name}.tmp")
     figure.savefig(temporary, format="png")
     temporary.replace(path)

@@ -39,7 +39,7 @@ from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
 LOCK = "lock"
 _BEGUN = {LOCK, "recipe.yaml", "difference.txt"}
 """What stands in the folder of a run that ended before its recipe was written: as good as none."""
-_FOLDERS = ("rollouts", "tokens", "stopped", "checkpoints", "tensorboard")
+_FOLDERS = ("rollouts", "tokens", "stopped", "checkpoints", "tensorboard", "export")
 _HELD: dict[tuple[int, int], int] = {}
 """Lock files that a process holds: device and inode -> its pid."""
 
@@ -158,6 +158,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """The model that a supervised run leaves."""
+        return self.path / "export"
 
     @property
     def tensorboard(self) -> Path:

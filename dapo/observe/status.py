@@ -72,6 +72,10 @@ class StatusWriter:
         self.status = RunStatus("running", "", step, steps, os.getpid(), host, started, now, folder=folder)
         self._write()
 
+    def wants(self, steps: int) -> None:
+        """So many training steps, once that is known."""
+        self.status = replace(self.status, steps=steps)
+
     def step(self, step: int) -> None:
         """A training step was recorded. Written unless that was done less than ``PATIENCE`` seconds ago."""
         now, last = self._clock(), self.status.updated

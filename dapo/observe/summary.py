@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dapo.observe import supervised
 from dapo.observe.console import Console
 from dapo.observe.curve import curve_in_words, terminal_curve, write_curve
 from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
@@ -58,6 +59,10 @@ def print_summary(
 
 def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds: float | None = None) -> RenderableType:
     """Outcome, curve and answers as one renderable."""
+    if supervised.is_supervised(rows):
+        words = supervised.losses_in_words(rows) or Text()
+        steps = Text(f"{rows[-1]['step']} training steps")
+        return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), words, Text())
     parts: list[RenderableType] = [Text(), outcome(rows, seconds), Text()]
     try:
         curve = terminal_curve(rows, width - 4, _HEIGHT)

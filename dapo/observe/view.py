@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.contracts.evidence import CollectProgress
+from dapo.observe import supervised
 from dapo.observe.text import clean, duration, interval, number, percent, shorten, sparkline
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
@@ -67,9 +68,13 @@ class RunState:
     def add_step(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         self.step, self.metrics = step, dict(metrics)
         self.marks.append(now)
-        for _, key, _ in TILES:
+        for _, key, _ in self.tiles:
             if key in metrics:
                 self.history.setdefault(key, []).append(metrics[key])
+
+    @property
+    def tiles(self) -> Sequence[tuple[str, str, Callable[[float | None], str]]]:
+        return supervised.TILES if supervised.MARK in self.metrics else TILES
 
     def add_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.validation, self.validation_step = dict(metrics), step
@@ -163,6 +168,10 @@ def step_line(state: RunState, width: int | None = None) -> str:
     if metrics.get("groups/finished") == 0:  # nothing to take an accuracy or a length of
         done = f"step {state.step:>{digits}}/{state.total_steps}  trained on groups judged before, none was new"
         return done if left is None else f"{done}  {duration(left)} left"
+    if supervised.MARK in metrics:
+        parts = [f"step {state.step:>{digits}}/{state.total_steps}", *supervised.step_parts(metrics)]
+        parts += [] if left is None else [f"{duration(left)} left"]
+        return "  ".join(parts if width is None or len("  ".join(parts)) <= width else parts[:3])
     parts = [
         f"step {state.step:>{digits}}/{state.total_steps}",
         f"accuracy {percent(metrics.get('reward/accuracy'))}",
@@ -346,6 +355,8 @@ def _collecting(state: RunState, inner: int) -> list[RenderableType]:
 
 
 def _validation(state: RunState, inner: int) -> RenderableType:
+    if supervised.MARK in state.metrics:
+        return Text("supervised: imitates examples", style=QUIET)
     if not state.validation:
         return Text("held-out accuracy: not evaluated yet", style=QUIET)
     now, first = (known.get("validation/accuracy") for known in (state.validation, state.first_validation))
@@ -377,11 +388,11 @@ def _tiles(state: RunState, inner: int) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for _ in range(columns):
         grid.add_column(ratio=1, no_wrap=True)
-    for first in range(0, len(TILES), columns):
-        row = TILES[first : first + columns]
+    for first in range(0, len(state.tiles), columns):
+        row = state.tiles[first : first + columns]
         grid.add_row(*(Text(title, style=QUIET) for title, _, _ in row))
         grid.add_row(*(Text(form(state.metrics.get(key)), style="bold") for _, key, form in row))
-        last = first + columns >= len(TILES)
+        last = first + columns >= len(state.tiles)
         grid.add_row(
             *(
                 Text(sparkline(state.history.get(key, []), room) + ("" if last else "\n"), style=ACCENT)

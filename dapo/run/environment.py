@@ -8,14 +8,16 @@ from dapo.models.load import find_device
 from dapo.observe.machine import FILE, append_machine, describe_machine
 from dapo.observe.run_folder import RunFolder
 from dapo.run.session import Session
+from dapo.run.sft import SftSession
 
 
-def record_machine(folder: RunFolder, session: Session, step: int) -> None:
+def record_machine(folder: RunFolder, session: Session | SftSession, step: int) -> None:
     """Add this process to ``RUN/machine.jsonl``: at a run's start and at each resume, ``step`` being the last done."""
-    places = session.places  # on a cluster the devices are elsewhere, and there may be none here
+    places = None if isinstance(session, SftSession) else session.places
     device = find_device(session.recipe.model.device if places is None else "auto")
-    hosts = {} if places is None else places.where()
-    machine = describe_machine(step, session.recipe.rollout.engine, accelerators(device), hosts)
+    hosts = {} if places is None else places.where()  # on a cluster the devices are elsewhere, there may be none here
+    engine = "none" if isinstance(session, SftSession) else session.recipe.rollout.engine
+    machine = describe_machine(step, engine, accelerators(device), hosts)
     append_machine(folder.path / FILE, machine)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage, load_state
+from dapo.config.check_sft import sft_source_name
 from dapo.config.load import load_recipe
 from dapo.config.schema import Recipe
 from dapo.contracts.model import check_fingerprint
@@ -18,7 +20,7 @@ from dapo.models.adapter import merge_error
 from dapo.models.loaded import LoadedModel
 from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
-from dapo.observe.metrics import Row, read_metrics
+from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, interval, number, percent
 from dapo.run.parts import make_facts, make_model
@@ -29,15 +31,18 @@ NOTABLE_LOSS = 0.01
 """Share of an adapter's change that rounding may lose without a word; float32 loses about 1e-5."""
 
 
-def export(run: Path, out: Path, step: int | None = None, *, adapter: bool = False) -> int:
+def export(
+    run: Path, out: Path, step: int | None = None, *, adapter: bool = False, console: Console | None = None
+) -> int:
     """Write checkpoint ``step`` (default: the newest) of a run to ``out``. Returns the exit code.
 
+    ``console``: where it is told; None: plain lines.
     ``adapter``: of a run with ``model.lora`` the adapter alone; otherwise it is merged into the model.
 
     Raises:
         CheckpointError: the adapter of a run that trained every parameter.
     """
-    with Console("plain") as console:
+    with nullcontext(console) if console is not None else Console("plain") as console:
         folder = RunFolder.open(run)
         if adapter and load_recipe(folder.resolved_recipe, of_a_run=True).recipe.model.lora.rank is None:
             raise CheckpointError(f"{run} trained every parameter and has no adapter: leave --adapter out")
@@ -141,10 +146,9 @@ def model_card(
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [dapo, reinforcement-learning]\n---",
         f"# {_inline(name)}",
         f"{_inline(base)} trained for {step} steps with dapo {importlib.import_module('dapo').__version__}: "
-        f"{recipe.rollout.prompts_per_step} prompts a step, {recipe.rollout.group_size} responses a prompt, preset "
-        f"{recipe.preset}. Rewards: {', '.join(_inline(f'{r.name} ({r.kind})') for r in recipe.rewards)}.",
+        + _how(recipe),
         "## Result",
-        *(_result(evaluated) if evaluated else ["It was not evaluated on held-out problems."]),
+        *(_result(evaluated) if evaluated else [_loss(rows) or "It was not evaluated on held-out problems."]),
         "## Use",
         "```python\n"
         + (
@@ -163,6 +167,27 @@ def model_card(
         )
     parts += ["## Recipe", f"```\n{clean(difference).replace('```', '').strip()}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _how(recipe: Recipe) -> str:
+    """What a step was made of."""
+    if recipe.run.stage == "sft":
+        return (
+            f"supervised, {recipe.sft.batch_size} examples a step, learning rate {recipe.sft.learning_rate:g}, of "
+            f"{', '.join(_inline(sft_source_name(source)) for source in recipe.sft.train)}."
+        )
+    return (
+        f"{recipe.rollout.prompts_per_step} prompts a step, {recipe.rollout.group_size} responses a prompt, preset "
+        f"{recipe.preset}. Rewards: {', '.join(_inline(f'{r.name} ({r.kind})') for r in recipe.rewards)}."
+    )
+
+
+def _loss(rows: list[Row]) -> str:
+    """The held-out loss of a supervised run; "" without one."""
+    steps, losses = series(rows, "validation/loss")
+    if not losses:
+        return ""
+    return f"Held-out loss, nats a token: {losses[0]:.4f} at step {steps[0]}, {losses[-1]:.4f} at step {steps[-1]}."
 
 
 def _result(evaluated: list[Row]) -> list[str]:

@@ -15,6 +15,7 @@ from dapo.algorithms.advantages import decoupled_advantages, group_advantages
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.covariance import covariance_marks
 from dapo.algorithms.keep import judge_group
+from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import (
     Objective,
     cispo_objective,
@@ -192,7 +193,7 @@ def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArr
     """Importance correction against the sampler; None where the ratio runs against the sampler itself."""
     settings = recipe.algorithm.correction
     kind = correction_kind(recipe)
-    if uses_sampler_logprobs(recipe) or kind in ("none", "report"):
+    if recipe.run.stage == "sft" or uses_sampler_logprobs(recipe) or kind in ("none", "report"):
         return None
 
     def correction(learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
@@ -213,6 +214,8 @@ def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArr
 def make_objective(recipe: Recipe) -> Objective:
     """The loss and its terms, with what is to be known about them. A plain function of the user's is taken to need
     nothing."""
+    if recipe.run.stage == "sft":
+        return Objective(imitation_loss)
     return with_terms(
         _loss(recipe),
         kl_coefficient=kl_in_loss(recipe),
@@ -224,6 +227,8 @@ def make_objective(recipe: Recipe) -> Objective:
 def needs_reference(recipe: Recipe) -> bool:
     """Whether something reads log-probabilities of a reference: a KL term, a KL in the reward, or a loss of the
     user's."""
+    if recipe.run.stage == "sft":
+        return False
     return bool(kl_in_reward(recipe)) or "reference" in make_objective(recipe).needs
 
 

@@ -180,6 +180,11 @@ class Session:
             places,
         )
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        """What is trained on, for the run's table of prompts."""
+        return self.data.train
+
     def evaluator(self, watch: Callable[[EvaluationProgress], None] | None = None) -> Evaluator | None:
         """None without validation data. ``watch`` hears how far an evaluation is."""
         validation = self.recipe.validation

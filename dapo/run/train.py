@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,13 +18,15 @@ from typing import Any
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.files import RESOLVED
 from dapo.config.load import LoadedRecipe
-from dapo.config.resume import Change, changed_since, load_for_resume
+from dapo.config.resume import changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.events import Callback, StartEvent
 from dapo.errors import ClusterError, DapoError, DiskError, EngineError, LearnerLost, WithEvidence, of_the_machine
+from dapo.loop.counters import StepDone
 from dapo.loop.stopping import Deadline
-from dapo.loop.trainer import StepDone, Trainer
+from dapo.loop.supervised import SupervisedTrainer
+from dapo.loop.trainer import Trainer
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
@@ -35,14 +36,14 @@ from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter, ending
 from dapo.observe.stopped import stop_said
-from dapo.observe.summary import print_summary
 from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import make_trackers
-from dapo.run.engines import describe_engine
 from dapo.run.environment import record_machine
 from dapo.run.given import NOTHING_GIVEN, Given
 from dapo.run.parts import make_algorithm, make_objective
 from dapo.run.session import Session
+from dapo.run.sft import SftSession
+from dapo.run.telling import difference_lines, program, say_changes, say_end, say_recipe
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,14 @@ OUT_OF_TIME = 75
 """``trainer.max_hours`` ended it, saved: sysexits.h calls that number a failure for now, to be tried again."""
 
 
+AnyTrainer = Trainer | SupervisedTrainer
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A run that is about to train: whoever takes its steps one at a time holds on to these."""
 
-    trainer: Trainer
+    trainer: AnyTrainer
     folder: RunFolder
     console: Console
 
@@ -102,7 +106,7 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
         _write_recipe(folder, loaded)
         given.record(folder.path)
         try:
-            greet = partial(_say_recipe, console, loaded, given)
+            greet = partial(say_recipe, console, loaded, given)
             return (yield from _run(loaded, folder, console, greet, given, deadline, resume=False))
         except DapoError as error:
             started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
@@ -129,7 +133,7 @@ def go_on(
         checkpoints = CheckpointStore(folder.checkpoints)
         if checkpoints.steps():
             checkpoints.path()  # a damaged one is refused before anything is written
-        greet = partial(_say_changes, console, changes)
+        greet = partial(say_changes, console, changes)
         return (yield from _run(loaded, folder, console, greet, given, deadline, resume=True))
 
 
@@ -150,13 +154,13 @@ def _run(
             try:
                 code = yield from _train(loaded, folder, console, given, deadline, resume=resume)
             except GeneratorExit:  # whoever takes the steps has left
-                _say_end(folder, console, False)
+                say_end(folder, console, loaded, False)
                 raise
             except Exception as error:
                 # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
                 log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)
                 raise
-            _say_end(folder, console, code == FINISHED)
+            say_end(folder, console, loaded, code == FINISHED)
     finally:
         folder.release()  # last: a run whose status says "running" while nobody holds its folder was killed
     return code
@@ -214,7 +218,8 @@ def _attempt(
         callbacks = Callbacks([*_trackers(recipe), *given.callbacks], console.warn)
         stack.enter_context(callbacks.ending())
         status = None if resume else _say_running(stack, folder, recipe)
-        session = Session.make(recipe, console, folder.path, given=given)
+        session = _session(recipe, console, folder, given)
+        recipe = session.recipe  # of a supervised run, with its number of steps
         recorder = RunRecorder(folder, console, None, recipe.logging, _pieces(session))
         try:
             checkpoints = CheckpointStore(folder.checkpoints, recipe.checkpoint.keep)
@@ -224,11 +229,12 @@ def _attempt(
             if resume:  # from here on nothing refuses it, and what it wrote after the checkpoint goes
                 _cut_back(folder, console, step, checkpoints, recipe)
             status = status or _say_running(stack, folder, recipe, step)  # a refused resume leaves what it says
+            status.wants(recipe.trainer.steps)
             record_machine(folder, session, step)
             recorder.open(callbacks, status)
             folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
             if not folder.prompts.exists():
-                write_prompts(folder.prompts, session.data.train)
+                write_prompts(folder.prompts, session.prompts)
             clips_tokens = make_objective(recipe).clips_tokens
             console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
             callbacks.start(_start_event(recipe, folder, step), saved.get("recorder"))
@@ -254,6 +260,12 @@ def _attempt(
     return FINISHED if finished else OUT_OF_TIME if stopping.out_of_time else INTERRUPTED
 
 
+def _session(recipe: Recipe, console: Console, folder: RunFolder, given: Given) -> Session | SftSession:
+    if recipe.run.stage == "sft":
+        return SftSession.make(recipe, console, folder.path)
+    return Session.make(recipe, console, folder.path, given=given)
+
+
 def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int = 0) -> StatusWriter:
     """``status.json``: running, until ``stack`` is left with an exception, which it will then tell."""
     status = StatusWriter(folder.status, recipe.trainer.steps, step)
@@ -273,14 +285,14 @@ def _machine_told(folder: Path, *, resume: bool = False) -> Iterator[None]:
             raise
         if isinstance(told, DiskError):
             begun = resume or (folder / RESOLVED).is_file()
-            go_on = f"{_program()} train --resume {shlex.quote(str(folder))}"
+            go_on = f"{program()} train --resume {shlex.quote(str(folder))}"
             again = f"continue with `{go_on}`; steps after the last checkpoint are done again"
             said = f"{folder} cannot be written: {told.reason} ({error}). Make room, then "
             told = DiskError(said + (again if begun else "start again"), told.reason)
         raise told from error
 
 
-def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, console: Console) -> dict[str, Any]:
+def _load(trainer: AnyTrainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, console: Console) -> dict[str, Any]:
     """Take over the newest checkpoint, if there is one; returns what it says of its run. Touches no file of the run.
 
     Raises:
@@ -316,7 +328,7 @@ def _cut_back(folder: RunFolder, console: Console, step: int, checkpoints: Check
         console.warn(f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}")
 
 
-def _pieces(session: Session) -> Pieces | None:
+def _pieces(session: Session | SftSession) -> Pieces | None:
     return Pieces(session.tokenizer) if session.recipe.logging.tokens else None
 
 
@@ -334,51 +346,5 @@ def _start_event(recipe: Recipe, folder: RunFolder, step: int) -> StartEvent:
 
 def _write_recipe(folder: RunFolder, loaded: LoadedRecipe) -> None:
     folder.write(folder.recipe, loaded.text)
-    folder.write(folder.difference, "\n".join(_difference_lines(loaded)) + "\n")
+    folder.write(folder.difference, "\n".join(difference_lines(loaded)) + "\n")
     folder.write(folder.resolved_recipe, loaded.resolved)  # last: with it there is a run
-
-
-def _difference_lines(loaded: LoadedRecipe) -> list[str]:
-    if not loaded.difference:
-        return [f"as preset {loaded.recipe.preset}"]
-    width = max(map(len, loaded.difference))
-    return [f"against preset {loaded.recipe.preset}:"] + [
-        f"  {path:<{width}}  {before!r} -> {after!r}" for path, (before, after) in loaded.difference.items()
-    ]
-
-
-def _say_recipe(console: Console, loaded: LoadedRecipe, given: Given) -> None:
-    for line in _difference_lines(loaded):
-        console.say(line)
-    if given.engine is None:
-        console.say(describe_engine(loaded.recipe))
-    for line in given.words():
-        console.say(line)
-    for warning in loaded.warnings:
-        console.warn(warning)
-
-
-def _say_changes(console: Console, changes: list[Change]) -> None:
-    if not changes:
-        return
-    console.say("changed for this resume:")
-    for change in changes:
-        console.say(f"  {change.sentence()}")
-
-
-def _say_end(folder: RunFolder, console: Console, finished: bool) -> None:
-    console.finish()
-    if not finished:
-        console.say(f"stopped and saved. Continue with: {_program()} train --resume {shlex.quote(str(folder.path))}")
-        return
-    print_summary(folder, console, next_command=f"{_program()} report {shlex.quote(str(folder.path))}")
-
-
-def _program() -> str:
-    """How this program was called, so that a command shown can be typed as it is."""
-    called = Path(sys.argv[0])
-    if called.name != "dapo":
-        return "python -m dapo"
-    if shutil.which("dapo") is not None:
-        return "dapo"
-    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)

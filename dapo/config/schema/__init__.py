@@ -27,6 +27,7 @@ from dapo.config.schema.model import Lora, Model
 from dapo.config.schema.rewards import Reward
 from dapo.config.schema.rollout import Rollout, Server, Vllm
 from dapo.config.schema.run import Run
+from dapo.config.schema.sft import Sft, SftSource
 from dapo.config.schema.slurm import Slurm
 from dapo.config.schema.trainer import EarlyStop, Trainer
 from dapo.config.schema.validation import Validation
@@ -58,6 +59,8 @@ __all__ = [
     "Rollout",
     "Run",
     "Server",
+    "Sft",
+    "SftSource",
     "Shot",
     "Slurm",
     "Thinking",
@@ -104,6 +107,8 @@ class Recipe(Section):
     """Evaluation during training."""
     trainer: Trainer = Trainer()
     """The loop."""
+    sft: Sft = Sft()
+    """A supervised start (``dapo sft``)."""
     checkpoint: Checkpoint = Checkpoint()
     """Saving."""
     logging: Logging = Logging()

@@ -14,6 +14,8 @@ class Run(Section):
     """Folder that holds run folders."""
     name: str = "run"
     """The run's folder is ``dir/name``."""
+    stage: Literal["train", "sft"] = "train"
+    """What the run does: training by reward, or, as ``dapo sft`` sets it, imitation of the section ``sft``."""
     seed: int = 1
     """Every random number of the run derives from it."""
     threads: Parallel = 1

@@ -1,0 +1,82 @@
+"""``dapo check --sft``: what a supervised run will do and need. Trains nothing."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from dapo.cli.check_memory import estimate_memory, load_tokenizer_and_facts, size_text, trained_parameters
+from dapo.config import LoadedRecipe, Recipe
+from dapo.config.check_sft import supervised
+from dapo.config.shipped import short_name
+from dapo.contracts.model import ModelFacts
+
+if TYPE_CHECKING:
+    from dapo.data.demonstrations import Demonstrations
+
+
+def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], None]) -> None:
+    """Load tokenizer and examples, and print the run's arithmetic, memory and files.
+
+    Args:
+        loaded: the recipe, of a supervised run.
+        show: takes each section's title and lines.
+
+    Raises:
+        ModelError: model configuration or tokenizer cannot be loaded.
+        DataError: the examples cannot be read, or none is left to train on.
+        RecipeError: an example is longer than the model reads.
+    """
+    from dapo.cli.check import difference_lines, files
+    from dapo.data.demonstrations import prepare_demonstrations
+    from dapo.run.parts import stop_tokens
+    from dapo.run.sft import check_lengths, shown
+
+    recipe = loaded.recipe
+    called = short_name(loaded.path) if loaded.path else "RECIPE"
+    print(f"{called}: supervised")
+    show("different from the preset", difference_lines(loaded))
+    show("warnings", loaded.warnings)
+    tokenizer, facts = load_tokenizer_and_facts(recipe)
+    examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
+    check_lengths(examples, facts)
+    show("examples", examples.lines)
+    show("the first one, as the model gets it", shown(examples.train[0], tokenizer))
+    show("arithmetic", _arithmetic(recipe, examples))
+    show("memory, estimated", _memory(supervised(recipe, 1), facts, examples))
+    show("files", files(recipe, facts))
+    overrides = [override for override in loaded.overrides if not override.startswith("run.stage")]
+    print(f"\nThe recipe is good. Start it with: dapo sft {shlex.join([called, *overrides])}")
+
+
+def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
+    from dapo.loop.supervised import steps_of
+
+    sft, count = recipe.sft, len(examples.train)
+    steps = steps_of(count, sft.batch_size, sft.epochs, sft.steps)
+    tokens = sum(map(len, examples.train))
+    yield (
+        f"{steps:,} steps of {sft.batch_size} examples, about {tokens * sft.batch_size // count:,} tokens each: "
+        f"{steps * sft.batch_size / count:.2f} passes over {count:,} examples"
+    )
+    yield f"learning rate {sft.learning_rate:g}, {sft.schedule}, after {sft.warmup} steps of warm-up"
+    if examples.validation and sft.every:
+        held_out = sum(map(len, examples.validation.values()))
+        yield f"held-out loss: of {held_out:,} examples, at the start, every {sft.every} steps and at the end"
+    else:
+        yield "held-out loss: none is measured (sft.validation, sft.every)"
+
+
+def _memory(recipe: Recipe, facts: ModelFacts, examples: Demonstrations) -> Iterator[str]:
+    memory = estimate_memory(recipe, facts, max(map(len, examples.train)))
+    yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}"
+    if recipe.model.lora.rank is not None:
+        yield f"of them frozen; the adapter trains {trained_parameters(recipe, facts):,} of its own"
+    yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
+    yield (
+        f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}; logits "
+        f"and what is made of them: {size_text(memory.head)}"
+    )
+    parts = memory.weights + memory.optimiser + memory.gradients + memory.activations + memory.head
+    yield f"together about {size_text(parts)}; there is no engine"

@@ -1,0 +1,85 @@
+"""Checks of a supervised start, and what a recipe is for ``dapo sft``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dapo.config.check_data import source_name
+from dapo.config.problems import Problem
+from dapo.config.schema import DataSource, Recipe, SftSource
+
+SUFFIX = "-sft"
+
+
+def sft_source_name(source: SftSource) -> str:
+    """The name of a source in metrics: as given, else the file's without its suffix, or the folder's."""
+    return source_name(DataSource(name=source.name, path=source.path))
+
+
+def for_sft(given: Mapping[str, Any], named: bool) -> dict[str, Any]:
+    """Settings of a recipe as ``dapo sft`` takes them.
+
+    The run is called NAME-sft, beside the run of ``dapo train`` by the same recipe (``named``: the command line names
+    it). A recipe without problems to train on by reward gets a placeholder, which nothing reads.
+    """
+    own = {key: dict(value) if isinstance(value, Mapping) else value for key, value in given.items()}
+    run, data = own.get("run") or {}, own.get("data") or {}
+    if not isinstance(run, dict) or not isinstance(data, dict) or run.get("stage") == "sft":
+        return own
+    own["run"] = {**run, "stage": "sft"}
+    if not named:
+        own["run"]["name"] = f"{run.get('name', 'run')}{SUFFIX}"
+    if not data.get("train"):
+        own["data"] = {**data, "train": [{"task": "signed_sum", "name": "placeholder", "size": 4}]}
+    return own
+
+
+def supervised(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with what the learner reads as ``sft`` has it, and ``steps`` training steps."""
+    sft = recipe.sft
+    learner = recipe.learner.model_copy(
+        update={
+            "learning_rate": sft.learning_rate,
+            "schedule": sft.schedule,
+            "schedule_unit": "optimizer",
+            "warmup": sft.warmup,
+            "final_ratio": sft.final_ratio,
+            "minibatch_prompts": None,
+        }
+    )
+    # no engine works beside it, and an optimiser step is a training step
+    rollout = recipe.rollout.model_copy(update={"temperature": 1.0, "max_staleness": 0, "prompts_per_step": 1})
+    trainer = recipe.trainer.model_copy(update={"steps": steps})
+    return recipe.model_copy(update={"learner": learner, "rollout": rollout, "trainer": trainer})
+
+
+def check_sft(r: Recipe) -> Iterator[Problem]:
+    """What a supervised run cannot do without, and what it has no use for."""
+    for where, sources in (("train", r.sft.train), ("validation", r.sft.validation)):
+        for n, source in enumerate(sources):
+            wrong = sorted(source.fields.keys() - {"prompt", "response", "messages"})
+            if wrong or ("messages" in source.fields and len(source.fields) > 1):
+                yield Problem(
+                    f"sft.{where}.{n}.fields", "expected `prompt` and `response`, or `messages` alone", source.fields
+                )
+    if r.run.stage != "sft":
+        return
+    if r.launch.backend != "local":
+        yield Problem("launch.backend", "`dapo sft` keeps its ranks on this machine: leave it local", r.launch.backend)
+    if not r.sft.train:
+        move = (
+            "is empty: name a file of prompts and responses or of messages, sft.train=[{path: FILE}] (`dapo rollouts "
+            "RUN --correct` makes one of a run's correct responses)"
+        )
+        yield Problem("sft.train", move)
+    for key, metric in (
+        ("checkpoint.best", r.checkpoint.best),
+        ("trainer.early_stop.metric", r.trainer.early_stop.metric),
+    ):
+        if metric is None or not metric.startswith("validation/"):
+            continue
+        if not metric.endswith("loss"):
+            yield Problem(key, f"is not measured by `dapo sft`: add {key}=validation/loss to the command", metric)
+        elif not (r.sft.validation and r.sft.every):
+            yield Problem(key, "needs held-out examples (sft.validation) that are measured (sft.every)", metric)

@@ -1,0 +1,310 @@
+"""From records to demonstrations: a prompt, a response in tokens, and which of its tokens carry loss.
+
+Prompt and response are tokenised apart, as they are when the model answers: a token that would span both never comes
+up there. What carries loss is what the assistant writes, the token that ends its turn included, and nothing else:
+neither a user's later turn nor what a template writes behind that token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from dapo.config.check_sft import sft_source_name
+from dapo.config.schema import Data, Sft, SftSource
+from dapo.contracts.types import BoolArray, IntArray, Prompt
+from dapo.data.chat import chat_text, has_template
+from dapo.data.formats import Problem, lookup
+from dapo.data.load import load_problems, overlap_key
+from dapo.data.messages import LAST, Message, message_list
+from dapo.data.readers import Record, read_records
+from dapo.data.render import make_prompts, tokenize
+from dapo.errors import DataError
+
+PROMPTS = ("prompt", "problem", "question", "instruction", "input")
+RESPONSES = ("response", "completion", "solution", "output", "answer", "target")
+MESSAGES = ("messages", "conversations", "conversation")
+"""Usual names of fields, the likeliest first."""
+ASSISTANT = "assistant"
+_SHAREGPT = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT}
+_ENCODED = 1024  # texts per tokenizer call
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One example to imitate. What follows the first prompt is [response tokens], later turns of a user's included."""
+
+    prompt: Prompt  # ``answer`` is the response as text
+    token_ids: IntArray
+    loss_mask: BoolArray  # tokens that the assistant writes
+
+    def __len__(self) -> int:
+        return len(self.prompt.token_ids) + len(self.token_ids)
+
+
+@dataclass(slots=True)
+class DemonstrationReport:
+    """What became of one source."""
+
+    name: str
+    read: int = 0
+    overlong: int = 0
+    kept: int = 0
+    tokens: int = 0  # of what is kept
+    loss_tokens: int = 0
+    longest: int = 0
+
+    def sentence(self) -> str:
+        """One line for the console."""
+        said = (
+            f"{self.name}: {self.kept:,} examples of {self.read:,} records, {self.tokens:,} tokens, "
+            f"{self.loss_tokens:,} of them with loss, longest {self.longest:,}"
+        )
+        return f"{said}; {self.overlong:,} over sft.max_tokens dropped" if self.overlong else said
+
+
+@dataclass(slots=True)
+class Demonstrations:
+    """Everything that the section names."""
+
+    train: list[Demonstration] = field(default_factory=list)
+    validation: dict[str, list[Demonstration]] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)  # for the console
+
+
+def prepare_demonstrations(sft: Sft, data: Data, tokenizer: Any, stops: Sequence[int]) -> Demonstrations:
+    """Read, render and tokenise all that ``sft`` names. Examples that stand in a held-out set, of examples or of
+    problems, are taken out of training.
+
+    Args:
+        sft: the recipe's section.
+        data: how a problem becomes a prompt.
+        tokenizer: an object with ``__call__`` and ``apply_chat_template`` as transformers' tokenizers have.
+        stops: tokens that end a response; the tokenizer's own end token comes first where it is among them.
+
+    Raises:
+        DataError: unreadable data, a record that is no example, a template that cannot show one, two held-out sets of
+            one name, or nothing left to train on.
+    """
+    end = getattr(tokenizer, "eos_token_id", None)
+    stops = [end, *stops] if end is not None and end in stops else list(stops)
+    found = Demonstrations()
+    for source in sft.train:
+        found.train += _source(source, "training", sft, data, tokenizer, stops, found.lines)
+    for source in sft.validation:
+        name = sft_source_name(source)
+        if name in found.validation:
+            raise DataError(f"two held-out sets are called {name!r}; give one of them another `name`")
+        found.validation[name] = _source(source, "validation", sft, data, tokenizer, stops, found.lines)
+    asked = {overlap_key(problem.words) for source in data.validation for problem in load_problems(source)}
+    if answered := sum(overlap_key(one.prompt.problem) in asked for one in found.train):
+        found.train = [one for one in found.train if overlap_key(one.prompt.problem) not in asked]
+        found.lines.append(
+            f"overlap     {answered:,} training examples answer held-out problems (data.validation), and were taken out"
+        )
+    known = {_content(one) for ones in found.validation.values() for one in ones}
+    if shared := sum(_content(one) in known for one in found.train):
+        found.train = [one for one in found.train if _content(one) not in known]
+        found.lines.append(f"overlap     {shared:,} training examples stand in validation too, and were taken out")
+    if not found.train:
+        raise DataError("no example is left to train on:\n" + "\n".join(found.lines))
+    return found
+
+
+def _content(one: Demonstration) -> tuple[bytes, bytes]:
+    return one.prompt.token_ids.tobytes(), one.token_ids.tobytes()
+
+
+def _source(
+    source: SftSource, what: str, sft: Sft, data: Data, tokenizer: Any, stops: Sequence[int], lines: list[str]
+) -> list[Demonstration]:
+    entry = DemonstrationReport(sft_source_name(source))
+    records = list(islice(read_records(source.path, source.split), source.size))
+    entry.read = len(records)
+    if not records:
+        raise DataError(f"{source.path} holds no record")
+    drafts = [draft for where, record in records for draft in _drafts(where, record, source, sft, data, tokenizer)]
+    made = _encoded(drafts, entry.name, data, tokenizer, stops)
+    kept = [one for one in made if len(one) <= sft.max_tokens]
+    entry.overlong, entry.kept = len(made) - len(kept), len(kept)
+    if entry.overlong and sft.overlong == "refuse":
+        first = next(draft.where for draft, one in zip(drafts, made, strict=True) if len(one) > sft.max_tokens)
+        raise DataError(
+            f"{entry.name}: {entry.overlong} examples are longer than `sft.max_tokens: {sft.max_tokens}` (the longest "
+            f"has {max(map(len, made))} tokens; the first is {first}); raise the limit, or set `sft.overlong: drop`"
+        )
+    entry.tokens, entry.longest = sum(map(len, kept)), max(map(len, kept), default=0)
+    entry.loss_tokens = sum(int(one.loss_mask.sum()) for one in kept)
+    lines.append(f"{what:<11} {entry.sentence()}")
+    return kept
+
+
+# ---------------------------------------------------------------------------------------------------- one record
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An example as text: a prompt, or a problem that becomes one, and pieces that follow it."""
+
+    where: str
+    problem: Problem | None  # rendered as ``data`` says
+    prompt: str  # of a conversation: what the template wrote
+    asked: str  # what the user said last before the first answer that is learnt
+    pieces: tuple[tuple[str, bool], ...]  # text, and whether the assistant wrote it
+
+
+def _drafts(where: str, record: Record, source: SftSource, sft: Sft, data: Data, tokenizer: Any) -> Iterable[_Draft]:
+    key = source.fields.get("messages") or (
+        None if source.fields else next((name for name in MESSAGES if record.get(name)), None)
+    )
+    if key is not None:
+        messages = _read(where, key, lookup(record, (key,), where, "messages")[1])
+        return [_conversation(where, messages, 0, sft, data, tokenizer)]
+    asked = _field(where, record, source, "prompt", PROMPTS)
+    answer = _field(where, record, source, "response", RESPONSES)
+    if isinstance(asked, list) or isinstance(answer, list):  # as TRL's conversational data have it
+        first = _read(where, "prompt", asked) if isinstance(asked, list) else [{"role": "user", "content": str(asked)}]
+        then = (
+            _read(where, "response", answer) if isinstance(answer, list) else [{"role": ASSISTANT, "content": answer}]
+        )
+        return [_conversation(where, [*first, *then], len(first), sft, data, tokenizer)]
+    if not isinstance(asked, str) or not isinstance(answer, str) or not answer:
+        raise DataError(
+            f"{where}: expected a prompt and a response as text, found {type(asked).__name__} {str(asked)[:60]!r} and "
+            f"{type(answer).__name__} {str(answer)[:60]!r}"
+        )
+    prefix = data.response_prefix or ""
+    if not answer.startswith(prefix):
+        raise DataError(
+            f"{where}: its response does not begin with `data.response_prefix` = {prefix!r}, with which every response "
+            f"begins; found {answer[:60]!r}"
+        )
+    problem = Problem(problem=asked, answer=answer, row=where)
+    return [_Draft(where, problem, "", asked, ((answer.removeprefix(prefix), True),))]
+
+
+def _field(where: str, record: Record, source: SftSource, ours: str, names: Sequence[str]) -> Any:
+    if ours in source.fields:
+        return lookup(record, (source.fields[ours],), where, ours)[1]
+    name = next((name for name in names if record.get(name) is not None), None)
+    if name is None:
+        raise DataError(
+            f"{where}: no {ours} (nor messages) among the fields {sorted(record)}; say which is meant, for example "
+            "`fields: {prompt: question, response: solution}`"
+        )
+    return record[name]
+
+
+def _read(where: str, key: str, value: Any) -> list[Message]:
+    if isinstance(value, list):
+        value = [_as_message(item) for item in value]
+    try:
+        messages = message_list(value)
+    except ValueError as error:
+        raise DataError(f"{where}, field {key!r}: {error}") from None
+    if not messages:
+        raise DataError(f"{where}, field {key!r}: expected a list of messages, found {str(value)[:60]!r}")
+    return messages
+
+
+def _as_message(item: Any) -> Any:
+    """A turn as ShareGPT has it (``from`` and ``value``) under the usual names."""
+    if not isinstance(item, dict) or "role" in item or not {"from", "value"} <= item.keys():
+        return item
+    return {"role": _SHAREGPT.get(item["from"], item["from"]), "content": item["value"]}
+
+
+def _conversation(where: str, messages: list[Message], given: int, sft: Sft, data: Data, tokenizer: Any) -> _Draft:
+    """The first ``given`` messages are the prompt's; of the others the assistant's carry loss.
+
+    Raises:
+        DataError: there is no chat template, no turn to learn, or a template that writes turns otherwise once others
+            follow.
+    """
+    if not has_template(data, tokenizer):
+        raise DataError(
+            f"{where}: messages need a chat template, and the tokenizer has none; give one (`data.chat_template`), or "
+            "a prompt and a response"
+        )
+    turns = [n for n, message in enumerate(messages) if message["role"] == ASSISTANT and n >= given]
+    if not turns or turns[-1] != len(messages) - 1:
+        roles = [message["role"] for message in messages]
+        raise DataError(f"{where}: expected messages whose last one is the assistant's, found {roles}")
+    learnt = turns if sft.loss_on == "all" else turns[-1:]
+    done = prompt = chat_text(where, messages[: learnt[0]], data, tokenizer, ask=True)
+    pieces: list[tuple[str, bool]] = []
+    for number in learnt:
+        begun = chat_text(where, messages[:number], data, tokenizer, ask=True)
+        whole = chat_text(where, messages[: number + 1], data, tokenizer, ask=False)
+        if not begun.startswith(done) or not whole.startswith(begun):
+            move = (
+                "it writes earlier turns otherwise once others follow (thinking is taken out, perhaps): "
+                "`sft.loss_on: last` learns the last one alone"
+                if begun != done and not begun.startswith(done)
+                else "an answer does not begin where the template asks for one: give a prompt and a response instead"
+            )
+            raise DataError(f"{where}: the chat template cannot show message {number + 1} as an answer; {move}")
+        if begun != done:
+            pieces.append((begun[len(done) :], False))
+        pieces.append((whole[len(begun) :], True))
+        done = whole
+    said = [message["content"] for message in messages[: learnt[0]] if message["role"] == LAST]
+    return _Draft(where, None, prompt, said[-1] if said else "", tuple(pieces))
+
+
+# ---------------------------------------------------------------------------------------------------- tokens
+
+
+def _encoded(
+    drafts: Sequence[_Draft], source: str, data: Data, tokenizer: Any, stops: Sequence[int]
+) -> list[Demonstration]:
+    plain = [draft.problem for draft in drafts if draft.problem is not None]
+    asked = iter(make_prompts(plain, source, data, tokenizer) if plain else [])
+    chats = [draft.prompt for draft in drafts if draft.problem is None]
+    shown = iter(tokenize(chats, tokenizer, "chat"))
+    texts = [text for draft in drafts for text, _ in draft.pieces]
+    ids = iter(
+        [
+            list(row)
+            for start in range(0, len(texts), _ENCODED)
+            for row in tokenizer(texts[start : start + _ENCODED], add_special_tokens=False)["input_ids"]
+        ]
+    )
+    made = []
+    for draft in drafts:
+        answer = "".join(text for text, _ in draft.pieces)
+        if draft.problem is not None:
+            prompt = next(asked)
+        else:
+            digest = hashlib.sha256(draft.prompt.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            prompt = Prompt(digest, draft.prompt, np.asarray(next(shown), np.int64), draft.asked, answer, source)
+        pieces = [(next(ids), learnt) for _, learnt in draft.pieces]
+        token_ids, mask = masked(pieces, stops)
+        made.append(Demonstration(prompt, token_ids, mask))
+    return made
+
+
+def masked(pieces: Sequence[tuple[Sequence[int], bool]], stops: Sequence[int]) -> tuple[IntArray, BoolArray]:
+    """Tokens of the pieces in a row, and which of them carry loss: what the assistant wrote, up to the first token that
+    ends a response. Where its last piece has none, the first of ``stops`` is added: the model has to learn to end.
+
+    Args:
+        pieces: tokens, and whether the assistant wrote them.
+        stops: tokens that end a response.
+    """
+    ids: list[int] = []
+    mask: list[bool] = []
+    for number, (tokens, learnt) in enumerate(pieces):
+        end = next((n for n, token in enumerate(tokens) if token in stops), None)
+        own = list(tokens)
+        if learnt and end is None and number == len(pieces) - 1:
+            own, end = [*own, stops[0]], len(own)
+        ids += own
+        mask += [learnt and (end is None or n <= end) for n in range(len(own))]
+    last = max((n for n, learnt in enumerate(mask) if learnt), default=-1)
+    return np.asarray(ids[: last + 1], np.int64), np.asarray(mask[: last + 1], np.bool_)

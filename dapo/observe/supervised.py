@@ -1,0 +1,63 @@
+"""What a person sees of a supervised run: its line, its tiles, its curve and its outcome are losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from dapo.observe.metrics import Row, series
+from dapo.observe.text import number
+
+MARK = "sft/epoch"
+"""A metric that every step of a supervised run has, and no other."""
+TRAINED, HELD_OUT = "train/loss", "validation/loss"
+TILES: list[tuple[str, str, Callable[[float | None], str]]] = [
+    ("loss", TRAINED, number),
+    ("held-out loss", HELD_OUT, number),
+    ("epoch", MARK, number),
+    ("entropy", "train/entropy", number),
+    ("gradient norm", "train/grad_norm", number),
+    ("tokens/s", "time/trained_tokens_per_second", number),
+]
+"""The few numbers that matter: title, key, format."""
+
+
+def is_supervised(rows: Sequence[Row]) -> bool:
+    return any(MARK in row for row in rows)
+
+
+def step_parts(metrics: Mapping[str, float]) -> list[str]:
+    """A step in a few words, the most important first."""
+    return [
+        f"loss {number(metrics.get(TRAINED))}",
+        f"epoch {metrics[MARK]:.2f}",
+        f"gradient norm {number(metrics.get('train/grad_norm'))}",
+        f"{number(metrics.get('time/trained_tokens_per_second'))} tok/s",
+    ]
+
+
+def loss_table(rows: Sequence[Row]) -> Table:
+    """The first and the last loss, trained and held out, nats a token."""
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="bright_black")
+    for column in ("loss, nats a token", "first", "last"):
+        table.add_column(column, justify="left" if column.startswith("loss") else "right")
+    for title, key in (("training", TRAINED), ("held out", HELD_OUT)):
+        steps, values = series(rows, key)
+        if steps:
+            ends = [f"{values[end]:.4f} (step {steps[end]})" for end in (0, -1)]
+            table.add_row(title, *ends)
+    return table
+
+
+def losses_in_words(rows: Sequence[Row], most: int = 10) -> Text | None:
+    """At most ``most`` values of the held-out loss, or of the trained one, with their steps."""
+    steps, values = series(rows, HELD_OUT)
+    if len(steps) < 2:
+        steps, values = series(rows, TRAINED)
+    if len(steps) < 2:
+        return None
+    count = min(most, len(steps))
+    chosen = [i * (len(steps) - 1) // (count - 1) for i in range(count)]
+    return Text("  ".join(f"{steps[i]}: {values[i]:.3f}" for i in chosen))

@@ -1,0 +1,131 @@
+"""The objects of a supervised run, composed from its recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dapo.checkpoint.store import CheckpointStore
+from dapo.config.check_sft import supervised
+from dapo.config.schema import Recipe
+from dapo.config.secrets import redact
+from dapo.contracts.model import ModelFacts
+from dapo.contracts.phases import Phases
+from dapo.contracts.protocols import Learner
+from dapo.contracts.recorder import Recorder
+from dapo.contracts.types import Prompt
+from dapo.data.demonstrations import Demonstration, Demonstrations, prepare_demonstrations
+from dapo.data.stream import content
+from dapo.errors import RecipeError
+from dapo.loop.stopping import Deadline
+from dapo.loop.supervised import SupervisedTrainer, steps_of
+from dapo.models.builtin import is_builtin
+from dapo.models.facts import facts_of, read_facts
+from dapo.models.loaded import LoadedModel
+from dapo.observe.console import Console
+from dapo.run.learners import make_learner, over_ranks
+from dapo.run.parts import check_model, make_facts, make_model, make_schedule, make_tokenizer, stop_tokens
+from dapo.run.pools import delete_sets, shared_weights
+
+SHOWN = 600  # characters of the first example that are shown
+
+
+@dataclass(slots=True)
+class SftSession:
+    """As ``dapo.run.session.Session``, for a run without an engine and without rewards."""
+
+    recipe: Recipe  # with the learner's settings of ``sft``
+    given: Recipe  # as it was given
+    loaded: LoadedModel | None
+    facts: ModelFacts
+    tokenizer: Any
+    examples: Demonstrations
+    weights: Path | None
+    folder: Path | None
+    learners: list[Learner] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, recipe: Recipe, console: Console, folder: Path | None = None) -> SftSession:
+        """The parts of a run whose files live in ``folder``.
+
+        Raises:
+            ModelError: a device, name or folder that cannot be; before the data is read. Weights come last.
+            DataError: the data cannot be read.
+            RecipeError: an example is longer than the model reads.
+        """
+        check_model(recipe.model)
+        tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
+        facts = make_facts(recipe, console) if is_builtin(recipe.model.path) else _facts(recipe, tokenizer)
+        examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
+        for line in [*examples.lines, *shown(examples.train[0], tokenizer)]:
+            console.say(line)
+        check_lengths(examples, facts)
+        sft = recipe.sft
+        used = supervised(recipe, steps_of(len(examples.train), sft.batch_size, sft.epochs, sft.steps))
+        loaded = None if over_ranks(recipe) else make_model(used, console)
+        facts = facts if loaded is None else facts_of(loaded)
+        weights = shared_weights(facts, folder) if over_ranks(recipe) else None
+        tokenizer = tokenizer if loaded is None else loaded.tokenizer
+        return cls(used, recipe, loaded, facts, tokenizer, examples, weights, folder)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """What is trained on, for the run's table of prompts."""
+        return [one.prompt for one in self.examples.train]
+
+    def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline) -> SupervisedTrainer:
+        learner = make_learner(self.recipe, self.facts, self.loaded, weights=self.weights, run=self.folder)
+        self.learners.append(learner)
+        held_out = self.examples.validation
+        return SupervisedTrainer(
+            examples=self.examples.train,
+            held_out=held_out,
+            learner=learner,
+            schedule=make_schedule(self.recipe),
+            checkpoints=checkpoints,
+            recorder=recorder,
+            recipe=self.recipe,
+            fingerprint=dict(self.facts.fingerprint),
+            phases=Phases(recorder.span),
+            deadline=deadline,
+            facts={
+                "recipe": redact(self.given.model_dump(mode="json")),
+                "validation": {name: content([one.prompt for one in ones]) for name, ones in held_out.items()},
+            },
+        )
+
+    def close(self) -> None:
+        for learner in self.learners:
+            learner.close()
+        if self.weights is not None:
+            delete_sets(self.weights)
+
+
+def shown(one: Demonstration, tokenizer: Any) -> list[str]:
+    """The first example as the model gets it: its prompt, and what carries loss between marks."""
+    text = [f"prompt  {tokenizer.decode(one.prompt.token_ids.tolist())!r}"]
+    start = 0
+    for n in range(1, len(one.token_ids) + 1):
+        if n == len(one.token_ids) or one.loss_mask[n] != one.loss_mask[start]:
+            what = "learnt" if one.loss_mask[start] else "shown "
+            text.append(f"{what}  {tokenizer.decode(one.token_ids[start:n].tolist())!r}")
+            start = n
+    return [f"first example: {line if len(line) <= SHOWN else line[:SHOWN] + '...'}" for line in text]
+
+
+def check_lengths(examples: Demonstrations, facts: ModelFacts) -> None:
+    """Raise RecipeError for an example that is longer than the model reads."""
+    longest = max(
+        map(len, [*examples.train, *(one for ones in examples.validation.values() for one in ones)]), default=0
+    )
+    if facts.positions is not None and longest > facts.positions:
+        raise RecipeError(
+            f"the longest example has {longest} tokens, and {facts.name} reads {facts.positions} positions: set "
+            f"sft.max_tokens to at most {facts.positions}"
+        )
+
+
+def _facts(recipe: Recipe, tokenizer: Any) -> ModelFacts:
+    model = recipe.model
+    return read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)

@@ -1,0 +1,82 @@
+"""What a run says of itself at its start and at its end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from dapo.checkpoint.store import CheckpointStore
+from dapo.config.load import LoadedRecipe
+from dapo.config.resume import Change
+from dapo.config.schema import Recipe
+from dapo.observe.console import Console
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.summary import print_summary
+from dapo.run.engines import describe_engine
+from dapo.run.export import export
+from dapo.run.given import Given
+
+
+def difference_lines(loaded: LoadedRecipe) -> list[str]:
+    if not loaded.difference:
+        return [f"as preset {loaded.recipe.preset}"]
+    width = max(map(len, loaded.difference))
+    return [f"against preset {loaded.recipe.preset}:"] + [
+        f"  {path:<{width}}  {before!r} -> {after!r}" for path, (before, after) in loaded.difference.items()
+    ]
+
+
+def say_recipe(console: Console, loaded: LoadedRecipe, given: Given) -> None:
+    for line in difference_lines(loaded):
+        console.say(line)
+    if loaded.recipe.run.stage == "sft":
+        console.say("supervised: imitates sft.train; no engine, no rewards")
+    elif given.engine is None:
+        console.say(describe_engine(loaded.recipe))
+    for line in given.words():
+        console.say(line)
+    for warning in loaded.warnings:
+        console.warn(warning)
+
+
+def say_changes(console: Console, changes: list[Change]) -> None:
+    if not changes:
+        return
+    console.say("changed for this resume:")
+    for change in changes:
+        console.say(f"  {change.sentence()}")
+
+
+def say_end(folder: RunFolder, console: Console, loaded: LoadedRecipe, finished: bool) -> None:
+    console.finish()
+    if not finished:
+        console.say(f"stopped and saved. Continue with: {program()} train --resume {shlex.quote(str(folder.path))}")
+        return
+    exported = _export(folder, console, loaded.recipe) if loaded.recipe.run.stage == "sft" else None
+    then = f"report {shlex.quote(str(folder.path))}"
+    if exported is not None:
+        then = f"train RECIPE model.path={shlex.quote(str(exported))}"
+    print_summary(folder, console, next_command=f"{program()} {then}")
+
+
+def _export(folder: RunFolder, console: Console, recipe: Recipe) -> Path | None:
+    """The model of a supervised run, for what comes after it: of the best checkpoint where one is kept."""
+    if not recipe.sft.export:
+        return None
+    best = CheckpointStore(folder.checkpoints).best()
+    shutil.rmtree(folder.export, ignore_errors=True)  # of an earlier end
+    export(folder.path, folder.export, None if best is None else best["step"], console=console)
+    return folder.export
+
+
+def program() -> str:
+    """How this program was called, so that a command shown can be typed as it is."""
+    called = Path(sys.argv[0])
+    if called.name != "dapo":
+        return "python -m dapo"
+    if shutil.which("dapo") is not None:
+        return "dapo"
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)
