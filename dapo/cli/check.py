@@ -187,6 +187,7 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
         f"the data: {len(data.train):,} prompts, so {steps} steps of {prompts} pass over it "
         f"{steps * prompts / len(data.train):.2f} times, rejected groups not counted",
     ]
+    lines += _mixture(recipe, data)
     sampling = recipe.algorithm.dynamic_sampling
     if sampling.mode == "filter":
         cap = f"{math.ceil(sampling.max_groups * prompts):,} groups" if sampling.max_groups else "no cap"
@@ -219,6 +220,27 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
     lines += [*_terms(recipe), *_ending(recipe)]
     lines.append(_evaluations(recipe, data))
     return lines
+
+
+def _mixture(recipe: Recipe, data: PreparedData) -> Iterator[str]:
+    """Sources with weights or levels, and prompts that are taken less often."""
+    total = sum(part.weight for part in data.parts)
+    rule, sampling = recipe.data.curriculum, recipe.algorithm.dynamic_sampling
+    if len(data.parts) > 1:
+        shares = ", ".join(f"{part.name} {part.weight / total:.1%}" for part in data.parts)
+        yield f"mixture, of the prompts: {shares}; every source begins again when its prompts have had their turn"
+    for part in data.parts:
+        if len(part.levels_L) > 1:
+            yield (
+                f"{part.name} has {len(part.levels_L)} levels: up at an accuracy of {rule.raise_at:g} over "
+                f"{rule.window} groups, down at {rule.lower_at:g}"
+            )
+    for kind, at, share, side in (
+        ("easy", sampling.easy_at, sampling.easy_share, "from"),
+        ("hard", sampling.hard_at, sampling.hard_share, "up to"),
+    ):
+        if share < 1:
+            yield f"{kind} prompts ({side} a pass rate of {at:g}) are taken {share:.0%} of the times their turn comes"
 
 
 def _terms(recipe: Recipe) -> Iterator[str]:

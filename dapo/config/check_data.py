@@ -118,6 +118,7 @@ def check_data(r: Recipe) -> Iterator[Problem]:
                 yield Problem(f"data.{key}", "is only read with prompt: chat; write it into the template", value)
     yield from _chat(r.data)
     yield from _thinking(r)
+    yield from _mixture(r)
     yield from _twins(r)
 
 
@@ -196,6 +197,44 @@ def tool_problem(tool: Any) -> str | None:
     if isinstance(function, dict) and isinstance(function.get("name"), str):
         return None
     return "expected a schema such as {type: function, function: {name: ..., description: ..., parameters: {...}}}"
+
+
+def _mixture(r: Recipe) -> Iterator[Problem]:
+    """Weights and levels of training sources."""
+    train, rule = r.data.train, r.data.curriculum
+    weighed = [n for n, source in enumerate(train) if source.weight is not None]
+    if weighed and len(weighed) < len(train):
+        missing = next(n for n in range(len(train)) if n not in weighed)
+        yield Problem(f"data.train.{missing}.weight", "other sources have a weight: give every one its own, or none")
+    levelled = any(source.levels for source in train)
+    if levelled and len(train) > 1 and not weighed:
+        yield Problem("data.train.0.weight", "a source with levels beside others needs weights: its size says nothing")
+    if (weighed or levelled) and r.data.epochs is not None:
+        yield Problem("data.epochs", "has no meaning where sources have weights or levels: they end at no one time")
+    for n, source in enumerate(train):
+        if source.levels and source.task is None:
+            yield Problem(f"data.train.{n}.levels", "are options of a procedural `task`", source.levels)
+        if len(source.levels) == 1:
+            yield Problem(f"data.train.{n}.levels", "one level is none: name two or more, or use options")
+    for n, source in enumerate(r.data.validation):
+        for key in ("weight", "levels"):
+            if value := getattr(source, key):
+                yield Problem(f"data.validation.{n}.{key}", "is only read of training sources", value)
+    if not levelled and rule != type(rule)():
+        yield Problem("data.curriculum", "is only read where a training source has `levels`")
+    if levelled and rule.lower_at >= rule.raise_at:
+        yield Problem("data.curriculum.lower_at", f"is not below raise_at: {rule.raise_at:g}", rule.lower_at)
+    sampling = r.algorithm.dynamic_sampling
+    if levelled and sampling.retire_at is not None:
+        why = "with levels every prompt of one may retire before the next begins: leave it out"
+        yield Problem("algorithm.dynamic_sampling.retire_at", why, sampling.retire_at)
+    for kind in ("easy", "hard"):
+        key, default = f"algorithm.dynamic_sampling.{kind}_at", 1.0 if kind == "easy" else 0.0
+        value, share = getattr(sampling, f"{kind}_at"), getattr(sampling, f"{kind}_share")
+        if value != default and share == 1.0:
+            yield Problem(key, f"is only read with {kind}_share below 1", value)
+    if sampling.hard_at >= sampling.easy_at:
+        yield Problem("algorithm.dynamic_sampling.hard_at", f"is not below easy_at: {sampling.easy_at:g}")
 
 
 def _source(key: str, source: DataSource) -> Iterator[Problem]:

@@ -304,6 +304,7 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
         "its text or a file; null is the tokenizer's",
     )
     + _peer("stop_strings sampling_params.stop gconfig.stop", (NEMO, SKYRL, AREAL), "rollout.stop", values=_SAME)
+    + _peer("interleave_prob", SWIFT, "data.train.N.weight", "one number for each source; they need not add up to 1")
     + _peer("stop_words", SWIFT, "rollout.stop", "token ids among them go to `rollout.stop_token_ids`")
     + _peer("include_stop_str_in_output", SKYRL, "rollout.include_stop_str_in_output", values=_SAME)
     + _peer("enable_thinking", SWIFT, "data.chat_template_kwargs", "{enable_thinking: false}")

@@ -24,7 +24,7 @@ from dapo.config.settings import generic, settings
 from dapo.errors import CheckpointError, RecipeError
 
 Rule = Literal["free", "ask", "fixed"]
-_SOURCE_FIXED = "name split format fields task options seed size"
+_SOURCE_FIXED = "name split format fields task options seed size weight levels"
 
 _LISTS = ("data.train", "data.validation", "data.few_shot", "sft.train", "sft.validation")
 
@@ -47,6 +47,7 @@ _RULES: dict[str, dict[Rule, str]] = {
     "data.few_shot.N": {"fixed": "problem response"},
     "data.train.N": {"ask": "path", "fixed": _SOURCE_FIXED},
     "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
+    "data.curriculum": {"ask": "raise_at lower_at window"},
     "rewards.N": {"free": "timeout", "ask": "kind function pattern reads weight sources", "fixed": "name"},
     "rollout": {
         "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids stop "
@@ -74,7 +75,8 @@ _RULES: dict[str, dict[Rule, str]] = {
     "algorithm.dynamic_sampling": {
         "free": "max_groups max_tokens on_cap",
         "ask": "mode min_replace_ratio metric keep correct_at tolerance band oversample lookahead surplus unfinished "
-        "max_age on_max_age retire_at review_share greso greso_target verdict_lag",
+        "max_age on_max_age retire_at review_share easy_at easy_share hard_at hard_share "
+        "greso greso_target verdict_lag",
     },
     "algorithm.overlong_punishment": {"ask": "enabled max_length cache_length factor"},
     "algorithm.reward_scaling": {"ask": "enabled source_min source_max target_min target_max"},

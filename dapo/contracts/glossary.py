@@ -21,6 +21,7 @@ from dapo.contracts.rollout_metrics import (
     response_metrics,
     reward_metrics,
     sampling_metrics,
+    source_metrics,
 )
 from dapo.contracts.token_metrics import TOKEN_METRICS
 
@@ -224,6 +225,7 @@ AREAS = {
     "Cost": cost_metrics,
     "Rewards": reward_metrics,
     "Responses": response_metrics,
+    "Sources": source_metrics,
     "Learner": _learner,
     "Validation": _validation,
     "Time and memory": _clock,

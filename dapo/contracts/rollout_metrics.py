@@ -149,6 +149,19 @@ def reward_metrics() -> Iterator[Metric]:
     yield Metric("reward/unscored/<reason>", COUNT, "The same by reason (its text before the first colon).", "lower")
 
 
+def source_metrics() -> Iterator[Metric]:
+    of = "of that training source's groups judged in this step, where there are several sources"
+    yield Metric("source/<set>/groups", COUNT, f"Number {of}.")
+    yield Metric("source/<set>/accuracy", SHARE, f"Mean accuracy of the scored responses {of}.", "higher")
+    for verdict, meaning in (
+        (Verdict.KEPT, "were kept"),
+        (Verdict.ALL_CORRECT, "are all correct"),
+        (Verdict.ALL_WRONG, "are all wrong"),
+    ):
+        yield Metric(f"source/<set>/{verdict}_share", SHARE, f"Share that {meaning}, {of}.")
+    yield Metric("source/<set>/level", COUNT, "Level of that procedural source when the step ends, from 1.")
+
+
 def response_metrics() -> Iterator[Metric]:
     for group, of in (("", ""), ("correct_", "correct "), ("wrong_", "wrong ")):
         for name, text in (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from dapo.config.schema import Data, DataSource
 from dapo.contracts.types import Prompt, content_id
 from dapo.data.formats import Problem, to_problems
 from dapo.data.messages import SYSTEM
+from dapo.data.mixture import LEVEL, Part
 from dapo.data.readers import read_records
 from dapo.data.render import make_prompts
 from dapo.data.tasks import make_problems
@@ -118,6 +119,7 @@ class PreparedData:
     train: list[Prompt]
     validation: dict[str, list[Prompt]]
     report: DataReport
+    parts: list[Part] = field(default_factory=list)  # of a mixture: the training prompts by source and level
 
 
 def load_problems(source: DataSource) -> list[Problem]:
@@ -202,7 +204,8 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
     seen: set[tuple[str, ...]] = set()  # a mixture of files may hold a problem twice
     met: set[str] = set()
     from_files: list[Problem] = []
-    for source in data.train:
+    parts: list[Part] = []
+    for source, level in _levels(data.train):
         problems, entry = _clean(source, shown, seen)
         kept = []
         for problem in problems:
@@ -215,14 +218,35 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
             shared.problems += key not in met
             met.add(key)
         entry.in_validation = len(problems) - len(kept)
-        train += _finish(kept, entry, data, tokenizer)
+        made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer)
+        train += made
+        if level is not None:
+            entry.name += f", level {level}"
+        if level in (None, 1):
+            parts.append(Part(source_name(source), source.weight or 1.0, [made]))
+        else:
+            parts[-1].levels_L.append(made)
         report.train.append(entry)
         if source.task is None:  # a procedural task may ask one question of different hidden data
             from_files += kept
     report.conflicts = find_conflicts(from_files)
     if not train:
         raise DataError("no training prompt is left:\n" + "\n".join(report.lines()))
-    return PreparedData(train, validation, report)
+    mixed = any(source.weight is not None or source.levels for source in data.train)
+    return PreparedData(train, validation, report, parts if mixed else [])
+
+
+def _levels(sources: Iterable[DataSource]) -> Iterator[tuple[DataSource, int | None]]:
+    """Each source, or each level of it (from 1) as a source with options of its own."""
+    for source in sources:
+        if not source.levels:
+            yield source, None
+        for number, options in enumerate(source.levels, start=1):
+            yield source.model_copy(update={"options": {**source.options, **options}}), number
+
+
+def _of_level(problem: Problem, level: int | None) -> Problem:
+    return problem if level is None else replace(problem, extra={**problem.extra, LEVEL: level})
 
 
 def _identity(problem: Problem) -> tuple[str, ...]:

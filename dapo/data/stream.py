@@ -53,6 +53,11 @@ class EpochStream:
         return self._epoch + self._position / len(self._prompts)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the data sources."""
+        return tuple(dict.fromkeys(prompt.source for prompt in self._prompts))
+
+    @property
     def size(self) -> int:
         """Prompts in the data."""
         return len(self._prompts)

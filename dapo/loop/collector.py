@@ -36,6 +36,7 @@ from dapo.loop.refill import Refill, is_full
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
 from dapo.loop.selection import PromptSelector
+from dapo.loop.source_metrics import source_metrics
 
 PULSE = 5.0
 """Seconds after which a watcher hears of a batch in which no further group was judged."""
@@ -384,12 +385,17 @@ class StreamingCollector:
         account.count["sampling/skipped_prompts"] = self.selector.skipped
         engine = account.end(self.engine.stats())
         self.selector.end_step(account.verdicts())
-        metrics = account.metrics(self.step, batch, engine) | {
-            "groups/waiting": len(self.kept),
-            "groups/unfinished": len(self.open),
-            "cost/held_tokens": held_tokens(self.kept, self.open.values()),
-            "sampling/acceptance_estimate": self.refill.acceptance,
-            "sampling/retired_prompts": self.selector.retired(),
-        }
+        by_source = source_metrics(account.groups, self.selector.sources, self.selector.levels())
+        metrics = (
+            account.metrics(self.step, batch, engine)
+            | by_source
+            | {
+                "groups/waiting": len(self.kept),
+                "groups/unfinished": len(self.open),
+                "cost/held_tokens": held_tokens(self.kept, self.open.values()),
+                "sampling/acceptance_estimate": self.refill.acceptance,
+                "sampling/retired_prompts": self.selector.retired(),
+            }
+        )
         account.begin(self.engine.stats())  # whatever comes now is of the next step
         return metrics

@@ -57,18 +57,48 @@ class PromptSelector:
                     self.skipped += 1
                     retired_in_a_row = retired_in_a_row + 1 if record and self.is_retired(record) else 0
             # what is reviewed comes to its turn some day
-            self._all_retired = not self.settings.review_share and retired_in_a_row >= self.stream.size
+            self._all_retired = not self.settings.review_share and retired_in_a_row >= self.pass_length
         return taken
+
+    @property
+    def pass_length(self) -> int:
+        """Prompts of the stream among which each stands once; the data's size, unless the stream says otherwise."""
+        return int(getattr(self.stream, "pass_length", self.stream.size))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources that the stream takes prompts from; none where it does not say."""
+        return tuple(getattr(self.stream, "sources", ()))
+
+    def levels(self) -> dict[str, int]:
+        """The present level of each source that has some."""
+        levels = getattr(self.stream, "levels", None)
+        return {} if levels is None else levels()
 
     def visited(self, group: Group, voters_G: BoolArray, step: int) -> None:
         """A group was judged; its prompt may be worth generating for again."""
         self.history.visited(group, voters_G, step)
+        judged, accuracies = getattr(self.stream, "judged", None), group.accuracies()[voters_G]
+        if judged is not None and len(accuracies):
+            judged(group.prompt, float(accuracies.mean()))
         self._all_retired &= self.is_retired(self.history.records[group.prompt.id])
 
     def explore(self, record: PromptRecord) -> float:
         """Probability with which a prompt of this record is taken when its turn comes."""
         if self.is_retired(record):
             return self.settings.review_share
+        return self._pool_share(record) * self._greso_share(record)
+
+    def _pool_share(self, record: PromptRecord) -> float:
+        """Of the easy prompts, of the hard ones, or 1: those between the two, and those that no voter has judged."""
+        settings = self.settings
+        if not record.last_responses:
+            return 1.0
+        if record.last_pass_rate >= settings.easy_at:
+            return settings.easy_share
+        return settings.hard_share if record.last_pass_rate <= settings.hard_at else 1.0
+
+    def _greso_share(self, record: PromptRecord) -> float:
         if self.settings.greso and record.streak:
             base = self.p_easy if self._is_easy(record) else self.p_hard
             return float(max(base**record.streak, LEAST_EXPLORATION))

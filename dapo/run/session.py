@@ -19,6 +19,7 @@ from dapo.contracts.protocols import Engine, Learner, PromptStream, Scorer
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import EvaluationProgress, Prompt
 from dapo.data.load import PreparedData, prepare
+from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
 from dapo.data.stream import EpochStream, content
 from dapo.loop.collector import StreamingCollector
@@ -278,6 +279,10 @@ class Session:
             model = None if self.loaded is None else self.loaded.model
             context = Context(recipe, self.tokenizer, prompts, self.folder, self.facts, model)
             return make_stream_of(self.given.stream, context)
+        if self.data.parts:
+            return MixtureStream(
+                self.data.parts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, curriculum=recipe.data.curriculum
+            )
         return EpochStream(prompts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs)
 
     def close(self) -> None:

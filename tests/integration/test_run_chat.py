@@ -23,8 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = text.replace("trainer: {steps: 6}", "trainer: {steps: 2}")
     text = text.replace("algorithm: {", "algorithm: {dynamic_sampling: {mode: 'off'}, ")
     text = text.replace(
-        "data:\n",
-        "data:\n  chat_template: own.jinja\n  chat_template_kwargs: {final: true}\n  response_prefix: ' +8 +1'\n"
+        "data:\n  train: [{task: signed_sum, seed: 1, size: 64}]\n",
+        "data:\n  train:\n"
+        "    - {task: signed_sum, seed: 1, size: 16, weight: 3, levels: [{max_terms: 3}, {min_terms: 4}]}\n"
+        "    - {task: signed_sum, name: other, seed: 5, size: 16, weight: 1}\n"
+        "  curriculum: {window: 2, raise_at: 0.01, lower_at: 0.001}\n"
+        "  chat_template: own.jinja\n  chat_template_kwargs: {final: true}\n  response_prefix: ' +8 +1'\n"
         "  thinking: {enabled: true, open: '+8', close: '-9'}\n"
         "  few_shot: [{problem: '1 =', response: '=1'}]\n",
     )
@@ -53,6 +57,8 @@ def test_responses_begin_and_end_as_the_recipe_says(done: Path) -> None:
     line = read_metrics(done / "metrics.jsonl")[1]
     assert 0 < line["response/thinking_forced_share"] <= 1
     assert line["response/thinking_tokens_mean"] > 0
+    assert (line["source/signed_sum/groups"], line["source/other/groups"]) == (3, 1)
+    assert line["source/signed_sum/level"] in (1, 2)
     assert "stop" in {row["finish"] for row in rows}
     assert all(len(body.split()) <= row["length"] for body, row in zip(bodies, rows, strict=True))
 
@@ -61,7 +67,9 @@ def test_a_run_left_in_the_middle_goes_on_to_the_bit(folder: Path, done: Path) -
     dapo("train", "recipe.yaml", "run.name=half", "trainer.steps=1", f"data.chat_template={TEMPLATE}", cwd=folder)
     dapo("train", "--resume", "half", "trainer.steps=2", cwd=folder)
     one, two = (read_metrics(folder / name / "metrics.jsonl")[-1] for name in ("run", "half"))
-    same = {k for k in one if k.startswith(("reward/", "response/", "train/", "groups/"))} - {"train/learning_rate"}
+    same = {k for k in one if k.startswith(("reward/", "response/", "train/", "groups/", "source/"))} - {
+        "train/learning_rate"
+    }
     assert {k: one[k] for k in same} == {k: two[k] for k in same}
     refused = dapo("train", "--resume", "half", "data.response_prefix=x", cwd=folder, expect=2)
     assert "data.response_prefix" in refused.stderr

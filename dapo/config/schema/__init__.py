@@ -20,7 +20,7 @@ from dapo.config.schema.algorithm import (
 )
 from dapo.config.schema.checkpoint import Checkpoint
 from dapo.config.schema.cluster import Cluster, Launch
-from dapo.config.schema.data import Data, DataSource, Shot, Thinking
+from dapo.config.schema.data import Curriculum, Data, DataSource, Shot, Thinking
 from dapo.config.schema.learner import Learner
 from dapo.config.schema.logging import Logging
 from dapo.config.schema.model import Lora, Model
@@ -40,6 +40,7 @@ __all__ = [
     "Clip",
     "Cluster",
     "Correction",
+    "Curriculum",
     "Data",
     "DataSource",
     "DynamicSampling",

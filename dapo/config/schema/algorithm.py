@@ -108,6 +108,14 @@ class DynamicSampling(Section):
     """Retire a prompt when the pass rate of its last visit reaches this; None: never."""
     review_share: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Probability that a retired prompt is taken all the same when its turn comes."""
+    easy_at: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """With ``easy_share``: pass rate of its last visit from which a prompt is easy."""
+    easy_share: Annotated[float, Field(ge=0.01, le=1)] = 1.0
+    """Probability that an easy prompt is taken when its turn comes."""
+    hard_at: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """With ``hard_share``: pass rate of its last visit up to which a prompt is hard."""
+    hard_share: Annotated[float, Field(ge=0.01, le=1)] = 1.0
+    """Probability that a hard prompt is taken when its turn comes."""
     greso: bool = False
     """Skip prompts whose groups had no variance, more likely the longer they had none (GRESO, arXiv 2506.02177)."""
     greso_target: Annotated[float, Field(gt=0, lt=1)] = 0.25

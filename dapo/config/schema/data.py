@@ -28,7 +28,22 @@ class DataSource(Section):
     seed: int = 0
     """Seed of a procedural task (evaluation and training sets need different ones)."""
     size: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
-    """Problems to take; for a procedural task how many to make."""
+    """Problems to take; for a procedural task how many to make (of each level)."""
+    weight: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Share of the training prompts, relative to the other sources'; all of them have one, or none. None: all problems
+    are one pool, so that each source has the share of its size."""
+    levels: list[dict[str, Any]] = Field(default_factory=list)
+    """Of a procedural training task: options of each level on top of ``options``, the easiest first. The level follows
+    the accuracy, see ``data.curriculum``."""
+
+
+class Curriculum(Section):
+    raise_at: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Mean accuracy at which a task goes on to its next level."""
+    lower_at: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Mean accuracy at which it goes back to the level before."""
+    window: Annotated[int, Field(gt=0, le=65_536)] = 32
+    """Groups of the present level over which the accuracy is taken; a new level begins with none."""
 
 
 class Shot(Section):
@@ -53,6 +68,8 @@ class Data(Section):
     """Where training problems come from."""
     validation: list[DataSource] = Field(default_factory=list)
     """Held-out sets. Problems that also stand in the training data are taken out of training, and counted."""
+    curriculum: Curriculum = Curriculum()
+    """When sources with ``levels`` change theirs."""
     prompt: Literal["auto", "chat", "template", "raw"] = "auto"
     """``chat``: the tokenizer's chat template. ``template``: ``prompt_template``. ``raw``: the problem text itself.
     ``auto``: template if given, else chat if the tokenizer has one, else raw."""

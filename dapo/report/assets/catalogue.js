@@ -75,6 +75,32 @@ function validationCharts(keys) {
   return charts;
 }
 
+/** Charts by data source, of runs that train on several. */
+function sourceCharts(keys) {
+  const of = (what) => {
+    const found = [];
+    for (const key of keys) {
+      const match = /^source\/(.+)\/(\w+)$/.exec(key);
+      if (match && match[2] === what) found.push(s(key, match[1]));
+    }
+    return found;
+  };
+  const chart = (what, title, unit, says) => ({
+    id: `source-${what}`,
+    group: "Training",
+    title,
+    unit,
+    says,
+    series: of(what),
+  });
+  return [
+    chart("accuracy", "Training accuracy by source", "share", "Mean accuracy of all that was judged, by data source."),
+    chart("kept_share", "Groups kept, by source", "share", "Of the groups judged, those with right and wrong responses."),
+    chart("groups", "Groups judged, by source", "groups", "What each source brought, rejected groups included."),
+    chart("level", "Level by source", "level", "Levels follow the accuracy (data.curriculum)."),
+  ];
+}
+
 function rewardCharts(keys) {
   const known = /^(raw(_min|_max)?|clamped|accuracy|shaped_(mean|std)|advantage_abs_mean|unscored)(_kept)?$/;
   const names = [];
@@ -160,7 +186,7 @@ function rewardCharts(keys) {
 /** All charts of a section ("learning", "health", "cost") for runs that have these keys. */
 function catalogue(section, keys) {
   const charts = {
-    learning: () => [...validationCharts(keys), ...rewardCharts(keys)],
+    learning: () => [...validationCharts(keys), ...rewardCharts(keys), ...sourceCharts(keys)],
     health: () => HEALTH,
     cost: () => COST,
   }[section]();
