@@ -16,6 +16,7 @@ from dapo.contracts.enums import FinishReason
 from dapo.errors import EngineError
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_server import ServerEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2000)]
@@ -149,6 +150,23 @@ def test_stop_tokens(make):
     event = collect(engine, 1)[3, 0]
     assert event.finish is FinishReason.STOP
     assert event.token_ids.tolist() == tokens[: tokens.tolist().index(stop) + 1].tolist()
+
+
+def test_stop_strings(make, model):
+    """Told of them, the server ends where every engine does: with the token that completes one."""
+    engine = make(strings=StopStrings(model.tokenizer))
+    engine.submit([ask(3)])
+    tokens = collect(engine, 1)[3, 0].token_ids.tolist()
+    texts = [model.tokenizer.decode(tokens[:count], skip_special_tokens=True) for count in range(len(tokens) + 1)]
+    end, stop = next(
+        (end, string)
+        for end in range(5, len(tokens))
+        if (string := texts[end][len(texts[end - 1]) - 1 : len(texts[end - 1]) + 2]) not in texts[end - 1]
+    )
+    engine.submit([ask(3, stop=(stop,)), ask(4, stop=("no such text",))])
+    events = collect(engine, 2)
+    assert (events[3, 0].finish, events[4, 0].finish) == (FinishReason.STOP, FinishReason.LENGTH)
+    assert events[3, 0].token_ids.tolist() == tokens[:end]
 
 
 def test_abort_gives_partial_tokens_that_can_be_continued(make, model):

@@ -96,8 +96,8 @@ function sourceCharts(keys) {
   return [
     chart("accuracy", "Training accuracy by source", "share", "Mean accuracy of all that was judged, by data source."),
     chart("kept_share", "Groups kept, by source", "share", "Of the groups judged, those with right and wrong responses."),
-    chart("groups", "Groups judged, by source", "groups", "What each source brought, rejected groups included."),
-    chart("level", "Level by source", "level", "Levels follow the accuracy (data.curriculum)."),
+    chart("groups", "Groups judged, by source", "count", "What each source brought, rejected groups included."),
+    chart("level", "Level by source", "count", "Levels follow the accuracy (data.curriculum)."),
   ];
 }
 
