@@ -98,7 +98,10 @@ class RayCluster:
             ClusterError: the machines do not have it; or others have it for longer than ``patience`` seconds.
         """
         if why := misfit(plan, self.nodes()):
-            raise ClusterError(f"the Ray cluster at {self.address} is too small for this recipe: it wants {why}")
+            raise ClusterError(
+                f"the Ray cluster at {self.address} is too small for this recipe: it wants {why}. Add machines, ask "
+                "for fewer (learner.ranks, rollout.engines), or let them share processors (cluster.cpus_per_host)"
+            )
         bundles = [_resources(bundle.cpus, bundle.gpus) for bundle in plan.bundles]
         self._group = placement_group(bundles, strategy="PACK")
         if not self._group.wait(patience):

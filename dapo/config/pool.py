@@ -104,7 +104,7 @@ def check_pool(r: Recipe) -> Iterator[Problem]:
 
 def _check_ray(r: Recipe) -> Iterator[Problem]:
     cluster = r.cluster
-    if r.learner.ranks == 1 and not engines_on_ray(r):
+    if r.learner.ranks == 1 and r.rollout.max_staleness == 0 and not engines_on_ray(r):
         move = (
             f"nothing of this recipe would live on a Ray cluster: the engine ({r.rollout.engine}) does not, and a "
             "learner of one rank is in the program's own process; use local, or set learner.ranks above 1"

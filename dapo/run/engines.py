@@ -24,7 +24,7 @@ from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.stops import StopStrings
 from dapo.run.parts import load_hook, needs_reference
-from dapo.run.places import Places
+from dapo.run.places import Places, missing_ray
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
@@ -36,11 +36,8 @@ def missing_package(recipe: Recipe) -> str | None:
             "model.lora.rank needs the package peft, which is not installed: `pip install 'dapo-rl[lora]'`, or leave "
             "the setting out and train every parameter"
         )
-    if recipe.launch.backend == "ray" and importlib.util.find_spec("ray") is None:
-        return (
-            "launch.backend: ray needs the package ray, which is not installed: `pip install 'dapo-rl[ray]'`, or set "
-            "launch.backend: local, which keeps ranks and engines in processes of this machine"
-        )
+    if missing := missing_ray(recipe):
+        return missing
     engine = recipe.rollout.engine
     package = _PACKAGES.get(engine)
     if package is None or importlib.util.find_spec(package) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dapo.cluster.ray_head import OwnCluster
 from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
 from dapo.contracts.remote import Transport
-from dapo.errors import ClusterError
+from dapo.errors import ClusterError, RecipeError
 
 if TYPE_CHECKING:
     from dapo.cluster.ray import RayCluster
@@ -67,14 +68,27 @@ class Places:
         self._cluster.close()
 
 
+def missing_ray(recipe: Recipe) -> str:
+    """Why the recipe's cluster cannot be used for want of a package, and the next move; "" if it can."""
+    if recipe.launch.backend != "ray" or importlib.util.find_spec("ray") is not None:
+        return ""
+    return (
+        "launch.backend: ray needs the package ray, which is not installed: `pip install 'dapo-rl[ray]'`, or set "
+        "launch.backend: local, which keeps ranks and engines in processes of this machine"
+    )
+
+
 def open_places(recipe: Recipe, *, training: bool = True) -> Places | None:
     """The cluster that the recipe wants, joined or started; None: it lives on this machine.
 
     Raises:
+        RecipeError: the package is not installed.
         ClusterError: it cannot be reached or started, or is too small.
     """
     if recipe.launch.backend != "ray":
         return None
+    if missing := missing_ray(recipe):
+        raise RecipeError(missing)
     address: str | OwnCluster | None = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
     if not address:
         address = "" if _is_open() else OwnCluster()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from pool_runs import OVER, computed, train
-from small_run import assert_none_lost_or_doubled, command, environment, write_recipe
+from pool_runs import begin, computed, read_until, train
+from small_run import assert_none_lost_or_doubled, write_recipe
 
 from dapo.cluster.inline import InlineTransport
 from dapo.rollout.pool import EnginePool
@@ -70,32 +68,6 @@ def test_free_engines_train_too(recipe):
 
 
 # ---------------------------------------------------------------------- the command
-
-
-def begin(recipe, name, *over):
-    """``dapo train`` as a person starts it, up to its first step; and its engines' processes."""
-    run = subprocess.Popen(
-        command("train", recipe, *OVER, f"run.name={name}", "trainer.steps=100000", "logging.console=plain", *over),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    said = read_until(run, r"step +1/")
-    log = (recipe.parent / name / "log.txt").read_text()
-    processes = [int(number) for number in re.findall(r"engine-\d: process (\d+) on", log)]
-    assert len(processes) == 2, said
-    return run, processes, said
-
-
-def read_until(run, word):
-    said = []
-    for line in run.stdout:
-        said.append(line)
-        if re.search(word, line):
-            return said
-    raise AssertionError("".join(said)[-3000:])
 
 
 def gone(processes):

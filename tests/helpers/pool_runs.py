@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
-from small_run import dapo
+from small_run import command, dapo, environment
 
 from dapo.observe.metrics import read_metrics, without_clock
 
@@ -24,3 +25,29 @@ def computed(rows) -> list[dict[str, float]]:
     return [
         {key: value for key, value in without_clock(row).items() if not _OF_THE_ENGINES.search(key)} for row in rows
     ]
+
+
+def begin(recipe, name, *over):
+    """``dapo train`` as a person starts it, up to its first step; and its engines' processes."""
+    run = subprocess.Popen(
+        command("train", recipe, *OVER, f"run.name={name}", "trainer.steps=100000", "logging.console=plain", *over),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    said = read_until(run, r"step +1/")
+    log = (recipe.parent / name / "log.txt").read_text()
+    processes = [int(number) for number in re.findall(r"engine-\d: process (\d+) on", log)]
+    assert len(processes) == 2, said
+    return run, processes, said
+
+
+def read_until(run, word):
+    said = []
+    for line in run.stdout:
+        said.append(line)
+        if re.search(word, line):
+            return said
+    raise AssertionError("".join(said)[-3000:])

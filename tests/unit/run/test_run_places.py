@@ -1,0 +1,103 @@
+"""What a recipe takes of a Ray cluster; the cluster itself is a stand-in."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from dapo.cluster.placement import Bundle, Node
+from dapo.config.load import recipe_from_dict
+from dapo.errors import ClusterError, RecipeError
+from dapo.run.places import Places, describe_place, describe_plan, missing_ray, open_places, plan_of, wants_devices
+
+SMALL = {
+    "model": {"path": "someone/model"},
+    "data": {"train": [{"task": "signed_sum"}], "validation": [{"task": "signed_sum", "seed": 1}]},
+}
+
+
+def recipe(*overrides):
+    return recipe_from_dict(SMALL, ["launch.backend=ray", *overrides]).recipe
+
+
+class Cluster:
+    """Stands in for ``dapo.cluster.ray.RayCluster``."""
+
+    address = here = "a:1"
+
+    def __init__(self, *nodes):
+        self.machines, self.placed = list(nodes), None
+        self.one_machine = len(nodes) == 1
+
+    def nodes(self):
+        return self.machines
+
+    def place(self, plan, patience):
+        self.placed = (plan, patience)
+
+
+def names(plan):
+    return {name: place.bundle for name, place in plan.places.items()}
+
+
+def test_ranks_and_engines_share_bundles_on_processors():
+    plan = plan_of(recipe("learner.ranks=2", "rollout.engines=3", "run.threads=4"), cuda=False)
+    assert plan.bundles == (Bundle(4.0, 0),) * 3
+    assert names(plan) == {"rank-0": 0, "rank-1": 1, "engine-0": 0, "engine-1": 1, "engine-2": 2}
+    assert describe_plan(plan) == (
+        "5 hosts in 3 bundles, 12 CPUs (3 of 4 CPUs; 2 of them for a rank and an engine in turns)"
+    )
+
+
+def test_beside_each_other_a_single_learner_has_a_place_too():
+    beside = recipe("rollout.max_staleness=2", "cluster.cpus_per_host=0.5")
+    assert names(plan_of(beside, cuda=False)) == {"learner": 0, "engine-0": 1}
+    assert plan_of(beside, cuda=False).bundles == (Bundle(0.5, 0),) * 2
+    assert names(plan_of(beside, cuda=False, training=False)) == {"engine-0": 0}
+    assert names(plan_of(recipe(), cuda=False)) == {"engine-0": 0}
+
+
+def test_an_engine_of_several_devices_has_a_bundle_with_all_of_them():
+    wide = recipe("learner.ranks=4", "rollout.engine=vllm", "rollout.engines=2", "rollout.vllm.tensor_parallel_size=2")
+    assert plan_of(wide, cuda=True).bundles == (Bundle(1.0, 1),) * 4 + (Bundle(1.0, 2),) * 2
+    assert plan_of(wide, cuda=False).gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "wanted"), [("auto", 0, False), ("auto", 2, True), ("cpu", 2, False), ("cuda", 0, True)]
+)
+def test_devices_are_the_clusters(device, gpus, wanted):
+    assert wants_devices(recipe(f"model.device={device}"), [Node("a", 8.0, gpus)]) is wanted
+
+
+def test_what_is_asked_for_is_placed_with_the_recipes_patience():
+    cluster = Cluster(Node("a", 8.0, 0), Node("b", 8.0, 0))
+    places = Places(cluster, recipe("learner.ranks=2", "cluster.start_timeout=7"))
+    assert cluster.placed == (places.plan, 7.0)
+    assert not places.one_machine
+    (line,) = places.lines()
+    assert line.startswith("Ray cluster at a:1 (a: 8 CPUs and 0 GPUs, b: 8 CPUs and 0 GPUs): 3 hosts in 2 bundles")
+
+
+def test_a_device_that_the_cluster_does_not_know_of_is_refused():
+    with pytest.raises(ClusterError, match=r"learner\.ranks"):
+        Places(Cluster(Node("a", 8.0, 4)), recipe())
+    assert Places(Cluster(Node("a", 8.0, 4)), recipe("learner.ranks=2")).cuda
+    assert Places(Cluster(Node("a", 8.0, 4)), recipe("rollout.max_staleness=2")).cuda
+
+
+def test_without_the_package_the_next_move_is_told(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"pip install 'dapo-rl\[ray\]'.*launch\.backend: local"):
+        open_places(recipe())
+    assert missing_ray(recipe_from_dict(SMALL, []).recipe) == ""
+
+
+def test_which_cluster_it_is(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert describe_place(recipe()) == "a Ray cluster of this machine, which is started for the run"
+    monkeypatch.setenv("RAY_ADDRESS", "b:6379")
+    assert describe_place(recipe()) == "the Ray cluster at b:6379 (RAY_ADDRESS)"
+    assert describe_place(recipe("cluster.address=c:6379")) == "the Ray cluster at c:6379"
+    assert open_places(recipe_from_dict(SMALL, []).recipe) is None
