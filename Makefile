@@ -40,7 +40,7 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-.PHONY: setup setup-cluster setup-vllm quickstart gpu test test-slow test-browser test-wheel lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair golden oracles mutation site
+.PHONY: setup setup-cluster setup-vllm quickstart gpu test test-slow test-browser test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair golden oracles mutation site
 setup: .venv/.installed
 
 # Ray lives in .venv: it is part of the extra dev.
@@ -88,6 +88,21 @@ test-vllm: setup-vllm
 
 test-vllm-slow: setup-vllm
 	.venv-vllm/bin/python -m pytest -m "vllm and slow" tests/vllm
+
+# Do later Pythons have wheels of everything at the pinned versions, and do those that are here read every file without a warning?
+# `make test-pythons PYTHONS="/path/to/python3.13"` names one elsewhere.
+PYTHONS ?= python3.12 python3.13 python3.14
+test-pythons: setup
+	$(BIN)/pip install -q --disable-pip-version-check "uv>=0.9"
+	mkdir -p build
+	for version in 3.12 3.13 3.14; do \
+	  $(BIN)/uv pip compile -q --only-binary :all: --python-version $$version --python-platform linux \
+	    -c constraints/cpu.txt pyproject.toml -o build/requires-$$version.txt && echo "$$version: wheels of everything" || exit 1; \
+	done
+	for python in $(PYTHONS); do \
+	  $$python -c "" 2> /dev/null || { echo "$$python: not here"; continue; }; \
+	  PYTHONPYCACHEPREFIX=build/pycache $$python -W error -m compileall -q -f dapo tests benchmarks && echo "$$python: reads every file" || exit 1; \
+	done
 
 # Builds the wheel and the source distribution and uses them as a stranger would, outside of the checkout.
 test-wheel: setup
