@@ -15,13 +15,35 @@ from dapo.config.shipped import FOLDER
 from dapo.models.tiny import SIGNED_SUM_WORDS, make_word_tokenizer
 
 # config.json of the models as published on the hub; no weight is needed
+QWEN2 = {"model_type": "qwen2", "vocab_size": 151936, "tie_word_embeddings": True}
 SIZES = {
-    "gsm8k_0.5b_1gpu": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
+    "gsm8k_0.5b_1gpu": {**QWEN2, "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
                         "num_key_value_heads": 2, "intermediate_size": 4864, "max_position_embeddings": 32768},
-    "dapo_math_1.5b_1gpu": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
+    "dapo_math_1.5b_1gpu": {**QWEN2, "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12,
                             "num_key_value_heads": 2, "intermediate_size": 8960, "max_position_embeddings": 4096},
+    "qwen3_1.7b_lora_1gpu": {"model_type": "qwen3", "vocab_size": 151936, "tie_word_embeddings": True,
+                             "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16,
+                             "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144,
+                             "max_position_embeddings": 40960},
+    "qwen2.5_7b_lora_1gpu": {**QWEN2, "vocab_size": 152064, "tie_word_embeddings": False, "hidden_size": 3584,
+                             "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+                             "intermediate_size": 18944, "max_position_embeddings": 131072},
+    "llama3.2_1b_sft_then_dapo": {"model_type": "llama", "vocab_size": 128256, "tie_word_embeddings": True,
+                                  "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+                                  "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192,
+                                  "max_position_embeddings": 131072},
 }  # fmt: skip
-PARAMETERS = {"gsm8k_0.5b_1gpu": 494_032_768, "dapo_math_1.5b_1gpu": 1_543_714_304}
+PARAMETERS = {
+    "gsm8k_0.5b_1gpu": 494_032_768,
+    "dapo_math_1.5b_1gpu": 1_543_714_304,
+    "qwen3_1.7b_lora_1gpu": 1_720_574_976,
+    "qwen2.5_7b_lora_1gpu": 7_615_616_512,
+    "llama3.2_1b_sft_then_dapo": 1_235_814_400,
+}
+TEMPLATE = (  # what Qwen3's says of thinking, for a tokenizer of words
+    "{% for m in messages %}{{ m.content }} {% endfor %}{% if enable_thinking is defined and not enable_thinking %}"
+    "<think> </think> {% endif %}"
+)
 PROMPT = 200  # tokens; GSM8K's with the instruction have about 150
 
 
@@ -33,11 +55,14 @@ def name(request):
 @pytest.fixture
 def folder(tmp_path, name):
     """The published model's folder, without weights and with a tokenizer of words."""
-    from transformers import Qwen2Config
+    from transformers import AutoConfig
 
-    folder = tmp_path / "model"
-    Qwen2Config(vocab_size=151936, tie_word_embeddings=True, eos_token_id=1, **SIZES[name]).save_pretrained(folder)
-    make_word_tokenizer(SIGNED_SUM_WORDS).save_pretrained(folder)
+    folder, sizes = tmp_path / "model", dict(SIZES[name])
+    AutoConfig.for_model(sizes.pop("model_type"), eos_token_id=1, **sizes).save_pretrained(folder)
+    tokenizer = make_word_tokenizer(SIGNED_SUM_WORDS)
+    if name.startswith("qwen3"):
+        tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes(b"")
     return folder
 
@@ -88,7 +113,7 @@ def test_the_smallest_card_named_holds_it(name, estimated):
 def test_check_explains_it_offline(name, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answers = [{"question": f"1 +{n} = ?", "answer": f"thus\n#### {n + 1}"} for n in range(1, 9)]
-    if name.startswith("dapo"):
+    if name.startswith(("dapo", "qwen2.5")):
         answers = [
             {"prompt": [{"role": "user", "content": row["question"]}], "reward_model": {"ground_truth": str(n + 2)}}
             for n, row in enumerate(answers)
@@ -96,8 +121,9 @@ def test_check_explains_it_offline(name, folder, tmp_path, capsys, monkeypatch):
     for file in ("train", "test"):
         own = [row for number, row in enumerate(answers) if (number % 2 == 0) == (file == "train")]
         (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    settings = [f"model.path={folder}", "data.prompt=raw", "data.train.0.path=train.jsonl",
-                "data.validation.0.path=test.jsonl"]  # fmt: skip
+    settings = [f"model.path={folder}", "data.train.0.path=train.jsonl", "data.validation.0.path=test.jsonl"]
+    if not name.startswith(("qwen3", "llama")):
+        settings.append("data.prompt=raw")
     assert main(["check", name, *settings]) == 0
     told = capsys.readouterr().out
     assert "time on a card, by arithmetic" in told
@@ -111,3 +137,23 @@ def test_lines_and_comment_speak_of_the_same_cards(name, estimated):
     text = "\n".join(time_lines(recipe, facts, memory, PROMPT))
     for _, card_name in numbers(name, r"([\d.]+) h on an? ((?:RTX 4090|A100|H100|H200))"):
         assert f"\n{card_name}" in text
+
+
+def test_the_supervised_start_is_explained_offline(tmp_path, capsys, monkeypatch):
+    from transformers import AutoConfig
+
+    monkeypatch.chdir(tmp_path)
+    sizes = dict(SIZES["llama3.2_1b_sft_then_dapo"])
+    AutoConfig.for_model(sizes.pop("model_type"), eos_token_id=1, **sizes).save_pretrained(tmp_path / "model")
+    make_word_tokenizer(SIGNED_SUM_WORDS).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    for file, first in (("train", 1), ("test", 2)):
+        lines = [json.dumps({"question": f"1 +{n} = ?", "answer": f"=1 #### {n}"}) for n in range(first, 10, 2)]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines))
+    paths = [f"{part}.0.path={part.rpartition('.')[2].replace('validation', 'test')}.jsonl"
+             for part in ("data.train", "data.validation", "sft.train", "sft.validation")]  # fmt: skip
+    assert main(["check", "llama3.2_1b_sft_then_dapo", "--sft", "model.path=model", *paths]) == 0
+    told = capsys.readouterr().out
+    assert "learnt" in told
+    assert "together about 30.3 GiB; there is no engine" in told
+    assert "Start it with: dapo sft llama3.2_1b_sft_then_dapo" in told
