@@ -78,8 +78,12 @@ def launch_again(run: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
 
 
 def _over_machines(recipe: Recipe) -> list[str]:
-    """What several machines of a job mean for the run in it."""
-    return ["launch.backend=ray"] if recipe.slurm.nodes > 1 else []
+    """What the machines of a job mean for the run in it."""
+    slurm, cluster = recipe.slurm, recipe.cluster
+    if slurm.nodes == 1:  # of a run that had more
+        return ["cluster.nodes=1"] if cluster.nodes is not None and cluster.nodes > 1 else []
+    wanted = ["launch.backend=ray", f"cluster.nodes={slurm.nodes}"]
+    return [*wanted, f"cluster.gpus_per_node={slurm.gpus_per_node}"] if slurm.gpus_per_node else wanted
 
 
 def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, overrides: Sequence[str] = ()) -> Job:

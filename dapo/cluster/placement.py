@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from dapo.errors import ClusterError
 
 _SHARE = 0.5
 """Of a bundle's processors and device that a rank has, and an engine, where both are in it: they take turns."""
@@ -55,6 +58,48 @@ class Node:
 
     def __str__(self) -> str:
         return f"{self.name}: {amounts(self.cpus, self.gpus, always=True)}"
+
+
+def missing(nodes: Sequence[Node], wanted: int | None, gpus: int | None) -> str:
+    """What a cluster lacks of so many machines with so many devices each; "" where it has them, or None is wanted."""
+    fitting = sum(gpus is None or node.gpus >= gpus for node in nodes)
+    enough = fitting >= wanted if wanted is not None else fitting == len(nodes)
+    if enough:
+        return ""
+    with_devices = "" if gpus is None else f" with {gpus} GPUs"
+    asked = f"{wanted} machines{with_devices} (cluster.nodes)" if wanted is not None else f"machines{with_devices} each"
+    there = ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+    return f"{asked} are wanted, and there are {fitting} of {len(nodes)}: {there}"
+
+
+def await_machines(
+    look: Callable[[], list[Node]],
+    wanted: int | None,
+    gpus: int | None,
+    patience: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> list[Node]:
+    """The machines of a cluster once they have come; looked for once a second.
+
+    Args:
+        look: gives those that are there.
+        wanted: how many; None: as many as there are.
+        gpus: devices of each; None: any number.
+        patience: seconds.
+        clock, pause: of a test's.
+
+    Raises:
+        ClusterError: they have not come.
+    """
+    until = clock() + patience
+    while why := missing(nodes := look(), wanted, gpus):
+        if wanted is None or clock() >= until:
+            waited = f" after {patience:g} s (cluster.start_timeout)" if wanted is not None else ""
+            raise ClusterError(f"the Ray cluster is not complete{waited}: {why}")
+        pause(1.0)
+    return nodes
 
 
 def plan_places(

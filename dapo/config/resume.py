@@ -102,7 +102,8 @@ _RULES: dict[str, dict[Rule, str]] = {
     },
     "launch": {"free": "backend"},
     "cluster": {
-        "free": "address colocate cpus_per_host start_timeout engine_timeout max_engine_restarts max_learner_restarts"
+        "free": "address nodes gpus_per_node colocate cpus_per_host start_timeout engine_timeout max_engine_restarts "
+        "max_learner_restarts"
     },
     "slurm": {
         "free": "nodes partition account qos constraint time gpus_per_node cpus_per_node setup container "

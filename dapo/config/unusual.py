@@ -166,7 +166,7 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
     yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
     yield "there is one engine, in the trainer's process", not is_pool(r), unread_without_pool(r)
-    on_ray = below("cluster", "address colocate cpus_per_host")
+    on_ray = below("cluster", "address nodes gpus_per_node colocate cpus_per_host")
     yield f"launch.backend is {r.launch.backend}", r.launch.backend != "ray", on_ray
     sampling = "algorithm.dynamic_sampling"
     yield f"{sampling}.mode is {d.mode}", d.mode != "filter", below(sampling, "oversample lookahead unfinished")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dapo.cluster.placement import Node, Plan, amounts, plan_places
+from dapo.cluster.placement import Node, Plan, amounts, await_machines, plan_places
 from dapo.cluster.ray_head import OwnCluster
 from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
@@ -37,7 +37,8 @@ class Places:
 
     def __init__(self, cluster: RayCluster, recipe: Recipe, *, training: bool = True) -> None:
         self._cluster = cluster
-        nodes = cluster.nodes()
+        wanted = recipe.cluster
+        nodes = await_machines(cluster.nodes, wanted.nodes, wanted.gpus_per_node, wanted.start_timeout)
         self.cuda = wants_devices(recipe, nodes)
         self.plan = plan_of(recipe, cuda=self.cuda, training=training)
         self.one_machine = cluster.one_machine

@@ -81,6 +81,11 @@ def ended(slurm, number):
     return dict(word.partition("=")[::2] for word in said.stdout.split())
 
 
+def assert_each_step_once(run, steps):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+
+
 def test_a_job_saves_before_its_time_is_up_is_put_back_and_goes_on(slurm, tmp_path):
     """Slurm's own clock and signal; its second start ends the run. A step trained twice or left out would be seen."""
     recipe = write_recipe(tmp_path)
@@ -109,8 +114,7 @@ def test_a_job_saves_before_its_time_is_up_is_put_back_and_goes_on(slurm, tmp_pa
     assert 1 <= saved[0] < steps
     job = ended(slurm, number)
     assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("COMPLETED", str(len(saved)), "0:0")
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert_each_step_once(tmp_path / "run", steps)
 
 
 def test_who_stops_a_job_gets_a_saved_run_and_goes_on_with_it(slurm, tmp_path):
@@ -138,3 +142,26 @@ def test_who_stops_a_job_gets_a_saved_run_and_goes_on_with_it(slurm, tmp_path):
     assert ended(slurm, number)["JobState"] == "COMPLETED"
     assert f"resuming after step {done}" in output.read_text()
     assert_none_lost_or_doubled(run, done + 2)
+
+
+def test_two_machines_are_a_ray_cluster_of_the_job(slurm, tmp_path):
+    """Head, worker and driver by the script; ranks and engines find their places; nothing of Ray is left."""
+    pytest.importorskip("ray")
+    recipe = write_recipe(tmp_path)
+    number, output = launch(
+        slurm | {"RAY_worker_niceness": "0"},
+        tmp_path,
+        recipe,
+        "slurm.nodes=2",
+        "slurm.cpus_per_node=1",
+        "learner.ranks=2",
+        "rollout.engines=2",
+        "trainer.steps=2",
+        "validation.every=0",
+    )
+    with Output(output) as told:
+        told.until("Ray is up on 2 machines: n1 n2")
+        told.until("Ray cluster at .* 4 hosts in 2 bundles")
+        told.until("dapo train ended with 0")
+    assert ended(slurm, number)["JobState"] == "COMPLETED"
+    assert_each_step_once(tmp_path / "run", 2)

@@ -19,6 +19,11 @@ class Cluster(Section):
     address: str | None = None
     """With ``launch.backend: ray``: ``HOST:PORT`` of the Ray cluster that this machine belongs to. Null: the one in the
     environment variable ``RAY_ADDRESS``; without it a cluster of this machine is started, and ended with the run."""
+    nodes: Annotated[int, Field(gt=0, le=10_000)] | None = None
+    """With ``launch.backend: ray``: machines that the cluster must have before anything is placed; those that are not
+    there yet are waited for. Null: as many as there are. `dapo launch` sets it to ``slurm.nodes``."""
+    gpus_per_node: Annotated[int, Field(ge=0, le=1024)] | None = None
+    """With ``launch.backend: ray``: devices that each of its machines must have. Null: as many as there are."""
     colocate: bool | None = None
     """With ``launch.backend: ray``: rank n and engine n share processors and device, since they work in turns. Null:
     unless ``rollout.max_staleness`` lets them work at the same time, or an engine takes several devices."""
@@ -27,7 +32,7 @@ class Cluster(Section):
     share: together). Null: ``run.threads``. Less than 1 lets several of them share a core."""
     start_timeout: Seconds = 600.0
     """Seconds that an engine may take to start: imports, the model, for vLLM the compilation. On a Ray cluster also
-    those until machines that others use are free."""
+    those until machines that others use are free, and until those of ``nodes`` have come."""
     engine_timeout: Seconds = 300.0
     """Seconds after which an engine of a pool that does not come back from a turn is killed, and counts as lost. Longer
     than a turn of ``rollout.turn_steps`` and longer than loading weights."""

@@ -87,3 +87,12 @@ def test_secrets_do_not_go_into_a_file(here, capsys):
     assert "take rollout.vllm.engine_args.hf_token out" in said
     assert "hf_abc" not in said
     assert not (here / "runs").exists()
+
+
+def test_several_machines_are_a_ray_cluster_of_as_many(here, capsys):
+    over = ["slurm.nodes=2", "slurm.gpus_per_node=8", "rollout.engines=4"]
+    assert main(["launch", "mine.yaml", *over]) == 0
+    job = here / "runs" / ".jobs" / "run"
+    recipe = load_recipe(job / "recipe.yaml").recipe
+    assert (recipe.launch.backend, recipe.cluster.nodes, recipe.cluster.gpus_per_node) == ("ray", 2, 8)
+    assert "launch.backend=ray cluster.address=$RAY_ADDRESS" in (job / "job.sh").read_text()

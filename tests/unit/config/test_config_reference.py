@@ -129,7 +129,7 @@ def test_the_page_of_peers_says_what_the_table_says() -> None:
     [
         ("actor_rollout_ref.actor.fsdp_config.param_offload", "memory and speed only"),
         ("critic.ppo_epochs_of_it", "no critic here"),
-        ("cluster.n_nodes", "spread over devices"),
+        ("cluster.fileroot", "spread over devices"),
     ],
 )
 def test_keys_without_a_counterpart_are_told_why(key: str, part: str) -> None:
