@@ -43,6 +43,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
         DataError: the data cannot be read, or nothing is left to train on.
         RewardError: the rewards fail on gold answers, or call them wrong.
     """
+    from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
     from dapo.cli.check_try import try_groups
     from dapo.data import prepare
@@ -72,6 +73,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     show("publishing weights, by arithmetic", publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2))
     show("time on a card, by arithmetic", time_lines(recipe, facts, memory, _mean_prompt(data)))
     show("engine", _engine_lines(recipe, facts))
+    show("generation beside learning", overlap_lines(recipe))
     show("files", files(recipe, facts))
     if tries:
         show(f"{tries} groups, generated and scored", try_groups(recipe, tries))

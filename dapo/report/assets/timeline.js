@@ -209,7 +209,7 @@ class TimelineSection {
             el(
               "table",
               { class: "sums ages" },
-              el("caption", {}, "Ages of trained tokens: versions between the weights that made them and those trained"),
+              el("caption", {}, "Ages of trained tokens, in versions of the weights"),
               el("thead", {}, el("tr", {}, ["Age", "Share of the tokens"].map((name) => el("th", { scope: "col" }, name)))),
               el(
                 "tbody",

@@ -10,6 +10,7 @@ import torch
 
 from dapo.cli.check import engine_advice
 from dapo.cli.check_memory import Memory, estimate_memory, layer_sizes, memory_lines
+from dapo.cli.check_overlap import overlap_lines, recommended_staleness, steps_of_the_longest
 from dapo.cli.check_time import CARDS, Card, Work, needed_memory, step_seconds, step_work, time_lines
 from dapo.config import recipe_from_dict
 from dapo.contracts.model import ModelFacts
@@ -226,3 +227,32 @@ def test_what_is_known_of_the_engines_and_what_is_not(parameters, said):
 
 def test_layers_are_those_of_the_configuration():
     assert layer_sizes(facts_with(10)) == LayerSizes(hidden=8, ffn=16, heads=2, queries=8, keys=8)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "sampling", "spans", "fits"),
+    [
+        ({}, {}, 1.0, 2),  # 8 responses at once: 16 of 15 tokens are generated in 30 decode steps, as long as a limit
+        ({}, {"mode": "off"}, 2.0, 3),  # nothing is rejected: a step has 15 decode steps
+        ({"slots": 4}, {}, 0.5, 2),
+        ({"slots": 100}, {"mode": "off"}, 2.0, 3),  # more slots than responses stay empty
+        ({"engines": 2, "slots": [1, 3]}, {"mode": "off"}, 1.0, 2),
+    ],
+)
+def test_staleness_is_recommended_by_the_steps_of_the_longest_response(rollout, sampling, spans, fits):
+    recipe = recipe_with(
+        rollout=GIVEN["rollout"] | rollout, algorithm={"dynamic_sampling": sampling, "overlong_filtering": False}
+    )
+    assert steps_of_the_longest(recipe) == pytest.approx(spans)
+    assert recommended_staleness(recipe) == fits
+    (said, _) = overlap_lines(recipe)
+    assert f"each, {fits} lets both work at once" in said
+
+
+def test_what_is_said_of_a_staleness_that_is_set():
+    def said(limit):
+        return next(overlap_lines(recipe_with(rollout=GIVEN["rollout"] | {"max_staleness": limit})))
+
+    assert "1: 2 would be enough" in said(1)
+    assert said(2).startswith("rollout.max_staleness = 2: a response")
+    assert "4; 2 would be enough" in said(4)
