@@ -160,6 +160,24 @@ def misfit(plan: Plan, nodes: Sequence[Node]) -> str:
     return ""
 
 
+def by_machine(bundles: Sequence[Bundle], machines: Sequence[str]) -> list[int]:
+    """Which of the bundles that were granted stands for which of the plan's.
+
+    Bundles of one kind can stand for each other, and a cluster spreads them as it likes. Ranks that follow each other
+    shall be on one machine, so that copies of the model (``learner.replicas``) gather their layers within it.
+
+    Args:
+        bundles: of the plan; the granted ones are the same, in the same order.
+        machines: of each granted one.
+    """
+    granted = {kind: [n for n, bundle in enumerate(bundles) if bundle == kind] for kind in set(bundles)}
+    first = {machine: n for n, machine in reversed(list(enumerate(machines)))}
+    for numbers in granted.values():
+        numbers.sort(key=lambda n: (first[machines[n]], n))
+    taken = {kind: iter(numbers) for kind, numbers in granted.items()}
+    return [next(taken[bundle]) for bundle in bundles]
+
+
 def amounts(cpus: float, gpus: float, *, always: bool = False) -> str:
     """``2 CPUs and 1 GPU``; without GPUs only the processors, unless ``always``."""
     said = _counted(cpus, "CPU")

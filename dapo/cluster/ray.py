@@ -12,16 +12,17 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dapo.cluster.lines import Line, LineCall, answer_of, wait_for
-from dapo.cluster.placement import Node, Place, Plan, amounts, misfit
+from dapo.cluster.placement import Node, Place, Plan, amounts, by_machine, misfit
 from dapo.cluster.ray_head import OwnCluster
 from dapo.cluster.ray_seat import Order, Seat, Seated
 from dapo.cluster.served import Packed, packed, unpacked
@@ -112,7 +113,10 @@ class RayCluster:
                 f"{amounts(free.get('CPU', 0.0), free.get('GPU', 0.0), always=True)} are free; `ray status` shows who "
                 "has the rest"
             )
-        self.plan = plan
+        machines = placement_group_table(self._group)["bundles_to_node_id"]
+        granted = by_machine(plan.bundles, [machines[number] for number in range(len(bundles))])
+        places = {name: replace(one, bundle=granted[one.bundle]) for name, one in plan.places.items()}
+        self.plan = Plan(plan.bundles, places)
 
     def transport(self, output: Path | None) -> RayTransport:
         """For hosts in the places of the plan; what they print goes to files of the folder ``output``."""

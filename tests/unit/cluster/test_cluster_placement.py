@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.cluster.placement import Bundle, Node, Place, Plan, misfit, plan_places
+from dapo.cluster.placement import Bundle, Node, Place, Plan, by_machine, misfit, plan_places
 
 RANKS, ENGINES = ["rank-0", "rank-1"], ["engine-0", "engine-1", "engine-2"]
 
@@ -49,6 +49,27 @@ def test_no_bundle_is_given_out_twice(ranks, engines, colocate):
         own = [place for place in plan.places.values() if place.bundle == number]
         assert sum(place.cpus for place in own) == bundle.cpus
         assert sum(place.gpus for place in own) == bundle.gpus
+
+
+def test_ranks_that_follow_each_other_are_on_one_machine():
+    """Worked by hand: what was granted in turns is taken machine by machine, each kind by itself."""
+    small, wide = Bundle(1.0, 1), Bundle(1.0, 2)
+    assert by_machine([small] * 4, ["b", "a", "b", "a"]) == [0, 2, 1, 3]
+    assert by_machine([small] * 4, ["a", "a", "b", "b"]) == [0, 1, 2, 3]
+    assert by_machine([small, small, wide, small, wide], ["a", "b", "b", "a", "a"]) == [0, 3, 4, 1, 2]
+    assert by_machine([], []) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from("abc")), max_size=12))
+def test_every_granted_bundle_is_taken_once_by_its_kind(granted):
+    bundles, machines = [Bundle(float(kind), 0) for kind, _ in granted], [machine for _, machine in granted]
+    taken = by_machine(bundles, machines)
+    assert sorted(taken) == list(range(len(granted)))
+    assert [bundles[n] for n in taken] == bundles
+    for kind in set(bundles):
+        along = [machines[n] for n, bundle in zip(taken, bundles, strict=True) if bundle == kind]
+        changes = sum(one != other for one, other in pairwise(along))
+        assert changes == max(0, len(set(along)) - 1)  # never back to a machine that was left
 
 
 def plan(*bundles):
