@@ -126,6 +126,15 @@ def test_every_block_is_run_or_says_why_not(page):
         assert (ROOT / "tests" / where).is_file()
 
 
+def test_the_tracker_of_the_python_page(finished, tmp_path):
+    (source,) = (b for b in blocks(ROOT / "docs/python.md") if b.file == "mytracker.py")
+    (tmp_path / "mytracker.py").write_text(source.body)
+    small = ["trainer.steps=1", "validation.every=0", f"run.dir={tmp_path}", "run.name=tracked"]
+    dapo("train", finished / "recipe.yaml", *small, "logging.trackers=[mytracker:Lines]", cwd=tmp_path)
+    (line,) = (tmp_path / "tracked/lines.jsonl").read_text().splitlines()
+    assert line.startswith('{"step": 1, "accuracy": 0.')
+
+
 def test_the_reward_of_the_page_of_rewards():
     (source,) = (b for b in blocks(ROOT / "docs/data_and_rewards.md") if b.file == "my_rewards.py")
     names: dict[str, object] = {}
