@@ -66,6 +66,7 @@ def test_engines_of_this_process(kind, shares, check, fresh, monkeypatch):
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_client_of_a_server(check, tmp_path):
+    pytest.importorskip("aiohttp")
     servers = []
 
     @contextmanager
