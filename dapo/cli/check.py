@@ -298,7 +298,9 @@ def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
         f"{folder}/: recipe.yaml, recipe.resolved.yaml, metrics.jsonl, log.txt{curve}",
         f"{folder}/checkpoints/: {every}, the newest {kept}{best} of about {size_text(one)} each{elsewhere}",
     ]
-    if recipe.logging.rollouts != "none":
+    if recipe.run.stage == "sft":
+        lines += [f"{folder}/export/: the model, for `dapo train`"] if recipe.sft.export else []
+    elif recipe.logging.rollouts != "none":
         lines.append(f"{folder}/rollouts/: one Parquet file a step, {recipe.logging.rollouts} groups")
     if folder.exists():
         what = "training will refuse to start" if recipe.run.if_exists == "refuse" else "it will be moved aside"
