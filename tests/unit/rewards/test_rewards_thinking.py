@@ -18,16 +18,19 @@ def both(prompt, completion):
     return float(completion.final_text == "=7" and "=5" in completion.text)
 
 
-def score(reward, text, answer):
-    scorer = build_scorer([reward])
+def scores(reward, *responses):
+    """The accuracies of (text, answer) each."""
+    scorer, found = build_scorer([reward], tasks={"signed_sum"}), {}
     try:
-        made = Completion(NONE, NONE, NONE, FinishReason.STOP, text, answer=answer)
-        scorer.submit(Key("train", 0, 0), PROMPT, made)
-        ((_, found),) = scorer.poll(None)
+        for number, (text, answer) in enumerate(responses):
+            made = Completion(NONE, NONE, NONE, FinishReason.STOP, text, answer=answer)
+            scorer.submit(Key("train", 0, number), PROMPT, made)
+        while len(found) < len(responses):
+            found.update(scorer.poll(None))
     finally:
         scorer.close()
-    assert found.reason is None
-    return found.values["accuracy"]
+    assert all(score.reason is None for score in found.values())
+    return [found["train", 0, number].values["accuracy"] for number in range(len(responses))]
 
 
 @pytest.mark.parametrize(
@@ -42,15 +45,17 @@ def score(reward, text, answer):
 )
 def test_verifiers_read_the_answer_alone(reward, right, wrong):
     made = Reward(**reward)
-    assert score(made, f"<think>{wrong}</think>{right}", right) == 1.0
-    assert score(made, f"<think>{right}</think>{wrong}", wrong) == 0.0
-    assert score(made, f"<think>{right}", "") == 0.0  # never closed
-    assert score(made, right, None) == 1.0  # nobody looked for thinking
+    assert scores(
+        made,
+        (f"<think>{wrong}</think>{right}", right),
+        (f"<think>{right}</think>{wrong}", wrong),
+        (f"<think>{right}", ""),  # never closed
+        (right, None),  # nobody looked for thinking
+    ) == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_a_pattern_may_look_at_the_whole_response_and_a_function_sees_both():
     tags = Reward(kind="regex", pattern="^<think>.*</think>", reads="response")
-    assert score(tags, "<think>a</think>b", "b") == 1.0
-    assert score(tags, "b", "b") == 0.0
+    assert scores(tags, ("<think>a</think>b", "b"), ("b", "b")) == [1.0, 0.0]
     own = Reward(kind="function", function="test_rewards_thinking:both")
-    assert score(own, "<think>=5</think>=7", "=7") == 1.0
+    assert scores(own, ("<think>=5</think>=7", "=7")) == [1.0]
