@@ -15,7 +15,7 @@ run: {{dir: {folder}/runs, name: one}}
 model: {{path: {folder}/model}}
 sft:
   {{train: [{{path: {folder}/examples.jsonl}}], validation: [{{path: {folder}/held.jsonl}}], batch_size: 6, warmup: 0,
-   learning_rate: 1.0e-2, steps: 4, every: 2}}
+   learning_rate: 1.0e-2, epochs: 4, steps: 4, every: 2}}
 checkpoint: {{every: 2}}
 """
 
