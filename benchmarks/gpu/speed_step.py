@@ -131,7 +131,7 @@ class _Nowhere:
 
     folder = Path()
 
-    def begin(self, step: int, write: Any) -> _Nothing:
+    def begin(self, step: int, write: Any, best: Any = None) -> _Nothing:
         """Not wanted here."""
         return _Nothing(step)
 
