@@ -18,6 +18,8 @@ from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 
+pytest.importorskip("aiohttp")
+
 
 @pytest.fixture
 def servers():
