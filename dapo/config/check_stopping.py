@@ -45,6 +45,8 @@ def _metric(r: Recipe, key: str, metric: str, direction: Direction) -> Iterator[
         yield Problem(
             key, f"is neither good nor bad by itself: say which is better, {section}.best_is=highest or lowest", metric
         )
+    elif metric.endswith("/loss") and metric.startswith("validation/") and r.run.stage == "train":
+        yield Problem(key, "is measured by `dapo sft` alone; training by reward has validation/accuracy", metric)
     elif metric.startswith("validation/") and r.run.stage == "train" and not (r.data.validation and r.validation.every):
         yield Problem(
             key,

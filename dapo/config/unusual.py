@@ -166,6 +166,9 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
     yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
     yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
     yield "there is one engine, in the trainer's process", not is_pool(r), unread_without_pool(r)
+    yield "checkpoint.best is null", r.checkpoint.best is None, ["checkpoint.best_is"]
+    stop = r.trainer.early_stop.metric is None
+    yield "trainer.early_stop.metric is null", stop, below("trainer.early_stop", "best_is patience min_change")
     on_ray = below("cluster", "address nodes gpus_per_node colocate cpus_per_host")
     yield f"launch.backend is {r.launch.backend}", r.launch.backend != "ray", on_ray
     sampling = "algorithm.dynamic_sampling"

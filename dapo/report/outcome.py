@@ -97,6 +97,8 @@ def _ended(run: Run, status: Status) -> str:
 
 def _learned(facts: Facts) -> str:
     found = facts.evaluations
+    if facts.run.recipe is not None and facts.run.recipe.run.stage == "sft":
+        return _imitated(facts)
     if not found:
         tried = sum(bool(row.get("validation/unscored")) for row in facts.run.rows)
         silent = f"No response of its {tried} evaluation{'s' * (tried > 1)} could be scored"
@@ -117,6 +119,20 @@ def _learned(facts: Facts) -> str:
         verb = "rose" if change > 0 else "fell"
         said = f"Held-out accuracy {verb} from {span}, {_times(abs(change), noise)}"
     return said + "."
+
+
+def _imitated(facts: Facts) -> str:
+    """Of a supervised run: it has losses, and no accuracy."""
+    held_out = [row for row in facts.run.rows if row.get("validation/loss") is not None]
+    if not held_out:
+        return "The held-out loss was not measured (sft.validation, sft.every)."
+    first, last = held_out[0], held_out[-1]
+    if len(held_out) == 1:
+        return f"Held-out loss was {first['validation/loss']:.3g} nats a token at step {first['step']:.0f}."
+    said = f"Held-out loss went from {first['validation/loss']:.3g} to {last['validation/loss']:.3g} nats a token"
+    least = min(held_out, key=lambda row: row["validation/loss"])
+    rose = "" if least is last else f"; it was least at step {least['step']:.0f}, {least['validation/loss']:.3g}"
+    return f"{said} in {last['step'] - first['step']:.0f} steps{rose}."
 
 
 def _not_held_out(facts: Facts) -> str:

@@ -85,6 +85,18 @@ def test_a_run_folder_with_losses_a_curve_and_a_model(run):
     assert "step 8/8  loss" in log
 
 
+def test_its_report_speaks_of_losses(run):
+    from dapo.report.outcome import sentences_of, tiles_of
+    from dapo.report.reader import read_run
+
+    found, measured = read_run(run), read_metrics(run / "metrics.jsonl")
+    first, last = (f"{row['validation/loss']:.3g}" for row in (measured[0], measured[-1]))
+    said = " ".join(sentences_of(found))
+    assert f"Held-out loss went from {first} to {last} nats a token in 8 steps" in said
+    assert "accuracy" not in said
+    assert "8 of 8" in " ".join(f"{tile['value']} {tile['detail']}" for tile in tiles_of(found))
+
+
 def test_a_run_that_is_left_in_the_middle_goes_on_to_the_bit(folder, run):
     parts, whole = folder / "runs" / "parts", run
     dapo("sft", folder / "recipe.yaml", "run.name=parts", "sft.export=false", "trainer.max_hours=1.0e-9", expect=75)

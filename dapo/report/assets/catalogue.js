@@ -26,7 +26,18 @@ function validationCharts(keys) {
       ? sets.map((name) => [`validation/${name}/`, ` · ${name}`])
       : [];
   if (keys.has("validation/accuracy")) places.unshift(["validation/", sets.length > 1 ? " · mean of the sets" : ""]);
-  const charts = [];
+  const charts = keys.has("validation/loss")
+    ? [
+        {
+          id: "validation/loss",
+          group: "Held out",
+          title: "Held-out loss",
+          unit: "nats",
+          says: "Of a supervised run: where it rises while the training loss falls, there are too few examples.",
+          series: [s("validation/loss", "held out"), s("train/loss", "training")],
+        },
+      ]
+    : [];
   for (const [prefix, of] of places) {
     const ks = [...keys].filter((key) => key.startsWith(prefix) && /^(pass|maj)@\d+$/.test(key.slice(prefix.length)));
     const order = (key) => (key.includes("maj@") ? 1e6 : 0) + Number(key.split("@").pop());

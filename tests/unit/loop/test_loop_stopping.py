@@ -167,6 +167,8 @@ def test_better_is_what_the_glossary_says_and_nan_says_nothing():
         ),
         ({"trainer": {"early_stop": {"metric": "step"}}}, r"early_stop.best_is=highest or lowest"),
         ({"checkpoint": {"best": ACCURACY}, "data": {}}, r"needs held-out problems"),
+        ({"checkpoint": {"best": "validation/loss"}}, r"is measured by `dapo sft` alone"),
+        ({"trainer": {"early_stop": {"metric": "validation/held/loss"}}}, r"is measured by `dapo sft` alone"),
         ({"checkpoint": {"dir": " "}}, r"expected the path of a folder"),
     ],
 )
