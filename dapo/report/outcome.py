@@ -97,7 +97,7 @@ def _ended(run: Run, status: Status) -> str:
 
 def _learned(facts: Facts) -> str:
     found = facts.evaluations
-    if facts.run.recipe is not None and facts.run.recipe.run.stage == "sft":
+    if facts.run.supervised:
         return _imitated(facts)
     if not found:
         tried = sum(bool(row.get("validation/unscored")) for row in facts.run.rows)

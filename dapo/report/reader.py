@@ -96,6 +96,11 @@ class Run:
         return self.root or self.folder.path
 
     @property
+    def supervised(self) -> bool:
+        """Made by ``dapo sft``: it has losses, and neither rewards nor an accuracy."""
+        return self.recipe is not None and self.recipe.run.stage == "sft"
+
+    @property
     def last_step(self) -> int:
         """Of the last row; 0 where there is none."""
         return int(self.rows[-1]["step"]) if self.rows else 0

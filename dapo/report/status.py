@@ -159,7 +159,7 @@ def _elsewhere(run: Run, now: float) -> bool:
 
 
 def _steps(run: Run) -> int:
-    if run.recipe is not None and run.recipe.run.stage == "train":  # a supervised run counts its epochs' steps
+    if run.recipe is not None and not run.supervised:  # a supervised run counts its epochs' steps
         return run.recipe.trainer.steps
     steps = (run.status_record or {}).get("steps")
     return steps if isinstance(steps, int) else 0

@@ -88,12 +88,14 @@ def test_a_run_folder_with_losses_a_curve_and_a_model(run):
 def test_its_report_speaks_of_losses(run):
     from dapo.report.outcome import sentences_of, tiles_of
     from dapo.report.reader import read_run
+    from dapo.report.rules import advice_of
 
     found, measured = read_run(run), read_metrics(run / "metrics.jsonl")
     first, last = (f"{row['validation/loss']:.3g}" for row in (measured[0], measured[-1]))
     said = " ".join(sentences_of(found))
     assert f"Held-out loss went from {first} to {last} nats a token in 8 steps" in said
     assert "accuracy" not in said
+    assert advice_of(found) == []
     assert "8 of 8" in " ".join(f"{tile['value']} {tile['detail']}" for tile in tiles_of(found))
 
 

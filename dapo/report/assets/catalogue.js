@@ -170,7 +170,7 @@ function rewardCharts(keys) {
       title: "Loss",
       unit: "1",
       says: "The surrogate of policy gradients: its level says little, its jumps do.",
-      series: [s("train/loss", "loss")],
+      series: keys.has("validation/loss") ? [] : [s("train/loss", "loss")], // that of a supervised run: beside its held-out one
     },
     {
       id: "unscored",

@@ -30,6 +30,8 @@ RATIO, RATIO_STEPS = 100.0, 3
 def entropy_collapse(facts: Facts) -> Found | None:
     """Low against its own beginning, since what is normal depends on the model and the task."""
     change = facts.change("train/entropy")
+    if facts.run.supervised:  # whoever imitates comes to be sure of what is imitated
+        return None
     if change is None or change[0] <= 0 or change[1] >= COLLAPSED * change[0]:
         return None
     early, late = change
