@@ -1,11 +1,15 @@
 """The speed of a quickstart step at another revision and here, step by step in turn.
 
     make bench-pair BASE=REVISION
-    python benchmarks/pair.py --base REVISION [--steps 40] [--side everything] [--out FILE]
+    python benchmarks/pair.py --base REVISION [--steps 12] [--restarts 5] [--side everything] [--out FILE]
 
 Two processes train the same steps to the bit, one with the package of REVISION (in a temporary git worktree), one with
 this working tree. They take turns: step n there, step n here, then the other way round, so that whatever else the
 machine does, or a processor that slows down, meets both. What is said is the ratio here / there, pair by pair.
+
+Two processes of one revision differ from each other too, by some per cent for as long as they live (where memory
+fell, which core they got). So both are started anew ``--restarts`` times, and the interval draws
+restarts, then steps in them.
 """
 
 from __future__ import annotations
@@ -87,17 +91,24 @@ class Child:
         return rows
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median of the ratios, and the 2.5 and 97.5 % points of its bootstrap."""
+def interval(ratios_RS: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """The median of the ratios (restarts, steps), and the 2.5 and 97.5 % points of its bootstrap over both."""
     rng = np.random.default_rng(1)
-    drawn = np.median(rng.choice(np.asarray(ratios), (4000, len(ratios))), axis=1)
+    ratios = np.asarray(ratios_RS)
+    restarts, steps = ratios.shape
+    chosen = rng.integers(restarts, size=(4000, restarts, 1))
+    drawn = np.median(ratios[chosen, rng.integers(steps, size=(4000, restarts, steps))], axis=(1, 2))
     low, high = np.quantile(drawn, [0.025, 0.975])
-    return median(ratios), float(low), float(high)
+    return float(np.median(ratios)), float(low), float(high)
 
 
-def report(base: str, side: str, pairs: Mapping[str, Sequence[tuple[float, float]]], shared: int) -> str:
+Pair = tuple[float, float]
+"""What took so long there, and here."""
+
+
+def report(base: str, pairs_RS: Mapping[str, Sequence[Sequence[Pair]]], shared: int) -> str:
     """A table in Markdown: a line for wall clock, CPU and each phase. ``shared``: metrics equal to the digit."""
-    count = len(next(iter(pairs.values())))
+    first = next(iter(pairs_RS.values()))
     machine = describe_machine()
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     lines = [
@@ -105,32 +116,34 @@ def report(base: str, side: str, pairs: Mapping[str, Sequence[tuple[float, float
         "",
         f"{machine['cpu']}, {versions}, commit {machine['commit']}, {machine['date']}: `{machine['command']}`",
         "",
-        f"{count} steps on each side, in turn; {shared} metrics of every step are equal to the digit. Milliseconds are",
-        "medians; the ratio here / there is the median of the pairs, with the 95 % interval of its bootstrap.",
+        f"{len(first[0])} steps on each side, in turn, in each of {len(first)} pairs of processes; {shared} metrics of",
+        "every step are equal to the digit. Milliseconds are medians; the ratio here / there is the median over all",
+        "steps, with the 95 % interval of its bootstrap over processes and steps.",
         "",
-        "| | there, ms | here, ms | ratio |",
-        "| --- | --- | --- | --- |",
+        "| | there, ms | here, ms | ratio | by process |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for name, values in pairs.items():
-        there, here = (1000 * median(value[n] for value in values) for n in (0, 1))
-        ratios = [b / a for a, b in values if a > 0]
-        if len(ratios) == count:
+    for name, restarts in pairs_RS.items():
+        there, here = (1000 * median(pair[n] for pairs in restarts for pair in pairs) for n in (0, 1))
+        if all(a > 0 for pairs in restarts for a, _ in pairs):
+            ratios = [[b / a for a, b in pairs] for pairs in restarts]
             middle, low, high = interval(ratios)
-            lines.append(f"| {name} | {there:.1f} | {here:.1f} | {middle:.3f} [{low:.3f}, {high:.3f}] |")
+            each = " ".join(f"{median(of):.2f}" for of in ratios)
+            lines.append(f"| {name} | {there:.1f} | {here:.1f} | {middle:.3f} [{low:.3f}, {high:.3f}] | {each} |")
     return "\n".join(lines) + "\n"
 
 
-def measure(base: str, side: str, steps: int) -> str:
-    with tree_of(base) as tree, tempfile.TemporaryDirectory(prefix="pair-") as folder:
-        work = Path(folder)
-        model = ensure_builtin_model("builtin/signed-sum", HERE / "runs" / ".models")
-        sides = [Child(where, side, model, work / name, steps) for where, name in ((tree, "base"), (HERE, "here"))]
-        timed = []
-        for step in range(steps):
-            order = (0, 1) if step % 2 else (1, 0)
-            taken = {n: sides[n].step() for n in order}
-            timed.append((taken[0], taken[1]))
-        rows = [child.close() for child in sides]
+def run_pair(
+    trees: tuple[Path, Path], side: str, steps: int, model: Path, work: Path
+) -> tuple[dict[str, list[Pair]], int]:
+    """Both processes from start to end: pairs by kind, without the first steps; metrics equal to the digit."""
+    sides = [Child(tree, side, model, work / name, steps) for tree, name in zip(trees, ("base", "here"), strict=True)]
+    timed = []
+    for step in range(steps):
+        order = (0, 1) if step % 2 else (1, 0)
+        taken = {n: sides[n].step() for n in order}
+        timed.append((taken[0], taken[1]))
+    rows = [child.close() for child in sides]
     counted = timed[UNCOUNTED:]
     pairs = {kind: [(there[n], here[n]) for there, here in counted] for n, kind in enumerate(("wall", "CPU"))}
     there, here = (side_rows[-len(counted) :] for side_rows in rows)
@@ -138,18 +151,26 @@ def measure(base: str, side: str, steps: int) -> str:
     for key in sorted(set(phases) - WAITING):
         pairs[key] = [(a.get(key, 0.0), b.get(key, 0.0)) for a, b in zip(there, here, strict=True)]
     shared = {key for key in here[-1] if key in there[-1] and not key.startswith(("time/", "memory/", "speed/"))}
-    equal = sum(all(a.get(key) == b.get(key) for a, b in zip(there, here, strict=True)) for key in shared)
-    return report(base, side, pairs, equal)
+    return pairs, sum(all(a.get(key) == b.get(key) for a, b in zip(there, here, strict=True)) for key in shared)
+
+
+def measure(base: str, side: str, steps: int, restarts: int) -> str:
+    with tree_of(base) as tree, tempfile.TemporaryDirectory(prefix="pair-") as folder:
+        model = ensure_builtin_model("builtin/signed-sum", HERE / "runs" / ".models")
+        found = [run_pair((tree, HERE), side, steps, model, Path(folder) / str(n)) for n in range(restarts)]
+    kinds = [kind for kind in found[0][0] if all(kind in pairs for pairs, _ in found)]
+    return report(base, {kind: [pairs[kind] for pairs, _ in found] for kind in kinds}, min(n for _, n in found))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", required=True, help="git revision to compare this working tree with")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=12, help="of each pair of processes; two more than are counted")
+    parser.add_argument("--restarts", type=int, default=5, help="pairs of processes")
     parser.add_argument("--side", default="everything", choices=["nothing", "rollouts", "everything"])
     parser.add_argument("--out", type=Path, help="a file for the table, which is printed in any case")
     arguments = parser.parse_args()
-    table = measure(arguments.base, arguments.side, arguments.steps)
+    table = measure(arguments.base, arguments.side, arguments.steps, arguments.restarts)
     print(table, end="")
     if arguments.out:
         arguments.out.write_text(table)
