@@ -86,15 +86,17 @@ def _idle(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], file: Path) -> None:
-    """Gain over turns by learner's share, a panel for each acceptance and scaling."""
+    """Gain over turns by learner's share: a row of panels for each scaling, a column for each acceptance."""
     import matplotlib.pyplot as plt
 
     main = [row for row in rows if row["devices"] == 16 and row["verifier"] == 2.0]
-    panels = sorted({(row["scaling"], row["acceptance"]) for row in main if row["learners"]})
+    scalings, acceptances = (sorted({row[key] for row in main if row["learners"]}) for key in ("scaling", "acceptance"))
+    size = (3.4 * len(acceptances), 2.9 * len(scalings) + 0.5)
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(3.0 * len(panels), 3.6), sharex=True, sharey=True, squeeze=False, layout="constrained"
+        len(scalings), len(acceptances), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    for panel, (scaling, acceptance) in zip(axes[0], panels, strict=True):
+    panels = [(scaling, acceptance) for scaling in scalings for acceptance in acceptances]
+    for panel, (scaling, acceptance) in zip(axes.flat, panels, strict=True):
         here = [row for row in main if (row["acceptance"], row["scaling"]) == (acceptance, scaling)]
         turns = {row["share"]: row["trained_per_device_second"] for row in here if row["mode"] == "turns"}
         for mode in MODES:
@@ -107,9 +109,9 @@ def plot(rows: Sequence[Row], file: Path) -> None:
             )  # fmt: skip
         panel.set_title(f"acceptance {acceptance:g}, scaling {scaling:g}", fontsize=10)
         panel.grid(alpha=0.3)
-        panel.set_xlabel("learner's share of a step")
-    axes[0][0].set_ylabel("trained tokens per device\nsecond over turns")
+    figure.supxlabel("learner's share of a step")
+    figure.supylabel("trained tokens per device second over turns")
     axes[0][0].set_ylim(0, 1.8)
-    axes[0][-1].legend(fontsize=8, loc="lower right")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), ncols=len(MODES), fontsize=9, loc="outside upper center")
     figure.savefig(file, dpi=110)
     plt.close(figure)
