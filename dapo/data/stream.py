@@ -41,6 +41,7 @@ class EpochStream:
         self._position = 0  # prompts taken of this epoch
         self._order = self._make_order()
         self._fingerprint, self._content = fingerprint(prompts), content(prompts)
+        self._sources = tuple(dict.fromkeys(prompt.source for prompt in prompts))
 
     @property
     def epoch(self) -> int:
@@ -55,7 +56,7 @@ class EpochStream:
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the data sources."""
-        return tuple(dict.fromkeys(prompt.source for prompt in self._prompts))
+        return self._sources
 
     @property
     def size(self) -> int:

@@ -385,17 +385,14 @@ class StreamingCollector:
         account.count["sampling/skipped_prompts"] = self.selector.skipped
         engine = account.end(self.engine.stats())
         self.selector.end_step(account.verdicts())
-        by_source = source_metrics(account.groups, self.selector.sources, self.selector.levels())
-        metrics = (
-            account.metrics(self.step, batch, engine)
-            | by_source
-            | {
-                "groups/waiting": len(self.kept),
-                "groups/unfinished": len(self.open),
-                "cost/held_tokens": held_tokens(self.kept, self.open.values()),
-                "sampling/acceptance_estimate": self.refill.acceptance,
-                "sampling/retired_prompts": self.selector.retired(),
-            }
-        )
+        metrics = account.metrics(self.step, batch, engine)
+        metrics |= source_metrics(account.groups, self.selector.sources, self.selector.levels())
+        metrics |= {
+            "groups/waiting": len(self.kept),
+            "groups/unfinished": len(self.open),
+            "cost/held_tokens": held_tokens(self.kept, self.open.values()),
+            "sampling/acceptance_estimate": self.refill.acceptance,
+            "sampling/retired_prompts": self.selector.retired(),
+        }
         account.begin(self.engine.stats())  # whatever comes now is of the next step
         return metrics

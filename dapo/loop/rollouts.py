@@ -187,7 +187,10 @@ class Rollouts:
 
     def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
         """The events with their prefixes and texts; a stop token is not part of a text."""
-        joined = [(self._part_of(event), *self._joined(event)) for event in events]
+        joined = []
+        for event in map(self._unless_it_goes_on, events):
+            request = self._requests.pop(event.key)
+            joined.append((event, _joined(request.prefix, event), request))
         texts = iter(
             self.texts.decode(
                 [
@@ -200,9 +203,7 @@ class Rollouts:
         return [
             Response(
                 event.key,
-                _empty_text(whole)
-                if event.finish is FinishReason.ABORTED
-                else self._read(event, whole, request, texts),
+                _unread(whole) if event.finish is FinishReason.ABORTED else self._read(event, whole, request, texts),
                 len(event.token_ids) + self._earlier.pop(event.key, 0),
                 event.tick,
                 event.reason,
@@ -210,15 +211,11 @@ class Rollouts:
             for event, whole, request in joined
         ]
 
-    def _part_of(self, event: SampleEvent) -> SampleEvent:
+    def _unless_it_goes_on(self, event: SampleEvent) -> SampleEvent:
         """Taken back at the very moment when its budget was spent, a response did not end."""
         asked = self._thinking.pop(event.key, None)
         spent = asked is not None and event.finish is FinishReason.LENGTH
         return replace(event, finish=FinishReason.ABORTED) if spent else event
-
-    def _joined(self, event: SampleEvent) -> tuple[Partial, SampleRequest]:
-        request = self._requests.pop(event.key)
-        return _joined(request.prefix, event), request
 
     def _read(self, event: SampleEvent, whole: Partial, request: SampleRequest, texts: Iterator[str]) -> Completion:
         """A response that ended, with its text: up to its first stop string, whether or not its engine knows them."""
@@ -289,7 +286,7 @@ def _by_token(finish: FinishReason, whole: Partial, request: SampleRequest) -> b
     return not request.sampling.stop or int(whole.token_ids[-1]) in request.sampling.stop_token_ids
 
 
-def _empty_text(partial: Partial) -> Completion:
+def _unread(partial: Partial) -> Completion:
     """A response that goes on later."""
     made = partial.token_ids, partial.logprobs, partial.versions
     return Completion(*made, FinishReason.ABORTED, "", partial.generated)

@@ -82,6 +82,13 @@ class Saver:
         self._recorder.saved(saving.step, folder)
         return folder
 
+    def save(self, step: int, write: BeginWrite) -> Path:
+        """As ``begin``, waited for; returns the checkpoint's folder."""
+        self.begin(step, write)
+        folder = self.finish()
+        assert folder is not None
+        return folder
+
     def state(self) -> dict[str, Any] | None:
         return None if self._best is None else self._best.state()
 

@@ -78,9 +78,9 @@ class PromptSelector:
     def visited(self, group: Group, voters_G: BoolArray, step: int) -> None:
         """A group was judged; its prompt may be worth generating for again."""
         self.history.visited(group, voters_G, step)
-        judged, accuracies = getattr(self.stream, "judged", None), group.accuracies()[voters_G]
-        if judged is not None and len(accuracies):
-            judged(group.prompt, float(accuracies.mean()))
+        judged = getattr(self.stream, "judged", None)
+        if judged is not None and voters_G.any():
+            judged(group.prompt, float(group.accuracies()[voters_G].mean()))
         self._all_retired &= self.is_retired(self.history.records[group.prompt.id])
 
     def explore(self, record: PromptRecord) -> float:

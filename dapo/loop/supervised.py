@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import as_damage, save_state
+from dapo.checkpoint.tree import as_damage
 from dapo.config.schema import Recipe
-from dapo.contracts.handle import Handle, Mapped
+from dapo.contracts.handle import Handle
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Learner
 from dapo.contracts.recorder import Recorder
@@ -26,7 +26,8 @@ from dapo.data.demonstrations import Demonstration
 from dapo.data.stream import EpochStream
 from dapo.errors import CheckpointError
 from dapo.loop.best import follow
-from dapo.loop.counters import Counters, StepDone, open_state
+from dapo.loop.boundary import begin_boundary, load_learner, open_state
+from dapo.loop.counters import Counters, StepDone
 from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping
@@ -139,10 +140,9 @@ class SupervisedTrainer:
         rate = self.schedule.at(step - 1, step - 1)
         with self.phases("learn"):
             learned = self.learner.learn(LearnStep([rows_of(batch)], [rate], version=step - 1)).result()
-        tokens = sum(int(one.loss_mask.sum()) for one in batch)
         self.counters.training_steps += 1
         self.counters.optimizer_steps += 1
-        self.counters.trained_tokens += tokens
+        self.counters.trained_tokens += sum(int(one.loss_mask.sum()) for one in batch)
         metrics: Metrics = {k: v for k, v in values(learned.stats).items() if k.startswith(OF_THE_STEP)}
         metrics |= {
             "train/learning_rate": rate,
@@ -205,14 +205,9 @@ class SupervisedTrainer:
 
     def save(self) -> Path:
         """Write a checkpoint of the step that is done; returns its folder."""
-        self.saver.begin(self.counters.training_steps, self._write)
-        folder = self.saver.finish()
-        assert folder is not None
-        return folder
+        return self.saver.save(self.counters.training_steps, self._write)
 
     def _write(self, folder: Path) -> Handle[list[SavedFile]]:
-
-        saving = self.learner.save(folder / "learner")
         state = {
             "fingerprint": self.fingerprint,
             "facts": self.facts,
@@ -223,8 +218,7 @@ class SupervisedTrainer:
             "measured_at": self._measured_at,
             "recorder": self.recorder.state(),
         }
-        save_state(state, folder)
-        return Mapped(saving, lambda files: [replace(file, name=f"learner/{file.name}") for file in files])
+        return begin_boundary(folder, self.learner, state)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Continue from a checkpoint folder; returns what it says of its run (``recorder``, ``facts``).
@@ -233,7 +227,6 @@ class SupervisedTrainer:
             CheckpointError: it is damaged, of another model, or of training by reward.
             DataError: the examples are not those that it was saved with.
         """
-
         state, counters = open_state(folder, self.fingerprint)
         if "examples" not in state:
             raise CheckpointError(f"checkpoint {folder} is of `dapo train`, and this run is supervised")
@@ -243,8 +236,7 @@ class SupervisedTrainer:
             self.stopping.load(state["early_stop"])
             self._measured_at = int(state["measured_at"])
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state["facts"])}
-        with as_damage(folder, "learner/"):
-            self.learner.load(folder / "learner")
+        load_learner(folder, self.learner)
         self.counters = counters
         self.phases.step = counters.training_steps
         return saved

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import as_damage, save_state
+from dapo.checkpoint.tree import as_damage
 from dapo.config.checks import has_entropy_term, ratio_against
 from dapo.config.schema import Recipe
 from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.handle import Handle, Mapped
+from dapo.contracts.handle import Handle
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, EngineGroup, Learner
 from dapo.contracts.recorder import Recorder
@@ -30,8 +30,9 @@ from dapo.contracts.types import (
 from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
+from dapo.loop.boundary import begin_boundary, load_learner, open_state
 from dapo.loop.collector import StreamingCollector
-from dapo.loop.counters import Counters, StepDone, open_state
+from dapo.loop.counters import Counters, StepDone
 from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
@@ -288,15 +289,11 @@ class Trainer:
 
     def save(self) -> Path:
         """Write a checkpoint of the step that is done; returns its folder."""
-        self.saver.begin(self.counters.training_steps, self._write)
-        folder = self.saver.finish()
-        assert folder is not None
-        return folder
+        return self.saver.save(self.counters.training_steps, self._write)
 
     def _write(self, folder: Path) -> Handle[list[SavedFile]]:
         if self.overlap is not None:
             self.collector.rest()
-        saving = self.learner.save(folder / "learner")
         state = {
             "fingerprint": self.fingerprint,
             "facts": self.facts,
@@ -309,8 +306,7 @@ class Trainer:
             "early_stop": self.stopping.state(),
             "recorder": self.recorder.state(),
         }
-        save_state(state, folder)
-        return Mapped(saving, lambda files: [replace(file, name=f"learner/{file.name}") for file in files])
+        return begin_boundary(folder, self.learner, state)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Continue from a checkpoint folder. Nothing of the run's files is touched.
@@ -332,8 +328,7 @@ class Trainer:
             self.saver.load(state.get("best"))
             self.stopping.load(state.get("early_stop"))
             saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
-        with as_damage(folder, "learner/"):
-            self.learner.load(folder / "learner")
+        load_learner(folder, self.learner)
         self.counters = counters
         self.phases.step = counters.training_steps
         self._publish()

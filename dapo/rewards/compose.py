@@ -89,23 +89,23 @@ class CompositeScorer:
         pending = _Pending(key, prompt.source, missing=len(applicable))
         ticket, self._next = self._next, self._next + 1
         self._pending[ticket] = pending
-        whole, final = completion, completion
-        if completion.answer is not None:  # nothing within the thinking is an answer
+        final = completion  # nothing within the thinking is an answer
+        if completion.answer is not None:
             final = replace(completion, text=completion.answer)
         for index in applicable:
             reward = self._rewards[index]
-            completion = whole if reward.kind == "function" or reward.reads == "response" else final
+            read = completion if reward.kind == "function" or reward.reads == "response" else final
             inline = self._inline.get(index)
             if inline is not None:
-                self._settle(ticket, index, *ask(inline, prompt, completion))
+                self._settle(ticket, index, *ask(inline, prompt, read))
                 continue
             hasty = self._hasty.get(index)
-            if hasty is not None and (done := hasty(prompt, completion)) is not None:
+            if hasty is not None and (done := hasty(prompt, read)) is not None:
                 self._settle(ticket, index, *done)
                 continue
             assert self._pool is not None  # a reward that is not inline has a verifier
             item = ticket * len(self._rewards) + index
-            self._pool.submit(item, self._remote[index], reward.timeout, prompt, completion)
+            self._pool.submit(item, self._remote[index], reward.timeout, prompt, read)
         if not applicable:
             self._finish(ticket)
 
