@@ -124,9 +124,6 @@ def make_engine(
         return make_pool(
             recipe, facts, longest=longest, weights=weights, run=run, api_key=key, strings=strings, places=places
         )
-    if rollout.engine == "generate":
-        assert loaded is not None
-        return GenerateEngine(loaded, slots=slots)
     if rollout.engine == "vllm":
         from dapo.rollout.vllm import VllmEngine
 
@@ -144,8 +141,18 @@ def make_engine(
         (url,) = server_urls(recipe)
         return _server_engine(rollout, url, facts, longest, weights, slots, strings)
     assert loaded is not None
-    if ":" in rollout.engine:  # called as ours that share the learner's weights
-        own: Engine = load_hook(rollout.engine, "rollout.engine")(loaded, slots=slots)
+    return _over_model(recipe, facts, loaded, longest=longest, slots=slots, learner=learner)
+
+
+def _over_model(
+    recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, slots: int | None, learner: bool
+) -> Engine:
+    """An engine that computes with a model of this process."""
+    name = recipe.rollout.engine
+    if name == "generate":
+        return GenerateEngine(loaded, slots=slots)
+    if ":" in name:  # called as ours that share the learner's weights
+        own: Engine = load_hook(name, "rollout.engine")(loaded, slots=slots)
         return own
     shares = recipe.learner.ranks == 1
     reserve = learner_state(recipe, facts) if learner and shares else 0

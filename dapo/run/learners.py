@@ -11,11 +11,10 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.cluster.processes import ProcessTransport
 from dapo.config.schema import Recipe
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Learner
-from dapo.contracts.remote import HostSpec, Transport
+from dapo.contracts.remote import HostSpec
 from dapo.errors import ModelError
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.group import LearnerGroup
@@ -26,7 +25,7 @@ from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.run.parts import make_correction, make_model, make_objective, needs_reference
-from dapo.run.places import OUTPUT, Places
+from dapo.run.places import Places, transport_of
 
 
 def over_ranks(recipe: Recipe) -> bool:
@@ -88,7 +87,7 @@ def make_learner(
         assert weights is not None  # engines beside it have weights of their own
         environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
         spec = HostSpec("learner", start_learner, (_at(recipe, facts.name), weights), environment)
-        learner = LearnerApart(_transport(run, places), spec)
+        learner = LearnerApart(transport_of(run, places), spec)
         for note in learner.notes:
             say(note)
         return learner
@@ -172,10 +171,6 @@ def rank_specs(
     ]
 
 
-def _transport(run: Path | None, places: Places | None) -> Transport:
-    return ProcessTransport(None if run is None else run / OUTPUT) if places is None else places.transport(run)
-
-
 def _ranks(recipe: Recipe, model: str, weights: Path, run: Path | None, places: Places | None) -> LearnerGroup:
     store: TCPStore | None = None
     environment: dict[str, str] = {}
@@ -187,7 +182,7 @@ def _ranks(recipe: Recipe, model: str, weights: Path, run: Path | None, places: 
         if places.cuda:
             environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
     return LearnerGroup(
-        _transport(run, places),
+        transport_of(run, places),
         rank_specs(recipe, model, meeting, environment),
         recipe.learner,
         weights,

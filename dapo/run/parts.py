@@ -297,6 +297,11 @@ def make_facts(recipe: Recipe, console: Console) -> ModelFacts:
     return read_facts(path, model.dtype, trust_remote_code=model.trust_remote_code)
 
 
+def facts_without_weights(model: Model, tokenizer: Any) -> ModelFacts:
+    """As ``make_facts``, of a model that is no built-in one, with the tokenizer at hand."""
+    return read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
+
+
 def check_model(model: Model) -> None:
     """Refuse a device, a built-in name or a model folder before anything is made, read or warmed up.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dapo.cluster.placement import Node, Plan, amounts, await_machines, plan_places
+from dapo.cluster.processes import ProcessTransport
 from dapo.cluster.ray_head import OwnCluster
 from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
@@ -50,11 +50,11 @@ class Places:
             )
         cluster.place(self.plan, recipe.cluster.start_timeout)
 
-    def lines(self) -> Iterator[str]:
+    def sentence(self) -> str:
         """What was taken, for the console."""
         nodes = self._cluster.nodes()
         machines = ", ".join(map(str, nodes[:4])) + (f", and {len(nodes) - 4} more" if len(nodes) > 4 else "")
-        yield f"Ray cluster at {self._cluster.address} ({machines}): {describe_plan(self.plan)}"
+        return f"Ray cluster at {self._cluster.address} ({machines}): {describe_plan(self.plan)}"
 
     def transport(self, run: Path | None) -> Transport:
         """For hosts that print into a folder of the run (None: what they print is dropped)."""
@@ -67,6 +67,13 @@ class Places:
     def close(self) -> None:
         """Give everything back."""
         self._cluster.close()
+
+
+def transport_of(run: Path | None, places: Places | None) -> Transport:
+    """For hosts in processes: of this machine, or on the run's cluster. What they print goes to its folder, if any."""
+    if places is not None:
+        return places.transport(run)
+    return ProcessTransport(None if run is None else run / OUTPUT)
 
 
 def missing_ray(recipe: Recipe) -> str:

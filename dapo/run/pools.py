@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from dapo.cluster.processes import ProcessTransport
 from dapo.cluster.threads import ThreadTransport
 from dapo.config.pool import engine_count, engine_slots, is_lockstep, server_urls
 from dapo.config.schema import Recipe
@@ -24,7 +23,7 @@ from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
-from dapo.run.places import OUTPUT, Places
+from dapo.run.places import Places, transport_of
 
 _MEMORY = Path("/dev/shm")
 _SETS = 2.5  # sets of weights that shared memory has to hold: the present one, the next, and some room
@@ -57,18 +56,12 @@ def make_pool(
         EngineError: an engine does not start, or cannot run the model.
         ModelError: an engine cannot load it.
     """
-    urls = server_urls(recipe)
-    if urls:
+    if server_urls(recipe):
         transport: Transport = ThreadTransport()
-    elif places is not None:
-        transport = places.transport(run)
+        specs = _servers(recipe, facts, longest, weights, api_key, strings)
     else:
-        transport = ProcessTransport(None if run is None else run / OUTPUT)
-    specs = (
-        _servers(recipe, facts, longest, weights, api_key, strings)
-        if urls
-        else _engines(recipe, facts, longest, strings, places)
-    )
+        transport = transport_of(run, places)
+        specs = _engines(recipe, facts, longest, strings, places)
     cluster = recipe.cluster
     return EnginePool(
         transport,

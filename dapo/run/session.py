@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from dapo.loop.stopping import Deadline
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
 from dapo.models.builtin import is_builtin
-from dapo.models.facts import facts_of, read_facts
+from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
@@ -40,6 +41,7 @@ from dapo.run.given import NOTHING_GIVEN, Context, Given, make_engine_of, make_s
 from dapo.run.learners import lives_elsewhere, make_learner, over_ranks
 from dapo.run.parts import (
     check_model,
+    facts_without_weights,
     make_algorithm,
     make_facts,
     make_model,
@@ -84,7 +86,6 @@ class Session:
     data: PreparedData
     engine: Engine
     rollouts: Rollouts
-    verdict_lag: int
     weights: Path | None  # through which the learner publishes
     folder: Path | None  # of the run
     say: Callable[[str], None]
@@ -115,70 +116,44 @@ class Session:
         if given.engine is None:
             check_engine(recipe)
         check_model(recipe.model)
-        scorer: Scorer | None = None
-        weights: Path | None = None
-        places: Places | None = None
-        if given.scorer is None:
-            scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
-        try:
+        with ExitStack() as undo:  # what is there already, if something after it cannot be made
+            if given.scorer is None:
+                scorer: Scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
+                undo.callback(scorer.close)
             tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
             texts = make_texts(recipe, tokenizer)
-            data = prepare(recipe.data, tokenizer)  # what is wrong with it is told before weights
-            for line in data.report.lines(training=training):
-                console.say(line)
-            for line in seen_lines(data.train[0], tokenizer) if training else ():
-                console.say(line)
+            data = _prepared(recipe, tokenizer, console, training)  # what is wrong with it is told before weights
             context = Context(recipe, tokenizer, data.train, folder)
-            if scorer is None:
+            if given.scorer is not None:
                 scorer = make_scorer_of(given.scorer, context)
+                undo.callback(scorer.close)
             if not is_builtin(recipe.model.path):
-                check_fits(recipe, _facts_without_weights(recipe, tokenizer), data, training=training)
+                check_fits(recipe, facts_without_weights(recipe.model, tokenizer), data, training=training)
             places = open_places(recipe, training=training)
-            for line in [] if places is None else places.lines():
-                console.say(line)
-            elsewhere = lives_elsewhere(recipe, own_engine=given.engine is not None, training=training)
-            shared = recipe.rollout.engine == "embedded" and not (is_pool(recipe) and given.engine is None)
-            loaded = make_model(recipe, console) if shared or not elsewhere else None
-            facts = make_facts(recipe, console) if loaded is None else facts_of(loaded)
+            if places is not None:
+                undo.callback(places.close)
+                console.say(places.sentence())
+            loaded, facts = _model_of(recipe, console, given, training)
             check_fits(recipe, facts, data, training=training)
             weights = weights_folder(recipe, facts, folder, places)
-            longest = _longest(recipe, data)
-            if given.engine is None:
-                engine = make_engine(
-                    recipe, facts, loaded, longest=longest, weights=weights, run=folder, learner=training, places=places
-                )
-            else:
-                model = None if loaded is None else loaded.model
-                context = replace(context, facts=facts, model=model, longest=longest, weights=weights)
-                engine = make_engine_of(given.engine, context)
-        except BaseException:
-            if scorer is not None:
-                scorer.close()
-            if places is not None:
-                places.close()
-            _delete_weights(recipe, weights)
-            raise
-        lag = recipe.algorithm.dynamic_sampling.verdict_lag
-        if lag is None:  # a scorer of the user's says by an attribute that its verdicts take no time
-            lag = 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
-        tokenizer = tokenizer if loaded is None else loaded.tokenizer
-        rollouts = Rollouts(engine, scorer, texts)
+            undo.callback(_delete_weights, recipe, weights)
+            context = replace(context, facts=facts, longest=_longest(recipe, data), weights=weights)
+            engine = _engine_of(context, loaded, given, training, places)
+            undo.pop_all()
         return cls(
-            recipe,
-            scorer,
-            loaded,
-            facts,
-            tokenizer,
-            data,
-            engine,
-            rollouts,
-            lag,
-            weights,
-            folder,
-            console.say,
-            given,
-            [],
-            places,
+            recipe=recipe,
+            scorer=scorer,
+            loaded=loaded,
+            facts=facts,
+            tokenizer=tokenizer if loaded is None else loaded.tokenizer,
+            data=data,
+            engine=engine,
+            rollouts=Rollouts(engine, scorer, texts),
+            weights=weights,
+            folder=folder,
+            say=console.say,
+            given=given,
+            places=places,
         )
 
     @property
@@ -245,7 +220,7 @@ class Session:
             prompts_per_step=rollout.prompts_per_step,
             group_size=rollout.group_size,
             run_seed=recipe.run.seed,
-            verdict_lag=self.verdict_lag,
+            verdict_lag=_verdict_lag(recipe, self.scorer),
             phases=phases,
             watch=recorder.filling,
             reads_answers=all(r.kind in ("math", "exact") for r in recipe.rewards if r.name == "accuracy"),
@@ -301,9 +276,50 @@ def _delete_weights(recipe: Recipe, weights: Path | None) -> None:
         delete_sets(weights)
 
 
-def _facts_without_weights(recipe: Recipe, tokenizer: Any) -> ModelFacts:
-    model = recipe.model
-    return read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
+def _model_of(recipe: Recipe, console: Console, given: Given, training: bool) -> tuple[LoadedModel | None, ModelFacts]:
+    """The model of a learner, or of the one embedded engine beside ranks, in this process (None: both live elsewhere),
+    and what is to be known of it."""
+    own = given.engine is not None
+    alone = recipe.rollout.engine == "embedded" and (own or not is_pool(recipe))
+    if alone or not lives_elsewhere(recipe, own_engine=own, training=training):
+        loaded = make_model(recipe, console)
+        return loaded, facts_of(loaded)
+    return None, make_facts(recipe, console)
+
+
+def _engine_of(
+    context: Context, loaded: LoadedModel | None, given: Given, training: bool, places: Places | None
+) -> Engine:
+    """The engine that was given, or the recipe's."""
+    if given.engine is not None:
+        return make_engine_of(given.engine, replace(context, model=None if loaded is None else loaded.model))
+    assert context.facts is not None
+    return make_engine(
+        context.recipe,
+        context.facts,
+        loaded,
+        longest=context.longest,
+        weights=context.weights,
+        run=context.folder,
+        learner=training,
+        places=places,
+    )
+
+
+def _prepared(recipe: Recipe, tokenizer: Any, console: Console, training: bool) -> PreparedData:
+    """The data; what became of each source, and the first prompt, are told."""
+    data = prepare(recipe.data, tokenizer)
+    for line in [*data.report.lines(training=training), *(seen_lines(data.train[0], tokenizer) if training else ())]:
+        console.say(line)
+    return data
+
+
+def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
+    """Engine steps after which a verdict takes effect. A scorer of the user's says by an attribute that it is quick."""
+    asked = recipe.algorithm.dynamic_sampling.verdict_lag
+    if asked is not None:
+        return asked
+    return 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
 
 
 def _longest(recipe: Recipe, data: PreparedData) -> int:

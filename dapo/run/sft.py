@@ -21,11 +21,19 @@ from dapo.errors import RecipeError
 from dapo.loop.stopping import Deadline
 from dapo.loop.supervised import SupervisedTrainer, steps_of
 from dapo.models.builtin import is_builtin
-from dapo.models.facts import facts_of, read_facts
+from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.run.learners import make_learner, over_ranks
-from dapo.run.parts import check_model, make_facts, make_model, make_schedule, make_tokenizer, stop_tokens
+from dapo.run.parts import (
+    check_model,
+    facts_without_weights,
+    make_facts,
+    make_model,
+    make_schedule,
+    make_tokenizer,
+    stop_tokens,
+)
 from dapo.run.pools import delete_sets, shared_weights
 
 SHOWN = 600  # characters of the first example that are shown
@@ -56,7 +64,8 @@ class SftSession:
         """
         check_model(recipe.model)
         tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
-        facts = make_facts(recipe, console) if is_builtin(recipe.model.path) else _facts(recipe, tokenizer)
+        built_in = is_builtin(recipe.model.path)
+        facts = make_facts(recipe, console) if built_in else facts_without_weights(recipe.model, tokenizer)
         examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
         for line in [*examples.lines, *shown(examples.train[0], tokenizer)]:
             console.say(line)
@@ -124,8 +133,3 @@ def check_lengths(examples: Demonstrations, facts: ModelFacts) -> None:
             f"the longest example has {longest} tokens, and {facts.name} reads {facts.positions} positions: set "
             f"sft.max_tokens to at most {facts.positions}"
         )
-
-
-def _facts(recipe: Recipe, tokenizer: Any) -> ModelFacts:
-    model = recipe.model
-    return read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
