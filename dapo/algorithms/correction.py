@@ -68,10 +68,7 @@ def importance_correction(
         raise ValueError(f"unknown correction {kind!r}; expected one of {', '.join(get_args(CorrectionKind))}")
     if kind in ("none", "report"):
         return None
-    if not 0 <= floor < cap:
-        raise ValueError(f"bounds of the importance ratio must satisfy 0 <= floor < cap, got {floor} and {cap}")
-    if sequence_cap <= 0 or (token_cap is not None and token_cap <= 0):
-        raise ValueError(f"caps must be above 0, got token_cap {token_cap} and sequence_cap {sequence_cap}")
+    _check_bounds(cap, floor, token_cap, sequence_cap)
     mask = np.asarray(loss_mask, dtype=np.bool_)
     if not mask.shape == np.shape(learner_logprobs) == np.shape(sampler_logprobs):
         raise ValueError(
@@ -79,23 +76,40 @@ def importance_correction(
             " must have one entry per token each"
         )
     log_ratios = log_ratio(np.asarray(learner_logprobs)[mask], np.asarray(sampler_logprobs)[mask])
+    weights = np.ones(mask.shape, dtype=np.float32)
+    weights[mask] = _corrected(kind, log_ratios, cap, floor, token_cap, sequence_cap)
+    return weights
+
+
+def _check_bounds(cap: float, floor: float, token_cap: float | None, sequence_cap: float) -> None:
+    if not 0 <= floor < cap:
+        raise ValueError(f"bounds of the importance ratio must satisfy 0 <= floor < cap, got {floor} and {cap}")
+    if sequence_cap <= 0 or (token_cap is not None and token_cap <= 0):
+        raise ValueError(f"caps must be above 0, got token_cap {token_cap} and sequence_cap {sequence_cap}")
+
+
+def _corrected(
+    kind: CorrectionKind,
+    log_ratios: NDArray[np.float64],
+    cap: float,
+    floor: float,
+    token_cap: float | None,
+    sequence_cap: float,
+) -> NDArray[np.float64]:
+    """w of the loss tokens, by the table of ``importance_correction``."""
     ratios = np.exp(log_ratios)
     match kind:
-        case "untruncated":
-            corrected = ratios
         case "truncate":
-            corrected = np.minimum(ratios, cap)
+            return np.minimum(ratios, cap)
         case "truncate_sequence":
-            corrected = np.full(ratios.shape, min(_product(log_ratios), sequence_cap))
+            return np.full(ratios.shape, min(_product(log_ratios), sequence_cap))
         case "mask_token":
-            corrected = np.where((ratios >= floor) & (ratios <= cap), ratios, 0.0)
+            return np.where((ratios >= floor) & (ratios <= cap), ratios, 0.0)
         case "mask_sequence":
             inside = log_ratios.size > 0 and floor <= np.exp(log_ratios.mean()) <= cap
             bounded = ratios if token_cap is None else np.minimum(ratios, token_cap)
-            corrected = np.where(inside, bounded, 0.0)
-    weights = np.ones(mask.shape, dtype=np.float32)
-    weights[mask] = corrected
-    return weights
+            return np.where(inside, bounded, 0.0)
+    return ratios
 
 
 def _product(log_ratios: NDArray[np.float64]) -> float:

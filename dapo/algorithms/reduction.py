@@ -61,27 +61,34 @@ def loss_weights(
     if groups_R.shape != (len(masks),):
         raise ValueError(f"groups has shape {groups_R.shape} for {len(masks)} rows; give one group id per row")
     counts_R = np.array([np.count_nonzero(mask) for mask in masks], dtype=np.int64)
-    tokens, rows_with_loss = int(counts_R.sum()), int(np.count_nonzero(counts_R))
+    if reduction == "micro_batch_mean":
+        scale_R = _micro_batch_mean(counts_R, micro_batches, micro_batch_weighted)
+    else:
+        scale_R = _scale(counts_R, groups_R, reduction, constant_length)
+    # every reduction gives all loss tokens of a row the same weight
+    return [np.where(mask, scale, 0.0).astype(np.float32) for mask, scale in zip(masks, scale_R, strict=True)]
 
+
+def _scale(
+    counts_R: NDArray[np.int64], groups_R: NDArray[np.int64], reduction: Reduction, constant_length: float | None
+) -> NDArray[np.float64]:
+    """Weight of each row's loss tokens, of which it has ``counts_R``."""
+    rows, tokens, rows_with_loss = len(counts_R), int(counts_R.sum()), int(np.count_nonzero(counts_R))
     match reduction:
         case "token_mean":
-            scale_R = np.full(len(masks), 1.0 / max(tokens, 1))
+            return np.full(rows, 1.0 / max(tokens, 1))
         case "prompt_mean":
-            scale_R = _prompt_mean(counts_R, groups_R)
+            return _prompt_mean(counts_R, groups_R)
         case "sequence_mean":
-            scale_R = _inverse(counts_R * rows_with_loss)
+            return _inverse(counts_R * rows_with_loss)
         case "sequence_sum":
-            scale_R = np.full(len(masks), 1.0 / max(rows_with_loss, 1))
+            return np.full(rows, 1.0 / max(rows_with_loss, 1))
         case "constant":
             if constant_length is None or constant_length <= 0:
                 raise ValueError(f"reduction 'constant' needs constant_length > 0 tokens, got {constant_length}")
-            scale_R = np.full(len(masks), 1.0 / (max(len(masks), 1) * constant_length))
-        case "micro_batch_mean":
-            scale_R = _micro_batch_mean(counts_R, micro_batches, micro_batch_weighted)
+            return np.full(rows, 1.0 / (max(rows, 1) * constant_length))
         case _:
             raise ValueError(f"unknown reduction {reduction!r}; expected one of {', '.join(get_args(Reduction))}")
-    # every reduction gives all loss tokens of a row the same weight
-    return [np.where(mask, scale, 0.0).astype(np.float32) for mask, scale in zip(masks, scale_R, strict=True)]
 
 
 def _prompt_mean(counts_R: NDArray[np.int64], groups_R: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -207,16 +207,7 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
     parts: list[Part] = []
     for source, level in _levels(data.train):
         problems, entry = _clean(source, shown, seen)
-        kept = []
-        for problem in problems:
-            key = overlap_key(problem.words)
-            if key not in held_out:
-                kept.append(problem)
-                continue
-            shared = report.overlap[held_out[key]]
-            shared.records += 1
-            shared.problems += key not in met
-            met.add(key)
+        kept = _not_held_out(problems, held_out, report.overlap, met)
         entry.in_validation = len(problems) - len(kept)
         made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer)
         train += made
@@ -234,6 +225,30 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
         raise DataError("no training prompt is left:\n" + "\n".join(report.lines()))
     mixed = any(source.weight is not None or source.levels for source in data.train)
     return PreparedData(train, validation, report, parts if mixed else [])
+
+
+def _not_held_out(
+    problems: Iterable[Problem], held_out: Mapping[str, str], overlap: Mapping[str, Overlap], met: set[str]
+) -> list[Problem]:
+    """What may train; the rest is counted.
+
+    Args:
+        problems: of a training source.
+        held_out: overlap key -> name of the validation set.
+        overlap: by that name.
+        met: keys that were counted as a problem before.
+    """
+    kept = []
+    for problem in problems:
+        key = overlap_key(problem.words)
+        if key not in held_out:
+            kept.append(problem)
+            continue
+        shared = overlap[held_out[key]]
+        shared.records += 1
+        shared.problems += key not in met
+        met.add(key)
+    return kept
 
 
 def _levels(sources: Iterable[DataSource]) -> Iterator[tuple[DataSource, int | None]]:

@@ -76,7 +76,7 @@ def test_what_is_asked_for_is_placed_with_the_recipes_patience():
     places = Places(cluster, recipe("learner.ranks=2", "cluster.start_timeout=7"))
     assert cluster.placed == (places.plan, 7.0)
     assert not places.one_machine
-    (line,) = places.lines()
+    line = places.sentence()
     assert line.startswith("Ray cluster at a:1 (a: 8 CPUs and 0 GPUs, b: 8 CPUs and 0 GPUs): 3 hosts in 2 bundles")
 
 
