@@ -22,9 +22,10 @@ from rich.text import Text
 
 from dapo.contracts.evidence import CollectProgress
 from dapo.contracts.types import EvaluationProgress
+from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
-from dapo.observe.view import RunState, dashboard, sample_lines, step_line, validation_lines
+from dapo.observe.view import RunState, dashboard
 from dapo.observe.why import evaluating_line, filling_line, heartbeat
 
 log = logging.getLogger(__name__)

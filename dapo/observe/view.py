@@ -1,4 +1,4 @@
-"""How a run looks in a terminal: pure functions from what is known of it to rich renderables."""
+"""How a run looks in a terminal while it goes on: pure functions from what is known of it to rich renderables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
-from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from dapo.contracts.evidence import CollectProgress
 from dapo.observe import supervised
-from dapo.observe.text import clean, duration, interval, number, percent, shorten, sparkline
+from dapo.observe.text import clean, duration, interval, number, percent, sparkline
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
 
@@ -42,8 +41,6 @@ CUT_OFF = 0.2
 """Share of truncated responses from which many answers are lost."""
 CLIPPED = 0.05
 """Share of tokens clipped from which the steps are too large; a few are meant to be."""
-NAME_ROOM = 66
-"""Cells that an evaluation's numbers take beside the name of its set."""
 
 
 @dataclass
@@ -161,144 +158,6 @@ def _half(metrics: Mapping[str, float]) -> float:
     return 0.0 if low is None or high is None else max(0.0, high - low) / 2
 
 
-def step_line(state: RunState, width: int | None = None) -> str:
-    """One step as a plain line; of a narrow terminal what matters least is left out, so that it stays one line."""
-    digits, left = len(str(state.total_steps)), state.seconds_left
-    metrics = state.metrics
-    if metrics.get("groups/finished") == 0:  # nothing to take an accuracy or a length of
-        done = f"step {state.step:>{digits}}/{state.total_steps}  trained on groups judged before, none was new"
-        return done if left is None else f"{done}  {duration(left)} left"
-    if supervised.MARK in metrics:
-        parts = [f"step {state.step:>{digits}}/{state.total_steps}", *supervised.step_parts(metrics)]
-        parts += [] if left is None else [f"{duration(left)} left"]
-        return "  ".join(parts if width is None or len("  ".join(parts)) <= width else parts[:3])
-    parts = [
-        f"step {state.step:>{digits}}/{state.total_steps}",
-        f"accuracy {percent(metrics.get('reward/accuracy'))}",
-        f"kept {percent(metrics.get('sampling/acceptance_rate'), 0)}",
-        f"entropy {number(metrics.get('train/entropy'))}",
-        f"length {number(metrics.get('response/length_mean'))}",
-        f"{number(metrics.get('time/tokens_per_second'))} tok/s",
-    ]
-    if metrics.get("reward/unscored"):
-        parts.append(f"unscored {number(metrics['reward/unscored'])}")
-    if left is not None:
-        parts.append(f"{duration(left)} left")
-    for spare in (5, 4, 3):  # tokens a second, the length, the entropy
-        if width is not None and len("  ".join(parts)) > width:
-            del parts[spare]
-    return "  ".join(parts)
-
-
-def validation_lines(
-    step: int, metrics: Mapping[str, float], width: int | None = None, reasons: Mapping[str, str] | None = None
-) -> list[Text]:
-    """An evaluation as lines that stay: the mean, then each set when there are several, their numbers in columns.
-
-    Args:
-        step: of training.
-        metrics: with the keys of ``validation/``.
-        width: cells of a line, for which long names of sets are cut; None: as long as they are.
-        reasons: by set, why most of its unscored responses are.
-    """
-    why = reasons or {}
-    suffix = "/accuracy"
-    sets = [key[len("validation/") : -len(suffix)] for key in metrics if key.endswith(suffix) and key.count("/") > 1]
-    names = [_cut(name, width) for name in sets]
-    longest = max((name.cell_len for name in names), default=0)
-    head = Text().append(f"step {step}  ", style=QUIET).append("held-out ", style="bold")
-    lines = [_evaluation(head, metrics, width=width, why=next(iter(why.values()), "") if len(sets) <= 1 else "")]
-    for name, shown in zip(sets, names, strict=True) if len(sets) > 1 else ():
-        shown.pad_right(longest - shown.cell_len)
-        lines.append(
-            _evaluation(Text("  ").append_text(shown).append("  "), metrics, f"{name}/", width, why.get(name, ""))
-        )
-    return lines
-
-
-def _cut(name: str, width: int | None) -> Text:
-    text = Text(clean(name, newlines=False))
-    if width is not None:
-        text.truncate(max(8, width - NAME_ROOM - 4), overflow="ellipsis")
-    return text
-
-
-def _evaluation(
-    head: Text, metrics: Mapping[str, float], name: str = "", width: int | None = None, why: str = ""
-) -> Text:
-    """The numbers of one set, in one line: of a narrow terminal the length is left out, then the end is cut."""
-    prefix = f"validation/{name}"
-    line = Text(no_wrap=True, overflow="ellipsis").append_text(head).append_text(_interval(metrics, prefix))
-    parts = [
-        Text().append(f"  {label} ", style=QUIET).append(form(metrics[prefix + key]))
-        for label, key, form in (
-            ("greedy", "greedy_accuracy", percent),
-            ("length", "length_mean", number),
-            ("truncated", "truncated_share", percent),
-        )
-        if prefix + key in metrics
-    ]
-    if metrics.get(f"{prefix}unscored"):
-        parts.insert(0, _unscored(metrics, prefix, why))
-    if width is not None and line.cell_len + sum(part.cell_len for part in parts) > width:
-        parts = [part for part in parts if not part.plain.startswith("  length")]
-    for part in parts:
-        line.append_text(part)
-    return line
-
-
-def _unscored(metrics: Mapping[str, float], prefix: str, why: str) -> Text:
-    """What the accuracy leaves out, why, and what it would be if all of that were wrong."""
-    count, of = metrics[f"{prefix}unscored"], metrics.get(f"{prefix}responses")
-    text = Text(f"  {count:.0f}{'' if of is None else f' of {of:.0f}'} unscored", style="yellow")
-    if why:
-        text.append(f": {shorten(clean(why, newlines=False), 100)}")
-    least = metrics.get(f"{prefix}accuracy_unscored_wrong")
-    return text if least is None else text.append(f" ({percent(least)} if they are wrong)")
-
-
-def sample_lines(
-    prompt: str,
-    response: str,
-    accuracy: float | None,
-    reward: float | None = None,
-    limit: int = 400,
-    width: int | None = None,
-) -> Text:
-    """A prompt and its response, with a bar at the left of every line; everything in it is untrusted.
-
-    Args:
-        prompt: the problem, without the template around it.
-        response: of the model.
-        accuracy: None: unscored.
-        reward: weighted sum of all rewards, told where it is not the accuracy.
-        limit: characters shown of each text.
-        width: cells after which a line is broken; None: never.
-    """
-    mark, style = ("?", "yellow") if accuracy is None else ("✓", GOOD) if accuracy >= 1 else ("✗", BAD)
-    text = Text()
-    for line in _broken(shorten(clean(prompt).strip(), limit), width):
-        text.append("  ┃ ", style=QUIET).append(line + "\n", style=QUIET)
-    for line in _broken(shorten(clean(response).strip(), limit), width) or [""]:
-        text.append("  ┃ ", style=style).append(line + "\n")
-    verdict = "unscored" if accuracy is None else f"accuracy {accuracy:g}"
-    if reward is not None and reward != accuracy:
-        verdict += f", reward {reward:.3g}"
-    return text.append(f"  {mark} {verdict}", style=style)
-
-
-def _broken(text: str, width: int | None) -> list[str]:
-    """Lines that fit beside the bar."""
-    lines = text.splitlines()
-    if width is None:
-        return lines
-    room = max(8, width - 4)
-    console = RichConsole(width=room)
-    return [
-        part.plain.rstrip() for line in lines for part in Text(line).wrap(console, room, overflow="fold") or [Text()]
-    ]
-
-
 def _progress(state: RunState, now: float) -> RenderableType:
     rate, left = state.seconds_per_step, state.seconds_left
     grid = Table.grid(padding=(0, 2), expand=True)
@@ -361,7 +220,7 @@ def _validation(state: RunState, inner: int) -> RenderableType:
         return Text("held-out accuracy: not evaluated yet", style=QUIET)
     now, first = (known.get("validation/accuracy") for known in (state.validation, state.first_validation))
     style = "" if now is None or first is None or now == first else GOOD if now > first else BAD
-    line = Text.assemble(("held-out accuracy ", QUIET), _interval(state.validation, "validation/", style))
+    line = Text.assemble(("held-out accuracy ", QUIET), accuracy_text(state.validation, "validation/", style))
     if state.validation_step and state.first_validation is not state.validation:
         line.append(f"  from {percent(state.first_validation.get('validation/accuracy'))}", style=QUIET)
     if "validation/greedy_accuracy" in state.validation:
@@ -374,7 +233,8 @@ def _validation(state: RunState, inner: int) -> RenderableType:
     return line.append(bars, style=style or ACCENT)
 
 
-def _interval(metrics: Mapping[str, float], prefix: str, style: str = GOOD) -> Text:
+def accuracy_text(metrics: Mapping[str, float], prefix: str, style: str = GOOD) -> Text:
+    """The held-out accuracy of ``prefix`` with its interval."""
     text = Text(percent(metrics.get(f"{prefix}accuracy")), style=f"bold {style}".strip())
     ends = interval(metrics.get(f"{prefix}accuracy_low"), metrics.get(f"{prefix}accuracy_high"))
     if ends:

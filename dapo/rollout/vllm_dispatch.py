@@ -56,7 +56,8 @@ class Dispatcher:
         patience: Seconds that a server may be away.
         heartbeat: Seconds of silence after which the server is asked whether it is well.
         facts: What the start-up checks found out about the server.
-        lease: This trainer's on the server; renewed here. ``strings``: finds stop strings.
+        lease: This trainer's on the server; renewed here.
+        strings: Finds stop strings in what the server made; None: no request has any.
     """
 
     def __init__(
@@ -181,16 +182,11 @@ class Dispatcher:
         versions = answer.versions(self._published)
         if versions is None:
             return self._lose(flight, f"tokens of weights {answer.labels}, which were never published")
-        known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
         if answer.finish == "abort" and flight.request.key not in self._aborting:
             return self._lose(flight, "the server aborted a request unasked")
         if (fault := answer.fault(flight.request, self._facts.vocabulary, self._facts.context)) is not None:
             return self._lose(flight, fault)
-        finish, reason, made = known.get(answer.finish, FinishReason.FAILED), None, answer.finite
-        if finish is FinishReason.FAILED:
-            reason = f"the server ended it with {answer.finish!r}"
-        if made < len(answer.token_ids):
-            finish, reason = FinishReason.FAILED, "the model's logits are not finite"
+        (finish, reason), made = answer.ended(), answer.finite
         self.clock = max(self.clock, flight.started + made)
         self.counts["generated_tokens"] += made
         arrays = (answer.token_ids[:made], answer.logprobs[:made], versions[:made])

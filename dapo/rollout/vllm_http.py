@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from dapo.contracts.enums import FinishReason
 from dapo.contracts.seeds import generator_seed
 from dapo.contracts.types import FloatArray, IntArray, SampleRequest, VersionArray
 from dapo.errors import EngineError
@@ -299,6 +300,15 @@ class Answer:
             return self
         labels = tuple((label, start, min(end, count)) for label, start, end in self.labels if start < count)
         return Answer(self.token_ids[:count], self.logprobs[:count], labels, "stop", complete=True)
+
+    def ended(self) -> tuple[FinishReason, str | None]:
+        """How the response ended, and why where it failed."""
+        if self.finite < len(self.token_ids):
+            return FinishReason.FAILED, "the model's logits are not finite"
+        known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+        if self.finish in known:
+            return known[self.finish], None
+        return FinishReason.FAILED, f"the server ended it with {self.finish!r}"
 
     @property
     def finite(self) -> int:

@@ -12,7 +12,8 @@ from rich.console import Console as RichConsole
 from dapo.contracts.evidence import CollectProgress, Shares
 from dapo.errors import SamplingStopped
 from dapo.observe.console import Console
-from dapo.observe.view import RunState, dashboard, hint_lines, sample_lines
+from dapo.observe.lines import sample_lines
+from dapo.observe.view import RunState, dashboard, hint_lines
 from dapo.observe.why import why
 
 GOLDEN = Path(__file__).parent / "golden"
