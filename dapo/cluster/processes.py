@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from dapo.cluster.lines import Line, LineCall, answer_of, wait_for
-from dapo.cluster.served import Packed, packed, unpacked
+from dapo.cluster.lines import Line
+from dapo.cluster.packed import PackedTransport
+from dapo.cluster.served import packed, unpacked
 from dapo.contracts.remote import HostLost, HostSpec
 from dapo.rewards.guarded import start_guarded
 
@@ -93,7 +93,7 @@ class ProcessHost:
         return f"{who} {how}" + (f"; what it printed is in {self.output}" if self.output else "")
 
 
-class ProcessTransport:
+class ProcessTransport(PackedTransport[ProcessHost]):
     """Keeps ``dapo.contracts.remote.Transport``.
 
     Args:
@@ -101,9 +101,8 @@ class ProcessTransport:
     """
 
     def __init__(self, output: Path | None = None) -> None:
+        super().__init__()
         self._output = output
-        self._hosts: list[ProcessHost] = []
-        self._told = threading.Condition()
 
     def start(self, spec: HostSpec) -> ProcessHost:
         """Start the process; it imports and makes its object meanwhile.
@@ -123,43 +122,7 @@ class ProcessTransport:
         self._hosts.append(host)
         return host
 
-    def answer(self, call: LineCall) -> bytes:
-        """What a host answered, as it travels.
-
-        Raises:
-            HostLost: the host was lost before it answered.
-        """
-        answer: bytes = answer_of(self._told, call)
-        return answer
-
-    def call(self, host: ProcessHost, method: str, *args: Any) -> LineCall:
-        """Pickled now: whoever changes an argument afterwards changes nothing."""
-        return host.line.put(packed((method, args)))
-
-    def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
-        """Sleeps until a line has news."""
-        return wait_for(self._told, calls, every, timeout)
-
-    def get(self, call: LineCall) -> Any:
-        """What the host's method returned."""
-        fine, value = unpacked(self.answer(call))
-        if not fine:
-            raise value
-        return value
-
-    def put(self, value: Any) -> Packed:
-        """Pickled once."""
-        return Packed(packed(value))
-
-    def kill(self, host: ProcessHost) -> None:
-        """SIGKILL, to it and to whatever it started."""
-        self._end([host])
-
-    def close(self) -> None:
-        """End all of them."""
-        self._end(list(self._hosts))
-
-    def _end(self, hosts: Iterable[ProcessHost]) -> None:
+    def _end(self, hosts: Sequence[ProcessHost]) -> None:
         mine = [host for host in hosts if host in self._hosts]
         for host in mine:
             host.let_go()

@@ -21,11 +21,12 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dapo.cluster.lines import Line, LineCall, answer_of, wait_for
+from dapo.cluster.lines import Line
+from dapo.cluster.packed import PackedTransport
 from dapo.cluster.placement import Node, Place, Plan, amounts, by_machine, misfit
 from dapo.cluster.ray_head import OwnCluster
 from dapo.cluster.ray_seat import Order, Seat, Seated
-from dapo.cluster.served import Packed, packed, unpacked
+from dapo.cluster.served import packed
 from dapo.contracts.remote import HostLost, HostSpec
 from dapo.errors import ClusterError
 
@@ -211,8 +212,8 @@ class RayHost:
         return f"{who} went with its Ray actor: {_brief(error)}"
 
 
-class RayTransport:
-    """Keeps ``dapo.contracts.remote.Transport``.
+class RayTransport(PackedTransport[RayHost]):
+    """Keeps ``dapo.contracts.remote.Transport``. What a host has started is killed before its actor is.
 
     Args:
         places: of hosts, by their names; any other host may be anywhere and takes nothing.
@@ -221,10 +222,9 @@ class RayTransport:
     """
 
     def __init__(self, places: Mapping[str, Place], group: Any, output: Path | None = None) -> None:
+        super().__init__()
         self._places, self._group = places, group
         self._output = None if output is None else str(output.absolute())
-        self._hosts: list[RayHost] = []
-        self._told = threading.Condition()
 
     def start(self, spec: HostSpec) -> RayHost:
         """Ask for the actor; Ray starts it when its place is free."""
@@ -237,33 +237,6 @@ class RayTransport:
         host = RayHost(order, place, self._group, self._told)
         self._hosts.append(host)
         return host
-
-    def call(self, host: RayHost, method: str, *args: Any) -> LineCall:
-        """Pickled now: whoever changes an argument afterwards changes nothing."""
-        return host.line.put(packed((method, args)))
-
-    def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
-        """Sleeps until a line has news."""
-        return wait_for(self._told, calls, every, timeout)
-
-    def get(self, call: LineCall) -> Any:
-        """What the host's method returned."""
-        fine, value = unpacked(answer_of(self._told, call))
-        if not fine:
-            raise value
-        return value
-
-    def put(self, value: Any) -> Packed:
-        """Pickled once."""
-        return Packed(packed(value))
-
-    def kill(self, host: RayHost) -> None:
-        """The host with whatever it started, then its actor."""
-        self._end([host])
-
-    def close(self) -> None:
-        """End all of them."""
-        self._end(self._hosts)
 
     def where(self) -> dict[str, str]:
         """The machine of each host that has started."""
