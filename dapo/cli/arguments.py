@@ -19,6 +19,9 @@ RecipeArguments = Annotated[
         autocompletion=complete_recipe,
     ),
 ]
+ResumeOption = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
+]
 
 
 def pages(*names: str) -> str:

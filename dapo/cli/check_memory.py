@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo.cli.check_ranks import engine_devices, engines_apart, gathered_numbers, shards
+from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
 from dapo.config import Recipe
 from dapo.config.pool import engine_count, engine_slots, is_pool, server_urls
 from dapo.contracts.model import ModelFacts
@@ -135,7 +135,7 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
     """Slices, gradients and moments in float32; layers as they are needed, in the model's type."""
     n, parts, learner = facts.parameters, shards(recipe), recipe.learner
     slices = 0 if learner.cpu_offload else -(-4 * n // parts)
-    devices, apart = engine_devices(recipe), engines_apart(recipe)
+    devices, apart = devices_of_engines(recipe), engines_apart(recipe)
     return replace(
         whole,
         weights=slices,

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dapo.config import Recipe
-from dapo.config.pool import engine_count, is_pool
+from dapo.config.pool import engine_count, engine_devices, is_pool
 from dapo.contracts.model import ModelFacts
 
-KEPT_WHOLE = 3_000_000_000
-"""Parameters up to which layers stay gathered: ``dapo.learner.sharding.KEPT_WHOLE``, which imports torch."""
-LARGE = 2**26
-"""Numbers that make an embedding or a head a group of its own: ``dapo.learner.sharding.LARGE``."""
 MEMORY = (1.7e9, 3.3e9)
 """Bytes per second written to /dev/shm and read from it, measured with 256 MiB in 64 tensors on two busy cores."""
 DISK = (1.5e9, 1.5e9)
@@ -20,6 +16,8 @@ DISK = (1.5e9, 1.5e9)
 
 def reshards(recipe: Recipe, facts: ModelFacts) -> bool:
     """Whether a layer is freed between its forward and its backward pass."""
+    from dapo.learner.sharding import KEPT_WHOLE  # imports torch
+
     asked = recipe.learner.reshard_after_forward
     return facts.parameters > KEPT_WHOLE if asked == "auto" else asked == "true"
 
@@ -31,6 +29,8 @@ def gathered_numbers(recipe: Recipe, facts: ModelFacts) -> int:
     are layers where they are not freed. Else two layers at a time, one that computes and the next; a large embedding
     or head takes their place for a moment.
     """
+    from dapo.learner.sharding import LARGE
+
     if not reshards(recipe, facts):
         return facts.parameters
     matrix, tied = facts.vocabulary * facts.hidden, bool(facts.fingerprint.get("tied", True))
@@ -45,14 +45,9 @@ def shards(recipe: Recipe) -> int:
     return recipe.learner.ranks // recipe.learner.replicas
 
 
-def engine_width(recipe: Recipe) -> int:
-    """Devices of one engine."""
-    return recipe.rollout.vllm.tensor_parallel_size if recipe.rollout.engine == "vllm" else 1
-
-
-def engine_devices(recipe: Recipe) -> int:
+def devices_of_engines(recipe: Recipe) -> int:
     """Devices of all engines together, as many as each wants."""
-    return engine_count(recipe) * engine_width(recipe)
+    return engine_count(recipe) * engine_devices(recipe)
 
 
 def engines_apart(recipe: Recipe) -> bool:
@@ -60,7 +55,7 @@ def engines_apart(recipe: Recipe) -> bool:
     machines those of several devices."""
     elsewhere = recipe.rollout.max_staleness > 0 or recipe.rollout.engine == "vllm_server"
     machines = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
-    return elsewhere or (machines and engine_width(recipe) > 1)
+    return elsewhere or (machines and engine_devices(recipe) > 1)
 
 
 def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dapo.cli.check_memory import LARGE, Memory, size_text
-from dapo.cli.check_ranks import engine_devices, engines_apart
+from dapo.cli.check_ranks import devices_of_engines, engines_apart
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
 from dapo.config.pool import engine_count, engine_slots
@@ -110,7 +110,7 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     yield f"a step: about {work.generated:,.0f} tokens generated, {work.trained:,.0f} trained on"
     fitting = [card for card in CARDS if card.memory >= needed_memory(memory)]
     ranks = recipe.learner.ranks
-    engines, beside = (engine_devices(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
+    engines, beside = (devices_of_engines(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
     cards = ranks + engines if beside else max(ranks, engines)
     for card in fitting:
         generate, learn = step_seconds(work, card)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dapo.cli.arguments import RecipeArguments, only_overrides, recipe_and_overrides
+from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, recipe_and_overrides
 from dapo.errors import RecipeError, SchedulerError
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 def launch(
     arguments: RecipeArguments = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
-    ] = None,
+    resume: ResumeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; write and submit nothing.")] = False,
 ) -> int:
     """Submit to Slurm: `dapo launch RECIPE slurm.time=12:00:00 [KEY=VALUE]...`. The job saves before its time is up."""

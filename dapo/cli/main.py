@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from dapo import __version__
-from dapo.cli.arguments import RecipeArguments, only_overrides, pages, recipe_and_overrides
+from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
 from dapo.cli.completion import complete_key, complete_name
 from dapo.cli.importing import import_recipe
 from dapo.cli.launch import launch
@@ -110,12 +110,7 @@ app.command(epilog=pages("docs/scaling.md", "docs/configuration.md"))(launch)
 
 
 @app.command(epilog=pages("docs/tutorial.md", "docs/configuration.md"))
-def train(
-    arguments: RecipeArguments = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
-    ] = None,
-) -> int:
+def train(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
     """Train: `dapo train RECIPE [KEY=VALUE]...` or `dapo train --resume RUN [KEY=VALUE]...`."""
     if resume is not None:
         overrides = only_overrides(resume, arguments)
@@ -125,32 +120,25 @@ def train(
         import dapo.run
 
         return dapo.run.resume(resume, overrides)
+    return _train(arguments)
+
+
+def _train(arguments: Sequence[str] | None, *, sft: bool = False) -> int:
     recipe, overrides = recipe_and_overrides(arguments)
     from dapo.config import load_recipe
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, sft=sft)  # refused before torch is imported
     import dapo.run
 
     return dapo.run.train(loaded)
 
 
 @app.command(epilog=pages("docs/base_to_trained.md", "docs/configuration.md"))
-def sft(
-    arguments: RecipeArguments = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder; then no RECIPE is given.")
-    ] = None,
-) -> int:
+def sft(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
     """A supervised start by the recipe's section `sft`: `dapo sft RECIPE [KEY=VALUE]...` makes the run NAME-sft."""
     if resume is not None:
         return train(arguments, resume)  # a run knows what it does
-    recipe, overrides = recipe_and_overrides(arguments)
-    from dapo.config import load_recipe
-
-    loaded = load_recipe(recipe, overrides, sft=True)
-    import dapo.run
-
-    return dapo.run.train(loaded)
+    return _train(arguments, sft=True)
 
 
 @app.command(epilog=pages("docs/tutorial.md", "docs/data_and_rewards.md"))

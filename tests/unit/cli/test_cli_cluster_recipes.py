@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dapo.cli.check_memory import Memory, estimate_memory, load_tokenizer_and_facts, memory_lines
-from dapo.cli.check_ranks import KEPT_WHOLE, LARGE, engines_apart, gathered_numbers, publish_lines
+from dapo.cli.check_ranks import engines_apart, gathered_numbers, publish_lines
 from dapo.cli.check_time import CARDS, needed_memory, time_lines
 from dapo.cli.main import main
 from dapo.config import load_recipe, recipe_from_dict
@@ -101,12 +101,6 @@ def facts_with(parameters, *, tied, vocabulary=1000, hidden=100, layers=10):
         pad_token_id=0, shapes={"a": (parameters,)}, layers=layers, hidden=hidden, ffn=16, kv_heads=2, head_size=4,
         fingerprint={"num_attention_heads": 2, "tied": tied}, config={},
     )  # fmt: skip
-
-
-def test_the_bounds_are_the_learners_own():
-    from dapo.learner import sharding
-
-    assert (KEPT_WHOLE, LARGE) == (sharding.KEPT_WHOLE, sharding.LARGE)
 
 
 @pytest.mark.parametrize(
