@@ -18,6 +18,16 @@ function phaseRow(name, bySteps, count) {
   return [name, sorted.reduce((a, b) => a + b, 0), median, sorted[sorted.length - 1], count];
 }
 
+/** A cell with a bar of `part` (0 to 1) and a share in words. */
+function meterCell(part, share) {
+  const bar = el("span", { style: { width: `${(part * 100).toFixed(1)}%` } });
+  return el(
+    "td",
+    {},
+    el("span", { class: "rate" }, el("span", { class: "meter", "aria-hidden": "true" }, bar), percent(share)),
+  );
+}
+
 class TimelineSection {
   constructor(root, page) {
     Object.assign(this, { root, page, view: null, label: "" });
@@ -165,20 +175,7 @@ class TimelineSection {
                     {},
                     el("th", { scope: "row" }, inline(name, 40)),
                     el("td", {}, seconds(sum)),
-                    el(
-                      "td",
-                      {},
-                      el(
-                        "span",
-                        { class: "rate" },
-                        el(
-                          "span",
-                          { class: "meter", "aria-hidden": "true" },
-                          el("span", { style: { width: `${((sum / (whole || 1)) * 100).toFixed(1)}%` } }),
-                        ),
-                        percent(sum / (whole || 1)),
-                      ),
-                    ),
+                    meterCell(sum / (whole || 1), sum / (whole || 1)),
                     el("td", {}, seconds(median)),
                     el("td", {}, seconds(longest)),
                     el("td", {}, number(count)),
@@ -215,25 +212,7 @@ class TimelineSection {
                 "tbody",
                 {},
                 ages.map(([age, share]) =>
-                  el(
-                    "tr",
-                    {},
-                    el("th", { scope: "row" }, number(age)),
-                    el(
-                      "td",
-                      {},
-                      el(
-                        "span",
-                        { class: "rate" },
-                        el(
-                          "span",
-                          { class: "meter", "aria-hidden": "true" },
-                          el("span", { style: { width: `${((share / (most || 1)) * 100).toFixed(1)}%` } }),
-                        ),
-                        percent(share),
-                      ),
-                    ),
-                  ),
+                  el("tr", {}, el("th", { scope: "row" }, number(age)), meterCell(share / (most || 1), share)),
                 ),
               ),
             ),
