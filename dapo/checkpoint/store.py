@@ -191,12 +191,6 @@ class Saving:
         return self.target
 
 
-def write_into(folder: Path, write: Write) -> None:
-    """Fill a fresh ``folder`` by ``write``, add a manifest, flush everything to disk."""
-    fresh(folder)
-    seal(folder, write(folder))
-
-
 def fresh(folder: Path) -> None:
     """An empty folder, whatever was there."""
     if folder.exists():

@@ -91,12 +91,6 @@ def sloppy_solution(
     return " ".join(words)
 
 
-def make_demonstration(seed: int, index: int) -> tuple[SignedSum, str]:
-    """Warm-up example ``index``: a problem and a sloppy student's response to it."""
-    problem = make_problem(seed, index)
-    return problem, sloppy_solution(problem, random.Random(f"signed_sum_demonstration/{seed}/{index}"))
-
-
 def _chain(problem: SignedSum, rng: random.Random | None, misread_probability: float) -> list[str]:
     total, *rest = problem.terms
     words: list[str] = []

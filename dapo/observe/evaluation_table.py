@@ -17,7 +17,6 @@ from dapo.observe.text import clean, interval, number, percent, shorten
 _QUIET = "bright_black"
 _MEAN = "mean of the sets"
 _FIRST = ("accuracy", "greedy_accuracy")
-_LAST = {"length_mean": number, "truncated_share": percent}
 _DIGITS = 6  # of numbers for programs
 
 

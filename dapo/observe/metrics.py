@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dapo.contracts.glossary import lookup, undefined
-from dapo.observe.jsonl import JsonlWriter, cut_jsonl, read_jsonl
+from dapo.observe.jsonl import JsonlWriter, read_jsonl
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +85,6 @@ def _joined(row: Row, late: Row) -> Row:
         if key.startswith("time/") and row[key] is not None and late[key] is not None:
             both[key] = row[key] + late[key]
     return both
-
-
-def truncate_after(path: Path, step: int) -> int:
-    """Cut the file back to ``step`` for a resume: later rows and a half-written last line go. Returns rows removed."""
-    return cut_jsonl(path, lambda row: int(row["step"]) <= step)
 
 
 def series(rows: Iterable[Row], key: str) -> tuple[list[int], list[float]]:

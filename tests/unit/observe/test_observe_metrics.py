@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dapo.errors import DataError
 from dapo.observe.jsonl import JsonlWriter, cut_jsonl, read_jsonl
-from dapo.observe.metrics import MetricWriter, read_metrics, series, truncate_after, without_clock
+from dapo.observe.metrics import MetricWriter, read_metrics, series, without_clock
 
 
 @pytest.fixture
@@ -71,19 +71,19 @@ def test_a_file_cut_anywhere_is_read_as_its_whole_lines_and_goes_on(tmp_path_fac
     assert [row["step"] for row in read_metrics(path)] == [*[1, 2, 3][:lines], 9]
 
 
-def test_truncate_after_cuts_later_rows_and_the_half_line(path):
+def test_later_rows_and_the_half_line_are_cut(path):
     write(path, [0, 1, 2, 3])
     with path.open("a") as file:
         file.write('{"step": 4, "train/lo')
     before = path.read_bytes().splitlines(keepends=True)
-    assert truncate_after(path, 1) == 2
+    assert cut_jsonl(path, lambda row: row["step"] <= 1) == 2
     assert path.read_bytes().splitlines(keepends=True) == before[:2]  # what stays is the same to the byte
-    assert truncate_after(path, 1) == 0
+    assert cut_jsonl(path, lambda row: row["step"] <= 1) == 0
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_truncate_after_of_a_missing_file_makes_none(path):
-    assert truncate_after(path, 3) == 0
+def test_to_cut_a_missing_file_makes_none(path):
+    assert cut_jsonl(path, lambda row: row["step"] <= 3) == 0
     assert not path.exists()
 
 
