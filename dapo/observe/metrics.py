@@ -7,8 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from dapo.contracts.glossary import lookup, undefined
 from dapo.observe.jsonl import JsonlWriter, read_jsonl
@@ -21,11 +20,11 @@ Row = dict[str, Any]
 """``step`` (int) and metrics: float, int, or None where the number was not finite."""
 
 
-class MetricWriter:
+class MetricWriter(JsonlWriter):
     """Appends the metrics of a step. Lines outlive this process when ``write`` returns, a power cut after ``sync``."""
 
     def __init__(self, path: Path) -> None:
-        self._file = JsonlWriter(path)
+        super().__init__(path)
         self._told: set[str] = set()  # keys without a definition
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -36,20 +35,7 @@ class MetricWriter:
         if unknown := [key for key in unknown_keys(metrics) if key not in self._told]:
             self._told.update(unknown)
             log.warning("%s", undefined(unknown))
-        self._file.append({"step": step} | {key: _number(value) for key, value in metrics.items()})
-
-    def sync(self) -> None:
-        """Wait until every line is on the disk: what a checkpoint relies on must be there before it."""
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        self.append({"step": step} | {key: _number(value) for key, value in metrics.items()})
 
 
 def unknown_keys(keys: Iterable[str]) -> list[str]:

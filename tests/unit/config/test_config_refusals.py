@@ -170,8 +170,9 @@ def test_micro_batches_must_divide_the_optimiser_step() -> None:
 
 
 def test_top_p_is_free_when_the_learner_recomputes() -> None:
-    recipe_from_dict(SMALL, ["rollout.top_p=0.9", "algorithm.old_logprobs=learner"])
-    recipe_from_dict(SMALL, ["rollout.top_p=0.9", "rollout.engine=generate"])
+    assert "rollout.top_p: 0.9" in refusal("rollout.top_p=0.9", "algorithm.old_logprobs=sampler")
+    for other in ("algorithm.old_logprobs=learner", "rollout.engine=generate"):
+        assert recipe_from_dict(SMALL, ["rollout.top_p=0.9", other]).recipe.rollout.top_p == 0.9
 
 
 @pytest.mark.parametrize("temperature", ["2.5", "0.005"])
