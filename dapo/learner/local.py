@@ -26,7 +26,7 @@ from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import plan_step, split
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.models.adapter import merge_error, published
-from dapo.models.checksum import checksum
+from dapo.models.checksum import checksum, once_each
 from dapo.models.loaded import LoadedModel
 from dapo.models.weights import WeightFolder, model_tensors, offer
 
@@ -122,7 +122,11 @@ class LocalLearner:
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Of the named weights, rounded to the types that an engine holds them in; see the protocol."""
         present = published(self.loaded.model, aliases=True)
-        return {name: checksum(present[name], getattr(torch, to)) for name, to in dtypes.items() if name in present}
+        return once_each(
+            [name for name in dtypes if name in present],
+            lambda name: (present.same(name), dtypes[name]),
+            lambda name: checksum(present[name], getattr(torch, dtypes[name])),
+        )
 
     def save(self, folder: Path) -> Done[list[SavedFile]]:
         """Weights, optimiser state and the count of skipped steps; ``load`` restores them to the bit."""

@@ -29,7 +29,7 @@ from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.shards import ShardStore
 from dapo.learner.step import Correction, PolicyStep, step_counts
-from dapo.models.checksum import checksum
+from dapo.models.checksum import checksum, once_each
 from dapo.models.load import Inside, load_model, torch_dtype
 from dapo.models.loaded import LoadedModel
 from dapo.models.read import check_buffers, give_memory, read_weights_of
@@ -180,7 +180,11 @@ class Rank:
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """This rank's share of each sum: they add up, modulo 2^64, to what one process would say."""
         present = self.loaded.model.state_dict(keep_vars=True)
-        return {name: self._share(present[name], torch_dtype(to)) for name, to in dtypes.items() if name in present}
+        return once_each(
+            [name for name in dtypes if name in present],
+            lambda name: (id(present[name]), dtypes[name]),
+            lambda name: self._share(present[name], torch_dtype(dtypes[name])),
+        )
 
     def save(self, folder: Path, asynchronous: bool = False) -> list[SavedFile]:
         """Write this rank's part of a checkpoint; with ``asynchronous`` only begin to, and answer nothing yet."""

@@ -30,11 +30,6 @@ _PARTS = ("lora_A", "lora_B", "original_module")
 _BASE, _SAVED = ".base_layer.", f".modules_to_save.{NAME}."
 
 
-def has_adapter(model: nn.Module) -> bool:
-    """Whether ``add_adapter`` was here."""
-    return any(_is_lora(module) or _is_saved(module) for module in model.modules())
-
-
 def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> None:
     """Freeze ``model`` and inject an adapter, in place; what it computes stays the same, since B is zero.
 
@@ -87,14 +82,14 @@ def active(module: Any) -> Any:
     return module.original_module if module._disable_adapters else module.modules_to_save[NAME]
 
 
-def published(model: nn.Module, *, aliases: bool = False) -> Mapping[str, Tensor]:
+def published(model: nn.Module, *, aliases: bool = False) -> Published:
     """Parameters and persistent buffers under their names in the checkpoint, merged one by one as they are asked for.
 
     Args:
         model: with or without an adapter.
         aliases: name a tied tensor under each of its names; else under the first.
     """
-    return _Published(_entries(model, aliases=aliases))
+    return Published(_entries(model, aliases=aliases))
 
 
 def _entries(model: nn.Module, *, aliases: bool = False) -> dict[str, tuple[Tensor, Any]]:
@@ -102,14 +97,14 @@ def _entries(model: nn.Module, *, aliases: bool = False) -> dict[str, tuple[Tens
     tensors = model.state_dict(keep_vars=True)
     layers = dict(_lora_layers(model)) if any(_BASE in name for name in tensors) else {}
     found: dict[str, tuple[Tensor, Any]] = {}
-    seen: set[int] = set()
+    seen: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
         if any(part in name.split(".") for part in _PARTS) or (id(tensor) in seen and not aliases):
             continue
-        seen.add(id(tensor))
+        detached = seen.setdefault(id(tensor), tensor.detach())
         owner, _, last = name.rpartition(_BASE)
         layer = layers.get(owner) if last == "weight" else None
-        found[_name(name)] = (tensor.detach(), layer)
+        found[_name(name)] = (detached, layer)
     return found
 
 
@@ -201,7 +196,7 @@ _ENDS = ("embed_tokens", "wte", "wpe", "embed_in", "embed_positions", "lm_head",
 
 
 @dataclass(frozen=True, slots=True)
-class _Published(Mapping[str, Tensor]):
+class Published(Mapping[str, Tensor]):
     """Tensors by name; a merged one is made when it is asked for, and kept by nobody."""
 
     entries: dict[str, tuple[Tensor, Any]]  # the tensor, and the layer whose adapter is merged into it
@@ -209,6 +204,11 @@ class _Published(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         tensor, layer = self.entries[name]
         return tensor if layer is None else _merged(tensor, layer)
+
+    def same(self, name: str) -> tuple[int, int]:
+        """Equal for names of one tensor (``aliases``)."""
+        tensor, layer = self.entries[name]
+        return id(tensor), id(layer)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -77,22 +77,9 @@ def load_model(
     else:
         model = _float32(model_without_weights(name, dtype, trust_remote_code))
     check_vocabulary(name, model, tokenizer)
-    stops = stop_tokens_of(model, tokenizer)
-    if not stops:
+    loaded = _unprobed(name, model, tokenizer, device=target, dtype=dtype, fp32_head=fp32_head)
+    if not loaded.stop_token_ids:
         notes.append("no end-of-sequence token is known; set rollout.stop_token_ids, or every response is truncated")
-    loaded = LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        stop_token_ids=stops,
-        pad_token_id=pad_token_of(model, tokenizer, stops),
-        device=target,
-        dtype=dtype,
-        packed=False,
-        fp32_head=fp32_head,
-        name=name,
-        fingerprint=fingerprint_of(model, dtype),
-        exact_positions=exact_positions(model),
-    )
     _quiet(model, activation_checkpointing)
     inside = _as_it_is if spread is None else spread(loaded)
     loaded.packed = _choose_attention(loaded, attention_mode, notes, inside)
@@ -109,6 +96,26 @@ def load_model(
     for note in notes:
         log.warning("%s: %s", name, note)
     return loaded
+
+
+def _unprobed(
+    name: str, model: Any, tokenizer: Any, *, device: torch.device, dtype: torch.dtype, fp32_head: bool
+) -> LoadedModel:
+    """With all that configuration and tokenizer say; whether rows can be packed is not known yet."""
+    stops = stop_tokens_of(model, tokenizer)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        stop_token_ids=stops,
+        pad_token_id=pad_token_of(model, tokenizer, stops),
+        device=device,
+        dtype=dtype,
+        packed=False,
+        fp32_head=fp32_head,
+        name=name,
+        fingerprint=fingerprint_of(model, dtype),
+        exact_positions=exact_positions(model),
+    )
 
 
 def _on_cuda(loaded: LoadedModel) -> list[str]:

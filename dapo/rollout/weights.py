@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dapo.contracts.types import TensorSum, Ticket
 from dapo.errors import EngineError
-from dapo.models.checksum import checksum, dtype_name
+from dapo.models.checksum import checksum, dtype_name, once_each
 from dapo.models.weights import offered, tensors_of
 
 
@@ -60,4 +60,9 @@ def copy_weights(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 def tensor_sums(model: Any) -> Mapping[str, TensorSum]:
     """Checksums of all parameters and persistent buffers, under every name that they have."""
-    return {name: TensorSum(dtype_name(x.dtype), checksum(x)) for name, x in model.state_dict().items()}
+    tensors: Mapping[str, Tensor] = model.state_dict(keep_vars=True)
+
+    def sum_of(name: str) -> TensorSum:
+        return TensorSum(dtype_name(tensors[name].dtype), checksum(tensors[name]))
+
+    return once_each(tensors, lambda name: id(tensors[name]), sum_of)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dapo.models import checksum as module
-from dapo.models.checksum import checksum, same_bits
+from dapo.models.checksum import checksum, once_each, same_bits, together
 
 
 def test_by_hand():
@@ -25,9 +25,38 @@ def test_chunks_layouts_and_rounding_do_not_matter(dtype, monkeypatch):
     x = torch.randn(7, 33, generator=torch.Generator().manual_seed(0))
     whole = checksum(x, dtype)
     assert whole == checksum(x.to(dtype)) == checksum(x.t().contiguous().t(), dtype)
-    monkeypatch.setattr(module, "_CHUNK", 10)
-    assert checksum(x, dtype) == whole
+    for chunk, row in ((10, 4), (10, 512), (64, 8), (2**22, 7), (2**22, 231)):  # with rests and without
+        monkeypatch.setattr(module, "_CHUNK_CPU", chunk)
+        monkeypatch.setattr(module, "_ROW", row)
+        assert checksum(x, dtype) == whole
     assert -(2**63) <= whole < 2**63
+
+
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 3 * 512 + 5])
+@pytest.mark.parametrize("first", [0, 5])
+def test_it_is_the_sum_of_bits_times_odd_numbers(count, first):
+    """As the docstring says, with numbers that do not wrap."""
+    x = torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(count))
+    wanted = sum(bits * (2 * (first + i) + 1) for i, bits in enumerate(x.tolist()))
+    assert checksum(x, first=first) == (wanted + 2**63) % 2**64 - 2**63
+    cut = count // 3
+    parts = [checksum(x[:cut], first=first), checksum(x[cut:], first=first + cut)]
+    assert together(parts) == checksum(x, first=first)
+
+
+def test_names_of_one_tensor_are_read_once():
+    tensors = {"embed": torch.ones(3), "norm": torch.ones(3)}
+    tensors["head"] = tensors["embed"]
+    read = []
+
+    def make(name):
+        read.append(name)
+        return name.upper()
+
+    assert once_each(tensors, lambda name: id(tensors[name]), make) == {
+        "embed": "EMBED", "norm": "NORM", "head": "EMBED",
+    }  # fmt: skip
+    assert read == ["embed", "norm"]
 
 
 def test_any_change_shows_unless_rounding_takes_it_away():
