@@ -29,7 +29,7 @@ def recipe(tmp_path_factory):
 
 def test_the_numbers_are_those_of_the_driver_also_with_an_engine_killed(recipe, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "ProcessTransport", lambda output: InlineTransport())
+        patch.setattr(pools, "transport_of", lambda run, places: InlineTransport())
         whole = train(recipe, "inline")
     rounds, shots, depart = [], [], EnginePool._depart
 

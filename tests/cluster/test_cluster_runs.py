@@ -27,7 +27,7 @@ def recipe(tmp_path_factory):
 def whole(recipe):
     """A run whose engines live in the driver's process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "ProcessTransport", lambda output: InlineTransport())
+        patch.setattr(pools, "transport_of", lambda run, places: InlineTransport())
         return train(recipe, "inline")
 
 

@@ -24,7 +24,7 @@ def inline(monkeypatch):
     """Hosts live where the test wants them."""
 
     def use(transport):
-        monkeypatch.setattr(pools, "ProcessTransport", lambda output: transport)
+        monkeypatch.setattr(pools, "transport_of", lambda run, places: transport)
         return transport
 
     return use
