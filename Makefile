@@ -40,7 +40,7 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-.PHONY: setup setup-cluster setup-vllm quickstart gpu test test-slow test-browser test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair golden oracles mutation site
+.PHONY: setup setup-cluster setup-vllm quickstart gpu test test-slow test-browser test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-real golden oracles mutation site
 setup: .venv/.installed
 
 # Ray lives in .venv: it is part of the extra dev.
@@ -138,6 +138,11 @@ bench-recording: setup
 
 bench-report: setup
 	$(BIN)/python benchmarks/report.py
+
+# From random weights over a supervised start to DAPO, on public sets (DAPO_DATA) and reasoning-gym: an hour and a half on
+# one core. What is finished is kept in WORK: after an interruption the same line goes on. ARGS=--small: a quick look.
+bench-real: setup
+	$(BIN)/python benchmarks/real_problems.py --work $(or $(WORK),runs/real_problems) $(ARGS)
 
 # make bench-pair BASE=v0.1: how long a quickstart step takes here, over what it took there, step by step in turn.
 bench-pair: setup

@@ -1,0 +1,236 @@
+"""Real problems from nothing: what is held out, what is imitated, and the arithmetic of the tables, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dapo.data.formats import Problem
+from dapo.data.load import load_problems
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_tasks
+
+    return real_tasks
+
+
+@pytest.fixture
+def report(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_report
+
+    return real_report
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_problems
+
+    return real_problems
+
+
+def test_solutions_are_written_as_equations_alone(tasks):
+    worked = "She sold 48/2 = <<48/2=24>>24 clips.\nIn all <<48+24=1072>>1072.\n#### 1,072"
+    assert tasks.equations(worked) == "48/2=24 48+24=1072 #### 1072"
+    assert tasks.equations("No sum at all.\n#### 5") is None
+    assert tasks.equations("<<1+1=2>> <<2+1=3>> <<3+1=4>>\n#### 4") is None
+    assert tasks.equation({"Equation": "( 76.0 - 25.0 )"}, "51") == "76-25=51 #### 51"
+    assert tasks.equation({"Equation": "( ( 3.0 + 5.0 ) * 10.5 )"}, "84") == "(3+5)*10.5=84 #### 84"
+
+
+def test_an_answer_is_what_follows_the_last_mark(tasks):
+    import re
+
+    found = re.search(tasks.pattern(tasks.WORDS), "48/2=24 #### 24")
+    assert found is not None
+    assert found[1] == "24"
+    assert re.search(tasks.pattern(tasks.WORDS), "48/2=24") is None
+    assert tasks.pattern("gcd") is None
+
+
+def test_what_all_texts_share_is_found_at_both_ends(tasks):
+    assert tasks.common_ends(["Sum: 1 + 2 =", "Sum: 30 =", "Sum: 4 + 4 ="]) == ("Sum: ", " =")
+    assert tasks.common_ends(["abc", "xyz"]) == ()
+    assert tasks.common_ends(["aa", "aaa"]) == ("aa",)  # the end is looked for behind the beginning
+
+
+def test_equal_problems_are_on_one_side_and_about_three_tenths_are_held_out(tasks):
+    sides = [tasks.is_held_out(Problem(f"How many apples has Anna after {n} days?", ""), 3) for n in range(1000)]
+    assert 240 < sum(sides) < 360
+    twice = [Problem(text, "") for text in ("How many apples has Anna, then?", "how many APPLES has Anna then")]
+    assert tasks.is_held_out(twice[0], 3) == tasks.is_held_out(twice[1], 3)
+
+
+def test_held_out_problems_are_counted_and_taken_out(tasks):
+    held_out = [Problem("State the answer to this: 3 + 4 =", "7")]
+    problems = [Problem(f"State the answer to this: {text} =", "7") for text in ("3 + 4", "3 - 4", "5 + 4")]
+    assert tasks.leaks(problems, held_out) == {"problems": 3, "exact": 1, "taken_out": 2}
+    kept = tasks.without_held_out([(p, "7") for p in problems], held_out)
+    assert [p.problem for p, _ in kept] == ["State the answer to this: 5 + 4 ="]
+
+
+def test_examples_without_a_response_are_not_written(tasks, tmp_path):
+    path = tasks.write_examples(tmp_path / "x.jsonl", [(Problem("a", "1"), "1"), (Problem("b", "2"), "")])
+    assert [json.loads(line) for line in Path(path).read_text().splitlines()] == [{"prompt": "a", "response": "1"}]
+
+
+def test_public_sets_are_split_without_a_problem_on_both_sides(tasks, monkeypatch, tmp_path):
+    for folder in ("svamp", "multiarith", "gsm8k"):
+        (tmp_path / folder).mkdir()
+    svamp = [
+        {"Body": f"Anna has {n} apples", "Question": "How many?", "Equation": f"( {n}.0 + 1.0 )", "Answer": n + 1.0}
+        for n in range(40)
+    ]
+    (tmp_path / "svamp/SVAMP.json").write_text(json.dumps(svamp))
+    (tmp_path / "multiarith/test.jsonl").write_text(
+        "".join(json.dumps({"input": f"Ben had {n} pens and lost 2.", "target": n - 2}) + "\n" for n in range(2, 42))
+    )
+    for split, first in (("train", 0), ("test", 50)):
+        lines = [
+            {"question": f"A sum of {n}?", "answer": f"<<{n}+1={n + 1}>>\n#### {n + 1}"}
+            for n in range(first, first + 4)
+        ]
+        lines.append({"question": "Too long " * 30, "answer": "<<1+1=2>>\n#### 2"})
+        (tmp_path / f"gsm8k/{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(tasks, "PUBLIC", tmp_path)
+    assert tasks.missing(tasks.WORDS) == ""
+    given = tasks.given(tmp_path, tasks.WORDS, 1, 1000, 5)
+    assert list(given.held_out) == ["svamp", "multiarith", "gsm8k"]
+    assert all(0 < len(problems) <= 5 for problems in given.held_out.values())
+    asked = {p.problem for problems in given.held_out.values() for p in problems}
+    assert not asked & {p.problem for problems in given.rewarded.values() for p in problems}
+    assert len(given.rewarded["gsm8k"]) == 4
+    assert {said for p, said in given.imitated if p in given.rewarded["multiarith"]} == {""}
+    from dapo.config.schema import DataSource
+
+    for source, of in ((given.train[0], given.rewarded["svamp"]), (given.validation[0], given.held_out["svamp"])):
+        assert [p.answer for p in load_problems(DataSource(**source))] == [p.answer for p in of]
+
+
+def test_missing_data_is_a_reason(tasks, monkeypatch, tmp_path):
+    monkeypatch.setattr(tasks, "PUBLIC", tmp_path)
+    assert "set DAPO_DATA" in tasks.missing(tasks.WORDS)
+
+
+def answer(problem, sample, right, said="", size="1"):
+    return {
+        "set": "gcd",
+        "problem": problem,
+        "question": f"of {problem}",
+        "answer": size,
+        "sample": sample,
+        "greedy": sample < 0,
+        "accuracy": float(right),
+        "response": said,
+    }
+
+
+def test_accuracies_by_hand(report):
+    answers = [
+        answer(0, -1, 1, "3"),
+        answer(0, 0, 1),
+        answer(0, 1, 0),
+        answer(1, -1, 0, "3"),
+        answer(1, 0, 0),
+        answer(1, 1, 0),
+    ]
+    assert report.accuracies(answers) == {"sampled": 0.25, "greedy": 0.5, "pass": 0.5}
+    assert report.distinct(answers) == 0.5
+
+
+def test_gains_are_paired_by_seed(report):
+    before = {seed: {"sampled": 0.1 * seed, "greedy": 0.2, "pass": 0.0} for seed in (1, 2, 3)}
+    after = {seed: {"sampled": 0.1 * seed + 0.3, "greedy": 0.2 + 0.1 * seed, "pass": 1.0} for seed in (1, 2, 3, 4)}
+    found = report.gains(before, after)
+    assert found["sampled"]["low"] == pytest.approx(found["sampled"]["high"]) == pytest.approx(0.3)
+    assert found["greedy"]["mean"] == pytest.approx(0.2)
+    assert found["greedy"]["high"] - found["greedy"]["mean"] == pytest.approx(4.30 * 0.1 / 3**0.5)
+    assert report.gains({}, after) == {}
+
+
+def test_thirds_by_size(report):
+    answers = [answer(n, 0, n < 4, size=str(n)) for n in range(6)] + [answer(0, -1, 0)]
+    parts = report.thirds(answers, lambda problem: int(problem.answer))
+    assert parts == [
+        {"from": 0, "to": 1, "accuracy": 1.0},
+        {"from": 2, "to": 3, "accuracy": 1.0},
+        {"from": 4, "to": 5, "accuracy": 0.0},
+    ]
+    alike = report.thirds([answer(n, 0, n == 0) for n in range(4)], lambda problem: 7)
+    assert alike == [{"from": 7, "to": 7, "accuracy": 0.25}]
+
+
+def test_examples_are_the_first_of_their_kind(report):
+    before = [answer(0, -1, 0, "9"), answer(1, -1, 0, "8"), answer(2, -1, 1, "1")]
+    after = [answer(0, -1, 0, "7"), answer(1, -1, 1, "1"), answer(2, -1, 0, "5")]
+    found = report.examples(before, after, ("of ",))
+    assert found["learnt"] == {"problem": "1", "answer": "1", "before": "8", "after": "1"}
+    assert found["still wrong"]["after"] == "7"
+    assert found["lost"]["problem"] == "2"
+
+
+def test_imitation_gets_as_long_as_dapo(script):
+    assert script.steps_in_time([2.0, 2.0], [0.1] * 50) == 40
+    assert script.steps_in_time([0.001], [1.0]) == 1
+
+
+def seed_of(gain):
+    arms = {
+        arm: [answer(n, sample, n < right, str(n)) for n in range(4) for sample in (-1, 0, 1)]
+        for arm, right in (("before", 1), ("after", 1 + gain))
+    }
+    leak = {"problems": 9, "exact": 1, "taken_out": 2}
+    return {
+        "answers": arms,
+        "commonest": {"gcd": "1"},
+        "parameters": 1000,
+        "leaks": {"imitated": leak, "rewarded": leak},
+        "steps": {"before": 5, "after": 4},
+        "seconds": {"before": 1.0, "after": 2.0},
+        "loss": {"trained": [0.5, 0.7], "held_out": 0.9},
+        "trained_on": {"gcd": 0.5},
+        "ended": "finished",
+        "boilerplate": [],
+    }
+
+
+def test_the_tables_and_the_figure_say_what_was_measured(script, report, tasks, tmp_path):
+    found = {"gcd": {1: seed_of(2), 2: seed_of(2), 3: None}, "chain_sum": {1: None}}
+    made = {
+        "machine": {"command": "python x", "cpu": "c", "commit": "r", "date": "d"},
+        "tasks": report.summarise(found, tasks.TASKS),
+    }
+    assert list(made["tasks"]) == ["gcd"]
+    page = report.markdown(made)
+    assert "| gcd | 2 | 100.0 | 25.0 / 25.0 | 75.0 / 75.0 | +50.0 [+50.0, +50.0] |" in page
+    assert "not run" in page  # of imitating longer
+    assert "| gcd | 1,000 | 5, 4 | 1, 2 | 0.600 / 0.900 | 50.0 | 1, 2, 9 | 1, 2, 9 |" in page
+    report.draw(made, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    json.dumps(made)
+
+
+def test_other_settings_are_another_folder(script, tasks, monkeypatch, tmp_path):
+    from dataclasses import replace
+
+    first = script.place(tmp_path, "gcd", 1, script.Scale())
+    assert first == script.place(tmp_path, "gcd", 1, script.Scale())
+    assert first.parent != script.place(tmp_path, "gcd", 1, script.Scale(40, 16)).parent
+    monkeypatch.setitem(tasks.TASKS, "gcd", replace(tasks.TASKS["gcd"], steps=7))
+    assert first.parent != script.place(tmp_path, "gcd", 1, script.Scale()).parent
+
+
+def test_seeds_of_problems_never_meet(tasks):
+    used = [tasks.HELD_OUT_SEED, tasks.HELD_OUT_LOSS_SEED]
+    used += [
+        first + seed for first in (tasks.REWARDED_SEED, tasks.IMITATED_SEED, tasks.MORE_SEED) for seed in range(1, 900)
+    ]
+    assert len(set(used)) == len(used)
