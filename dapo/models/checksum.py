@@ -17,7 +17,7 @@ T = TypeVar("T")
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Elements at once. On a CPU 2 MiB of int64 words, which stay in its cache; elsewhere a few large operations are quick.
 _CHUNK_CPU, _CHUNK = 2**18, 2**22
-_ROW = 2**9  # of them share all of their factor but what their place in the row adds
+_ROW, _MANY = 2**9, 2**15  # of them in a row, and from which on rows are quicker than products
 
 
 @torch.no_grad()
@@ -39,20 +39,22 @@ def checksum(tensor: Tensor, dtype: torch.dtype | None = None, first: int = 0) -
         if part.is_floating_point():
             part = part + 0  # -0.0 as 0.0: a kernel that is read through loses the sign
         words = part.view(_WORDS[part.element_size()]).to(torch.int64)
-        whole = len(words) // _ROW * _ROW
-        total += _weighed(words[:whole].view(-1, _ROW), first + start)
-        total += _weighed(words[whole:].view(1, -1), first + start + whole)
+        whole = len(words) // _ROW * _ROW if len(words) >= _MANY else 0
+        total += _by_rows(words[:whole].view(-1, _ROW), first + start) + _by_words(words[whole:], first + start + whole)
     return together([total])
 
 
-def _weighed(words: Tensor, first: int) -> int:
-    """Sum of word x (2 place + 1) over ``words`` [rows, width], the first of which is at place ``first``; modulo 2^64.
+def _by_words(words: Tensor, first: int) -> int:
+    """Sum of word x (2 place + 1) over ``words`` [n], the first of which is at place ``first``; modulo 2^64."""
+    factors = torch.arange(2 * first + 1, 2 * (first + len(words)) + 1, 2, device=words.device)
+    return int((words * factors).sum())
 
-    From the sums of rows and of columns, since the place is that of the row's beginning plus that in the row: so each
-    word is only added, twice, where products would need as many factors as there are words.
-    """
+
+def _by_rows(words: Tensor, first: int) -> int:
+    """The same of ``words`` [rows, width], from the sums of rows and of columns: a place is where its row begins, plus
+    the place in the row. So each word is only added, twice, where products need as many factors as there are words."""
     rows, width = words.shape
-    if not words.numel():
+    if not rows:
         return 0
     begins = torch.arange(rows, device=words.device).mul_(2 * width).add_(2 * first + 1)
     within = torch.arange(width, device=words.device)

@@ -28,17 +28,20 @@ def test_chunks_layouts_and_rounding_do_not_matter(dtype, monkeypatch):
     for chunk, row in ((10, 4), (10, 512), (64, 8), (2**22, 7), (2**22, 231)):  # with rests and without
         monkeypatch.setattr(module, "_CHUNK_CPU", chunk)
         monkeypatch.setattr(module, "_ROW", row)
+        monkeypatch.setattr(module, "_MANY", 2 * row)
         assert checksum(x, dtype) == whole
     assert -(2**63) <= whole < 2**63
 
 
-@pytest.mark.parametrize("count", [1, 511, 512, 513, 3 * 512 + 5])
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 2**15, 2**15 + 517])
 @pytest.mark.parametrize("first", [0, 5])
 def test_it_is_the_sum_of_bits_times_odd_numbers(count, first):
     """As the docstring says, with numbers that do not wrap."""
     x = torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(count))
     wanted = sum(bits * (2 * (first + i) + 1) for i, bits in enumerate(x.tolist()))
+    before = x.clone()
     assert checksum(x, first=first) == (wanted + 2**63) % 2**64 - 2**63
+    assert torch.equal(x, before)  # whole numbers are read where they are
     cut = count // 3
     parts = [checksum(x[:cut], first=first), checksum(x[cut:], first=first + cut)]
     assert together(parts) == checksum(x, first=first)
