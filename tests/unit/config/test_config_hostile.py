@@ -137,16 +137,33 @@ def test_paths_that_cannot_be_looked_up_are_refused_or_left_to_the_hub(key: str,
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["", ".", "a..b", "rewards.²", "rewards." + "9" * 5000, "x" * 5000, "a." * 3000 + "b", "run.name.y", "\udcff"],
+    ("key", "said"),
+    [
+        ("", "expected key=value"),
+        (".", "here may stand"),
+        ("a..b", "a..b: 1   (override)\n    no such key"),
+        ("rewards.²", "expected a number from 0 to 1"),
+        ("rewards." + "9" * 5000, "expected a number from 0 to 1"),
+        ("x" * 5000, "here may stand"),
+        ("a." * 3000 + "b", "more than 32 sections deep"),
+        ("run.name.y", "expected text"),
+        ("\udcff", "not valid Unicode"),
+    ],
 )
-def test_keys_that_are_none_are_refused(key: str) -> None:
-    refusal(f"{key}=1")
+def test_keys_that_are_none_are_refused(key: str, said: str) -> None:
+    assert said in refusal(f"{key}=1")
 
 
-@pytest.mark.parametrize("override", ["model.path.x={[1]: 2}", "rewards.²={[1]: 2}", "rewards.0.name=" + "a/" * 9000])
-def test_whatever_was_given_can_be_quoted(override: str) -> None:
-    refusal(override)
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.path.x={[1]: 2}", "model.path.x: {(1,): 2}"),
+        ("rewards.²={[1]: 2}", "rewards.²: {(1,): 2}"),
+        ("rewards.0.name=" + "a/" * 9000, "no reward of that name; there are `a/a/"),
+    ],
+)
+def test_whatever_was_given_can_be_quoted(override: str, said: str) -> None:
+    assert said in refusal(override)
 
 
 def test_a_mapping_for_a_number_is_refused() -> None:
