@@ -1,0 +1,329 @@
+"""What each part of DAPO does: the paper's ladder and the whole less one part, over seeds, on three small tasks.
+
+    python benchmarks/ablation.py --work WORK --small              # eight seeds: under an hour on two cores
+    python benchmarks/ablation.py --work WORK                      # sixteen seeds, also of the variants
+    python benchmarks/ablation.py --work WORK --small --minutes 10 # as far as that goes; the same line goes on
+    python benchmarks/ablation.py --work WORK --table parts --tasks rare --rows DAPO GRPO --seeds 1 2
+
+Rows, tasks and seeds stand in ``ablation_rows.py``. Every run of a task starts from the same base model; runs of one
+seed have the same order of prompts. Each of ``--jobs`` processes makes one run after the other on one thread, so equal
+time is counted in the run's own processor seconds, evaluation left out. Finished runs are kept in WORK by their
+settings, and are not made again unless the code that computes them changed; ``--keep`` takes those of other code as
+well, and the results name its commits. Results and figures go to ``benchmarks/results``, and a table into ``--page``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from ablation_report import Curve, Curves, write_results
+from ablation_rows import FULL, SEEDS, SMALL, SMALL_VARIANTS, TASKS, VARIANTS, Settings, Task, part_rows, recipe_of
+from machine import describe_machine
+
+import dapo
+from dapo.config import Recipe
+from dapo.errors import DapoError
+from dapo.models import tiny, warmup
+from dapo.models.builtin import ensure_builtin_model
+from dapo.models.warmup import WarmupSettings
+from dapo.observe.metrics import Row, read_metrics
+
+HERE = Path(__file__).resolve().parent
+COMPUTES = ("algorithms", "data", "learner", "loop", "models", "rewards", "rollout")
+"""Packages whose change makes a finished run one of other code. What settings mean is in the resolved recipe."""
+RUNS_A_WORKER = 40  # then a fresh process: what a run leaves in memory does not add up
+TABLES = {"parts": part_rows(), "variants": VARIANTS}
+
+POINTS = {
+    "step": "step",
+    "tokens": "counters/generated_tokens",
+    "accuracy": "validation/accuracy",
+    "pass": "validation/pass@8",
+    "length": "validation/length_mean",
+    "truncated": "validation/truncated_share",
+}
+"""What is kept of each evaluation."""
+STEPS = {
+    "entropy": "train/entropy",
+    "clip_high": "train/clip_high",
+    "kept": "groups/kept_share",
+    "finished_length": "response/length_mean",
+    "trained_length": "response/length_trained_mean",
+    "age": "policy/staleness_mean",
+}
+"""What is kept of each training step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run, as a worker is told of it."""
+
+    task: str
+    row: str
+    settings: Settings
+    seed: int
+    model: str
+    steps: int
+    file: Path  # where its numbers are kept
+    code: str
+    commit: str
+    keep: bool
+    until: float  # time.time() from which nothing is begun
+
+    @property
+    def name(self) -> str:
+        return f"seed {self.seed}, {self.task}, {self.row}"
+
+
+def main() -> None:
+    options = arguments()
+    commit = str(describe_machine()["commit"])
+    models = {name: base_model(TASKS[name], options.models) for name in options.tasks}
+    jobs = list(plan(options, models, commit))
+    print(f"{len(jobs)} runs, {sum(finished(job) is not None for job in jobs)} of them are finished", flush=True)
+    failed = run_all(jobs, options.jobs)
+    for table in options.table:
+        found = {
+            task: {
+                row: {
+                    job.seed: curve for job in jobs if (job.task, job.row) == (task, row) and (curve := finished(job))
+                }
+                for row in rows_of(table, options.rows)
+            }
+            for task in options.tasks
+        }
+        write_results(table, found, described(found, options), options.out, options.page)
+    if failed:
+        raise SystemExit("stopped by an error, and left out with its seed:\n" + "\n".join(failed))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", nargs="+", choices=list(TABLES), default=list(TABLES))
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--rows", nargs="+", help="only these, by name")
+    parser.add_argument("--small", action="store_true", help=f"{SMALL} seeds, {SMALL_VARIANTS} of the variants")
+    parser.add_argument("--seeds", nargs="+", type=int, help="in place of those in ablation_rows.py")
+    parser.add_argument("--steps", type=int, default=0, help="in place of the tasks' own")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at the same time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
+    parser.add_argument("--keep", action="store_true", help="take finished runs of other code as well")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "dapo_ablation")
+    parser.add_argument("--models", type=Path, default=HERE.parent / "runs" / ".models", help="cache of base models")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--page", type=Path, help="page whose table is written anew, such as docs/evidence.md")
+    options = parser.parse_args()
+    known = {row for table in TABLES.values() for row in table}
+    if wrong := set(options.rows or ()) - known:
+        parser.error(f"no rows {', '.join(sorted(wrong))}; there are {', '.join(sorted(known))}")
+    return options
+
+
+def rows_of(table: str, chosen: Sequence[str] | None) -> dict[str, Settings]:
+    return {row: settings for row, settings in TABLES[table].items() if not chosen or row in chosen or row == FULL}
+
+
+def seeds_of(table: str, options: argparse.Namespace) -> tuple[int, ...]:
+    if options.seeds:
+        return tuple(options.seeds)
+    return SEEDS[: SMALL if table == "parts" else SMALL_VARIANTS] if options.small else SEEDS
+
+
+def described(found: Mapping[str, Curves], options: argparse.Namespace) -> dict[str, Any]:
+    """The machine, the commits that made the runs, and the command that makes them again anywhere."""
+    runs = [curve for rows in found.values() for seeds in rows.values() for curve in seeds.values()]
+    asked = [f"--seeds {' '.join(map(str, options.seeds))}"] if options.seeds else ["--small"] * options.small
+    asked += [f"--steps {options.steps}"] * bool(options.steps)
+    return describe_machine() | {
+        "commit": ", ".join(sorted({curve["commit"] for curve in runs})),
+        "command": " ".join(["python benchmarks/ablation.py", *asked]),
+        "cpu_hours": round(sum(curve["cpu_seconds"] for curve in runs) / 3600, 2),
+    }
+
+
+# ---------------------------------------------------------------------- runs
+
+
+def base_model(task: Task, cache: Path) -> Path:
+    """The folder of the task's base model, made if it is not there."""
+    if isinstance(task.base, str):
+        return ensure_builtin_model(task.base, cache)
+    digest = hashlib.sha256(
+        json.dumps(asdict(task.base), sort_keys=True).encode() + code_of(("models", "data")).encode()
+    )
+    folder = cache / f"ablation-{digest.hexdigest()[:12]}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as unfinished:
+            make_base(task.base, Path(unfinished) / "model")
+            (Path(unfinished) / "model").rename(folder)
+    return folder
+
+
+def make_base(settings: WarmupSettings, folder: Path) -> None:
+    """A tiny model that imitates sloppy students of another kind than the built-in ones."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    tiny.make_tiny_model(folder, "llama", heads=2, seed=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    examples = warmup.demonstrations(settings, 1, tokenizer.get_vocab(), tokenizer.eos_token_id)
+    warmup.train(model, examples, settings, torch.Generator().manual_seed(1))
+    model.save_pretrained(folder)
+
+
+def code_of(packages: Sequence[str] = COMPUTES) -> str:
+    digest = hashlib.sha256()
+    for package in packages:
+        for path in sorted((Path(dapo.__file__).parent / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def plan(options: argparse.Namespace, models: Mapping[str, Path], commit: str) -> Iterator[Job]:
+    """Seed by seed, so that an early end leaves whole sets of rows; a run that two tables share comes once."""
+    code, until, seen = code_of(), time.time() + options.minutes * 60, set()
+    recipes: dict[tuple[str, str], Recipe] = {}
+    for table in options.table:
+        for seed in seeds_of(table, options):
+            for task in options.tasks:
+                for row, settings in rows_of(table, options.rows).items():
+                    if (task, row, seed) in seen:
+                        continue
+                    seen.add((task, row, seed))
+                    model, steps = str(models[task]), options.steps
+                    if (task, row) not in recipes:
+                        recipes[task, row] = recipe_of(TASKS[task], settings, seed, model, "-", steps).recipe
+                    file = options.work / file_name(task, row, seed, recipes[task, row])
+                    yield Job(task, row, settings, seed, model, steps, file, code, commit, options.keep, until)
+
+
+def file_name(task: str, row: str, seed: int, recipe: Recipe) -> str:
+    """A run's, by everything that its resolved recipe says but places; the seed is ``seed``, whatever the recipe's.
+
+    The base model stands there as what it is made of, not as a folder's name, which code that makes it has a part in.
+    """
+    settings = recipe.model_dump(mode="json")
+    settings["run"] |= {"seed": seed, "dir": ""}
+    settings["model"]["path"] = str(TASKS[task].base)
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{task}-{''.join(c if c.isalnum() else '_' for c in row)}-{seed}-{digest}.json"
+
+
+def finished(job: Job) -> Curve | None:
+    """The run's numbers if they are there, of this code (or, with ``--keep``, of any)."""
+    if not job.file.exists():
+        return None
+    curve: Curve = json.loads(job.file.read_text())
+    return curve if job.keep or curve["code"] == job.code else None
+
+
+def run_all(jobs: Sequence[Job], workers: int) -> list[str]:
+    """Make what is missing; returns what became of the runs that an error ended."""
+    missing = [job for job in jobs if finished(job) is None and job.until > time.time()]
+    if not missing:
+        return []
+    missing[0].file.parent.mkdir(parents=True, exist_ok=True)
+    failed, context = [], multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=RUNS_A_WORKER)
+    try:
+        for future in as_completed([pool.submit(one_run, job) for job in missing]):
+            said, ok = future.result()
+            if said:
+                print(said, flush=True)
+            if not ok:
+                failed.append(said)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return failed
+
+
+def one_run(job: Job) -> tuple[str, bool]:
+    """Make a run in this process and keep its numbers: what is told of it, and whether it came to its end."""
+    if time.time() > job.until:
+        return "", True
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(dir=job.file.parent) as folder:
+            curve = train(job, folder)
+    except DapoError as error:
+        return f"{job.name}: {error}", False
+    unfinished = job.file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(curve))
+    unfinished.rename(job.file)
+    return f"{job.name}: {curve['points']['accuracy'][-1]:.3f}, {curve['cpu_seconds']:.1f} processor seconds", True
+
+
+def train(job: Job, folder: str, clock: Callable[[], float] = time.process_time) -> Curve:
+    """One run through the package's Python, and what is kept of it."""
+    began = clock()
+    loaded = recipe_of(TASKS[job.task], job.settings, job.seed, job.model, folder, job.steps)
+    with dapo.Trainer(loaded) as trainer:
+        marks = [clock()]
+        for _ in trainer:
+            marks.append(clock())
+        if trainer.step < loaded.recipe.trainer.steps:
+            raise DapoError("it was interrupted; the same line makes it again")
+        rows = read_metrics(trainer.run.path / "metrics.jsonl")
+    apart = loaded.recipe.rollout.max_staleness > 0  # most of its work is done by other processes
+    curve = curve_of(rows, None if apart else np.diff(marks).tolist())
+    return curve | {
+        "task": job.task,
+        "row": job.row,
+        "seed": job.seed,
+        "code": job.code,
+        "commit": job.commit,
+        "cpu_seconds": clock() - began,
+    }
+
+
+def curve_of(rows: Sequence[Row], seconds: Sequence[float] | None) -> Curve:
+    """What is kept of a run's metrics.
+
+    Args:
+        rows: of step 0 (the evaluation of the start) and of each training step.
+        seconds: processor seconds of each training step, evaluation included, that of step 0 with the first. Of these
+            evaluation is taken off by its share of the wall clock's seconds. None: they are not known.
+    """
+    evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
+    points: dict[str, list[float] | None] = {
+        name: [row.get(key, 0.0) for row in evaluated] for name, key in POINTS.items()
+    }
+    spent = None if seconds is None else learning_seconds(rows, seconds)
+    points["cpu"] = None if spent is None else [spent[row["step"]] for row in evaluated]
+    steps = {name: [row.get(key) for row in rows if row["step"]] for name, key in STEPS.items()}
+    return {"points": points, "steps": steps}
+
+
+def learning_seconds(rows: Sequence[Row], seconds: Sequence[float]) -> dict[int, float]:
+    """Step -> processor seconds from the start to its end without evaluation; see ``curve_of``."""
+    spent, taken = {0: 0.0}, iter(seconds)
+    whole = part = 0.0
+    for row in rows:
+        whole += row["time/step"]
+        part += row["time/step"] - row.get("time/evaluate", 0.0)
+        if step := row["step"]:
+            spent[step] = spent[step - 1] + next(taken) * part / whole
+            whole = part = 0.0
+    return spent
+
+
+if __name__ == "__main__":
+    main()
