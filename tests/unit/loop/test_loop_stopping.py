@@ -98,6 +98,13 @@ def test_a_mark_of_steps_that_are_done_again_goes(tmp_path):
         again.trainer.checkpoints.best_step()
 
 
+def test_a_resume_whose_recipe_names_no_metric_keeps_the_newest_alone(tmp_path):
+    assert valued_run(tmp_path, steps=3, **BEST)()
+    again = valued_run(tmp_path, resume=True)
+    assert again()
+    assert kept(again) == ([5, 6], None)
+
+
 def test_of_a_run_whose_data_end_the_last_step_counts_as_well(tmp_path):
     run = valued_run(tmp_path, [0.1, 0.2, 0.3, 0.9], steps=9, end=12, evaluate_every=2, save_every=2, **BEST)
     assert run()
