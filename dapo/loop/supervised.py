@@ -193,7 +193,7 @@ class SupervisedTrainer:
 
     def _record(self, step: int, metrics: Metrics) -> None:
         seconds = self.phases.take()
-        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()}
+        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()} | self.phases.peaks()
         if "sft/tokens" in metrics and (took := seconds.get("time/learn")):
             metrics["time/trained_tokens_per_second"] = metrics["sft/tokens"] / took
         with self.phases("report"):
