@@ -13,7 +13,6 @@ from dapo.cli.check_memory import (
     load_tokenizer_and_facts,
     memory_lines,
     size_text,
-    trained_parameters,
 )
 from dapo.cli.check_ranks import publish_lines
 from dapo.cli.check_time import time_lines
@@ -286,9 +285,10 @@ def _evaluations(recipe: Recipe, data: PreparedData) -> str:
 
 def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
     """What the run folder will hold, and whether it exists already."""
+    from dapo.run.held import BYTES, learner_holds, trained_parameters
+
     folder = Path(recipe.run.dir) / recipe.run.name
-    state = 4 if recipe.model.dtype == "float32" else 2
-    one = trained_parameters(recipe, facts) * (state + 8 + 4 * (recipe.model.dtype != "float32"))
+    one = trained_parameters(recipe, facts) * BYTES[recipe.model.dtype] + learner_holds(recipe, facts).optimiser
     kept = recipe.checkpoint.keep
     every = f"every {recipe.checkpoint.every} steps" if recipe.checkpoint.every else "at the end"
     best = f" and the best by {recipe.checkpoint.best}" if recipe.checkpoint.best else ""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_memory import estimate_memory, load_tokenizer_and_facts, size_text, trained_parameters
+from dapo.cli.check_memory import estimate_memory, load_tokenizer_and_facts, size_text
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.shipped import short_name
@@ -69,6 +69,8 @@ def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
 
 
 def _memory(recipe: Recipe, facts: ModelFacts, examples: Demonstrations) -> Iterator[str]:
+    from dapo.run.held import trained_parameters
+
     memory = estimate_memory(recipe, facts, max(map(len, examples.train)))
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}"
     if recipe.model.lora.rank is not None:
