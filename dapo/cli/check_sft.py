@@ -11,6 +11,7 @@ from dapo.config import LoadedRecipe, Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
+from dapo.contracts.words import counted
 
 if TYPE_CHECKING:
     from dapo.data.demonstrations import Demonstrations
@@ -57,13 +58,15 @@ def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
     steps = steps_of(count, sft.batch_size, sft.epochs, sft.steps)
     tokens = sum(map(len, examples.train))
     yield (
-        f"{steps:,} steps of {sft.batch_size} examples, about {tokens * sft.batch_size // count:,} tokens each: "
-        f"{steps * sft.batch_size / count:.2f} passes over {count:,} examples"
+        f"{counted(steps, 'step')} of {counted(sft.batch_size, 'example')}, about "
+        f"{tokens * sft.batch_size // count:,} tokens each: {steps * sft.batch_size / count:.2f} passes over "
+        f"{counted(count, 'example')}"
     )
-    yield f"learning rate {sft.learning_rate:g}, {sft.schedule}, after {sft.warmup} steps of warm-up"
+    yield f"learning rate {sft.learning_rate:g}, {sft.schedule}, after {counted(sft.warmup, 'step')} of warm-up"
     if examples.validation and sft.every:
         held_out = sum(map(len, examples.validation.values()))
-        yield f"held-out loss: of {held_out:,} examples, at the start, every {sft.every} steps and at the end"
+        every = "each step" if sft.every == 1 else f"every {sft.every} steps"
+        yield f"held-out loss: of {counted(held_out, 'example')}, at the start, {every} and at the end"
     else:
         yield "held-out loss: none is measured (sft.validation, sft.every)"
 

@@ -215,7 +215,7 @@ class Session:
         sampling = make_sampling(recipe, self.facts)
         collector = StreamingCollector(
             rollouts=self.rollouts,
-            stream=self._stream(),
+            stream=self.stream(),
             algorithm=algorithm,
             sampling=sampling,
             settings=recipe.algorithm.dynamic_sampling,
@@ -250,7 +250,8 @@ class Session:
             deadline=deadline,
         )
 
-    def _stream(self) -> PromptStream:
+    def stream(self) -> PromptStream:
+        """The prompts that training takes, from the first one."""
         recipe, prompts = self.recipe, self.data.train
         if self.given.stream is not None:
             model = None if self.loaded is None else self.loaded.model
