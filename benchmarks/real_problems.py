@@ -11,7 +11,8 @@ held-out problems before and after. When all of that is done, the same start is 
 as many seconds as DAPO took: what reward has to be better than. Runs that are finished in WORK are not made again, and
 one that was interrupted goes on. Word problems need the public sets in the folder DAPO_DATA, and are left out without.
 
-Results of the seeds that are complete go to ``--out`` (default: benchmarks/results/real_problems.json, .md and .png).
+Results of the seeds that are complete go to ``--out``. By default they go to benchmarks/results/real_problems.json, .md
+and .png, and their tables to docs/evidence.md. ``--minutes 0`` writes what there is, and starts nothing.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import real_tasks
+from ablation_report import with_blocks
 from machine import describe_machine
-from real_report import draw, markdown, summarise
+from real_numbers import summarise
+from real_report import draw, markdown, page_block
 from real_tasks import TASKS, Given
 
 from dapo.cli.main import main as dapo
@@ -43,6 +46,7 @@ from dapo.observe.metrics import read_metrics, series
 from dapo.observe.status import read_status
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "evidence.md"
 SEEDS = (1, 2, 3)
 BATCH = 64  # examples of a step of imitation
 SAMPLES = 4  # sampled responses to a held-out problem
@@ -82,13 +86,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = {
         name: {seed: read_seed(place(options.work, name, seed, scale)) for seed in options.seeds} for name in tasks
     }
-    report = {"machine": describe_machine(), "tasks": summarise(found, TASKS)}
+    command = f"python benchmarks/real_problems.py --work WORK --seeds {' '.join(map(str, options.seeds))}"
+    report = {"machine": describe_machine() | {"command": command}, "tasks": summarise(found, TASKS)}
     if not report["tasks"]:
         raise SystemExit("no seed of any task is complete yet; start again to go on")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n")
     out.with_suffix(".md").write_text(markdown(report))
     draw(report, out.with_suffix(".png"))
+    if out.parent == HERE / "results":
+        PAGE.write_text(with_blocks(PAGE.read_text(), {"real problems": page_block(report)}))
     print(markdown(report))
 
 

@@ -1,154 +1,20 @@
-"""Numbers, tables and the figure of ``real_problems.py``."""
+"""Tables and the figure of ``real_problems.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
-from sampling_learning import interval
+from real_numbers import ARMS, MEASURES
 
-from dapo.algorithms.statistics import pass_at_k
-from dapo.data.formats import Problem
-
-Answer = Mapping[str, Any]  # a line of ``dapo evaluate --out``
-ARMS = ("before", "after", "longer")
-MEASURES = ("sampled", "greedy", "pass")
-SHOWN = 88  # characters of a problem
-
-
-# ---------------------------------------------------------------------------------------------------- numbers
-
-
-def summarise(found: Mapping[str, Mapping[int, Any]], tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """By held-out set: each seed's numbers and what the tables say of them. ``found``: what ``read_seed`` gave, by task
-    and seed; seeds without a result are left out, and tasks without any."""
-    report: dict[str, Any] = {}
-    for name, by_seed in found.items():
-        seeds = {seed: one for seed, one in by_seed.items() if one is not None}
-        if not seeds:
-            continue
-        first = next(iter(seeds.values()))
-        for key in dict.fromkeys(answer["set"] for answer in first["answers"]["before"]):
-            report[key] = _of_set(key, seeds, tasks[name]) | {"task": name}
-    return report
-
-
-def _of_set(key: str, seeds: Mapping[int, Any], task: Any) -> dict[str, Any]:
-    def of(one: Any, arm: str) -> list[Answer]:
-        return [answer for answer in one["answers"].get(arm, ()) if answer["set"] == key]
-
-    arms = {
-        arm: {seed: accuracies(of(one, arm)) for seed, one in seeds.items() if arm in one["answers"]} for arm in ARMS
-    }
-    last = [answer for one in seeds.values() for answer in of(one, "after")]
-    first_seed, first = next(iter(seeds.items()))
-    asked = {answer["problem"]: answer["answer"] for answer in of(first, "before")}
-    return {
-        "seeds": list(seeds),
-        "arms": arms,
-        "gain": gains(arms["before"], arms["after"]),
-        "over_longer": gains(arms["longer"], arms["after"]),
-        "commonest": mean(answer == first["commonest"][key] for answer in asked.values()),
-        "commonest_answer": first["commonest"][key],
-        "problems": len(asked),
-        "parameters": first["parameters"],
-        "leaks": {seed: one["leaks"] for seed, one in seeds.items()},
-        "steps": {seed: one["steps"] for seed, one in seeds.items()},
-        "seconds": {seed: one["seconds"] for seed, one in seeds.items()},
-        "loss": {seed: [mean(one["loss"]["trained"]), one["loss"]["held_out"]] for seed, one in seeds.items()},
-        "trained_on": {seed: one["trained_on"].get(key) for seed, one in seeds.items()},
-        "ended": {seed: one["ended"] for seed, one in seeds.items()},
-        "hard": {"of": task.hard, "thirds": thirds(last, task.size_of)},
-        "distinct": {
-            arm: mean(distinct(of(one, arm)) for one in seeds.values() if arm in one["answers"]) for arm in ARMS[:2]
-        },
-        "examples": {"seed": first_seed, **examples(of(first, "before"), of(first, "after"), first["boilerplate"])},
-    }
-
-
-def accuracies(answers: Sequence[Answer]) -> dict[str, float]:
-    """Of sampled and of greedy responses, and the share of problems of which a sampled one is right (pass@k)."""
-    sampled: dict[int, list[float]] = {}
-    greedy = []
-    for answer in answers:
-        if answer["greedy"]:
-            greedy.append(float(answer["accuracy"]))
-        else:
-            sampled.setdefault(answer["problem"], []).append(float(answer["accuracy"]))
-    return {
-        "sampled": mean(mean(values) for values in sampled.values()),
-        "greedy": mean(greedy),
-        "pass": mean(pass_at_k(len(v), sum(x == 1.0 for x in v), len(v)) for v in sampled.values()),
-    }
-
-
-def gains(
-    before: Mapping[int, Mapping[str, float]], after: Mapping[int, Mapping[str, float]]
-) -> dict[str, dict[str, float | None]]:
-    """By measure: the mean of after - before over the seeds that have both, and its 95 % interval (Student's t)."""
-    both = [seed for seed in after if seed in before]
-    if not both:
-        return {}
-    return {
-        measure: interval(np.array([after[seed][measure] - before[seed][measure] for seed in both]))
-        for measure in MEASURES
-    }
-
-
-def thirds(answers: Sequence[Answer], size_of: Callable[[Problem], int]) -> list[dict[str, float]]:
-    """Accuracy of sampled responses by size of the problem, in up to three parts of about equal number."""
-    sized = [(size_of(Problem(a["question"], a["answer"])), float(a["accuracy"])) for a in answers if not a["greedy"]]
-    sizes = sorted(size for size, _ in sized)
-    cuts = sorted({sizes[(len(sizes) - 1) * third // 3] for third in (1, 2, 3)})
-    parts, low = [], sizes[0] - 1
-    for cut in cuts:
-        part = [(size, right) for size, right in sized if low < size <= cut]
-        own = [size for size, _ in part]
-        parts.append({"from": min(own), "to": max(own), "accuracy": mean(right for _, right in part)})
-        low = cut
-    return parts
-
-
-def distinct(answers: Sequence[Answer]) -> float:
-    """Different responses over the problems' number, of greedy responses: near 0 where all problems get one answer."""
-    said = [answer["response"] for answer in answers if answer["greedy"]]
-    return len(set(said)) / len(said)
-
-
-def examples(
-    before: Sequence[Answer], after: Sequence[Answer], boilerplate: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    """The first problem that greedy decoding learnt to answer, and the first that is still answered wrongly."""
-    pairs = [
-        (old, new)
-        for old, new in zip((a for a in before if a["greedy"]), (a for a in after if a["greedy"]), strict=True)
-    ]
-    found: dict[str, dict[str, str]] = {}
-    for what, wanted in (("learnt", (0.0, 1.0)), ("still wrong", (0.0, 0.0)), ("lost", (1.0, 0.0))):
-        for old, new in pairs:
-            if (old["accuracy"], new["accuracy"]) == wanted:
-                found[what] = {
-                    "problem": shown(old["question"], boilerplate),
-                    "answer": old["answer"],
-                    "before": old["response"],
-                    "after": new["response"],
-                }
-                break
-    return found
-
-
-def shown(problem: str, boilerplate: Sequence[str]) -> str:
-    """A problem in one line, without what all of its task begin or end with."""
-    for phrase in boilerplate[:2]:
-        problem = problem.removeprefix(phrase).removesuffix(phrase)
-    line = " ".join(problem.split())
-    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
-
-
-# ---------------------------------------------------------------------------------------------------- words
+COMPARED = (
+    "imitating for as long gives worse sampled answers than DAPO",
+    "and worse greedy ones",
+    "imitating for as long gives better sampled answers than DAPO",
+    "and better greedy ones",
+)
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -164,7 +30,11 @@ def markdown(report: Mapping[str, Any]) -> str:
             "always giving the commonest answer of the training problems. **Imitated longer**: from the same start, on "
             "new examples (word problems: the same ones), for as many seconds as DAPO took.",
             "",
-            *_accuracies(sets),
+            *accuracy_table(sets),
+            "",
+            "## What it says",
+            "",
+            *findings(sets),
             "",
             "## What changed: right at least once in four, and different answers",
             "",
@@ -172,7 +42,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             "",
             "## What it still cannot do",
             "",
-            *_hard(sets),
+            *hard_table(sets),
             "",
             "## Answers before and after",
             "",
@@ -187,6 +57,58 @@ def markdown(report: Mapping[str, Any]) -> str:
             "",
             "![accuracy before and after](real_problems.png)",
             "",
+        ]
+    )
+
+
+def findings(sets: Mapping[str, Any]) -> list[str]:
+    """Of which sets each sentence holds: where the 95 % interval over seeds is clear of zero."""
+
+    def clear(gain: Mapping[str, Any], measure: str, sign: int) -> bool:
+        one = gain.get(measure)
+        return one is not None and one["low"] is not None and min(sign * one["low"], sign * one["high"]) > 0
+
+    def no_better(one: Mapping[str, Any]) -> bool:
+        return mean(found["greedy"] for found in one["arms"]["after"].values()) <= one["commonest"]
+
+    said = {
+        "DAPO made sampled answers better": lambda one: clear(one["gain"], "sampled", 1),
+        "and greedy ones": lambda one: clear(one["gain"], "greedy", 1),
+        "a right answer among four became rarer": lambda one: clear(one["gain"], "pass", -1),
+        COMPARED[0]: lambda one: clear(one["over_longer"], "sampled", 1),
+        COMPARED[1]: lambda one: clear(one["over_longer"], "greedy", 1),
+        COMPARED[2]: lambda one: clear(one["over_longer"], "sampled", -1),
+        COMPARED[3]: lambda one: clear(one["over_longer"], "greedy", -1),
+        "after DAPO greedy answers are no better than always the commonest": no_better,
+    }
+    if all(len(one["seeds"]) < 2 for one in sets.values()):
+        return ["- One seed so far: it has no interval, and nothing is concluded from it."]
+    if not any(one["over_longer"] for one in sets.values()):
+        said = {text: holds for text, holds in said.items() if text not in COMPARED}
+    return [
+        f"- {text}: **{', '.join(key for key, one in sets.items() if holds(one)) or 'none'}**"
+        for text, holds in said.items()
+    ]
+
+
+def page_block(report: Mapping[str, Any]) -> str:
+    """What docs/evidence.md shows of it."""
+    sets, machine = report["tasks"], report["machine"]
+    seeds = max(len(one["seeds"]) for one in sets.values())
+    return "\n".join(
+        [
+            f"{seeds} seed{'s' * (seeds > 1)} at most, {machine['date']}, one thread of {machine['cpu']}. A sentence "
+            "holds of a set where the 95 % interval over its seeds is clear of zero:",
+            "",
+            *findings(sets),
+            "",
+            "Accuracy of sampled answers / of the greedy one:",
+            "",
+            *accuracy_table(sets),
+            "",
+            "What it still cannot do:",
+            "",
+            *hard_table(sets),
         ]
     )
 
@@ -215,7 +137,7 @@ def _gain(gain: Mapping[str, Any], measure: str) -> str:
     return text if one["low"] is None else f"{text} [{100 * one['low']:+.1f}, {100 * one['high']:+.1f}]"
 
 
-def _accuracies(sets: Mapping[str, Any]) -> list[str]:
+def accuracy_table(sets: Mapping[str, Any]) -> list[str]:
     lines = _table(
         "held-out set",
         "seeds",
@@ -263,7 +185,7 @@ def _variety(sets: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _hard(sets: Mapping[str, Any]) -> list[str]:
+def hard_table(sets: Mapping[str, Any]) -> list[str]:
     lines = _table("held-out set", "by", "accuracy after DAPO, sampled, all seeds")
     for key, one in sets.items():
         parts = [

@@ -60,7 +60,7 @@ TASKS: dict[str, Task] = {
     ),
     "spell_backward": Task({"max_word_len": 5}, 16_000, 8, "letters", lambda problem: len(problem.answer)),
     "chain_sum": Task({"max_terms": 2, "max_digits": 2}, 24_000, 6, "digits", digits),
-    "count_bits": Task({}, 16_000, 4, "digits", digits),
+    "count_bits": Task({}, 16_000, 4, "digits", lambda problem: max(map(len, re.findall(r"\d+", problem.problem)))),
     WORDS: Task(
         {},
         2_400,  # all there are

@@ -27,7 +27,6 @@ from dapo.contracts.types import (
     StepBatch,
     TokenTrace,
 )
-from dapo.contracts.words import counted
 from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
@@ -115,12 +114,7 @@ class Trainer:
         """
         for _ in self.each_step():
             pass
-        return self.finished
-
-    @property
-    def finished(self) -> bool:
-        """The run is at its end: nothing is left for a resume to do."""
-        return self.stopping.finished(self.steps - self.counters.training_steps)
+        return not self.stopping.by
 
     def each_step(self) -> Iterator[StepDone]:
         """``run``, a training step at a time: each is recorded and, where it is due, saved when it is given out.
@@ -172,7 +166,7 @@ class Trainer:
         if not batch.groups_P and self.collector.exhausted:
             retired = self.collector.selector.ended == "retired"
             what = "every prompt is retired" if retired else "the data has ended"
-            self.stopping.end(f"{what} after {counted(step - 1, 'training step')}")
+            self.stopping.end(f"{what} after {step - 1} training steps")
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             return None

@@ -77,13 +77,7 @@ def _make(order: EngineOrder) -> Engine:
     )
     if order.rollout.engine == "generate":
         return GenerateEngine(loaded, slots=order.slots, shares_weights=False)
-    return EmbeddedEngine(
-        loaded,
-        slots=order.slots,
-        shares_weights=False,
-        longest=order.longest,
-        cuda_graphs=order.rollout.embedded.cuda_graphs,
-    )
+    return EmbeddedEngine(loaded, slots=order.slots, shares_weights=False, longest=order.longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from dapo.loop.trainer import Trainer
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
-from dapo.models.meter import meter_of
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine, weights_folder
@@ -209,13 +208,12 @@ class Session:
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline | None = None) -> Trainer:
         """``deadline``: of ``trainer.max_hours``; None: begun here."""
-        recipe, rollout = self.recipe, self.recipe.rollout
-        phases = Phases(recorder.span, meter=meter_of(None if self.loaded is None else self.loaded.device))
+        recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases(recorder.span)
         algorithm, learner = make_algorithm(recipe), self.learner()
         sampling = make_sampling(recipe, self.facts)
         collector = StreamingCollector(
             rollouts=self.rollouts,
-            stream=self.stream(),
+            stream=self._stream(),
             algorithm=algorithm,
             sampling=sampling,
             settings=recipe.algorithm.dynamic_sampling,
@@ -250,8 +248,7 @@ class Session:
             deadline=deadline,
         )
 
-    def stream(self) -> PromptStream:
-        """The prompts that training takes, from the first one."""
+    def _stream(self) -> PromptStream:
         recipe, prompts = self.recipe, self.data.train
         if self.given.stream is not None:
             model = None if self.loaded is None else self.loaded.model

@@ -30,6 +30,14 @@ def report(monkeypatch):
 
 
 @pytest.fixture
+def numbers(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_numbers
+
+    return real_numbers
+
+
+@pytest.fixture
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import real_problems
@@ -133,7 +141,7 @@ def answer(problem, sample, right, said="", size="1"):
     }
 
 
-def test_accuracies_by_hand(report):
+def test_accuracies_by_hand(numbers):
     answers = [
         answer(0, -1, 1, "3"),
         answer(0, 0, 1),
@@ -142,36 +150,36 @@ def test_accuracies_by_hand(report):
         answer(1, 0, 0),
         answer(1, 1, 0),
     ]
-    assert report.accuracies(answers) == {"sampled": 0.25, "greedy": 0.5, "pass": 0.5}
-    assert report.distinct(answers) == 0.5
+    assert numbers.accuracies(answers) == {"sampled": 0.25, "greedy": 0.5, "pass": 0.5}
+    assert numbers.distinct(answers) == 0.5
 
 
-def test_gains_are_paired_by_seed(report):
+def test_gains_are_paired_by_seed(numbers):
     before = {seed: {"sampled": 0.1 * seed, "greedy": 0.2, "pass": 0.0} for seed in (1, 2, 3)}
     after = {seed: {"sampled": 0.1 * seed + 0.3, "greedy": 0.2 + 0.1 * seed, "pass": 1.0} for seed in (1, 2, 3, 4)}
-    found = report.gains(before, after)
+    found = numbers.gains(before, after)
     assert found["sampled"]["low"] == pytest.approx(found["sampled"]["high"]) == pytest.approx(0.3)
     assert found["greedy"]["mean"] == pytest.approx(0.2)
     assert found["greedy"]["high"] - found["greedy"]["mean"] == pytest.approx(4.30 * 0.1 / 3**0.5)
-    assert report.gains({}, after) == {}
+    assert numbers.gains({}, after) == {}
 
 
-def test_thirds_by_size(report):
+def test_thirds_by_size(numbers):
     answers = [answer(n, 0, n < 4, size=str(n)) for n in range(6)] + [answer(0, -1, 0)]
-    parts = report.thirds(answers, lambda problem: int(problem.answer))
+    parts = numbers.thirds(answers, lambda problem: int(problem.answer))
     assert parts == [
         {"from": 0, "to": 1, "accuracy": 1.0},
         {"from": 2, "to": 3, "accuracy": 1.0},
         {"from": 4, "to": 5, "accuracy": 0.0},
     ]
-    alike = report.thirds([answer(n, 0, n == 0) for n in range(4)], lambda problem: 7)
+    alike = numbers.thirds([answer(n, 0, n == 0) for n in range(4)], lambda problem: 7)
     assert alike == [{"from": 7, "to": 7, "accuracy": 0.25}]
 
 
-def test_examples_are_the_first_of_their_kind(report):
+def test_examples_are_the_first_of_their_kind(numbers):
     before = [answer(0, -1, 0, "9"), answer(1, -1, 0, "8"), answer(2, -1, 1, "1")]
     after = [answer(0, -1, 0, "7"), answer(1, -1, 1, "1"), answer(2, -1, 0, "5")]
-    found = report.examples(before, after, ("of ",))
+    found = numbers.examples(before, after, ("of ",))
     assert found["learnt"] == {"problem": "1", "answer": "1", "before": "8", "after": "1"}
     assert found["still wrong"]["after"] == "7"
     assert found["lost"]["problem"] == "2"
@@ -180,6 +188,17 @@ def test_examples_are_the_first_of_their_kind(report):
 def test_imitation_gets_as_long_as_dapo(script):
     assert script.steps_in_time([2.0, 2.0], [0.1] * 50) == 40
     assert script.steps_in_time([0.001], [1.0]) == 1
+
+
+def test_beside_imitating_longer(numbers, report, tasks):
+    """DAPO gets one problem of four more right than the start, imitation two more, in two seeds alike."""
+    seeds = {seed: seed_of(1) for seed in (1, 2)}
+    for one in seeds.values():
+        one["answers"]["longer"] = seed_of(2)["answers"]["after"]
+    said = report.findings(numbers.summarise({"gcd": seeds}, tasks.TASKS))
+    assert f"- {report.COMPARED[0]}: **none**" in said
+    assert f"- {report.COMPARED[2]}: **gcd**" in said
+    assert f"- {report.COMPARED[3]}: **gcd**" in said
 
 
 def seed_of(gain):
@@ -202,17 +221,24 @@ def seed_of(gain):
     }
 
 
-def test_the_tables_and_the_figure_say_what_was_measured(script, report, tasks, tmp_path):
+def test_the_tables_and_the_figure_say_what_was_measured(numbers, report, tasks, tmp_path):
     found = {"gcd": {1: seed_of(2), 2: seed_of(2), 3: None}, "chain_sum": {1: None}}
     made = {
         "machine": {"command": "python x", "cpu": "c", "commit": "r", "date": "d"},
-        "tasks": report.summarise(found, tasks.TASKS),
+        "tasks": numbers.summarise(found, tasks.TASKS),
     }
     assert list(made["tasks"]) == ["gcd"]
     page = report.markdown(made)
     assert "| gcd | 2 | 100.0 | 25.0 / 25.0 | 75.0 / 75.0 | +50.0 [+50.0, +50.0] |" in page
     assert "not run" in page  # of imitating longer
     assert "| gcd | 1,000 | 5, 4 | 1, 2 | 0.600 / 0.900 | 50.0 | 1, 2, 9 | 1, 2, 9 |" in page
+    assert "- DAPO made sampled answers better: **gcd**" in page
+    assert "- a right answer among four became rarer: **none**" in page
+    assert "always the commonest: **gcd**" in page  # 75 % are less than the 100 % of always saying 1
+    assert report.page_block(made).startswith("2 seeds at most, d, one thread of c.")
+    assert "imitating for as long" not in page.partition("## What it says")[2]
+    alone = report.findings(numbers.summarise({"gcd": {1: seed_of(2)}}, tasks.TASKS))
+    assert alone == ["- One seed so far: it has no interval, and nothing is concluded from it."]
     report.draw(made, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
     json.dumps(made)
