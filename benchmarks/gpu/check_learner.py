@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.gpu.made import (
+    CLIP,
     Reference,
     load_small,
     make_learner,
@@ -116,6 +117,55 @@ def checkpointing(room: Room) -> None:
     if room.on_card:
         room.note("peak above weights without checkpointing", plain_peak, "B")
         room.expect("peak with it over that", again_peak / plain_peak, at_most=0.7, at_least=0.01)
+
+
+def cpu_offload(room: Room) -> None:
+    """A rank of one with its slices on the device and in the processor's memory: the same statistics, the same step."""
+    import torch.distributed as dist
+
+    from dapo.algorithms.objective import clip_objective
+    from dapo.config.schema import Learner, Model
+    from dapo.learner.plan import plan_step
+    from dapo.learner.rank import RankPlace, open_rank
+    from dapo.learner.sharding import Shape
+
+    words = room.sized(4096, 256)
+    small = load_small(room, "float32", layers=room.sized(8, 2))
+    rows = make_rows(words, 4, room.sized(8, 3), room.sized(64, 6), room.sized(128, 12))
+    rows = sampled_as(rows, make_learner(small).logprobs(rows).result())
+    before = {name: p.detach().double().cpu() for name, p in small.model.named_parameters()}
+    plain = make_learner(small, betas=BETAS, microbatch_tokens=4096)
+    learn(plain, rows)
+    wanted = {name: p.detach().double().cpu() for name, p in small.model.named_parameters()}
+    model = Model(path=small.name, dtype="float32", device=room.device, attention="packed")
+    for offload in (False, True):
+        place = RankPlace(0, Shape(cpu_offload=offload), f"file://{room.folder / f'meet-{offload}'}", 60.0)
+        held = torch.cuda.memory_allocated() if room.on_card else 0
+        rank = open_rank(
+            place, model, Learner(max_grad_norm=None, betas=BETAS, microbatch_tokens=4096), 1.0,
+            clip_objective(low=CLIP[0], high=CLIP[1]), device=torch.device(room.device),
+        )  # fmt: skip
+        try:
+            (step,) = plan_step(LearnStep([rows], [RATE], 0), 4096)
+            rank.learn(step)
+            where = "in the processor's memory" if offload else "on the device"
+            found = {name: _whole(p) for name, p in rank.loaded.model.named_parameters()}
+            names = sorted(wanted)
+            error = relative_error(together(found, names), together(wanted, names))
+            moved = relative_error(together(found, names), together(before, names))
+            room.expect(f"slices {where}: what the step changed, relative", moved, at_least=1e-4, at_most=1.0)
+            room.expect(f"slices {where}: weights after a step, relative difference", error, at_most=1e-4)
+            if room.on_card:
+                room.note(f"slices {where}: bytes on the card", torch.cuda.memory_allocated() - held, "B")
+        finally:
+            del rank
+            dist.destroy_process_group()
+
+
+def _whole(parameter: Any) -> Tensor:
+    """Of a rank of one its slice is the tensor."""
+    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.detach().double().cpu()
 
 
 def fp32_head(room: Room) -> None:

@@ -169,6 +169,21 @@ def row_of(request: SampleRequest, event: SampleEvent) -> Row:
 
 
 @contextmanager
+def rounded_steps() -> Iterator[None]:
+    """Engines made inside compute the rows that graphs need, at their addresses, and record nothing."""
+    from unittest.mock import patch
+
+    from dapo.rollout.cache import most_rows
+    from dapo.rollout.graphs import StepGraphs
+
+    def rounded(wanted: Any, decoder: Any, rows: int, like: Tensor) -> StepGraphs:
+        return StepGraphs(None, most_rows(rows), like)
+
+    with patch("dapo.rollout.embedded.make_graphs", rounded):
+        yield
+
+
+@contextmanager
 def operators() -> Iterator[set[str]]:
     """The names of torch's operators that are called inside."""
     from torch.utils._python_dispatch import TorchDispatchMode

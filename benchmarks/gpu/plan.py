@@ -165,6 +165,28 @@ PLAN: tuple[Part, ...] = (
     ),
     _part(
         "check",
+        "graphs",
+        20,
+        "check_engine:graphs",
+        "decode steps as CUDA graphs give the tokens of steps that run as they are",
+    ),
+    _part(
+        "check",
+        "truncation",
+        10,
+        "check_engine:truncation",
+        "top-p and top-k from a few candidates draw the tokens of the order of all words, and how much faster",
+    ),
+    _part(
+        "check",
+        "cpu_offload",
+        20,
+        "check_learner:cpu_offload",
+        "a rank whose slices live in the processor's memory makes the same step",
+        needs=("pydantic",),
+    ),
+    _part(
+        "check",
         "float32_memory",
         15,
         "check_attention:float32_memory",

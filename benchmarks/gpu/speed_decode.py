@@ -22,7 +22,7 @@ PROMPT, STEPS = 128, 128
 
 
 def decode(room: Room, size: str) -> None:
-    """256 rows at once (the aim: 70 % of the memory bound), then 32; then ``generate`` with 256."""
+    """256 rows at once (the aim: 70 % of the memory bound), then 32, as CUDA graphs and without; then ``generate``."""
     shape = PUBLISHED[size] if room.on_card else REHEARSED
     room.note("shape", shape.name)
     room.note("parameters", shape.parameters)
@@ -33,6 +33,9 @@ def decode(room: Room, size: str) -> None:
     rates = {}
     for rows in (many, few):
         rates[rows] = _embedded(room, loaded, shape, rows, bandwidth)
+        if room.on_card:
+            plain = _embedded(room, loaded, shape, rows, bandwidth, graphs=False)
+            room.note(f"{rows} rows: with graphs over without", rates[rows] / plain)
     theirs = _generate(room, loaded, shape, many)
     room.note(f"embedded over generate, {many} rows", rates[many] / theirs)
 
@@ -51,12 +54,14 @@ def _has_room(room: Room, shape: Shape) -> None:
         raise Skipped(f"{shape.name} needs about {needed / 2**30:.0f} GiB, {free / 2**30:.0f} are free")
 
 
-def _embedded(room: Room, loaded: LoadedModel, shape: Shape, rows: int, bandwidth: float | None) -> float:
+def _embedded(
+    room: Room, loaded: LoadedModel, shape: Shape, rows: int, bandwidth: float | None, graphs: bool | None = None
+) -> float:
     """Tokens per second of steps in which ``rows`` responses decode; their prompts are computed before."""
     steps = room.sized(STEPS, 8)
     prompts = _prompts(shape, rows, room.sized(PROMPT, 8))
     tokens = steps + 24
-    engine = EmbeddedEngine(loaded, slots=rows, longest=len(prompts[0]) + tokens)
+    engine = EmbeddedEngine(loaded, slots=rows, longest=len(prompts[0]) + tokens, cuda_graphs=graphs)
     reset_peak(room.device)
     engine.submit(requests(prompts, 1, tokens))
     for _ in range(4):  # prompts, and what is made on first use
@@ -67,9 +72,13 @@ def _embedded(room: Room, loaded: LoadedModel, shape: Shape, rows: int, bandwidt
         engine.poll(timeout=0.0)
     wait(room.device)
     took, made = time.perf_counter() - began, engine.clock - clock
+    recorded = engine.graphs
     engine.close()
     rate = rows * made / took
-    what = f"embedded ({engine.decoder_name}), {rows} rows"
+    what = f"embedded ({engine.decoder_name}), {rows} rows" + (", no graphs" if graphs is False else "")
+    if recorded is not None:
+        room.expect_true(f"{what}: decodes by graphs", recorded.broken is None, recorded.broken or "")
+        room.note(f"{what}: steps that were replays, of {engine.clock}", recorded.replayed)
     room.note(f"{what}: decode", rate, "tokens/s")
     room.note(f"{what}: a step", 1000 * took / made, "ms")
     if room.on_card:

@@ -13,7 +13,6 @@ from dapo.cli.check_memory import (
     load_tokenizer_and_facts,
     memory_lines,
     size_text,
-    trained_parameters,
 )
 from dapo.cli.check_ranks import publish_lines
 from dapo.cli.check_time import time_lines
@@ -22,6 +21,7 @@ from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.problems import brief
 from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
+from dapo.contracts.words import counted, in_a_row
 from dapo.loop.refill import least_kept
 from dapo.observe.extra import PICTURES, missing
 
@@ -183,11 +183,12 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
         f"a training step: {prompts} prompts x {group} responses = {prompts * group} responses, at most "
         f"{prompts * group * limit:,} response tokens",
         f"optimiser steps: {updates} per training step, each on {mini} prompts = {mini * group} responses; "
-        f"{updates * steps:,} in {steps:,} training steps",
+        f"{updates * steps:,} in {counted(steps, 'training step')}",
         f"longest sequence: {longest} prompt + {limit} response = {longest + limit} tokens; micro-batches hold "
         f"{recipe.learner.microbatch_tokens:,}",
-        f"the data: {len(data.train):,} prompts, so {steps} steps of {prompts} pass over it "
-        f"{steps * prompts / len(data.train):.2f} times, rejected groups not counted",
+        f"the data: {counted(len(data.train), 'prompt')}, so {counted(steps, 'step')} of {prompts} "
+        f"{'passes' if steps == 1 else 'pass'} over it {steps * prompts / len(data.train):.2f} times, rejected groups "
+        "not counted",
     ]
     lines += _mixture(recipe, data)
     sampling = recipe.algorithm.dynamic_sampling
@@ -269,7 +270,7 @@ def _ending(recipe: Recipe) -> Iterator[str]:
     """What ends the run before ``trainer.steps``."""
     trainer, early = recipe.trainer, recipe.trainer.early_stop
     if early.metric:
-        yield f"early stop: when {early.metric} is not better {early.patience} times in a row"
+        yield f"early stop: when {early.metric} is not better {in_a_row(early.patience)}"
     if trainer.max_hours:
         yield f"time: saved and ended within {trainer.max_hours:g} hours of its start; a resume has as many again"
 
@@ -286,12 +287,17 @@ def _evaluations(recipe: Recipe, data: PreparedData) -> str:
 
 def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
     """What the run folder will hold, and whether it exists already."""
+    from dapo.run.held import BYTES, learner_holds, trained_parameters
+
     folder = Path(recipe.run.dir) / recipe.run.name
-    state = 4 if recipe.model.dtype == "float32" else 2
-    one = trained_parameters(recipe, facts) * (state + 8 + 4 * (recipe.model.dtype != "float32"))
+    one = trained_parameters(recipe, facts) * BYTES[recipe.model.dtype] + learner_holds(recipe, facts).optimiser
     kept = recipe.checkpoint.keep
-    every = f"every {recipe.checkpoint.every} steps" if recipe.checkpoint.every else "at the end"
-    best = f" and the best by {recipe.checkpoint.best}" if recipe.checkpoint.best else ""
+    every = "at the end"
+    if recipe.checkpoint.every:
+        every = "every step" if recipe.checkpoint.every == 1 else f"every {recipe.checkpoint.every} steps"
+    best = ""
+    if recipe.checkpoint.best:
+        best = f" and the best by {recipe.checkpoint.best} (of a step: the model before training does not count)"
     elsewhere = f", in {recipe.checkpoint.dir}" if recipe.checkpoint.dir else ""
     curve = "" if missing(PICTURES) else ", curve.png"
     lines = [

@@ -15,7 +15,6 @@ from dapo.models.memory import LayerSizes, activation_bytes, head_bytes
 
 _GIB = 1024**3
 LARGE = 10**8  # parameters from which a card is asked about; below, a step costs what its many small launches cost
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,12 @@ class Memory:
     activations: int
     head: int  # of the logits that stand in memory at once
     engine: int  # weights of the engine's own: a copy, or the embedded engine's fused matrices
-    cache: int
+    cache: int  # keys and values; on a card of the embedded engine also what drawing a token of each slot takes
     reference: int = 0  # frozen values of the trained parameters
     held: int = 0  # of engine and cache, what stays while the learner works
     gathered: int = 0  # of other ranks' slices, and their gradients, while the learner works
     apart: bool = False  # the engine's device is no rank's
+    fixed: bool = False  # the cache is taken once, for all slots
 
     @property
     def resident(self) -> int:
@@ -88,21 +88,17 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     Low-precision models keep float32 masters, gradients and both moments (12 bytes more per parameter each step).
     """
     from dapo.models.policy import MAX_LOGITS, MAX_LOGITS_CUDA, MIN_CHUNK
+    from dapo.run.held import BYTES, learner_holds
 
-    size = _BYTES[recipe.model.dtype]
-    n, low = facts.parameters, recipe.model.dtype != "float32"
-    trained = trained_parameters(recipe, facts)
+    size, n, learner = BYTES[recipe.model.dtype], facts.parameters, learner_holds(recipe, facts)
     with_adapter = recipe.model.lora.rank is not None
     tokens = max(recipe.learner.microbatch_tokens, 1)
     layer, device = layer_sizes(facts), recipe.model.device
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
-    slots, engines = engine_slots(recipe), engine_count(recipe)
-    responses = recipe.rollout.prompts_per_step * recipe.rollout.group_size
-    sequences = responses if None in slots else min(responses, sum(filter(None, slots)))
-    length = longest_prompt + recipe.rollout.max_response_tokens
+    engines = engine_count(recipe)
     own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
-    engine_size = _BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
+    engine_size = BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
     # does not fuse.
     copies = own or ((is_pool(recipe) or recipe.learner.ranks > 1) and not elsewhere)
@@ -111,15 +107,16 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
     fused = embedded * facts.layers * layer.hidden * rows * size
     copied, fused = engines * copies * n * engine_size, engines * fused
-    cache = 0 if elsewhere else sequences * length * facts.layers * facts.key_values * engine_size
+    longest = longest_prompt + recipe.rollout.max_response_tokens
+    cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, engine_size, fixed=embedded and on_card)
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
     asleep = on_card and not recipe.rollout.max_staleness and (embedded or (own and recipe.rollout.vllm.sleep))
     held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache
     whole = Memory(
-        reference=trained * size if keeps_reference(recipe) and not recipe.algorithm.reference.offload else 0,
-        weights=(n + trained if with_adapter else n) * size,
-        gradients=trained * (size + 4 * low),
-        optimiser=trained * (8 + 4 * low),
+        reference=learner.reference,
+        weights=learner.weights,
+        gradients=learner.gradients,
+        optimiser=learner.optimiser,
         activations=activation_bytes(
             layer, facts.layers, tokens, size, checkpointing=recipe.model.activation_checkpointing == "full"
         ),
@@ -127,12 +124,33 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         engine=copied + fused,
         cache=cache,
         held=held,
+        fixed=embedded and on_card,
     )
     return whole if recipe.learner.ranks == 1 else _of_a_rank(whole, recipe, facts)
 
 
+def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, fixed: bool) -> int:
+    """Keys and values of every response of a step at its full length, as far as there are slots; ``fixed``: what the
+    embedded engine takes on a card, for all slots that it may choose, whether or not they are ever used."""
+    slots = engine_slots(recipe)
+    if fixed:
+        import torch
+
+        from dapo.rollout.pools import CacheShape
+        from dapo.rollout.slots import MOST_SLOTS, slot_bytes
+
+        dtype = getattr(torch, recipe.model.dtype)
+        shape = CacheShape(facts.layers, facts.kv_heads, facts.head_size, dtype, torch.device("meta"))
+        return sum(number or MOST_SLOTS for number in slots) * slot_bytes(shape, facts.vocabulary, longest)
+    responses = recipe.rollout.prompts_per_step * recipe.rollout.group_size
+    sequences = responses if None in slots else min(responses, sum(filter(None, slots)))
+    return sequences * longest * facts.layers * facts.key_values * size
+
+
 def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
     """Slices, gradients and moments in float32; layers as they are needed, in the model's type."""
+    from dapo.run.held import BYTES
+
     n, parts, learner = facts.parameters, shards(recipe), recipe.learner
     slices = 0 if learner.cpu_offload else -(-4 * n // parts)
     devices, apart = devices_of_engines(recipe), engines_apart(recipe)
@@ -142,7 +160,7 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
         gradients=slices,
         optimiser=2 * slices,
         reference=slices if whole.reference else 0,
-        gathered=gathered_numbers(recipe, facts) * (_BYTES[recipe.model.dtype] + 4),
+        gathered=gathered_numbers(recipe, facts) * (BYTES[recipe.model.dtype] + 4),
         engine=whole.engine // devices,
         cache=whole.cache // devices,
         held=0 if apart else whole.held // devices,
@@ -158,25 +176,11 @@ def layer_sizes(facts: ModelFacts) -> LayerSizes:
     )
 
 
-def keeps_reference(recipe: Recipe) -> bool:
-    """Whether frozen weights are kept for a reference: not for a model that is one without its adapter."""
-    from dapo.run.parts import needs_reference
-
-    free = recipe.model.lora.rank is not None and recipe.algorithm.reference.refresh_every is None
-    return needs_reference(recipe) and not free
-
-
-def trained_parameters(recipe: Recipe, facts: ModelFacts) -> int:
-    """How many numbers the optimiser moves: the model's, or the adapter's."""
-    from dapo.models.adapter import adapter_parameters
-
-    lora = recipe.model.lora
-    return facts.parameters if lora.rank is None else adapter_parameters(facts.shapes, lora)
-
-
 def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iterator[str]:
+    from dapo.run.held import BYTES
+
     memory = estimate_memory(recipe, facts, longest_prompt)
-    weights = facts.parameters * _BYTES[recipe.model.dtype]
+    weights = facts.parameters * BYTES[recipe.model.dtype]
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(weights)}"
     if recipe.learner.ranks > 1:
         yield from _rank_lines(recipe, memory)
@@ -192,6 +196,8 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
 
 
 def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
+    from dapo.run.held import keeps_reference, trained_parameters
+
     if recipe.model.lora.rank is not None:
         count = trained_parameters(recipe, facts)
         yield f"of them frozen; the adapter trains {count:,} ({count / facts.parameters:.2%}) of its own"
@@ -202,6 +208,8 @@ def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[
 
 
 def _rank_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
+    from dapo.run.held import keeps_reference
+
     ranks, copies = recipe.learner.ranks, recipe.learner.replicas
     part = f"1/{shards(recipe)} of the model" + (f" ({copies} copies)" if copies > 1 else "")
     if recipe.learner.cpu_offload:
@@ -231,7 +239,7 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
         if engine_count(recipe) > 1:
             whose = "its engine's own copy of the weights" if over_ranks else "the engines' own copies of the weights"
         yield f"{whose}{on}: {size_text(memory.engine)}"
-    slots = "" if recipe.rollout.slots else " if all responses of a step decode at once; rollout.slots bounds it"
+    slots = "" if recipe.rollout.slots else f" {_of_all_slots(recipe, memory)}; rollout.slots bounds it"
     yield f"key-value cache{on}: at most {size_text(memory.cache)}{slots}"
     if memory.apart and over_ranks:
         yield f"a rank's device about {size_text(memory.learning)}, an engine's {size_text(memory.generating)}"
@@ -243,6 +251,15 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
     else:
         beside = ": learner and engines work at the same time, each with weights of its own in a process of its own"
         yield f"together{on} about {size_text(memory.total)}{beside if recipe.rollout.max_staleness else ''}"
+
+
+def _of_all_slots(recipe: Recipe, memory: Memory) -> str:
+    """When the cache is as large as it may be, where the recipe does not say how many responses decode at once."""
+    if not memory.fixed:
+        return "if all responses of a step decode at once"
+    from dapo.rollout.slots import MOST_SLOTS
+
+    return f"for {MOST_SLOTS} responses at once, drawing their tokens included; fewer where they do not fit"
 
 
 def size_text(count: int) -> str:

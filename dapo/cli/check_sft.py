@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_memory import estimate_memory, load_tokenizer_and_facts, size_text, trained_parameters
+from dapo.cli.check_memory import estimate_memory, load_tokenizer_and_facts, size_text
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
+from dapo.contracts.words import counted
 
 if TYPE_CHECKING:
     from dapo.data.demonstrations import Demonstrations
@@ -57,18 +58,22 @@ def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
     steps = steps_of(count, sft.batch_size, sft.epochs, sft.steps)
     tokens = sum(map(len, examples.train))
     yield (
-        f"{steps:,} steps of {sft.batch_size} examples, about {tokens * sft.batch_size // count:,} tokens each: "
-        f"{steps * sft.batch_size / count:.2f} passes over {count:,} examples"
+        f"{counted(steps, 'step')} of {counted(sft.batch_size, 'example')}, about "
+        f"{tokens * sft.batch_size // count:,} tokens each: {steps * sft.batch_size / count:.2f} passes over "
+        f"{counted(count, 'example')}"
     )
-    yield f"learning rate {sft.learning_rate:g}, {sft.schedule}, after {sft.warmup} steps of warm-up"
+    yield f"learning rate {sft.learning_rate:g}, {sft.schedule}, after {counted(sft.warmup, 'step')} of warm-up"
     if examples.validation and sft.every:
         held_out = sum(map(len, examples.validation.values()))
-        yield f"held-out loss: of {held_out:,} examples, at the start, every {sft.every} steps and at the end"
+        every = "each step" if sft.every == 1 else f"every {sft.every} steps"
+        yield f"held-out loss: of {counted(held_out, 'example')}, at the start, {every} and at the end"
     else:
         yield "held-out loss: none is measured (sft.validation, sft.every)"
 
 
 def _memory(recipe: Recipe, facts: ModelFacts, examples: Demonstrations) -> Iterator[str]:
+    from dapo.run.held import trained_parameters
+
     memory = estimate_memory(recipe, facts, max(map(len, examples.train)))
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}"
     if recipe.model.lora.rank is not None:

@@ -73,7 +73,7 @@ def step_work(recipe: Recipe, facts: ModelFacts, prompt: float) -> Work:
 
 def _passes(recipe: Recipe) -> int:
     """Forward passes' worth of work in a step: the backward pass is two."""
-    from dapo.cli.check_memory import keeps_reference
+    from dapo.run.held import keeps_reference
 
     minibatch = recipe.learner.minibatch_prompts or recipe.rollout.prompts_per_step
     old = ratio_against(recipe) == "learner" and minibatch < recipe.rollout.prompts_per_step

@@ -48,13 +48,12 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
 
 def _generate(session: Session, count: int) -> list[Group]:
     """Groups of the prompts that training would take first."""
-    from dapo.data.stream import EpochStream
     from dapo.loop.evaluation import Evaluator
     from dapo.run.parts import make_sampling
 
     recipe = session.recipe
-    stream = EpochStream(session.data.train, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=1)
-    prompts = stream.take(count)
+    stream = session.stream()
+    prompts = stream.take(min(count, stream.size))
     size = recipe.rollout.group_size
     evaluator = Evaluator(
         rollouts=session.rollouts,

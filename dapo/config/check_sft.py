@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dapo.config.check_data import source_name
 from dapo.config.problems import Problem
-from dapo.config.schema import DataSource, Recipe, SftSource
+from dapo.config.schema import DataSource, Recipe, Sft, SftSource
 
 SUFFIX = "-sft"
+_OF_REWARDS = ("rewards", "rollout", "algorithm", "validation", "cluster", "launch", "slurm")
+"""Sections of training by reward."""
+_OF_REWARDS_TOO = {
+    "run": "reward_workers reward_memory_mib",
+    "data": "train curriculum thinking max_prompt_tokens overlong_prompts epochs",
+    "learner": "learning_rate schedule schedule_unit warmup final_ratio minibatch_prompts",  # `sft` has its own
+    "trainer": "steps sync_check_tolerance",
+    "logging": "rollouts rollouts_sample tokens samples_every",
+}
+_READ_ANYWAY = ("rollout.stop_token_ids", "cluster.max_learner_restarts")
+
+
+def read_by_sft(path: str) -> bool:
+    """Whether ``dapo sft`` reads the setting at this path."""
+    section, _, rest = path.partition(".")
+    if path in _READ_ANYWAY:
+        return True
+    return section not in _OF_REWARDS and rest.partition(".")[0] not in _OF_REWARDS_TOO.get(section, "").split()
+
+
+def unread_by_sft(overrides: Collection[str]) -> list[str]:
+    """A warning where the command line of ``dapo sft`` sets what it does not read. A file may: it is for both."""
+    unread = [
+        f"{key} (it has sft.{name})" if (name := key.rpartition(".")[2]) in Sft.model_fields else key
+        for key in overrides
+        if not read_by_sft(key)
+    ]
+    return [f"`dapo sft` does not read {', '.join(unread)}"] if unread else []
 
 
 def sft_source_name(source: SftSource) -> str:

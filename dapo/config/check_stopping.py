@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Literal
 
+from dapo.config.check_data import source_name
+from dapo.config.check_sft import sft_source_name
 from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
-from dapo.contracts.glossary import lookup
+from dapo.contracts.glossary import GLOSSARY, lookup
 
+_OF_A_SET = "validation/<set>/"
 Direction = Literal["auto", "highest", "lowest"]
 
 
@@ -34,13 +38,29 @@ def check_stopping(r: Recipe) -> Iterator[Problem]:
         yield Problem("checkpoint.dir", "expected the path of a folder, or null for RUN/checkpoints", r.checkpoint.dir)
 
 
+def _sets(r: Recipe) -> list[str]:
+    """Held-out sets of this run."""
+    if r.run.stage == "sft":
+        return [sft_source_name(source) for source in r.sft.validation]
+    return [source_name(source) for source in r.data.validation]
+
+
+def _near(r: Recipe, metric: str) -> str:
+    """What somebody may have meant, in words; "" for nothing."""
+    names = {"<set>": _sets(r), "<name>": [reward.name for reward in r.rewards], "<k>": [str(r.validation.samples)]}
+    found = list(GLOSSARY)
+    for mark, own in names.items():
+        found = [key.replace(mark, name) for key in found for name in (own if mark in key else [""])]
+    near = get_close_matches(metric, found, 1, 0.7)
+    return f"did you mean `{near[0]}`? " if near else ""
+
+
 def _metric(r: Recipe, key: str, metric: str, direction: Direction) -> Iterator[Problem]:
     line = lookup(metric)
     section = key.rpartition(".")[0]
     if line is None:
-        yield Problem(
-            key, "is no metric; `dapo explain validation/accuracy` explains one, docs/metrics.md has all", metric
-        )
+        move = "`dapo explain validation/accuracy` explains one, docs/metrics.md has all"
+        yield Problem(key, f"is no metric; {_near(r, metric)}{move}", metric)
     elif line.better is None and direction == "auto":
         yield Problem(
             key, f"is neither good nor bad by itself: say which is better, {section}.best_is=highest or lowest", metric
@@ -53,3 +73,8 @@ def _metric(r: Recipe, key: str, metric: str, direction: Direction) -> Iterator[
             "needs held-out problems (data.validation) and evaluations (validation.every): no step will have it",
             metric,
         )
+    elif r.run.stage == "sft" and not metric.endswith("/loss"):
+        return  # `check_sft` says more
+    elif line.key.startswith(_OF_A_SET) and not any(metric.startswith(f"validation/{name}/") for name in _sets(r)):
+        sets = ", ".join(_sets(r)) or "none"
+        yield Problem(key, f"names no held-out set of this run; {_near(r, metric)}its sets: {sets}", metric)

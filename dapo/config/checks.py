@@ -263,6 +263,12 @@ def _engine(r: Recipe) -> Iterator[Problem]:
             f"another: set model.device=cuda and CUDA_VISIBLE_DEVICES={r.model.device.partition(':')[2]}",
             r.model.device,
         )
+    if rollout.embedded.cuda_graphs and rollout.engine != "embedded":
+        move = f"asks for graphs of the embedded engine, and rollout.engine is {rollout.engine}; take it out"
+        yield Problem("rollout.embedded.cuda_graphs", move, True)
+    elif rollout.embedded.cuda_graphs and r.model.device == "cpu":
+        move = "asks for CUDA graphs, and model.device is cpu; take it out, and a card gets them anyway"
+        yield Problem("rollout.embedded.cuda_graphs", move, True)
     if rollout.engine in ("vllm", "vllm_server"):
         for path, value in (
             ("rollout.temperature", rollout.temperature),

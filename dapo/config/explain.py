@@ -47,6 +47,7 @@ _PAGES = {
     "algorithm": "docs/algorithm.md, section 2",
     "data": "docs/data_and_rewards.md",
     "rewards": "docs/data_and_rewards.md, section Rewards",
+    "rollout.embedded": "docs/engines.md",
     "rollout.vllm": "docs/engines.md",
     "rollout.server": "docs/engines.md",
     "rollout.engine": "docs/engines.md",

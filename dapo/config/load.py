@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dapo.config.check_sft import for_sft
+from dapo.config.check_sft import for_sft, read_by_sft, unread_by_sft
 from dapo.config.checks import check
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.config.older import of_today
@@ -142,7 +142,7 @@ def _load(
         text=without_secrets(text, given),
         difference={p: (redact(before, p), redact(after, p)) for p, (before, after) in difference.items()},
         overrides=tuple(redact_override(override) for override in overrides),
-        warnings=tuple(warnings_of(recipe, difference)),
+        warnings=(*warnings_of(recipe, difference), *(unread_by_sft([key for key, _ in changed]) if sft else ())),
         path=path,
         resolved=dump_resolved(recipe),
     )
@@ -228,7 +228,7 @@ def _empty(path: str) -> Any:
 
 
 def difference_from_preset(recipe: Recipe) -> Difference:
-    """Every setting that is not as the recipe's preset has it.
+    """Every setting that is not as the recipe's preset has it; of a supervised run those that it reads.
 
     What a run is made of (``model.path``, ``data.train``, ``data.validation``) has no preset value and is left out.
     """
@@ -236,7 +236,8 @@ def difference_from_preset(recipe: Recipe) -> Difference:
     preset = Recipe.model_validate(merge(preset_settings(recipe.preset), own))
     before, after = dict(_flat(preset)), dict(_flat(recipe))
     skipped = {"preset", "model.path", "data.train", "data.validation", "sft.train", "sft.validation", "run.stage"}
-    return {p: (before[p], v) for p, v in after.items() if v != before[p] and p not in skipped}
+    read = read_by_sft if recipe.run.stage == "sft" else bool
+    return {p: (before[p], v) for p, v in after.items() if v != before[p] and p not in skipped and read(p)}
 
 
 def _flat(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

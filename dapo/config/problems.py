@@ -176,9 +176,16 @@ def unknown_key(path: str) -> str:
         return f"no such key; did you mean {' or '.join(f'`{n}`' for n in near)}?"
     if apart := apart_hint(path):
         return apart
-    section, _, _ = path.rpartition(".")
-    siblings = [s.name for s in settings().values() if s.path.rpartition(".")[0] == section]
-    return f"no such key; here may stand: {', '.join(siblings)}" if siblings else "no such key"
+    inside: dict[str, list[str]] = {}
+    for setting in settings().values():
+        inside.setdefault(setting.path.rpartition(".")[0], []).append(setting.name)
+    section = wanted = path.rpartition(".")[0]
+    while section and generic(section) not in inside and generic(section) not in settings():
+        section = section.rpartition(".")[0]
+    if generic(section) not in inside:
+        return f"no such key: `{section}` is a setting, and has no keys of its own"
+    where = "here" if section == wanted else f"in `{section}`" if section else "in a recipe"
+    return f"no such key; {where} may stand: {', '.join(inside[generic(section)])}"
 
 
 _LONG = 6  # letters from which two names are alike by more than chance

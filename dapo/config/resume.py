@@ -55,6 +55,7 @@ _RULES: dict[str, dict[Rule, str]] = {
         "engines turn_steps lockstep max_staleness overlap_turns",
         "fixed": "group_size",  # carried groups have it
     },
+    "rollout.embedded": {"ask": "cuda_graphs"},
     "rollout.vllm": {
         "free": "gpu_memory_utilization kv_cache_mib tensor_parallel_size enforce_eager sleep",
         "ask": "dtype engine_args",

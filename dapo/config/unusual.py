@@ -163,6 +163,7 @@ def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
         return [f"{section}.{name}" for name in names.split()]
 
     engine = r.rollout.engine
+    yield f"rollout.engine is {engine}", engine != "embedded", ["rollout.embedded"]
     yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
     yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
     yield "there is one engine, in the trainer's process", not is_pool(r), unread_without_pool(r)

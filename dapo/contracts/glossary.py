@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dapo.contracts.cluster_metrics import cluster_metrics
 from dapo.contracts.metric import COUNT, NATS, SECONDS, SHARE, TOKENS, Metric, Reduction
+from dapo.contracts.phases import COMPUTING
 from dapo.contracts.rollout_metrics import (
     cost_metrics,
     group_metrics,
@@ -212,6 +213,16 @@ def _clock() -> Iterator[Metric]:
             clock=True,
         )
     yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
+    where = "on the card, in this step, of the trainer's process; not on a CPU"
+    yield Metric("memory/peak_cuda_mib", "MiB", f"Most memory that tensors held {where}.", "lower", clock=True)
+    for name in COMPUTING:
+        yield Metric(
+            f"memory/peak_cuda_mib/{name}",
+            "MiB",
+            f"Of it from the beginning of {name} to the next of {', '.join(COMPUTING)}.",
+            "lower",
+            clock=True,
+        )
 
 
 def _custom() -> Iterator[Metric]:

@@ -1,8 +1,9 @@
 """What other trainers call a metric, and what of ours it is: a namesake, or a formula in our keys.
 
 The names are those of their own sources: NeMo RL (`nemo_rl/algorithms/grpo.py`), verl
-(`verl/trainer/ppo/metric_utils.py` and its actor), TRL (`trl/trainer/grpo_trainer.py`, whose names ms-swift has too),
-SkyRL (`skyrl_train/trainer.py`).
+(`verl/trainer/ppo/metric_utils.py` and its actor), TRL (`trl/trainer/grpo_trainer.py`, whose names ms-swift's list of
+logged metrics has too), SkyRL (`skyrl/train/trainer.py`; its policy's numbers get `policy/` in front), AReaL
+(`areal/trainer/ppo/actor.py`; scopes become parts of the name, and each number has `/avg`, `/min` and `/max`).
 ``dapo explain NAME`` and docs/metrics.md show them.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_NEMO, _VERL, _TRL, _SWIFT, _SKYRL = "NeMo RL", "verl", "TRL", "ms-swift", "SkyRL"
+_NEMO, _VERL, _TRL, _SWIFT, _SKYRL, _AREAL = "NeMo RL", "verl", "TRL", "ms-swift", "SkyRL", "AReaL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,9 @@ PEER_METRICS: tuple[PeerMetric, ...] = (
         ("train/clip_low", "train/clip_high"),
         "`train/clip_low` + `train/clip_high`",
     ),
+    PeerMetric("kl", (_TRL, _SWIFT), ("train/kl",)),
+    PeerMetric("entropy", (_TRL,), ("train/entropy",)),
+    PeerMetric("entropy/mean", (_SWIFT,), ("train/entropy",), "the mean over responses of each one's mean there"),
     PeerMetric("sampling/sampling_logp_difference/mean", (_TRL,), ("train/gap_mean",)),
     PeerMetric("sampling/importance_sampling_ratio/mean", (_TRL,), ("train/correction_mean",)),
     PeerMetric("reward/avg_raw_reward", (_SKYRL,), ("reward/raw_kept",), "over the batch that trains"),
@@ -110,7 +114,45 @@ PEER_METRICS: tuple[PeerMetric, ...] = (
         ("train/clip_low", "train/clip_high"),
         "`train/clip_low` + `train/clip_high`",
     ),
+    PeerMetric("policy/policy_loss", (_SKYRL,), ("train/loss",), "without the terms for KL and entropy there"),
+    PeerMetric("policy/policy_lr", (_SKYRL,), ("train/learning_rate",)),
     PeerMetric("policy/raw_grad_norm", (_SKYRL,), ("train/grad_norm",)),
+    PeerMetric(
+        "ppo_actor/task_reward/avg",
+        (_AREAL,),
+        ("reward/raw_kept", "response/penalty_mean"),
+        "`reward/raw_kept` + `response/penalty_mean`: the overlong penalty is in it there, bias and scale are not",
+    ),
+    PeerMetric(
+        "ppo_actor/seq_len/avg", (_AREAL,), ("response/length_trained_mean",), "there with the prompt, `prompt_len/avg`"
+    ),
+    PeerMetric(
+        "ppo_actor/no_eos_ratios/avg",
+        (_AREAL,),
+        ("response/truncated_share_trained",),
+        "there the share that is as long, prompt included, as the longest of the batch, whether it ended or not",
+    ),
+    PeerMetric("ppo_actor/update/actor_loss/avg", (_AREAL,), ("train/loss",), "with `loss.reduction: token_mean`"),
+    PeerMetric("ppo_actor/update/entropy/avg", (_AREAL,), ("train/entropy",)),
+    PeerMetric(
+        "ppo_actor/update/clip_ratio/avg",
+        (_AREAL,),
+        ("train/clip_low", "train/clip_high"),
+        "`train/clip_low` + `train/clip_high`",
+    ),
+    PeerMetric("ppo_actor/update/dual_clip_ratio/avg", (_AREAL,), ("train/clip_dual",)),
+    PeerMetric(
+        "ppo_actor/update/approx_kl/avg",
+        (_AREAL,),
+        ("train/approx_kl",),
+        "the mean of log r there (may be negative), of r - 1 - log r here (K3)",
+    ),
+    PeerMetric("ppo_actor/update/behave_imp_weight/avg", (_AREAL,), ("train/correction_mean",)),
+    PeerMetric("ppo_actor/update/grad_norm", (_AREAL,), ("train/grad_norm",)),
+    PeerMetric("ppo_actor/update/lr", (_AREAL,), ("train/learning_rate",)),
+    PeerMetric("timeperf/rollout", (_AREAL,), ("time/generate",)),
+    PeerMetric("timeperf/train_step", (_AREAL,), ("time/learn",)),
+    PeerMetric("timeperf/update_weights", (_AREAL,), ("time/publish",)),
 )
 
 

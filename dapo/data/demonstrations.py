@@ -18,6 +18,7 @@ import numpy as np
 from dapo.config.check_sft import sft_source_name
 from dapo.config.schema import Data, Sft, SftSource
 from dapo.contracts.types import BoolArray, IntArray, Prompt
+from dapo.contracts.words import counted
 from dapo.data.chat import chat_text, has_template
 from dapo.data.formats import Problem, lookup
 from dapo.data.load import load_problems, overlap_key
@@ -62,7 +63,7 @@ class DemonstrationReport:
     def sentence(self) -> str:
         """One line for the console."""
         said = (
-            f"{self.name}: {self.kept:,} examples of {self.read:,} records, {self.tokens:,} tokens, "
+            f"{self.name}: {counted(self.kept, 'example')} of {counted(self.read, 'record')}, {self.tokens:,} tokens, "
             f"{self.loss_tokens:,} of them with loss, longest {self.longest:,}"
         )
         return f"{said}; {self.overlong:,} over sft.max_tokens dropped" if self.overlong else said
@@ -135,7 +136,8 @@ def _source(
     if entry.overlong and sft.overlong == "refuse":
         first = next(draft.where for draft, one in zip(drafts, made, strict=True) if len(one) > sft.max_tokens)
         raise DataError(
-            f"{entry.name}: {entry.overlong} examples are longer than `sft.max_tokens: {sft.max_tokens}` (the longest "
+            f"{entry.name}: {counted(entry.overlong, 'example is', 'examples are')} longer than `sft.max_tokens: "
+            f"{sft.max_tokens}` (the longest "
             f"has {max(map(len, made))} tokens; the first is {first}); raise the limit, or set `sft.overlong: drop`"
         )
     entry.tokens, entry.longest = sum(map(len, kept)), max(map(len, kept), default=0)

@@ -40,6 +40,8 @@ def convert(r: Reading) -> None:
     _rewards(r, longest)
     _optimiser(r)
     _running(r)
+    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
+    shared.lora(r, "actor.", names, on=r.flag("actor.use_lora", default=False), rank=32, alpha=16)
 
 
 def _loss(r: Reading) -> None:

@@ -241,8 +241,11 @@ def _running(r: Reading, d: Defaults) -> None:
     url = r.find("vllm_server_base_url")
     if used.value and mode.value == "server":
         r.put("rollout.engine", "vllm_server", used, mode)
-        address = str(url.value) if url else f"http://{r.text('vllm_server_host', default='localhost').value}:8000"
-        r.put("rollout.server.url", address, url)
+        host, port = r.text("vllm_server_host", default="localhost"), r.count("vllm_server_port", default=8000)
+        if url is None:
+            r.put("rollout.server.url", f"http://{host.value}:{port.value}", host, port)
+        else:
+            r.put("rollout.server.url", str(url.value), url)
     else:
         name = Found("vllm" if used.value else "embedded", used.said, used.given)
         if used.value:

@@ -9,6 +9,7 @@ from dapo.importing.reading import Found, Reading
 from dapo.importing.shared import DS, FIX, LEN, LOSS
 
 _SCALE = "algorithm.reward_scaling"
+_ADVANCES = "NeMo RL's scheduler advances after all minibatches of a rollout"
 
 
 def convert(r: Reading) -> None:
@@ -26,6 +27,10 @@ def convert(r: Reading) -> None:
     _advantage(r)
     _optimiser(r)
     _running(r)
+    names = {"rank": "dim", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
+    megatron = r.flag("policy.megatron_cfg.enabled", default=False).value
+    where = "policy.megatron_cfg.peft" if megatron else "policy.dtensor_cfg.lora_cfg"
+    shared.lora(r, f"{where}.", names, on=r.flag(f"{where}.enabled", default=False), rank=8, alpha=32)
 
 
 def _lengths(r: Reading) -> None:
@@ -148,6 +153,13 @@ def _advantage(r: Reading) -> None:
 
 
 def _optimiser(r: Reading) -> None:
+    megatron = r.flag("policy.megatron_cfg.enabled", default=False)
+    if megatron.value:  # it has an optimiser and a schedule of its own, and reads no other
+        _megatron(r, megatron)
+        for key in ("policy.optimizer", "policy.scheduler"):
+            for below in [given for given in r.source.settings if given == key or given.startswith(f"{key}.")]:
+                r.drop(r.find(below), "not read there while policy.megatron_cfg.enabled is true")
+        return
     kwargs = "policy.optimizer.kwargs"
     r.put("learner.learning_rate", (lr := r.need(f"{kwargs}.lr", default=5e-6)).value, lr)
     decay = r.need(f"{kwargs}.weight_decay", default=0.01)
@@ -164,8 +176,41 @@ def _optimiser(r: Reading) -> None:
     norm = r.need("policy.max_grad_norm", default=1.0)
     r.put("learner.max_grad_norm", float(norm.value), norm)
     shape, warmup = _scheduler(r)
-    note = "NeMo RL's scheduler advances after all minibatches of a rollout"
-    shared.schedule(r, shape, unit="rollout", warmup=warmup, note=note)
+    shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
+
+
+def _megatron(r: Reading, on: Found) -> None:
+    """Megatron's own optimiser and schedule; both advance as the others do there."""
+    optimizer, scheduler = "policy.megatron_cfg.optimizer", "policy.megatron_cfg.scheduler"
+    lr = r.need(f"{optimizer}.lr", default=5e-6)
+    r.put("learner.learning_rate", lr.value, lr, on)
+    decay = r.need(f"{optimizer}.weight_decay", default=0.01)
+    r.put("learner.weight_decay", decay.value, decay)
+    first, second = r.need(f"{optimizer}.adam_beta1", default=0.9), r.need(f"{optimizer}.adam_beta2", default=0.999)
+    r.put("learner.betas", [first.value, second.value], first, second)
+    eps = r.number(f"{optimizer}.adam_eps")
+    if eps is not None:
+        r.put("learner.eps", eps.value, eps)
+    name = r.find(f"{optimizer}.optimizer")
+    if name is not None and str(name.value).lower() != "adam":  # AdamW, since its weight decay is decoupled
+        r.drop(name, "AdamW is the only optimiser here")
+    norm = r.need(f"{optimizer}.clip_grad", "policy.max_grad_norm", default=1.0)
+    r.used.add("policy.max_grad_norm")
+    r.put("learner.max_grad_norm", float(norm.value), norm)
+    shape = r.text(f"{scheduler}.lr_decay_style", default="constant")
+    if shape.value not in ("constant", "linear", "cosine"):
+        r.drop(shape, "holds a schedule that has no counterpart; constant after the warm-up is taken")
+        shape = Found("constant", shape.said, shape.given)
+    shared.schedule(
+        r, shape, unit="rollout", warmup=r.count(f"{scheduler}.lr_warmup_iters", default=13), note=_ADVANCES
+    )
+    r.drop(r.find(f"{scheduler}.lr_warmup_init"), "the warm-up begins at learning_rate / warmup here")
+    least = r.number(f"{optimizer}.min_lr")
+    if least is not None and shape.value != "constant":
+        r.put("learner.final_ratio", least.value / lr.value, least, lr)
+    else:
+        r.drop(least, "the rate is constant after the warm-up, so it never gets there")
+    r.drop(r.find(f"{scheduler}.lr_decay_iters"), "a schedule ends at trainer.steps here")
 
 
 def _scheduler(r: Reading) -> tuple[Found, Found]:

@@ -64,10 +64,10 @@ def _setting(r: Reading, key: str, name: str, indent: str) -> list[str]:
         for item in value:
             for n, (field, inside) in enumerate(item.items()):
                 item_line = f"{indent}  {'-' if n == 0 else ' '} {field}: {_scalar(inside)}"
-                result.append(f"{item_line:<{_WIDTH}}# {'as said above' if n == 0 else 'with it'}")
+                result.append(f"{item_line:<{_WIDTH - 1}} # {'as said above' if n == 0 else 'with it'}")
         return result
     text = f"{indent}{name}: {_scalar(value)}"
-    return [f"{text:<{_WIDTH}}# {comment}"]
+    return [f"{text:<{_WIDTH - 1}} # {comment}"]
 
 
 def _scalar(value: Any) -> str:

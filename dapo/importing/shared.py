@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from dapo.importing.reading import Found, Reading
@@ -126,6 +127,35 @@ def kl(r: Reading, coefficient: Found, estimator: Found | None, *, in_reward: Fo
         straight = Found(str(estimator.value).removesuffix("+"), estimator.said, estimator.given)
         r.choose("algorithm.kl_estimator", straight, names)
     r.say("a reference model is kept for the KL term (memory for one more model); DAPO has none")
+
+
+def lora(r: Reading, where: str, names: Mapping[str, str], *, on: Found | None, rank: int, alpha: float) -> None:
+    """An adapter.
+
+    Args:
+        r: what is read.
+        where: the section of its keys, with the dot.
+        names: what ``rank``, ``alpha``, ``dropout`` and ``targets`` are called there.
+        on: the switch; None: a rank above 0 is one.
+        rank: the trainer's default.
+        alpha: likewise.
+    """
+    given = {ours: where + theirs for ours, theirs in names.items()}
+    size, scale = r.need(given["rank"], default=rank), r.need(given["alpha"], default=alpha)
+    dropout, targets = r.number(given["dropout"]), r.find(given["targets"])
+    if size.value < 1 or (on is not None and not on.value):
+        for found in (size, scale, dropout, targets, on):
+            r.drop(found, "there is no adapter, so it says nothing")
+        return
+    r.put("model.lora.rank", int(size.value), size, on)
+    r.put("model.lora.lora_alpha", float(scale.value), scale)
+    if dropout is not None and dropout.value:
+        r.drop(
+            dropout, "an adapter has no dropout here: the sampler has none, and the ratio would take it for a change"
+        )
+    if targets is not None:
+        every = str(targets.value).replace("_", "-") in ("all-linear", "['all-linear']")
+        r.put("model.lora.target_modules", "all-linear" if every else targets.value, targets)
 
 
 def schedule(r: Reading, kind: Found, *, unit: str, warmup: Found | None, note: str = "") -> None:

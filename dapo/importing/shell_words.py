@@ -220,18 +220,21 @@ class Reader:
             return self._unknown(f"the array {array[1]} is not constant")
         if re.fullmatch(r"[@*](:.*)?", inside):
             return []
-        match = re.fullmatch(r"([A-Za-z_]\w*)(?::?[-=](.*))?", inside, re.DOTALL)
+        match = re.fullmatch(r"([A-Za-z_]\w*)(?::?([-=])(.*))?", inside, re.DOTALL)
         if match is None:
             return self._unknown(f"${{{inside[:40]}}} is not a plain variable")
         if match[2] is None:
             return self._plain(match[1])
         self.depth += 1
-        if self.depth > _DEEPEST or len(match[2]) > LONGEST:
+        if self.depth > _DEEPEST or len(match[3]) > LONGEST:
             raise RecipeError("the script's variables stand too deep within each other")
-        inner = Reader(match[2], self.names, self.depth)
+        inner = Reader(match[3], self.names, self.depth)
         parts = inner.words() if match[1] not in self.names.texts else []
         self.depth -= 1
-        return self.names.lookup(match[1], " ".join(parts))
+        found = self.names.lookup(match[1], " ".join(parts))
+        if match[2] == "=" and UNKNOWN not in found and match[1] not in self.names.unsure:
+            self.names.texts.setdefault(match[1], found)  # `: "${X:=8}"` sets it for what follows
+        return found
 
     def _unknown(self, why: str) -> str:
         self.names.reasons.append(why)

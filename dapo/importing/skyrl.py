@@ -37,6 +37,8 @@ def convert(r: Reading) -> None:
     _length(r)
     _optimiser(r)
     _running(r)
+    names = {"rank": "rank", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
+    shared.lora(r, "trainer.policy.model.lora.", names, on=None, rank=0, alpha=16)
 
 
 def _loss(r: Reading, responses: int) -> None:

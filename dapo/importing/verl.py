@@ -26,6 +26,8 @@ def convert(r: Reading) -> None:
     _advantage(r)
     _optimiser(r)
     _running(r)
+    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
+    shared.lora(r, "actor_rollout_ref.model.", names, on=None, rank=0, alpha=16)
 
 
 def _sizes(r: Reading, prompts: Found) -> None:
@@ -58,6 +60,9 @@ def _clip_and_loss(r: Reading) -> None:
     dual = r.need(f"{_ACTOR}.clip_ratio_c", default=3.0)
     r.put("algorithm.clip.dual", float(dual.value), dual)
     mode = r.text(f"{_ACTOR}.loss_agg_mode", default="token-mean")
+    token = r.flag(f"{_ACTOR}.use_token_level_loss", default=True)  # what it was called at first
+    if token.given and not mode.given:
+        mode = Found("token-mean" if token.value else "seq-mean-token-mean", token.said, True)
     r.choose(f"{LOSS}.reduction", mode, _MODES)
     length = r.number(f"{_ACTOR}.loss_scale_factor")
     if mode.value == "seq-mean-token-sum-norm" and length is not None:
@@ -133,6 +138,7 @@ def _length(r: Reading) -> None:
         "reward_model.reward_kwargs.overlong_buffer_cfg",
         "reward.reward_kwargs.overlong_buffer_cfg",
         "reward.overlong_buffer",
+        "custom_reward_function.overlong_buffer",  # in the DAPO recipe's first form
     )
     on = r.flag(*(f"{p}.enable" for p in places), default=False)
     cache = r.count(*(f"{p}.len" for p in places), default=4096)

@@ -37,6 +37,7 @@ class StepRecords:
         seconds = self._phases.take()
         metrics |= self._idle.take(seconds["time/step"])
         metrics |= seconds | wasted_seconds(metrics, seconds) | {"memory/peak_rss_mib": peak_rss_mib()}
+        metrics |= self._phases.peaks()
         learnt = seconds["time/step"] - metrics["time/learner_idle"]
         for name, tokens, took in (
             ("time/tokens_per_second", "sampling/generated_tokens", seconds.get("time/generate")),

@@ -34,11 +34,11 @@ class Saver:
         self._under_way: Saving | None = None
 
     def start(self) -> None:
-        """Steps begin: a mark of a later time, whose steps are done again, or by another metric, goes."""
-        if self._best is not None:
-            marked = self._checkpoints.best()
-            if marked is None or marked["step"] != self._best.step:
-                self._checkpoints.mark(None)
+        """Steps begin: a mark of a later time, whose steps are done again, by another metric or by one that the recipe
+        no longer names, goes."""
+        marked = self._checkpoints.best()
+        if marked is None or self._best is None or marked["step"] != self._best.step:
+            self._checkpoints.mark(None)
 
     def seen(self, step: int, metrics: Metrics) -> None:
         """The line of a step; what the model was before training is no checkpoint."""

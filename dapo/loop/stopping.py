@@ -10,6 +10,7 @@ from typing import Any
 from dapo.checkpoint.store import CheckpointStore
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import Metrics
+from dapo.contracts.words import in_a_row
 from dapo.loop.best import Best
 from dapo.loop.interrupt import Interrupt
 
@@ -46,9 +47,20 @@ class Deadline:
         left = self.hours * 3600 - (now - self._begun)
         if left >= step + (step if save is None else save):
             return ""
-        return (
-            f"trainer.max_hours = {self.hours:g}: {max(left, 0.0):,.0f} s are left, and a step took up to {step:,.0f} s"
-        )
+        given = f"trainer.max_hours = {self.hours:g}"
+        if not self._steps:
+            before = now - self._begun
+            return (
+                f"{given} left no time for a single step: what comes before the first one (loading, the evaluation "
+                f"before training) took {_seconds(before)}. Give more: a resume needs that time again"
+            )
+        if left < 0:
+            return f"{given} is over by {_seconds(-left)}, as a step took up to {_seconds(step)}. Give more"
+        return f"{given}: {_seconds(left)} are left, and a step took up to {_seconds(step)}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
 class Stopping:
@@ -94,6 +106,11 @@ class Stopping:
         """The first step is about to begin."""
         self._deadline.start()
 
+    def finished(self, left: int) -> bool:
+        """Whether the run is at its end, ``left`` training steps before ``trainer.steps``: what came while the last
+        step was done, or saved, stopped nothing."""
+        return left <= 0 or bool(self.early) or not self.by
+
     def seen(self, step: int, metrics: Metrics) -> None:
         """The line of a step."""
         if self._best is not None:
@@ -107,8 +124,8 @@ class Stopping:
         best = self._best
         if best is not None and best.since >= self._patience:
             self.end(
-                f"{best.metric} was not better for {best.since} times in a row (best: {best.value:.4g}, at step "
-                f"{best.step}; trainer.early_stop.patience = {self._patience})"
+                f"{best.metric} was not better {in_a_row(best.since)} (best: {best.value:.4g}, at step {best.step}; "
+                f"trainer.early_stop.patience = {self._patience})"
             )
             return True
         if why:

@@ -113,6 +113,11 @@ class SupervisedTrainer:
         )
         self._measured_at = -1
 
+    @property
+    def finished(self) -> bool:
+        """The run is at its end: nothing is left for a resume to do."""
+        return self.stopping.finished(self.steps - self.counters.training_steps)
+
     def each_step(self) -> Iterator[StepDone]:
         """Train, a step at a time: each is recorded and, where it is due, saved when it is given out. Whoever leaves in
         the middle closes the iterator: the state is then saved."""
@@ -193,7 +198,7 @@ class SupervisedTrainer:
 
     def _record(self, step: int, metrics: Metrics) -> None:
         seconds = self.phases.take()
-        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()}
+        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()} | self.phases.peaks()
         if "sft/tokens" in metrics and (took := seconds.get("time/learn")):
             metrics["time/trained_tokens_per_second"] = metrics["sft/tokens"] / took
         with self.phases("report"):

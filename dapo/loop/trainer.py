@@ -27,6 +27,7 @@ from dapo.contracts.types import (
     StepBatch,
     TokenTrace,
 )
+from dapo.contracts.words import counted
 from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
@@ -114,7 +115,12 @@ class Trainer:
         """
         for _ in self.each_step():
             pass
-        return not self.stopping.by
+        return self.finished
+
+    @property
+    def finished(self) -> bool:
+        """The run is at its end: nothing is left for a resume to do."""
+        return self.stopping.finished(self.steps - self.counters.training_steps)
 
     def each_step(self) -> Iterator[StepDone]:
         """``run``, a training step at a time: each is recorded and, where it is due, saved when it is given out.
@@ -166,7 +172,7 @@ class Trainer:
         if not batch.groups_P and self.collector.exhausted:
             retired = self.collector.selector.ended == "retired"
             what = "every prompt is retired" if retired else "the data has ended"
-            self.stopping.end(f"{what} after {step - 1} training steps")
+            self.stopping.end(f"{what} after {counted(step - 1, 'training step')}")
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             return None

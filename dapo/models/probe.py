@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from dapo.contracts.types import TokenRow
 from dapo.errors import raise_for_machine
@@ -32,6 +34,9 @@ _BEYOND = 12  # tokens behind a threshold that the longest of the comparisons ne
 
 # Largest accepted |difference| of log-probabilities in float32: (mean, maximum). Wrong attention is off by 0.1 to 5.
 TOLERANCE = (1e-3, 1e-2)
+GRADIENT = {torch.float64: 1e-6, torch.float32: 1e-2}
+"""Accepted |difference| of a gradient relative to its size; of other types 0.5, as rounding grows with the layers."""
+_ASKED_OF = {"cuda"}  # by device: a CPU's backward pass of packed attention is ours, and tested
 _LOOKS_AHEAD = {torch.float64: 1e-5, torch.float32: 1e-2}  # nats; of other types 0.5
 
 
@@ -106,11 +111,60 @@ def probe(loaded: LoadedModel) -> str | None:
             lambda: _precise_logprobs(loaded, [rows[number] for part in order for number in part]),
         )
     if off is None:
-        return None
+        return _wrong_gradient(loaded, rows, long) if loaded.packed and loaded.device.type in _ASKED_OF else None
     rows_kind = "packed" if loaded.packed else "padded"
     return (
         f"gives log-probabilities on {rows_kind} rows that differ from its own by {off[0]:.2g} (at most {off[1]:.2g})"
     )
+
+
+def _wrong_gradient(loaded: LoadedModel, rows: list[TokenRow], long: int) -> str | None:
+    """What is wrong with the gradient through packed rows; None: nothing, or there is none to look at."""
+    try:
+        off = gradient_difference(loaded, rows, long)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise_for_machine(error, f"a backward pass of {loaded.name}")
+        return f"has no gradient on packed rows ({type(error).__name__}: {error})"
+    most = GRADIENT.get(loaded.dtype, 0.5)
+    if off is None or off <= most:
+        return None
+    return f"gives a gradient on packed rows that differs from its own by {off:.2g} of its size (at most {most:g})"
+
+
+def gradient_difference(loaded: LoadedModel, rows: list[TokenRow], long: int = 0) -> float | None:
+    """|packed - own| / |own| of the gradient of the sum of all log-probabilities, inf if it is not finite.
+
+    Looked at are the first four matrices of the first layer, behind which every other layer lies; None where these are
+    not trained, or lie in slices on several ranks.
+    """
+    model, layers = loaded.model, getattr(loaded.decoder, "layers", None)
+    if not layers or isinstance(layers[0], FSDPModule):
+        return None
+    matrices = [matrix for matrix in layers[0].parameters() if matrix.requires_grad and matrix.dim() == 2][:4]
+    if not matrices:
+        return None
+    found = [torch.zeros_like(matrix, dtype=torch.float64) for matrix in matrices]
+    wanted = [torch.zeros_like(total) for total in found]
+
+    def add(totals: list[torch.Tensor], logprobs: torch.Tensor) -> None:
+        for total, gradient in zip(totals, torch.autograd.grad(logprobs.sum(), matrices), strict=True):
+            total += gradient
+
+    own = model.config._attn_implementation
+    with torch.enable_grad(), exact_matmuls():
+        try:
+            model.set_attn_implementation(attention.NAME)
+            for part in _parts(len(rows), long):
+                batch = pack(rows[part], loaded.device)
+                add(found, Policy(loaded)(batch, 1.0, "none")[0])
+        finally:
+            model.set_attn_implementation(own)
+        with attention.own_attention(model):
+            for row in rows:
+                add(wanted, _own_logprobs(loaded, row, model))
+    off = sum(float((a - b).norm()) ** 2 for a, b in zip(found, wanted, strict=True)) ** 0.5
+    size = sum(float(b.norm()) ** 2 for b in wanted) ** 0.5
+    return off / size if size and math.isfinite(off / size) else math.inf
 
 
 def _probe_rows(vocabulary: int, long: int) -> list[TokenRow]:

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from dapo.contracts.evidence import CollectProgress
 from dapo.contracts.types import EvaluationProgress
+from dapo.contracts.words import counted
 from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
@@ -104,7 +105,7 @@ class Console:
         self._told, self._line_at = {}, now
         if self.mode == "live":
             self._open_live()
-        what = f"from step {first_step} to {total_steps}" if first_step else f"{total_steps} steps"
+        what = f"from step {first_step} to {total_steps}" if first_step else counted(total_steps, "step")
         self._plain(Text(f"{clean(run_name, newlines=False)}: {what}"))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

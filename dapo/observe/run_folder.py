@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
+from dapo.config.files import RESOLVED, parse_yaml
 from dapo.errors import DISK_FULL, DapoError, DataError, RecipeError
 from dapo.observe.files import open_regular
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
@@ -66,7 +67,8 @@ class RunFolder:
             if path.exists() and (not path.is_dir() or not _begun(path)):
                 if if_exists == "refuse":
                     raise RecipeError(
-                        f"{path} exists already. Continue it with `dapo train --resume {shlex.quote(str(path))}`, "
+                        f"{path} exists already. Continue it with `dapo {command_of(path)} --resume "
+                        f"{shlex.quote(str(path))}`, "
                         "choose another run.name, or set run.if_exists=backup to move it aside."
                     )
                 _move_aside(path)
@@ -288,6 +290,16 @@ class RunFolder:
             _HELD.pop(_identity(os.fstat(self._lock)), None)
             os.close(self._lock)  # closing drops the lock
             self._lock = None
+
+
+def command_of(run: Path) -> str:
+    """The command that goes on with the run in this folder: ``train``, or of a supervised one ``sft``."""
+    try:
+        recipe, _ = parse_yaml((run / RESOLVED).read_text("utf-8"), RESOLVED)
+        section = recipe.get("run")
+    except (OSError, ValueError, DapoError):  # no run yet, or a damaged one: the command will say so
+        return "train"
+    return "sft" if isinstance(section, dict) and section.get("stage") == "sft" else "train"
 
 
 _STEP_FILE = r"step_(\d{6,9})\.parquet"

@@ -62,10 +62,11 @@ def before_and_after(samples: Sequence[Sample], count: int = 3) -> list[tuple[Sa
     after = {(s.set, s.prompt_id, s.greedy): s for s in reversed(samples) if s.step == last}
     pairs = [(before[key], after[key]) for key in reversed(before) if key in after]
     best: dict[tuple[str, str], tuple[Sample, Sample]] = {}
-    for pair in sorted(pairs, key=lambda pair: -_gain(*pair)):
+    for pair in sorted(pairs, key=lambda pair: -gain(*pair)):
         best.setdefault((pair[0].set, pair[0].prompt_id), pair)
     return list(best.values())[:count]
 
 
-def _gain(before: Sample, after: Sample) -> float:
+def gain(before: Sample, after: Sample) -> float:
+    """Accuracy that was won; an unknown one counts as 0."""
     return (after.accuracy or 0.0) - (before.accuracy or 0.0)

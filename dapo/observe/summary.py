@@ -10,13 +10,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dapo.contracts.words import counted
 from dapo.observe import supervised
 from dapo.observe.console import Console
 from dapo.observe.curve import curve_in_words, terminal_curve, write_curve
 from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder
-from dapo.observe.samples import Sample, before_and_after, read_samples
+from dapo.observe.samples import Sample, before_and_after, gain, read_samples
 from dapo.observe.text import clean, duration, interval, number, percent, shorten
 
 _QUIET = "bright_black"
@@ -61,7 +62,7 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
     """Outcome, curve and answers as one renderable."""
     if supervised.is_supervised(rows):
         words = supervised.losses_in_words(rows) or Text()
-        steps = Text(f"{rows[-1]['step']} training steps")
+        steps = Text(counted(rows[-1]["step"], "training step"))
         return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), words, Text())
     parts: list[RenderableType] = [Text(), outcome(rows, seconds), Text()]
     try:
@@ -72,7 +73,8 @@ def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds:
         parts += [Text("held-out accuracy, %, by training step", style=_QUIET), shown, Text()]
     pairs = before_and_after(samples)
     if pairs:
-        parts += [Text("answers to held-out problems before and after, those that gained most", style=_QUIET), Text()]
+        which = ", those that gained most" if gain(*pairs[0]) > 0 else "; none went from wrong to right"
+        parts += [Text(f"answers to held-out problems before and after{which}", style=_QUIET), Text()]
     parts += [_pair(index, *pair) for index, pair in enumerate(pairs, 1)]
     return Group(*parts)
 
@@ -115,7 +117,7 @@ def outcome(rows: Sequence[Row], seconds: float | None = None) -> RenderableType
         if key == "validation/accuracy" and change:
             cells[-1].stylize("green" if change > 0 else "red")
         table.add_row(title, *cells)
-    words = Text(f"{rows[-1]['step']} training steps")
+    words = Text(counted(rows[-1]["step"], "training step"))
     if seconds is not None:
         words.append(f" in {duration(seconds)}")
     return Group(words, Text(), table)

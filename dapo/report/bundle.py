@@ -62,6 +62,7 @@ def run_view(run: Run, label: str, *, live: bool, budget: Budget) -> RunView:
         "name": run.name,
         "label": label,
         "folder": str(run.folder.path),
+        "supervised": run.supervised,
         "family": run.family or label,
         "seed": run.seed,
         "status": status_of(run),

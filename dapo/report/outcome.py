@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dapo.contracts.glossary import PHASES
+from dapo.contracts.words import counted
 from dapo.observe.text import clean, number, percent
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import Run
@@ -76,6 +77,7 @@ def _ended(run: Run, status: Status) -> str:
     """How it ended, where that is the first thing to know."""
     step, of = status["step"], f" of {status['steps']}" if status["steps"] else ""
     where = "after its last step" if 0 < status["steps"] <= step else f"in step {step + 1}{of}"
+    done = f"{step} of {counted(status['steps'], 'step')}" if of else counted(step, "step")
     if status["state"] == "unfilled":
         met, _, _ = unfilled_said(run)  # the cause stands among the warnings
         return f"The run stopped because step {step + 1}{of} could not fill its batch. {met}".strip()
@@ -85,13 +87,15 @@ def _ended(run: Run, status: Status) -> str:
     if status["state"] == "killed":
         return f"The run was killed {where}: its process was gone without a word."
     if status["state"] == "interrupted":
-        return f"The run was stopped by hand after {step}{of} steps."
+        return f"The run was stopped by hand after {done}."
     if status["state"] == "unknown":
-        return f"The run has {step}{of} steps and does not say what ended it."
+        return f"The run has {done} and does not say what ended it."
     if status["state"] == "running":
-        return f"The run is going on: {step}{of} steps are done." if run.rows else "The run is starting."
+        return (
+            f"The run is going on: {done} {'is' if step == 1 else 'are'} done." if run.rows else "The run is starting."
+        )
     if step < status["steps"]:
-        return f"The run ended after {step}{of} steps: {last_words(run) or 'there was no further data'}."
+        return f"The run ended after {done}: {last_words(run) or 'there was no further data'}."
     return ""
 
 
@@ -110,7 +114,7 @@ def _learned(facts: Facts) -> str:
             facts, f"Held-out accuracy was {_with_interval(first)} {when}, and was not measured again"
         )
     change, noise = last.accuracy - first.accuracy, half_of_difference(first, last)
-    span = f"{_with_interval(first)} to {_with_interval(last)} in {last.step - first.step} steps"
+    span = f"{_with_interval(first)} to {_with_interval(last)} in {counted(last.step - first.step, 'step')}"
     if abs(change) <= noise or change == 0:
         said = (
             f"Held-out accuracy went from {span}: within chance (a change below {100 * noise:.1f} points says nothing)"
@@ -132,7 +136,7 @@ def _imitated(facts: Facts) -> str:
     said = f"Held-out loss went from {first['validation/loss']:.3g} to {last['validation/loss']:.3g} nats a token"
     least = min(held_out, key=lambda row: row["validation/loss"])
     rose = "" if least is last else f"; it was least at step {least['step']:.0f}, {least['validation/loss']:.3g}"
-    return f"{said} in {last['step'] - first['step']:.0f} steps{rose}."
+    return f"{said} in {counted(last['step'] - first['step'], 'step')}{rose}."
 
 
 def _not_held_out(facts: Facts) -> str:
@@ -209,8 +213,8 @@ def _cost(facts: Facts) -> str:
     whole = sum(seconds.values())
     if whole > 0:
         most = [f"{share} {name}" for name, share in _shares(seconds)[:2]]
-        said.append(f"{facts.steps} steps took {seconds_said(whole)}, {' and '.join(most)}")
-    return sentence("; ".join(said)) if said else f"{facts.steps} steps were trained."
+        said.append(f"{counted(facts.steps, 'step')} took {seconds_said(whole)}, {' and '.join(most)}")
+    return sentence("; ".join(said)) if said else f"{counted(facts.steps, 'step was', 'steps were')} trained."
 
 
 def _stands_out(advice: Sequence[Advice], status: Status, facts: Facts) -> str:

@@ -211,6 +211,7 @@ class RunView(TypedDict):
     name: str  # of its folder
     label: str  # unique within the bundle
     folder: str  # as the reader named it
+    supervised: bool  # it imitates: it has losses, and neither responses nor rewards
     family: str  # runs whose recipes differ in seed and name alone share one
     seed: int | None
     status: Status

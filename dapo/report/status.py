@@ -10,6 +10,7 @@ import time
 from typing import Any, get_args
 
 from dapo.contracts.evidence import StopEvidence
+from dapo.contracts.words import counted
 from dapo.observe.status import read_evidence
 from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said
 from dapo.observe.text import clean, number
@@ -95,8 +96,9 @@ def unfilled_said(run: Run) -> tuple[str, str, str]:
 
 
 def resume_command(run: Run) -> str:
-    """``dapo train --resume RUN``, as it can be typed."""
-    return f"dapo train --resume {shlex.quote(clean(str(run.folder.path), newlines=False))}"
+    """``dapo train --resume RUN`` (of a supervised run ``dapo sft``), as it can be typed."""
+    command = "sft" if run.supervised else "train"
+    return f"dapo {command} --resume {shlex.quote(clean(str(run.folder.path), newlines=False))}"
 
 
 def checkpoint_steps(run: Run) -> list[int]:
@@ -166,18 +168,20 @@ def _steps(run: Run) -> int:
 
 
 def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -> str:
-    of = f"{step} of {steps} steps" if steps else f"{step} steps"
+    many = f"{step} of {counted(steps, 'step')}" if steps else counted(step, "step")
+    done = f"{many} {'is' if step == 1 else 'are'} done"
     folder = shlex.quote(clean(str(run.folder.path), newlines=False))
     go_on = f"`{resume_command(run)}` goes on from {_checkpoint(run)}."
     if state == "finished":
         why = last_words(run) or "the data ended before"
-        done = f"All {steps} steps are done." if step >= steps else f"{of} are done: {sentence(why)}"
-        return f"{done} Next: `dapo evaluate {folder} --samples 16`, or `dapo export {folder} MODEL_FOLDER`."
+        whole = "The only step is done." if steps == 1 else f"All {counted(steps, 'step')} are done."
+        end = whole if step >= steps else f"{done}: {sentence(why)}"
+        return f"{end} Next: `dapo evaluate {folder} --samples 16`, or `dapo export {folder} MODEL_FOLDER`."
     if state == "running":
-        return _running(run, of, steps - step, silent)
+        return _running(run, done, steps - step, silent)
     if state == "interrupted":
         how = sentence(brief(last_words(run), LONGEST))
-        return f"{of} are done. {how or 'Stopped by Ctrl-C, and saved.'} {go_on}"
+        return f"{done}. {how or 'Stopped by Ctrl-C, and saved.'} {go_on}"
     if state == "unfilled":
         met, cause, _ = unfilled_said(run)
         if not met:
@@ -190,10 +194,10 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
         return f"An error ended it {where}: {error} Once that is mended, {go_on}"
     if state == "killed":
         return (
-            f"The process was gone after {of}, without a word: killed, out of memory, or the machine went down "
+            f"The process was gone after {many}, without a word: killed, out of memory, or the machine went down "
             f"(`dmesg` names a process that ran out of memory). {go_on}"
         )
-    return f"It has {of}, and does not say what ended it. {go_on}"
+    return f"It has {many}, and does not say what ended it. {go_on}"
 
 
 def _refill(run: Run) -> str:
@@ -206,12 +210,12 @@ def _refill(run: Run) -> str:
     return f"{said} Other problems or another rollout.group_size need a new run."
 
 
-def _running(run: Run, of: str, left: int, silent: float | None) -> str:
+def _running(run: Run, done: str, left: int, silent: float | None) -> str:
     pace = _pace(run)
     if not run.rows:
         said = "It is loading its model, or evaluates it before the first step."
     else:
-        said = f"{of} are done"
+        said = done
         said += (
             f", {number(pace)} s each: about {seconds_said(pace * left)} left."
             if pace is not None and left > 0

@@ -8,6 +8,7 @@ norms) runs over all rows at once, pool after pool.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from itertools import count
 
 import numpy as np
@@ -23,11 +24,17 @@ from dapo.rollout.traffic import send
 _MOVED = 2**28  # bytes of keys and values that move to a wider pool at once: they exist twice for a moment
 
 
-class Segment:
-    """The rows of one pool within a decode batch."""
+def most_rows(live: int) -> int:
+    """Rows of a step of at most ``live`` live ones, those that compute along included: at most a quarter more, and 7 in
+    each pool, of which there are fewer than 16, as each is four times as wide as the one before."""
+    return live + live // 4 + 16 * 8
 
-    def __init__(self, pool: Pool, start: int, width: int, write: Tensor, mask: Tensor) -> None:
-        self.pool, self.start, self.stop = pool, start, start + pool.n
+
+class Segment:
+    """The rows of one pool within a decode batch: the live ones, and free slots behind them that compute along."""
+
+    def __init__(self, pool: Pool, start: int, rows: int, width: int, write: Tensor, mask: Tensor) -> None:
+        self.pool, self.start, self.stop = pool, start, start + rows
         self.width = width  # columns in use after this step's token: the longest row's length + 1
         self.write = write  # [rows, 2 x kv heads] where this step's keys and values go in ``pool.flat``
         self.mask = mask  # [rows] where this step's column is in the flat bias
@@ -35,8 +42,8 @@ class Segment:
     def open(self) -> None:
         """Let attention see the column of this step's token."""
         self.pool.bias.view(-1).index_fill_(0, self.mask, 0.0)
-        n, heads = self.pool.n, self.pool.n * self.pool.shape.kv_heads
-        columns = self.pool.columns
+        n, columns = self.stop - self.start, self.pool.columns
+        heads = n * self.pool.shape.kv_heads
         self.keys = [keys[:heads, :columns].transpose(1, 2) for keys in self.pool.keys]
         self.values = [values[:heads, :columns] for values in self.pool.values]
         self.bias = self.pool.bias[:n, None, :columns]
@@ -62,15 +69,29 @@ class Segment:
 
 
 class DecodeBatch:
-    """The live rows in the order of this step, with everything that moves on by one per step in one tensor."""
+    """The rows in the order of this step, with everything that moves on by one per step in one tensor."""
 
-    def __init__(self, seats: IntArray, segments: list[Segment], counters: Tensor, positions: Tensor) -> None:
-        self.seats = seats  # [rows]
+    def __init__(
+        self, seats: IntArray, segments: list[Segment], counters: Tensor, positions: Tensor, live: Tensor | None
+    ) -> None:
+        self.seats = seats  # [live rows]
         self.segments = segments
         self.positions = positions  # [rows]: position of this step's token
+        self.live = live  # [live rows] which of the rows live; None: all
         self._counters = counters
         for segment in segments:
             segment.open()
+
+    @property
+    def rows(self) -> int:
+        """Rows that the step computes, live or not."""
+        return self.segments[-1].stop
+
+    @property
+    def shapes(self) -> Hashable:
+        """Two steps of equal shapes do the same to the same memory, counters and tokens aside."""
+        pools = [(s.pool.address, s.stop - s.start, s.pool.columns) for s in self.segments]
+        return self._counters.data_ptr(), *pools
 
     @property
     def full(self) -> bool:
@@ -120,11 +141,22 @@ class SlotCache:
         seats: responses that live at once.
         longest: tokens of the longest of them; None: any.
         fixed: take each pool's memory once, for all seats; None: on every device but a CPU.
+        rounded: rows that a pool with so many live ones computes, in steps whose counters stand at one address; None:
+            these alone. Needs fixed pools.
     """
 
-    def __init__(self, shape: CacheShape, seats: int, longest: int | None = None, fixed: bool | None = None) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        seats: int,
+        longest: int | None = None,
+        fixed: bool | None = None,
+        rounded: Callable[[int], int] | None = None,
+    ) -> None:
         self.shape = shape
         self.fixed = shape.device.type != "cpu" if fixed is None else fixed
+        self._rounded = rounded
+        self._counters = torch.empty(0, dtype=torch.int64, device=shape.device)  # of rounded steps
         self._limits = pool_limits(longest) if self.fixed and longest is not None else None
         self.pools: list[Pool] = []
         self.length = np.zeros(seats, dtype=np.int64)  # [seats]: tokens in the cache
@@ -183,6 +215,8 @@ class SlotCache:
             pool.holes.append(slot)
             if wipe:
                 pool.kv[:, :, slot] = 0
+                if self._rounded is not None:  # free slots computed along, by the same weights
+                    pool.kv[:, :, pool.n :] = 0
 
     def _promote(self) -> None:
         """Move rows that filled their pool into the next one."""
@@ -224,24 +258,44 @@ class SlotCache:
                 pool.fit(int(self.length[pool.seats[: pool.n]].max()) + 1)
         live = [pool for pool in self.pools if pool.n]
         seats = np.concatenate([pool.seats[: pool.n] for pool in live])
-        lengths = self.length[seats]
-        n, kinds = len(seats), 2 * self.shape.kv_heads
-        counters = np.empty(n * (2 + kinds), dtype=np.int64)
+        spare = [0 if self._rounded is None else min(pool.rows, self._rounded(pool.n)) - pool.n for pool in live]
+        lengths = np.concatenate(
+            [np.pad(self.length[pool.seats[: pool.n]], (0, more)) for pool, more in zip(live, spare, strict=True)]
+        )
+        n, kinds = len(lengths), 2 * self.shape.kv_heads
+        counters, spans, start = np.empty(n * (2 + kinds), dtype=np.int64), [], 0
         counters[:n] = lengths
-        start = 0
-        for pool in live:
-            rows = slice(start, start + pool.n)
-            slots = np.arange(pool.n)
+        for pool, more in zip(live, spare, strict=True):
+            rows = slice(start, start + pool.n + more)
+            slots = np.arange(pool.n + more)
             counters[n : 2 * n][rows] = slots * pool.stride + lengths[rows]
             block = (np.arange(2)[:, None] * pool.rows * self.shape.kv_heads + np.arange(self.shape.kv_heads)).ravel()
             write = (slots[:, None] * self.shape.kv_heads + block) * pool.stride + lengths[rows, None]
             counters[2 * n :].reshape(n, kinds)[rows] = write
-            start += pool.n
-        moving = send(counters, self.shape.device)
+            spans.append(rows)
+            start = rows.stop
+        moving = self._placed(counters)
         positions, mask, write_at = moving[:n], moving[n : 2 * n], moving[2 * n :].view(n, kinds)
-        segments, start = [], 0
-        for pool in live:
-            rows = slice(start, start + pool.n)
-            segments.append(Segment(pool, start, int(lengths[rows].max()) + 1, write_at[rows], mask[rows]))
-            start += pool.n
-        return DecodeBatch(seats, segments, moving, positions)
+        segments = [
+            Segment(pool, rows.start, rows.stop - rows.start, int(lengths[rows].max()) + 1, write_at[rows], mask[rows])
+            for pool, rows in zip(live, spans, strict=True)
+        ]
+        return DecodeBatch(seats, segments, moving, positions, self._living(live, spans) if any(spare) else None)
+
+    def _living(self, live: list[Pool], spans: list[slice]) -> Tensor:
+        """[live rows] where they stand among rows that compute along."""
+        where = [np.arange(rows.start, rows.start + pool.n) for pool, rows in zip(live, spans, strict=True)]
+        return send(np.concatenate(where), self.shape.device)
+
+    def _placed(self, counters: IntArray) -> Tensor:
+        """The counters on the device; of rounded steps always at one address."""
+        moving = send(counters, self.shape.device)
+        if self._rounded is None:
+            return moving
+        if len(counters) > len(self._counters):
+            rows = most_rows(len(self.length))
+            self._counters = torch.empty(
+                rows * (2 + 2 * self.shape.kv_heads), dtype=torch.int64, device=self.shape.device
+            )
+        placed = self._counters[: len(counters)]
+        return placed.copy_(moving)

@@ -25,11 +25,13 @@ from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.decoders import choose_decoder
+from dapo.rollout.fused import FusedDecoder
+from dapo.rollout.graphs import StepGraphs, make_graphs
 from dapo.rollout.inbox import Inbox, check_idle, lost_to_the_machine
 from dapo.rollout.pools import Prefilled
 from dapo.rollout.requests import Gate, sequence_of, token_count
 from dapo.rollout.roster import Roster
-from dapo.rollout.sampling import draw_mixed
+from dapo.rollout.sampling import Candidates, Law, draw_mixed
 from dapo.rollout.slots import check_slots, choose_slots
 from dapo.rollout.traffic import read, send
 from dapo.rollout.weights import take_weights, tensor_sums
@@ -46,10 +48,11 @@ class EmbeddedEngine:
         shares_weights: The learner changes this very model; ``load`` then only derives fused matrices again.
         longest: Tokens of the longest sequence (prompt and response) that will be asked for; None: not known.
         reserve: Bytes that the learner will hold on the device beside the cache.
+        cuda_graphs: Decode steps as CUDA graphs (``dapo.rollout.graphs``); None: where device and decoder can.
 
     Raises:
-        EngineError: The model cannot be decoded here (the message names ``rollout.engine: generate``), or a CUDA device
-            is too small for the slots.
+        EngineError: The model cannot be decoded here (the message names ``rollout.engine: generate``), a CUDA device
+            is too small for the slots, or graphs are wanted and cannot be.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class EmbeddedEngine:
         shares_weights: bool = True,
         longest: int | None = None,
         reserve: int = 0,
+        cuda_graphs: bool | None = None,
     ) -> None:
         self._loaded = loaded
         self.shares_weights = shares_weights
@@ -68,6 +72,11 @@ class EmbeddedEngine:
         self.capacity = slots or choose_slots(loaded, shape, longest, reserve)
         check_slots(self.capacity, loaded, shape, longest, reserve)
         self._longest = longest
+        like = loaded.model.get_input_embeddings().weight
+        self._graphs = make_graphs(cuda_graphs, self._decoder, self.capacity, like)
+        if self._graphs is not None:
+            assert isinstance(self._decoder, FusedDecoder)  # make_graphs
+            self._decoder.use_graphs(self._graphs, longest)
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model, loaded.exact_positions, loaded.tokenizer)
@@ -75,11 +84,15 @@ class EmbeddedEngine:
         self._waiting: Counter[bytes] = Counter()  # queued requests by what stands before their next token
         self._prefilled: dict[bytes, tuple[Prefilled, int]] = {}  # of sequences that queued requests still need
         self._stats = Counter[str]()
+        self._candidates = Candidates()
         self._clear()
 
     def _clear(self) -> None:
         self._roster = Roster(self.capacity, self._gate.vocabulary, self._gate.strings)
-        self._cache = SlotCache(self._decoder.shape, self.capacity, self._longest)
+        if self._graphs is not None:
+            self._graphs.forget()
+        rounded = None if self._graphs is None else self._graphs.rows
+        self._cache = SlotCache(self._decoder.shape, self.capacity, self._longest, rounded=rounded)
         self._batch: DecodeBatch | None = None  # None: rows have changed
         self._tokens: Tensor | None = None  # [rows] input of the next step, when the rows have not changed
 
@@ -87,6 +100,11 @@ class EmbeddedEngine:
     def decoder_name(self) -> str:
         """Which decoder serves the model: ``fused`` or ``generic``."""
         return self._decoder.name
+
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """Recordings of decode steps; None: steps run as they are."""
+        return self._graphs
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queue requests, in order of (priority, arrival).
@@ -141,6 +159,7 @@ class EmbeddedEngine:
         take_weights(self._loaded.model, ticket, self.shares_weights)
         self._decoder.refresh()
         self._prefilled.clear()
+        self._candidates.forget()
         self.version = ticket.version
         self._roster.new_version(ticket.version)
 
@@ -165,6 +184,8 @@ class EmbeddedEngine:
         if not self._cache.fixed:
             return
         self._batch = self._tokens = None
+        if self._graphs is not None:
+            self._graphs.forget()
         self._cache.give_back()
         if self._loaded.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -207,15 +228,27 @@ class EmbeddedEngine:
 
     def _sample(self, seats: IntArray, logits: Tensor, uniform: Tensor) -> list[SampleEvent]:
         """Draw and record the next token of ``seats`` from ``logits`` [seats, vocabulary]; returns what ended."""
-        groups = [(law, None if rows is None else send(rows, logits.device)) for law, rows in self._roster.laws(seats)]
-        tokens, logprobs = draw_mixed(logits, uniform, groups)
+        tokens, logprobs = draw_mixed(logits, uniform, groups := self._laws(seats), self._candidates.count)
+        found = read(tokens[:, 0], logprobs[:, 0])
+        if any(law.truncates for law, _ in groups) and len(doubtful := np.flatnonzero(~np.isfinite(found[1]))):
+            rows = send(doubtful, logits.device)
+            again = draw_mixed(logits[rows], uniform[rows], self._laws(seats[doubtful]))
+            tokens[rows], logprobs[rows] = again
+            found = read(tokens[:, 0], logprobs[:, 0])
+            if np.isfinite(found[1][doubtful]).any():  # else it is the model whose logits are not finite
+                self._candidates.missed()
         self._tokens = tokens[:, 0]
-        ended, failed = self._roster.record(seats, *read(tokens[:, 0], logprobs[:, 0]))
+        ended, failed = self._roster.record(seats, *found)
         self._stats["generated_tokens"] += len(seats) - len(failed)
         events = self._release(ended, None)
         if len(failed):
             events += self._release(failed, FinishReason.FAILED, "the model's logits are not finite")
         return events
+
+    def _laws(self, seats: IntArray) -> list[tuple[Law, Tensor | None]]:
+        """How the next tokens of ``seats`` are drawn, with the rows that each law is for; None: all."""
+        laws = self._roster.laws(seats)
+        return [(law, None if rows is None else send(rows, self._loaded.device)) for law, rows in laws]
 
     def _release(self, seats: IntArray, finish: FinishReason | None, reason: str | None = None) -> list[SampleEvent]:
         if not len(seats):

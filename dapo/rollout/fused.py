@@ -26,6 +26,7 @@ from dapo.models.attention import causal_attention
 from dapo.models.checksum import same_bits
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.cache import DecodeBatch
+from dapo.rollout.graphs import StepGraphs
 from dapo.rollout.pools import CacheShape, Prefilled
 from dapo.rollout.traffic import send
 
@@ -81,6 +82,9 @@ class _Layer:
         self.eps: float = self._norms[0].variance_epsilon
         self.head_eps: float = 0.0 if self._head_norms[0] is None else self._head_norms[0].variance_epsilon
         self.qkv: Tensor | None = None
+        self.qkv_bias: Tensor | None = None
+        self.gates_bias: Tensor | None = None
+        self.head_norms: list[Tensor | None] = [None, None]
         self.o, self.down = weight_of(self._o), weight_of(self._down)
         self.refresh()
 
@@ -99,10 +103,14 @@ class _Layer:
         else:  # in place: addresses stay, as a captured graph needs them to
             self.qkv.copy_(qkv)
             self.gates.copy_(gates)
-        self.qkv_bias = None if q.bias is None else torch.cat([q.bias[order_q], k.bias[order_k], v.bias])
         biases = [gate.bias for gate in self._gates]
-        self.gates_bias = None if biases[0] is None else torch.cat(biases)
-        self.head_norms = [None if n is None else n.weight[self._order[: self.head_dim]] for n in self._head_norms]
+        if q.bias is not None:
+            self.qkv_bias = _at(self.qkv_bias, torch.cat([q.bias[order_q], k.bias[order_k], v.bias]))
+        if biases[0] is not None:
+            self.gates_bias = _at(self.gates_bias, torch.cat(biases))
+        for index, norm in enumerate(self._head_norms):
+            if norm is not None:
+                self.head_norms[index] = _at(self.head_norms[index], norm.weight[self._order[: self.head_dim]])
         self.qkv_t, self.gates_t = self.qkv.t(), self.gates.t()
         self.o, self.down = _again(self.o, weight_of(self._o)), _again(self.down, weight_of(self._down))
         self.o_t, self.down_t = self.o.t(), self.down.t()
@@ -143,6 +151,11 @@ class _Layer:
         x.addmm_(F.silu(gate).mul_(up), self.down_t)
         if self.down_bias is not None:
             x.add_(self.down_bias)
+
+
+def _at(before: Tensor | None, now: Tensor) -> Tensor:
+    """``now``, at the address that it had before."""
+    return now.detach() if before is None else before.copy_(now)
 
 
 def _again(before: Tensor, now: Tensor) -> Tensor:
@@ -187,11 +200,26 @@ class FusedDecoder:
         kv_heads = self._layers[0].kv_heads
         self.shape = CacheShape(len(self._layers), kv_heads, d, loaded.dtype, loaded.device)
         self._rope = self._rope_table(256)
+        self._graphs: StepGraphs | None = None
+
+    def use_graphs(self, graphs: StepGraphs, longest: int | None) -> None:
+        """Record steps as CUDA graphs from now on; no sequence is longer than ``longest`` (None: unknown)."""
+        self._graphs = graphs
+        self._reach(longest or 0)
+        graphs.weights_at(self._addresses())
+
+    def _addresses(self) -> tuple[int, ...]:
+        """Where everything lies that a step reads beside the cache."""
+        tensors = [tensor for layer in self._layers for tensor in layer.tensors().values()]
+        tensors += [self._model.embed_tokens.weight, self._model.norm.weight]
+        return tuple(tensor.data_ptr() for tensor in (*tensors, *self._rope))
 
     def refresh(self) -> None:
         """The model's weights have changed: make the fused matrices again."""
         for layer in self._layers:
             layer.refresh()
+        if self._graphs is not None:
+            self._graphs.weights_at(self._addresses())
 
     def stale(self) -> list[str]:
         """Tensors of the layers that differ from those of a layer made now; one layer in memory at a time.
@@ -213,9 +241,14 @@ class FusedDecoder:
         keys = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
         return keys * self._scaling, keys
 
-    def _turns(self, positions: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    def _reach(self, limit: int) -> None:
+        """Make the rotations of positions below ``limit``."""
         if limit > len(self._rope[0]):
             self._rope = self._rope_table(max(limit, 2 * len(self._rope[0])))
+            if self._graphs is not None:
+                self._graphs.weights_at(self._addresses())
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._rope[0].index_select(0, positions), self._rope[1].index_select(0, positions)
 
     def _forward(self, tokens: Tensor, turns: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
@@ -246,12 +279,17 @@ class FusedDecoder:
             out = causal_attention(q, kept[layer, 0], kept[layer, 1], scaling=1.0)
             return out.transpose(1, 2).reshape(rows * length, -1)
 
+        self._reach(length)
         positions = torch.arange(length, device=shape.device).repeat(rows)
-        x = self._forward(tokens.reshape(-1), self._turns(positions, length), attend)
+        x = self._forward(tokens.reshape(-1), self._turns(positions), attend)
         last = send(np.arange(rows) * length + np.array(lengths) - 1, shape.device)
         return Prefilled(kept, self._logits(x.index_select(0, last)))
 
     def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:
         """Logits [rows, vocabulary] of the token after ``tokens`` [rows], which enter the cache."""
-        turns = self._turns(batch.positions, batch.widest)
-        return self._logits(self._forward(tokens, turns, batch.attend))
+        self._reach(batch.widest)
+
+        def step(given: Tensor) -> Tensor:
+            return self._forward(given, self._turns(batch.positions), batch.attend)
+
+        return self._logits(step(tokens) if self._graphs is None else self._graphs.run(tokens, batch, step))

@@ -77,7 +77,13 @@ def _make(order: EngineOrder) -> Engine:
     )
     if order.rollout.engine == "generate":
         return GenerateEngine(loaded, slots=order.slots, shares_weights=False)
-    return EmbeddedEngine(loaded, slots=order.slots, shares_weights=False, longest=order.longest)
+    return EmbeddedEngine(
+        loaded,
+        slots=order.slots,
+        shares_weights=False,
+        longest=order.longest,
+        cuda_graphs=order.rollout.embedded.cuda_graphs,
+    )
 
 
 @dataclass(frozen=True, slots=True)

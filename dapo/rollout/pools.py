@@ -107,6 +107,11 @@ class Pool:
         self.values = [layer[1].view(-1, self.stride, d) for layer in self.kv]
 
     @property
+    def address(self) -> tuple[int, int]:
+        """Where keys and values lie, and the bias."""
+        return self._storage.data_ptr(), self.bias.data_ptr()
+
+    @property
     def held(self) -> int:
         """Bytes of keys, values and bias."""
         return self._storage.nbytes + self.bias.nbytes

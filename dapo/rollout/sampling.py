@@ -3,6 +3,10 @@
 The uniform number behind token t of a request is a pure function of (request seed, t), ``dapo.contracts.seeds``. So
 which slot a response decodes in, what decodes beside it, and whether it was interrupted and continued from a prefix
 cannot change it.
+
+Truncation means an order of the vocabulary, and of 152,000 words most are never kept. So a few candidates are put in
+order first (:func:`truncate_by_few`): the kept set is that of the whole order, to the last token, or the row is marked
+with nan. Whoever draws reads the tokens anyway, sees the mark then, and draws those rows again by the whole order.
 """
 
 from __future__ import annotations
@@ -23,10 +27,35 @@ class Law(NamedTuple):
     top_p: float = 1.0
     top_k: int = 0
 
+    @property
+    def truncates(self) -> bool:
+        """Some tokens cannot be drawn."""
+        return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0)
+
 
 def law_of(params: SamplingParams) -> Law:
     """The part of ``params`` that concerns drawing."""
     return Law(params.temperature, params.top_p, params.top_k)
+
+
+class Candidates:
+    """How many of a row's likeliest tokens are put in order before all are: more, once so many did not settle a row."""
+
+    def __init__(self) -> None:
+        self.count = FEW
+
+    def missed(self) -> None:
+        """Some row was not settled by so many."""
+        self.count *= _MORE
+
+    def forget(self) -> None:
+        """The distributions are others from now on."""
+        self.count = FEW
+
+
+FEW = 1024
+_MORE = 4  # the next try looks at so many times more; one of more than a quarter of the vocabulary is not worth while
+_PART = 2**24  # numbers that are widened to float64 at once
 
 
 def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -46,25 +75,75 @@ def truncate(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return torch.empty_like(logits).scatter_(-1, ids, ordered)
 
 
-def draw(logits: Tensor, uniform: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+def truncate_by_few(logits: Tensor, top_k: int, top_p: float, candidates: int) -> Tensor:
+    """:func:`truncate` from the ``candidates`` likeliest tokens of each row; nan in rows that they do not settle.
+
+    A row is settled when its first candidates reach ``top_p``, no border lies so near a token's that the rounding of
+    another order of the same sums could decide, and no token outside is as likely as the least likely one that is kept.
+    ``candidates`` is more than ``top_k`` and less than the vocabulary.
+    """
+    vocabulary = logits.shape[-1]
+    ids = logits.topk(candidates, dim=-1, sorted=False).indices.sort(dim=-1).values  # by id: of equals, the smaller
+    ordered, places = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, places)
+    kept = torch.ones_like(ordered, dtype=torch.bool)
+    settled = kept[:, 0]
+    by_rank = 0 < top_k < vocabulary
+    if by_rank:
+        kept[:, top_k:] = False
+    if top_p < 1.0:
+        mass = (ordered.double() - ordered[:, :1]).exp_()
+        mass = mass.masked_fill_(~kept, 0.0) if by_rank else mass
+        mass /= mass.sum(-1, keepdim=True) if by_rank else _whole_mass(logits, ordered[:, :1])
+        before = mass.cumsum(dim=-1) - mass
+        before[:, 0] = 0.0
+        doubt = 4 * (vocabulary + 64) * torch.finfo(torch.float64).eps  # of two orders of such sums, and their terms
+        near = ((before - top_p).abs() <= doubt) | before.isnan()
+        settled = ~near.any(dim=-1)
+        if not by_rank:
+            settled &= before[:, -1] >= top_p
+        kept &= before < top_p
+    settled = settled & (ordered.masked_fill(~kept, torch.inf).amin(dim=-1) > ordered[:, -1])
+    ordered = ordered.masked_fill(~kept, -torch.inf).masked_fill_(~settled[:, None], torch.nan)
+    return torch.full_like(logits, -torch.inf).scatter_(-1, ids, ordered)
+
+
+def _whole_mass(logits: Tensor, top: Tensor) -> Tensor:
+    """Sum of exp(logits - top) over the vocabulary, in float64 [rows, 1]."""
+    rows = max(1, _PART // logits.shape[-1])
+    pairs = zip(torch.split(logits, rows), torch.split(top, rows), strict=True)
+    return torch.cat([(part.double() - highest).exp_().sum(-1, keepdim=True) for part, highest in pairs])
+
+
+def _truncated(logits: Tensor, law: Law, candidates: int | None) -> Tensor:
+    if candidates is not None:
+        count = max(candidates, 2 * law.top_k)
+        if _MORE * count <= logits.shape[-1]:
+            return truncate_by_few(logits, law.top_k, law.top_p, count)
+    return truncate(logits, law.top_k, law.top_p)
+
+
+def draw(logits: Tensor, uniform: Tensor, law: Law, candidates: int | None = None) -> tuple[Tensor, Tensor]:
     """One token per row, and its log-probability under the distribution that it was drawn from.
 
     Args:
         logits: [rows, vocabulary], float32.
         uniform: [rows, 1], float64 in (0, 1).
         law: temperature 0 takes the likeliest token; its log-probability is that of the softmax at temperature 1.
+        candidates: put so many tokens of each row in order, not the vocabulary, where the law truncates.
 
     Returns:
         token ids [rows, 1] int64 and log-probabilities [rows, 1] float32: of logits / temperature, renormalised
-        over the kept tokens. Non-finite logits give a non-finite log-probability.
+        over the kept tokens. Non-finite logits give a non-finite log-probability, and so does a row that the candidates
+        do not settle: draw it again without them.
     """
     if law.temperature == 0.0:
         tokens = logits.argmax(dim=-1, keepdim=True)
         return tokens, torch.log_softmax(logits, dim=-1).gather(1, tokens)
     if law.temperature != 1.0:
         logits = logits / law.temperature
-    if law.top_k > 0 or law.top_p < 1.0:
-        logits = truncate(logits, law.top_k, law.top_p)
+    if law.truncates:
+        logits = _truncated(logits, law, candidates)
     logprobs = torch.log_softmax(logits, dim=-1)
     # float64: over a large vocabulary a float32 running sum would lose the unlikely tokens.
     cdf = torch.exp(logprobs).cumsum(dim=-1, dtype=torch.float64)
@@ -74,18 +153,21 @@ def draw(logits: Tensor, uniform: Tensor, law: Law) -> tuple[Tensor, Tensor]:
     return tokens, logprobs.gather(1, tokens)
 
 
-def draw_mixed(logits: Tensor, uniform: Tensor, groups: Sequence[tuple[Law, Tensor | None]]) -> tuple[Tensor, Tensor]:
+def draw_mixed(
+    logits: Tensor, uniform: Tensor, groups: Sequence[tuple[Law, Tensor | None]], candidates: int | None = None
+) -> tuple[Tensor, Tensor]:
     """:func:`draw` where rows follow different laws.
 
     Args:
         logits: [rows, vocabulary].
         uniform: [rows, 1].
         groups: laws with the rows that follow them; None for the rows means all.
+        candidates: as for :func:`draw`.
     """
     if len(groups) == 1:
-        return draw(logits, uniform, groups[0][0])
+        return draw(logits, uniform, groups[0][0], candidates)
     tokens = torch.empty((logits.shape[0], 1), dtype=torch.int64, device=logits.device)
     logprobs = torch.empty((logits.shape[0], 1), dtype=torch.float32, device=logits.device)
     for law, rows in groups:
-        tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], law)
+        tokens[rows], logprobs[rows] = draw(logits[rows], uniform[rows], law, candidates)
     return tokens, logprobs

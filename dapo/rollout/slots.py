@@ -10,7 +10,8 @@ from dapo.rollout.pools import CacheShape, fixed_bytes
 
 _TYPICAL_TOKENS = 128  # length assumed on a CPU, where pools take what their rows need
 _UNKNOWN_LONGEST = 1024  # assumed elsewhere where nobody says
-_MOST = 512
+MOST_SLOTS = 512
+"""That are chosen where nobody says how many."""
 _SAMPLING = 24  # bytes for each slot and word while a token is drawn: logits, log-softmax, exponentials, float64 sums
 _SPARE = 0.9  # share of the free memory that may be planned; the rest is the allocator's
 
@@ -34,11 +35,11 @@ def choose_slots(loaded: LoadedModel, shape: CacheShape, longest: int | None = N
     if loaded.device.type != "cuda":
         weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
         budget = max(64 * 2**20, weights)
-        return int(min(_MOST, max(128, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
+        return int(min(MOST_SLOTS, max(128, budget // (shape.bytes_per_token * _TYPICAL_TOKENS))))
     fitting = _fitting(loaded, shape, longest or _UNKNOWN_LONGEST, reserve)
     if not fitting:
         raise EngineError(_too_small(loaded, shape, longest or _UNKNOWN_LONGEST, reserve))
-    return min(_MOST, fitting)
+    return min(MOST_SLOTS, fitting)
 
 
 def check_slots(slots: int, loaded: LoadedModel, shape: CacheShape, longest: int | None, reserve: int = 0) -> None:
@@ -62,7 +63,12 @@ def check_slots(slots: int, loaded: LoadedModel, shape: CacheShape, longest: int
 def _of_one(loaded: LoadedModel, shape: CacheShape, longest: int) -> int:
     """Bytes of one slot."""
     vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
-    return fixed_bytes(shape, 1, longest) + _SAMPLING * int(vocabulary)
+    return slot_bytes(shape, int(vocabulary), longest)
+
+
+def slot_bytes(shape: CacheShape, vocabulary: int, longest: int) -> int:
+    """What a response of up to ``longest`` tokens takes on a card: in the pools that it passes, and to draw a token."""
+    return fixed_bytes(shape, 1, longest) + _SAMPLING * vocabulary
 
 
 def _fitting(loaded: LoadedModel, shape: CacheShape, longest: int, reserve: int) -> int:

@@ -15,7 +15,6 @@ from dapo.config.schema import Recipe, Rollout
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine
 from dapo.errors import RecipeError
-from dapo.models.adapter import adapter_parameters
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
@@ -23,7 +22,8 @@ from dapo.models.tokenizer import load_tokenizer
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.stops import StopStrings
-from dapo.run.parts import load_hook, needs_reference
+from dapo.run.held import learner_holds
+from dapo.run.parts import load_hook
 from dapo.run.places import Places, missing_ray
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
@@ -155,16 +155,15 @@ def _over_model(
         own: Engine = load_hook(name, "rollout.engine")(loaded, slots=slots)
         return own
     shares = recipe.learner.ranks == 1
-    reserve = learner_state(recipe, facts) if learner and shares else 0
-    return EmbeddedEngine(loaded, slots=slots, longest=longest, reserve=reserve, shares_weights=shares)
-
-
-def learner_state(recipe: Recipe, facts: ModelFacts) -> int:
-    """Bytes that a learner holds beside the weights between two steps: moments, float32 masters, a reference."""
-    low, lora = recipe.model.dtype != "float32", recipe.model.lora
-    trained = facts.parameters if lora.rank is None else adapter_parameters(facts.shapes, lora)
-    reference = needs_reference(recipe) and not recipe.algorithm.reference.offload
-    return trained * (8 + 4 * low + (2 if low else 4) * reference)
+    reserve = learner_holds(recipe, facts).beside_weights if learner and shares else 0
+    return EmbeddedEngine(
+        loaded,
+        slots=slots,
+        longest=longest,
+        reserve=reserve,
+        shares_weights=shares,
+        cuda_graphs=recipe.rollout.embedded.cuda_graphs,
+    )
 
 
 def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None, places: Places | None = None) -> Path | None:

@@ -33,6 +33,7 @@ from dapo.loop.trainer import Trainer
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
+from dapo.models.meter import meter_of
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine, weights_folder
@@ -208,12 +209,13 @@ class Session:
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline | None = None) -> Trainer:
         """``deadline``: of ``trainer.max_hours``; None: begun here."""
-        recipe, rollout, phases = self.recipe, self.recipe.rollout, Phases(recorder.span)
+        recipe, rollout = self.recipe, self.recipe.rollout
+        phases = Phases(recorder.span, meter=meter_of(None if self.loaded is None else self.loaded.device))
         algorithm, learner = make_algorithm(recipe), self.learner()
         sampling = make_sampling(recipe, self.facts)
         collector = StreamingCollector(
             rollouts=self.rollouts,
-            stream=self._stream(),
+            stream=self.stream(),
             algorithm=algorithm,
             sampling=sampling,
             settings=recipe.algorithm.dynamic_sampling,
@@ -248,7 +250,8 @@ class Session:
             deadline=deadline,
         )
 
-    def _stream(self) -> PromptStream:
+    def stream(self) -> PromptStream:
+        """The prompts that training takes, from the first one."""
         recipe, prompts = self.recipe, self.data.train
         if self.given.stream is not None:
             model = None if self.loaded is None else self.loaded.model

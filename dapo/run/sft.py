@@ -23,6 +23,7 @@ from dapo.loop.supervised import SupervisedTrainer, steps_of
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
+from dapo.models.meter import meter_of
 from dapo.observe.console import Console
 from dapo.run.learners import make_learner, over_ranks
 from dapo.run.parts import (
@@ -96,7 +97,7 @@ class SftSession:
             recorder=recorder,
             recipe=self.recipe,
             fingerprint=dict(self.facts.fingerprint),
-            phases=Phases(recorder.span),
+            phases=Phases(recorder.span, meter=meter_of(None if self.loaded is None else self.loaded.device)),
             deadline=deadline,
             facts={
                 "recipe": redact(self.given.model_dump(mode="json")),

@@ -6,14 +6,17 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
 from dapo.observe.console import Console
-from dapo.observe.run_folder import RunFolder
+from dapo.observe.metrics import Row, read_metrics
+from dapo.observe.run_folder import RunFolder, command_of
 from dapo.observe.summary import print_summary
 from dapo.run.engines import describe_engine
 from dapo.run.export import export
@@ -53,13 +56,31 @@ def say_changes(console: Console, changes: list[Change]) -> None:
 def say_end(folder: RunFolder, console: Console, loaded: LoadedRecipe, finished: bool) -> None:
     console.finish()
     if not finished:
-        console.say(f"stopped and saved. Continue with: {program()} train --resume {shlex.quote(str(folder.path))}")
+        console.say(f"stopped and saved. Continue with: {resume_command(folder.path)}")
         return
     exported = _export(folder, console, loaded.recipe) if loaded.recipe.run.stage == "sft" else None
     then = f"report {shlex.quote(str(folder.path))}"
     if exported is not None:
         then = f"train RECIPE model.path={shlex.quote(str(exported))}"
     print_summary(folder, console, next_command=f"{program()} {then}")
+    if (said := best_said(CheckpointStore(folder.checkpoints).best(), read_metrics(folder.metrics))) is not None:
+        console.say(said)
+
+
+def best_said(best: Mapping[str, Any] | None, rows: Sequence[Row]) -> str | None:
+    """Which checkpoint is the best one, and whether training made the model better at all. None: none is marked.
+
+    Args:
+        best: the mark: step, metric and value.
+        rows: the run's lines.
+    """
+    if best is None:
+        return None
+    said = f"best checkpoint: step {best['step']}, {best['metric']} {best['value']:.4g}"
+    start = next(
+        (row[best["metric"]] for row in rows if row["step"] == 0 and row.get(best["metric"]) is not None), None
+    )
+    return said if start is None else f"{said} (before training, which counts as no checkpoint, it was {start:.4g})"
 
 
 def _export(folder: RunFolder, console: Console, recipe: Recipe) -> Path | None:
@@ -70,6 +91,11 @@ def _export(folder: RunFolder, console: Console, recipe: Recipe) -> Path | None:
     shutil.rmtree(folder.export, ignore_errors=True)  # of an earlier end
     export(folder.path, folder.export, None if best is None else best["step"], console=console)
     return folder.export
+
+
+def resume_command(folder: Path) -> str:
+    """How a run is gone on with, as it can be typed."""
+    return f"{program()} {command_of(folder)} --resume {shlex.quote(str(folder))}"
 
 
 def program() -> str:

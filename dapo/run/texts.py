@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,29 +20,70 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
     """How responses become text.
 
     Raises:
-        RecipeError: a stop string or a tag that is a special token, which is no text; a budget that leaves no answer.
+        RecipeError: a stop string that is a special token, which is no text; a budget that leaves no answer.
     """
     data, stop = recipe.data, recipe.rollout.stop
-    if special := [text for text in stop if text in tokenizer.all_special_tokens]:
-        ids = ", ".join(str(tokenizer.convert_tokens_to_ids(text)) for text in special)
+    if special := [text for text in stop if left_out(text, tokenizer)]:
+        numbers = ", ".join(str(token) for text in special for token in left_out(text, tokenizer))
         raise RecipeError(
             f"rollout.stop: {', '.join(map(repr, special))} is a special token, which stands in no response's text; "
-            f"name it by its number: rollout.stop_token_ids, with {ids} beside the model's own"
+            f"name it by its number: rollout.stop_token_ids, with {numbers} beside the model's own"
         )
-    thinking = data.thinking
-    tags = [tag for tag in (thinking.open, thinking.close) if thinking.enabled and tag in tokenizer.all_special_tokens]
-    if tags:
+    tags = (data.thinking.open, data.thinking.close) if data.thinking.enabled else ()
+    kept = {tag: ids for tag in tags if (ids := left_out(tag, tokenizer))}
+    if within := [text for text in stop if any(text in tag for tag in kept)]:
         raise RecipeError(
-            f"data.thinking: {', '.join(tags)} is a special token of this tokenizer, which stands in no "
-            "response's text; thinking between such tokens is not understood here"
+            f"rollout.stop: {', '.join(map(repr, within))} is a part of a tag of data.thinking, which is a special "
+            "token here: no engine would stop at it, and the text would be cut there. Take it out"
         )
+    reader = Written(tokenizer, [token for ids in kept.values() for token in ids]) if kept else tokenizer
     return Texts(
-        make_decode(tokenizer, data.response_prefix),
+        make_decode(reader, data.response_prefix),
         response_prefix=data.response_prefix or "",
         first_stop=StopStrings(tokenizer).first if stop else None,
         keep_stop=recipe.rollout.include_stop_str_in_output,
-        thinking=_thinking(recipe, tokenizer) if thinking.enabled else None,
+        thinking=_thinking(recipe, reader) if data.thinking.enabled else None,
     )
+
+
+def left_out(text: str, tokenizer: Any) -> list[int]:
+    """Special tokens of ``text`` without which the text of a response would not hold it. [] where the tokenizer decodes
+    it as it stands (Qwen3's ``<think>`` is an added token and no special one), and where it cannot write it at all."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if text in tokenizer.decode(ids, skip_special_tokens=True):
+        return []
+    special = specials(tokenizer)
+    return [token for token in ids if token in special] if text in tokenizer.decode(ids) else []
+
+
+def specials(tokenizer: Any) -> frozenset[int]:
+    """Tokens that decoding leaves out: those with a role, and added ones that are called special."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset([*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)])
+
+
+class Written:
+    """A tokenizer that writes some of its special tokens out (Magistral's ``[THINK]``): tags of thinking stand in the
+    text of a response then, as they do where they are no special tokens.
+
+    Attributes:
+        all_special_ids: those that it still leaves out.
+    """
+
+    def __init__(self, tokenizer: Any, written: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._left_out = specials(tokenizer) - frozenset(written)
+        self.all_special_ids = sorted(self._left_out)
+
+    def __call__(self, text: str, **how: Any) -> Any:
+        return self._tokenizer(text, **how)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        ids = [one for one in token_ids if one not in self._left_out] if skip_special_tokens else list(token_ids)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], *, skip_special_tokens: bool = False) -> list[str]:
+        return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
 
 
 def _thinking(recipe: Recipe, tokenizer: Any) -> Thinking:

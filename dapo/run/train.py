@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -34,7 +33,7 @@ from dapo.observe.log import logging_to
 from dapo.observe.prompts import write_prompts
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
-from dapo.observe.status import StatusWriter, ending
+from dapo.observe.status import StatusWriter, ending, read_status
 from dapo.observe.stopped import stop_said
 from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import make_trackers
@@ -43,7 +42,7 @@ from dapo.run.given import NOTHING_GIVEN, Given
 from dapo.run.parts import make_algorithm, make_objective
 from dapo.run.session import Session
 from dapo.run.sft import SftSession
-from dapo.run.telling import difference_lines, program, say_changes, say_end, say_recipe
+from dapo.run.telling import difference_lines, resume_command, say_changes, say_end, say_recipe
 
 log = logging.getLogger(__name__)
 
@@ -153,8 +152,9 @@ def _run(
             greet()
             try:
                 code = yield from _train(loaded, folder, console, given, deadline, resume=resume)
-            except GeneratorExit:  # whoever takes the steps has left
-                say_end(folder, console, loaded, False)
+            except GeneratorExit:  # whoever takes the steps has left, behind the last one perhaps
+                status = read_status(folder.status)
+                say_end(folder, console, loaded, status is not None and status.state == "finished")
                 raise
             except Exception as error:
                 # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
@@ -244,7 +244,7 @@ def _attempt(
             except GeneratorExit:  # whoever takes the steps has left, and the trainer has saved
                 trainer.stopping.stop("its caller")
             stopping = trainer.stopping
-            finished = not stopping.by
+            finished = trainer.finished
         except WithEvidence as error:
             raise error.in_words(stop_said(error.evidence, folder.path)) from None
         finally:
@@ -256,7 +256,7 @@ def _attempt(
             status.end("finished", stopping.early)
         else:
             status.end("interrupted", f"stopped by {stopping.by} after step {status.status.step}, and saved")
-        callbacks.end(finished, stopping.early or stopping.by)
+        callbacks.end(finished, stopping.early or ("" if finished else stopping.by))
     return FINISHED if finished else OUT_OF_TIME if stopping.out_of_time else INTERRUPTED
 
 
@@ -285,7 +285,7 @@ def _machine_told(folder: Path, *, resume: bool = False) -> Iterator[None]:
             raise
         if isinstance(told, DiskError):
             begun = resume or (folder / RESOLVED).is_file()
-            go_on = f"{program()} train --resume {shlex.quote(str(folder))}"
+            go_on = resume_command(folder)
             again = f"continue with `{go_on}`; steps after the last checkpoint are done again"
             said = f"{folder} cannot be written: {told.reason} ({error}). Make room, then "
             told = DiskError(said + (again if begun else "start again"), told.reason)

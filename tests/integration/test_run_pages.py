@@ -7,14 +7,13 @@ Every other page with a fenced block of Python or bash is named here with the te
 
 from __future__ import annotations
 
-import shutil
+import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT, Block, blocks, dapo_commands, navigation
+from page_session import Session
+from pages import FENCE, ROOT, blocks, navigation
 from small_run import dapo, write_recipe
-
-from dapo.config import load_recipe
 
 SESSIONS = [
     "own_data",
@@ -31,6 +30,8 @@ SESSIONS = [
     "chat_model",
     "cli",
     "run_folder",
+    "adapters",
+    "base_to_trained",
 ]
 ELSEWHERE = {
     "README": "integration/test_run_documented.py",
@@ -38,13 +39,12 @@ ELSEWHERE = {
     "python": "integration/test_run_documented.py",
     "extending": "integration/test_run_documented.py",
     "data_and_rewards": "integration/test_run_pages.py",
-    "scaling": "cluster/test_cluster_runs.py",
-    "overlap": "cluster/test_cluster_overlap.py",
+    "scaling": "cluster/test_cluster_pages.py",
+    "overlap": "cluster/test_cluster_pages.py",
     "algorithm": "unit/algorithms/test_algorithms_docs.py",
     "engines": "unit/rollout/test_rollout_own.py",
     "import": "unit/importing/test_importing_page.py",
 }
-NUMBERS = ("run.name=", "run.seed=", "trainer.steps=", "learner.learning_rate=")
 
 
 @pytest.fixture(scope="module")
@@ -54,58 +54,6 @@ def finished(tmp_path_factory) -> Path:
     recipe = write_recipe(folder, "logging: {console: quiet}\n")
     dapo("train", recipe, "trainer.steps=1", "validation.every=0", f"run.dir={folder}/runs", "run.name=first")
     return folder
-
-
-class Session:
-    """A reader in a folder, who saves, runs and types what a page shows."""
-
-    def __init__(self, page: str, folder: Path, finished: Path) -> None:
-        self.page, self.folder, self.finished = page, folder, finished
-        self.small = str(finished / "recipe.yaml")
-        self.ran: list[str] = []
-        shutil.copytree(finished / "runs", folder / "runs")
-
-    def go_through(self) -> None:
-        for block in blocks(ROOT / f"docs/{self.page}.md"):
-            if block.not_run is None:
-                self.take(block)
-
-    def take(self, block: Block) -> None:
-        if block.file:
-            text = block.body.replace("builtin/signed-sum", str(self.finished / "model"))
-            (self.folder / block.file).write_text(text)
-        elif block.language == "python":
-            exec(block.body, {})
-            self.ran.append("python")
-        elif block.language == "bash":
-            for name, *arguments in dapo_commands(block.body):
-                self.type_in(name, arguments)
-
-    def type_in(self, name: str, arguments: list[str]) -> None:
-        if name == "report":
-            assert (self.folder / arguments[0]).is_dir()
-            return
-        replaced = {"quickstart": self.small, "builtin/signed-sum": str(self.finished / "model")}
-        given = [replaced.get(a, a) if name != "recipes" else a for a in arguments]
-        if name in ("train", "check"):
-            given += self.smaller(name, given)
-        if name == "train" and given[0] == self.small and all(a.startswith(NUMBERS) for a in arguments[1:]):
-            load_recipe(self.small, arguments[1:])
-            named = next(a.partition("=")[2] for a in arguments if a.startswith("run.name="))
-            shutil.copytree(self.folder / "runs/first", self.folder / "runs" / named)
-            return
-        done = dapo(name, *given, cwd=self.folder)
-        assert done.stdout or name == "train"
-        self.ran.append(name)
-
-    def smaller(self, name: str, given: list[str]) -> list[str]:
-        if "--resume" in given:
-            return ["trainer.steps=2"]
-        if name == "check":
-            return []
-        answers_never_right = given[0] != self.small or any(a.startswith("rewards.") for a in given)
-        off = ["algorithm.dynamic_sampling.mode=off"] if answers_never_right else []
-        return [*off, "trainer.steps=1", "validation.samples=1", "validation.limit=2", "run.dir=runs"]
 
 
 @pytest.mark.parametrize("page", SESSIONS)
@@ -124,6 +72,23 @@ def test_every_block_is_run_or_says_why_not(page):
         where = ELSEWHERE.get(page.stem)
         assert where, f"{page.name}: which test runs this?\n{open_[0].body}"
         assert (ROOT / "tests" / where).is_file()
+
+
+INDENTED = {"README.md", "tutorial.md"}
+"""Whose commands stand in indented lines: test_run_documented.py reads them there."""
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *navigation()], ids=lambda page: page.name)
+def test_no_command_escapes_by_its_form(page):
+    """What a reader is to type stands in a fenced block of bash, which is run or marked; or, behind a `$`, with what it
+    says."""
+    text = FENCE.sub("", page.read_text())
+    typed = re.findall(
+        r"^ {4,}((?:\.venv[\w-]*/bin/)?(?:dapo|make|pip|python3?|git|docker|sbatch|ray) .*)$", text, re.MULTILINE
+    )
+    assert page.name in INDENTED or typed == []
+    silent = [b for b in blocks(page) if b.language in ("", "sh", "shell", "console") and b.not_run is None]
+    assert [b.body for b in silent if re.search(r"^(\.venv[\w-]*/bin/)?dapo ", b.body, re.MULTILINE)] == []
 
 
 def test_the_tracker_of_the_python_page(finished, tmp_path):

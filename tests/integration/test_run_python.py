@@ -154,6 +154,16 @@ def test_a_stop_is_a_saved_end(world):
     assert trainer.run.status.said == "stopped by enough after step 1, and saved"
 
 
+def test_a_run_that_is_left_behind_its_last_step_is_finished(world):
+    with dapo.Trainer(**settings(world.folder, "left", rewards="math", **{"trainer.steps": 1})) as trainer:
+        for _ in trainer:
+            break
+    assert (trainer.run.finished, trainer.run.status.said) == (True, "")
+    log = (trainer.run.path / "log.txt").read_text()
+    assert "1 training step\n" in log
+    assert "--resume" not in log
+
+
 def test_the_trained_model_and_its_evaluation(world):
     model = world.run.model()
     assert type(model).__name__ == "LlamaForCausalLM"

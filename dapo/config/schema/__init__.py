@@ -25,7 +25,7 @@ from dapo.config.schema.learner import Learner
 from dapo.config.schema.logging import Logging
 from dapo.config.schema.model import Lora, Model
 from dapo.config.schema.rewards import Reward
-from dapo.config.schema.rollout import Rollout, Server, Vllm
+from dapo.config.schema.rollout import Embedded, Rollout, Server, Vllm
 from dapo.config.schema.run import Run
 from dapo.config.schema.sft import Sft, SftSource
 from dapo.config.schema.slurm import Slurm
@@ -45,6 +45,7 @@ __all__ = [
     "DataSource",
     "DynamicSampling",
     "EarlyStop",
+    "Embedded",
     "EntropyControl",
     "Launch",
     "Learner",

@@ -18,7 +18,8 @@ class Checkpoint(Section):
     """Also save at the first end of a step so many seconds after the last checkpoint; null: by steps alone."""
     best: str | None = None
     """Metric, such as ``validation/accuracy``: the step that is best by it is saved when it is recorded, and its
-    checkpoint is kept beside the newest ones (``dapo export --best``). null: only the newest."""
+    checkpoint is kept beside the newest ones (``dapo export --best``). The evaluation before training does not count:
+    of that model there is no checkpoint. null: only the newest."""
     best_is: Literal["auto", "highest", "lowest"] = "auto"
     """Which value of ``best`` is the best. ``auto``: as docs/metrics.md has the metric."""
     dir: str | None = None

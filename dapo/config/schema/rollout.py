@@ -9,6 +9,13 @@ from pydantic import Field
 from dapo.config.section import Hook, Many, Parallel, Positive, Section, Tokens
 
 
+class Embedded(Section):
+    cuda_graphs: bool | None = None
+    """Decode steps as CUDA graphs: one launch instead of some 500. None: on a card, for models of the kinds Llama,
+    Mistral, Qwen2 and Qwen3; what cannot be recorded runs as it is, with a warning. true: an error instead. false:
+    never. A CPU has none."""
+
+
 class Vllm(Section):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type in which vLLM computes; None: ``model.dtype``."""
@@ -87,6 +94,8 @@ class Rollout(Section):
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """With ``max_staleness``: so many turns of generation while the learner works, for runs that no clock decides.
     None: as many as its time allows."""
+    embedded: Embedded = Embedded()
+    """For ``engine: embedded``."""
     vllm: Vllm = Vllm()
     """For ``engine: vllm``."""
     server: Server = Server()

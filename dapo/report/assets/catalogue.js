@@ -1,5 +1,5 @@
 // Which numbers share a chart, and what the chart says in one line.
-// Charts whose numbers a run does not have are left out.
+// Charts whose numbers a run does not have are left out; of a chart that says nothing without one of them, `needs` names it.
 
 /** A series of a chart: the metric's key, its name in the legend, and more. */
 function s(key, label, more) {
@@ -201,5 +201,5 @@ function catalogue(section, keys) {
     health: () => HEALTH,
     cost: () => COST,
   }[section]();
-  return charts.map((chart) => ({ section, ...chart }));
+  return charts.filter((chart) => !chart.needs || keys.has(chart.needs)).map((chart) => ({ section, ...chart }));
 }

@@ -252,8 +252,18 @@ const COST = [
     series: [s("sampling/trained_share", "share")],
   },
   {
+    id: "examples",
+    group: "Tokens",
+    title: "Tokens of a step",
+    unit: "tokens",
+    needs: "sft/tokens",
+    says: "Of a supervised run: its examples, prompts included, and what of them carries loss.",
+    series: [s("sft/tokens", "examples"), s("train/loss_tokens", "with loss")],
+  },
+  {
     id: "generated",
     group: "Tokens",
+    needs: "counters/generated_tokens",
     title: "Tokens since the run began",
     unit: "tokens",
     says: "The distance between the lines is what sampling cost.",

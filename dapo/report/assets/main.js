@@ -155,6 +155,7 @@ const page = {
       page.timeline.update();
       page.rollouts.update();
     }
+    page.show("rollouts", !bundle.runs.length || bundle.runs.some((run) => !run.supervised)); // whoever imitates has none
     const made = bundle.live ? `as of ${moment(bundle.made)}` : `made ${moment(bundle.made)}`;
     put(
       document.getElementById("foot"),
@@ -206,6 +207,12 @@ const page = {
     page.timeline = new TimelineSection(parts.get("timeline"), page);
     page.recipe = new RecipeSection(parts.get("recipe"), page);
     page.spy(parts);
+  },
+
+  /** Show or hide a section, and its place in the navigation. */
+  show(id, wanted) {
+    document.getElementById(id).hidden = !wanted;
+    page.nav.querySelector(`a[href="#${id}"]`).parentElement.hidden = !wanted;
   },
 
   /** A select of the run, for sections that show one run at a time. */

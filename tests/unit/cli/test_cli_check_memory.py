@@ -21,6 +21,8 @@ from dapo.models.memory import LayerSizes, activation_bytes, head_bytes, layer_b
 from dapo.models.packing import pack
 from dapo.models.policy import Policy, hidden_states
 from dapo.models.tiny import make_tiny_model
+from dapo.rollout.cache import SlotCache
+from dapo.rollout.pools import CacheShape, Prefilled
 
 GIVEN = {
     "model": {"path": "a/b"},
@@ -170,6 +172,26 @@ def test_a_small_model_is_estimated_for_a_cpu_unless_a_card_is_named():
     auto, cuda = (estimate_memory(recipe_with(model={"device": name}), small, 10) for name in ("auto", "cuda"))
     assert auto.held == auto.engine + auto.cache
     assert cuda.held == cuda.engine
+
+
+def test_the_cache_on_a_card_is_what_its_pools_take():
+    """Taken once, for every slot: a cache on the processor grows with its rows."""
+    facts, on_card = facts_with(10**8), {"model": {"device": "cuda", "dtype": "bfloat16"}}
+    memory = estimate_memory(recipe_with(**on_card, rollout={"slots": 3, "max_response_tokens": 290}), facts, 10)
+    shape = CacheShape(2, 2, 4, torch.bfloat16, torch.device("cpu"))
+    cache = SlotCache(shape, 3, longest=300, fixed=True)
+    for seat, length in enumerate((10, 250)):  # one in each pool
+        kv = torch.zeros(2, 2, 1, 2, length, 4, dtype=torch.bfloat16)
+        cache.insert(np.array([seat]), np.array([length]), Prefilled(kv, torch.empty(0)), np.array([0]))
+    assert len(cache.pools) == 2
+    words = 24 * 50 * 3  # to draw a token of each slot
+    assert memory.cache == cache.held + words
+    whole = estimate_memory(recipe_with(**on_card, rollout={"max_response_tokens": 290}), facts, 10)
+    assert whole.cache * 3 == memory.cache * 512
+    lines = "\n".join(memory_lines(recipe_with(**on_card), facts, 10))
+    assert "for 512 responses at once, drawing their tokens included; fewer where they do not fit" in lines
+    small = estimate_memory(recipe_with(rollout={"slots": 3, "max_response_tokens": 290}), facts_with(1000), 10)
+    assert small.cache == 3 * 300 * 2 * 16 * 4
 
 
 def test_the_work_of_a_step_by_hand():

@@ -158,14 +158,20 @@ def test_check_ends_with_what_the_rewards_said(folder: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     assert "by_word" in captured.err
     assert "recipe is good" not in captured.out
-    assert main(["check", str(recipe), "run.name=a b", "--try", "3"]) == 0
+    mixture = "data.train=[{path: train.jsonl, weight: 1}, {path: held.jsonl, name: twos, weight: 2}]"
+    assert main(["check", str(recipe), mixture, "run.name=a b", "--try", "3"]) == 0
     told = capsys.readouterr().out
     assert "look at this before you start\n  train: wrong answers are right" in told
     assert "Apart from the doubts above the recipe is good" in told
-    assert f"dapo train '{recipe}' 'run.name=a b'" in told
+    assert f"dapo train '{recipe}' '{mixture}' 'run.name=a b'" in told
     # --try: three groups of three from the model itself; all right, so a step could not fill its batch
     assert "3 groups, generated and scored" in told
-    assert told.count("  3 of 3 right, ") == 3
+    groups = [line for line in told.splitlines() if line.startswith("    3 of 3 right, ")]
+    assert sorted(line.rpartition(": ")[2].split()[1] for line in groups) == [
+        "+1",
+        "+2",
+        "+2",
+    ]  # as training takes them
     assert "together: pass rate 100.0%, 0 of 3 groups with right and wrong responses" in told
     assert "s to generate and score 9 responses" in told
     assert "a step would not fill its batch" in told

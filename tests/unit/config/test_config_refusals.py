@@ -138,6 +138,14 @@ def test_the_base_of_these_tests_is_good() -> None:
         # engines
         ("rollout.engine=vlm", ["`vllm`"]),
         ("rollout.engine=vllm_server", ["rollout.server.url", "http://localhost:8000"]),
+        (
+            ["rollout.embedded.cuda_graphs=true", "model.device=cpu"],
+            ["rollout.embedded.cuda_graphs: true", "model.device is cpu; take it out"],
+        ),
+        (
+            ["rollout.embedded.cuda_graphs=true", "rollout.engine=vllm"],
+            ["rollout.embedded.cuda_graphs: true", "rollout.engine is vllm; take it out"],
+        ),
         ("rollout.server.url=localhost:8000", ['"localhost:8000"', "http://HOST:PORT"]),
         ("rollout.server.url=http://localhost:8000/v1", ["localhost:8000/v1", "without a path"]),
         ("rollout.vllm.gpu_memory_utilization=2", ["rollout.vllm.gpu_memory_utilization: 2", "<= 1"]),
@@ -340,6 +348,7 @@ def test_our_own_keys_are_no_peers() -> None:
         (["data.validation=[]"], "not measured"),
         (["rollout.engine=generate"], "slower"),
         (["rollout.vllm.sleep=false"], "rollout.engine is embedded"),
+        (["rollout.engine=vllm", "rollout.embedded.cuda_graphs=false"], "rollout.engine is vllm"),
         (["rollout.server.patience=5"], "rollout.engine is embedded"),
         (["algorithm.truncated_vote=true"], "baseline"),
         (["learner.final_ratio=0.5"], "learner.schedule is constant"),

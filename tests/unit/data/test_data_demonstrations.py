@@ -155,10 +155,10 @@ def test_long_examples_are_dropped_or_refused_and_never_cut(tmp_path: Path) -> N
     found = prepared(tmp_path, *records, max_tokens=3)
     assert [len(one) for one in found.train] == [3]
     assert found.lines == [
-        "training    train: 1 examples of 2 records, 3 tokens, 2 of them with loss, longest 3; 1 over sft.max_tokens "
+        "training    train: 1 example of 2 records, 3 tokens, 2 of them with loss, longest 3; 1 over sft.max_tokens "
         "dropped"
     ]
-    with pytest.raises(DataError, match=r"1 examples are longer than `sft\.max_tokens: 3`.*the first is .*line 1"):
+    with pytest.raises(DataError, match=r"1 example is longer than `sft\.max_tokens: 3`.*the first is .*line 1"):
         prepared(tmp_path, *records, max_tokens=3, overlong="refuse")
     with pytest.raises(DataError, match=r"no example is left to train on"):
         prepared(tmp_path, *records, max_tokens=2)

@@ -95,6 +95,156 @@ CASES = {
 }
 
 
+MATH_7B = {**PAPER, "first round": 512, "cap": None, "dual": 10, "penalised": (4096, 8192), "limit": 8192, "kl": 0}
+FURTHER = {
+    # no filter in verl.trainer.main_ppo; 8 x 1024 tokens, of which 4 x 1024 are the buffer
+    "verl 7B": ("math.sh", public.VERL_7B_MATH, {**MATH_7B, "reduction": "token_mean"}),
+    # the recipe's first form: 2 x 1024 tokens, of which 512 are the buffer; a dual clip of 3 is verl's default
+    "verl 7B first": (
+        "first.sh",
+        public.VERL_7B_FIRST,
+        {**PAPER, "dual": 3, "penalised": (1536, 2048), "limit": 2048, "reduction": "token_mean", "kl": 0},
+    ),
+    # 96 / 32 = 3 times as many prompts a round, ten rounds of them; 20 x 1024 - 512
+    "verl 30B": (
+        "fp8.sh",
+        public.VERL_30B_FP8,
+        {"prompts": 32, "responses": 512, "updates": 1, "first round": 96, "cap": 960, "ratio": (0.8, 1.28), "dual": 10}
+        | {"penalised": (19968, 20480), "limit": 20480, "reduction": "token_mean", "kl": 0},
+    ),
+    # 256 x 16 / 512 (grpo_math_1B's train_global_batch_size) = 8 updates; 3 x 256 prompts a round, ten rounds
+    "nemo-rl 671B": (
+        "dsv3.yaml",
+        public.NEMO_671B,
+        {"prompts": 256, "responses": 4096, "updates": 8, "first round": 768, "cap": 7680, "ratio": (0.8, 1.28)}
+        | {"dual": 10, "penalised": (4096, 6144), "limit": 8192, "reduction": "token_mean", "kl": 0},
+    ),
+    "nemo-rl 9B": (
+        "9b.yaml",
+        public.NEMO_9B,
+        {"prompts": 32, "responses": 512, "updates": 1, "first round": 32, "cap": None, "ratio": (0.8, 1.28)}
+        | {"dual": 10, "penalised": (7680, 8192), "limit": 8192, "reduction": "token_mean", "kl": 0},
+    ),
+    "skyrl 1.7B": ("aime.sh", public.SKYRL_1_7B, {**MATH_7B, "reduction": "token_mean"}),
+    "skyrl 7B": ("7b.sh", public.SKYRL_7B, {**MATH_7B, "reduction": "micro_batch_mean"}),
+    "skyrl 30B": ("lora.sh", public.SKYRL_30B_LORA, {**MATH_7B, "reduction": "micro_batch_mean"}),
+    "skyrl async": (
+        "async.sh",
+        public.SKYRL_ASYNC,
+        {**MATH_7B, "prompts": 32, "responses": 512, "updates": 1, "first round": 32, "reduction": "token_mean"},
+    ),
+    "areal dynamic": ("dapo_dynamic_bs.yaml", public.AREAL_DYNAMIC, CASES["areal"][2]),
+    # 8 rows x 2 slices x 2 devices = 32 responses, an update of as many, three times over; the batch and 3 more
+    "ms-swift 1.5B": (
+        "fipo.sh",
+        public.SWIFT_FIPO.replace("LOSS", "dapo"),
+        {"prompts": 4, "responses": 32, "updates": 1, "first round": 4, "cap": 16, "ratio": (0.8, 1.28), "dual": 10}
+        | {"penalised": None, "limit": 4096, "reduction": "token_mean", "kl": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FURTHER)
+def test_the_arithmetic_of_another_size(case: str, tmp_path) -> None:
+    name, text, expected = FURTHER[case]
+    made, recipe = imported(text, name, tmp_path)
+    assert made.system == case.partition(" ")[0]
+    assert made.refused == ""
+    assert arithmetic(recipe) == expected
+
+
+def test_what_the_other_sizes_have_of_their_own(tmp_path) -> None:
+    def recipe(text: str, name: str = "a.sh") -> Recipe:
+        return imported(text, name, tmp_path)[1]
+
+    fp8 = recipe(public.VERL_30B_FP8)
+    assert (fp8.algorithm.correction.kind, fp8.algorithm.correction.cap) == ("truncate", 2.0)
+    assert (fp8.trainer.steps, fp8.data.max_prompt_tokens) == (500, 1024)
+    big = recipe(public.NEMO_671B, "a.yaml")
+    assert (big.learner.learning_rate, big.trainer.steps) == (5e-7, 10)
+    nine = recipe(public.NEMO_9B, "a.yaml")
+    assert (nine.learner.learning_rate, nine.learner.weight_decay, nine.learner.warmup) == (1e-6, 0.1, 5)
+    assert (nine.algorithm.correction.kind, nine.algorithm.correction.cap) == ("truncate", 2.0)
+    lora = recipe(public.SKYRL_30B_LORA)
+    assert (lora.model.lora.rank, lora.model.lora.lora_alpha, lora.learner.learning_rate) == (128, 128, 1e-5)
+    assert (lora.algorithm.correction.kind, lora.algorithm.correction.cap) == ("truncate", 2.0)
+    assert (lora.learner.warmup, lora.learner.schedule_unit, lora.validation.samples) == (160, "optimizer", 32)
+    assert recipe(public.SKYRL_ASYNC).rollout.max_staleness == 8
+    dynamic = recipe(public.AREAL_DYNAMIC, "a.yaml")
+    assert (dynamic.algorithm.dynamic_sampling.mode, dynamic.rollout.max_staleness) == ("off", 2)
+    assert dynamic.learner.betas == (0.9, 0.999)
+
+
+def test_a_loss_that_is_none_of_ours_is_listed_with_what_is_taken() -> None:
+    made = import_text(public.SWIFT_FIPO.replace("LOSS", "fipo"), "fipo.sh")
+    assert "# - loss_type = fipo: has no counterpart; `algorithm.loss.reduction` keeps its default" in made.text
+    assert made.reading.lines["rollout.server.url"].value == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("style", "expected"), [("cosine", ("cosine", 0.1)), ("linear", ("linear", 0.1)), ("WSD", ("constant", None))]
+)
+def test_megatron_has_an_optimiser_of_its_own_in_nemo_rl(style: str, expected: tuple[str, float | None]) -> None:
+    text = public.NEMO_9B.replace("lr_decay_style: constant", f"lr_decay_style: {style}")
+    lines = import_text(
+        text.replace("policy:\n", "policy:\n  optimizer: {kwargs: {lr: 3.0}}\n"), "a.yaml"
+    ).reading.lines
+    ratio = lines.get("learner.final_ratio")
+    assert (lines["learner.schedule"].value, ratio and round(ratio.value, 9)) == expected
+    assert lines["learner.learning_rate"].value == 1e-6  # and not the one that is not read
+    plain = import_text(text.replace("    enabled: true\n    optimizer", "    enabled: false\n    optimizer"), "a.yaml")
+    assert plain.reading.lines["learner.learning_rate"].value == 5e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (
+            "actor_rollout_ref: {rollout: {n: 8}, model: {lora_rank: 32, lora_alpha: 64, target_modules: all-linear}}",
+            "a.yaml",
+            (32, 64, "all-linear"),
+        ),
+        ("actor_rollout_ref: {rollout: {n: 8}, model: {lora_rank: 0, lora_alpha: 16}}", "a.yaml", None),
+        (
+            "grpo: {num_prompts_per_step: 4}\npolicy: {dtensor_cfg: {lora_cfg: {enabled: true, dim: 16, "
+            "target_modules: [q_proj], dropout: 0.1}}}",
+            "a.yaml",
+            (16, 32, ["q_proj"]),
+        ),
+        (
+            "grpo: {num_prompts_per_step: 4}\npolicy: {dtensor_cfg: {lora_cfg: {enabled: false, dim: 16}}}",
+            "a.yaml",
+            None,
+        ),
+        (
+            "gconfig: {n_samples: 4}\nactor: {path: m, use_lora: true, lora_rank: 8, lora_alpha: 8}",
+            "a.yaml",
+            (8, 8, None),
+        ),
+        ("gconfig: {n_samples: 4}\nactor: {path: m, lora_rank: 8}", "a.yaml", None),
+    ],
+)
+def test_an_adapter_comes_along(text: str, name: str, expected: tuple[Any, ...] | None) -> None:
+    made = import_text(text, name)
+    assert made.refused == ""
+    found = [made.reading.lines.get(f"model.lora.{key}") for key in ("rank", "lora_alpha", "target_modules")]
+    values = tuple(line and line.value for line in found)
+    assert values == (expected or (None, None, None))
+    assert ("dropout = 0.1: an adapter has no dropout here" in made.text) == ("dropout" in text)
+
+
+def test_a_default_that_a_script_assigns_holds_for_what_follows() -> None:
+    """As ``: "${X:=8}"`` does, unless it was set before; the first use of a plain default does not."""
+    script = 'N=4\n: "${N:=8}" ${G:=8} ${P:-64}\npython -m verl.trainer.main_ppo data.train_batch_size=$P '
+    script += (
+        "actor_rollout_ref.rollout.n=$G actor_rollout_ref.actor.ppo_mini_batch_size=$N algorithm.adv_estimator=grpo"
+    )
+    made = import_text(script, "a.sh")
+    assert made.reading.lines["rollout.group_size"].value == 8
+    assert made.reading.lines["learner.minibatch_prompts"].value == 4
+    assert "$P is set outside of the script" in made.text
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_arithmetic_of_a_public_configuration(case: str, tmp_path) -> None:
     name, text, expected = CASES[case]
@@ -104,9 +254,9 @@ def test_the_arithmetic_of_a_public_configuration(case: str, tmp_path) -> None:
     assert arithmetic(recipe) == expected
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *FURTHER])
 def test_every_line_says_where_it_came_from_and_no_key_is_lost(case: str) -> None:
-    name, text, _ = CASES[case]
+    name, text, _ = (CASES | FURTHER)[case]
     made = import_text(text, name)
     loaded = YAML(typ="safe").load(made.text)
     for line in made.text.splitlines():

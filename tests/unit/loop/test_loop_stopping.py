@@ -98,6 +98,13 @@ def test_a_mark_of_steps_that_are_done_again_goes(tmp_path):
         again.trainer.checkpoints.best_step()
 
 
+def test_a_resume_whose_recipe_names_no_metric_keeps_the_newest_alone(tmp_path):
+    assert valued_run(tmp_path, steps=3, **BEST)()
+    again = valued_run(tmp_path, resume=True)
+    assert again()
+    assert kept(again) == ([5, 6], None)
+
+
 def test_of_a_run_whose_data_end_the_last_step_counts_as_well(tmp_path):
     run = valued_run(tmp_path, [0.1, 0.2, 0.3, 0.9], steps=9, end=12, evaluate_every=2, save_every=2, **BEST)
     assert run()
@@ -113,7 +120,7 @@ def test_a_run_without_gain_ends_and_says_so(tmp_path):
     run = valued_run(tmp_path, steps=9, **early(2))
     assert run()  # it is at its end
     assert run.trainer.counters.training_steps == 5
-    said = f"{ACCURACY} was not better for 2 times in a row (best: 0.5, at step 3; trainer.early_stop.patience = 2)"
+    said = f"{ACCURACY} was not better 2 times in a row (best: 0.5, at step 3; trainer.early_stop.patience = 2)"
     assert (run.trainer.stopping.early, run.recorder.said, run.trainer.stopping.by) == (said, [said], "")
     assert run.saved[-1] == 5
     again = valued_run(tmp_path, steps=9, resume=True, **early(2))
@@ -163,8 +170,18 @@ def test_better_is_what_the_glossary_says_and_nan_says_nothing():
     [
         (
             {"checkpoint": {"best": "validation/acuracy"}},
-            r"checkpoint.best: \"validation/acuracy\"\n +is no metric; `dapo explain",
+            r"best: \"validation/acuracy\"\n +is no metric; did you mean `validation/accuracy`\? `dapo explain",
         ),
+        (
+            {"trainer": {"early_stop": {"metric": "validation/held_out/acuracy"}}},
+            r"is no metric; did you mean `validation/held_out/accuracy`\?",
+        ),
+        ({"checkpoint": {"best": "validation/held_out/pass@k", "best_is": "highest"}}, r"`validation/held_out/pass@4`"),
+        (
+            {"checkpoint": {"best": "validation/held_uot/accuracy"}},
+            r"names no held-out set of this run; did you mean `validation/held_out/accuracy`\? its sets: held_out",
+        ),
+        ({"checkpoint": {"best": "nothing like it"}}, r"is no metric; `dapo explain validation/accuracy`"),
         ({"trainer": {"early_stop": {"metric": "step"}}}, r"early_stop.best_is=highest or lowest"),
         ({"checkpoint": {"best": ACCURACY}, "data": {}}, r"needs held-out problems"),
         ({"checkpoint": {"best": "validation/loss"}}, r"is measured by `dapo sft` alone"),
@@ -198,6 +215,41 @@ def test_a_run_ends_before_its_time_is_over(tmp_path):
     assert (run.trainer.counters.training_steps, run.recorder.checkpoints) == (5, [2, 4, 5])
     assert (run.trainer.stopping.by, run.trainer.stopping.out_of_time) == ("trainer.max_hours", True)
     assert run.recorder.said[0].startswith("trainer.max_hours = 1: 600 s are left, and a step took up to 600 s")
+
+
+def test_a_time_that_no_step_fits_into_says_so():
+    clock = Clock()
+    deadline = Deadline(0.01, clock)  # 36 s
+    deadline.start()
+    clock.now = 40.0
+    assert deadline.passed(None) == (
+        "trainer.max_hours = 0.01 left no time for a single step: what comes before the first one (loading, the "
+        "evaluation before training) took 40 s. Give more: a resume needs that time again"
+    )
+    deadline = Deadline(0.01, clock)
+    deadline.start()
+    clock.now += 1.5
+    assert deadline.passed(None) == ""
+    clock.now += 50.0
+    assert deadline.passed(None) == "trainer.max_hours = 0.01 is over by 16 s, as a step took up to 50 s. Give more"
+
+
+@pytest.mark.parametrize(("at", "finished"), [(2, False), (3, True)])
+def test_what_asks_for_a_stop_in_the_last_step_stops_nothing(tmp_path, at, finished):
+    run = make_run(tmp_path, steps=3, evaluate_every=0)
+    for done in run.trainer.each_step():
+        if done.step == at:
+            run.trainer.stopping.stop("Ctrl-C")
+    assert (run.trainer.counters.training_steps, run.trainer.finished) == (at, finished)
+
+
+def test_whoever_leaves_behind_the_last_step_leaves_a_finished_run(tmp_path):
+    run = make_run(tmp_path, steps=3, evaluate_every=0)
+    for done in (steps := run.trainer.each_step()):
+        if done.step == 3:
+            break
+    steps.close()
+    assert (run.trainer.stopping.by, run.trainer.finished, run.recorder.checkpoints[-1]) == ("its caller", True, 3)
 
 
 @given(

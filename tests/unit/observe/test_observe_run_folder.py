@@ -70,6 +70,23 @@ def test_a_run_that_ended_before_its_recipe_was_written_is_as_good_as_none(tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["r"]
 
 
+@pytest.mark.parametrize(
+    ("resolved", "command"),
+    [
+        ("run: {stage: sft}", "sft"),
+        ("run: {stage: train}", "train"),
+        ("run: [", "train"),
+        ("- a", "train"),
+        ("", "train"),
+    ],
+)
+def test_a_run_that_is_there_is_gone_on_with_by_its_own_command(tmp_path, resolved, command):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "recipe.resolved.yaml").write_text(resolved)
+    with pytest.raises(RecipeError, match=rf"Continue it with `dapo {command} --resume {tmp_path}/r`"):
+        RunFolder.create(tmp_path, "r")
+
+
 @pytest.mark.parametrize("there", ["recipe.resolved.yaml", "notes.txt", "metrics.jsonl", "checkpoints"])
 def test_anything_else_in_a_folder_is_somebodys(tmp_path, there):
     (tmp_path / "r").mkdir()

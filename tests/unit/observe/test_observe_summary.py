@@ -124,6 +124,16 @@ def test_terminal_curve_has_its_width_and_rises():
     assert heights[max(heights)] == 0
 
 
+@pytest.mark.parametrize(
+    ("after", "said"), [(1.0, "those that gained most"), (0.0, "none went from wrong to right"), (None, "none went")]
+)
+def test_answers_are_said_to_have_gained_only_where_they_did(after, said):
+    out = RichConsole(file=io.StringIO(), width=120)
+    rows = [{"step": step, **metrics_of(step)} for step in (0, 10)]
+    out.print(summary_module.summary(rows, [sample(0, "p", 0.0), sample(10, "p", after)], 100))
+    assert said in out.file.getvalue()
+
+
 def test_before_and_after_pairs_the_same_problems_gains_first():
     samples = [
         sample(0, "a", 1.0),

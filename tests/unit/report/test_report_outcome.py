@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_rows import UNFILLED, rows, run_of, unfilled_run
 
+import dapo
 from dapo.contracts.evidence import Shares
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import shorten
@@ -32,6 +34,24 @@ def test_a_finished_run_names_the_next_commands():
     assert (status["state"], status["title"], status["step"], status["steps"]) == ("finished", "finished", 60, 60)
     assert status["said"].startswith("All 60 steps are done. Next: `dapo evaluate runs/it --samples 16`")
     assert (status["started"], status["updated"], status["log"]) == (1e9, 1e9 + 60, [])
+
+
+def test_a_supervised_run_goes_on_with_its_own_command():
+    data = Path(dapo.__file__).parent / "recipes" / "own_data.jsonl"
+    run = run_of(rows(1), "run.stage=sft", f"sft.train=[{{path: {data}}}]", state="interrupted")
+    assert "1 of 60 steps is done. Stopped by Ctrl-C, and saved. `dapo sft --resume runs/it` goes on" in words_of(run)
+    assert "`dapo train --resume runs/it`" in words_of(run_of(rows(1), state="interrupted"))
+
+
+def words_of(run):
+    return status_of(run)["said"]
+
+
+def test_a_run_of_one_step_is_spoken_of_in_the_singular():
+    run = run_of(rows(1), "trainer.steps=1")
+    assert words_of(run).startswith("The only step is done. Next:")
+    assert "1 of 60 steps is done, 0.260 s each" in words_of(run_of(rows(1), state="running", held=True))
+    assert "1 steps" not in words(run)
 
 
 def test_a_run_that_says_it_runs_and_holds_nothing_was_killed():

@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from engine_requests import prompt, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tape import WAITS
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo.contracts.seeds import stream_keys, uniforms
-from dapo.rollout.sampling import Law, draw, draw_mixed, truncate
+from dapo.rollout import sampling
+from dapo.rollout.embedded import EmbeddedEngine
+from dapo.rollout.sampling import Law, draw, draw_mixed, truncate, truncate_by_few
 
 
 def _uniform(rows: int) -> torch.Tensor:
@@ -112,3 +119,101 @@ def test_non_finite_logits_give_a_non_finite_logprob():
     token, logprob = draw(torch.full((1, 5), torch.nan), _uniform(1), Law())
     assert 0 <= token.item() < 5
     assert not torch.isfinite(logprob).item()
+
+
+# ---------------------------------------------------------------------- truncation without an order of the vocabulary
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    width=st.sampled_from([0.0, 0.3, 1.0, 3.0, 8.0]),
+    step=st.sampled_from([0.0, 0.25, 2.0]),  # equal logits, as bfloat16 makes them
+    hidden=st.sampled_from([0.0, 0.3, 0.9]),
+    top_k=st.sampled_from([0, 1, 2, 5, 11]),
+    top_p=st.sampled_from([1e-9, 0.1, 0.25, 0.5, 0.7, 0.75, 0.9, 0.999, 1.0]),
+    candidates=st.sampled_from([12, 30, 69]),
+)
+def test_few_candidates_keep_what_the_whole_order_keeps(seed, width, step, hidden, top_k, top_p, candidates):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(6, 70, generator=generator) * width
+    logits = logits if not step else (logits / step).round() * step
+    logits[torch.rand(6, 70, generator=generator) < hidden] = -torch.inf
+    whole, few = truncate(logits, top_k, top_p), truncate_by_few(logits, top_k, top_p, candidates)
+    for found, wanted in zip(few, whole, strict=True):
+        if not found.isnan().any():
+            assert torch.equal(found, wanted)
+
+
+def settled(logits, top_k=0, top_p=1.0, candidates=4):
+    """Which rows so many candidates settle."""
+    return (~truncate_by_few(logits, top_k, top_p, candidates).isnan().any(-1)).tolist()
+
+
+def test_which_rows_a_few_candidates_settle():
+    sharp = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.02]).log()
+    assert settled(sharp.expand(1, -1), top_p=0.7) == [True]
+    assert settled(sharp.expand(1, -1), top_p=0.96) == [False]  # four candidates have 0.95
+    assert settled(sharp.expand(1, -1), top_k=3) == [True]
+    equal = torch.tensor([[3.0, 1.0, 1.0, 1.0, 1.0, 0.0], [3.0, 1.0, 1.0, 0.0, 0.0, 0.0]])
+    assert settled(equal, top_k=2) == [False, True]  # a fifth token may be as likely as the second one
+    assert truncate_by_few(equal, 2, 1.0, 4)[1].isfinite().nonzero()[:, 0].tolist() == [0, 1]
+    assert settled(torch.zeros(1, 8), top_p=0.5) == [False]  # a border at a token's: rounding would decide
+    broken = torch.tensor([[torch.nan, 1.0, 0.0, 0.0, 0.0, 0.0], [torch.inf, 1.0, 0.0, 0.0, 0.0, 0.0]])
+    assert settled(broken, top_p=0.9) == [False, False]
+
+
+@pytest.mark.parametrize("law", [Law(1.0, 0.7), Law(0.8, 0.95, 40), Law(1.0, 1.0, 7)])
+def test_draws_from_a_large_vocabulary_are_the_bits_of_the_whole_order(law, monkeypatch):
+    logits = torch.randn(8, 6000, generator=torch.Generator().manual_seed(0)) * 4
+    wanted = draw(logits, _uniform(8), law)
+    monkeypatch.setattr(sampling, "truncate", None)  # is not called
+    found = draw(logits, _uniform(8), law, candidates=1024)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+
+
+def test_a_small_vocabulary_is_put_in_order_at_once(monkeypatch):
+    monkeypatch.setattr(sampling, "truncate_by_few", None)  # is not called
+    draw(torch.randn(2, 4000), _uniform(2), Law(top_p=0.9), candidates=1024)
+
+
+def test_drawing_asks_the_device_nothing():
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert func.overloadpacket.__name__ not in WAITS, f"{func} waits for the device"
+            return func(*args, **(kwargs or {}))
+
+    logits = torch.randn(9, 200, generator=torch.Generator().manual_seed(0))
+    laws = [Law(0.0), Law(0.5, 0.8, 0), Law(1.0, 1.0, 3)]
+    groups = [(law, torch.arange(i, 9, 3)) for i, law in enumerate(laws)]
+    with Watch():
+        draw_mixed(logits, _uniform(9), groups, 16)
+
+
+@pytest.mark.parametrize("laws", [[{"top_p": 0.8}], [{"top_p": 0.9}, {"temperature": 0.0}, {"top_k": 3}]])
+def test_an_engine_draws_unsettled_rows_again(laws, model, monkeypatch):
+    """With two candidates some rows are not settled at first; then the engine looks at more."""
+
+    def run(few):
+        monkeypatch.setattr(sampling, "FEW", few)
+        engine = EmbeddedEngine(model("qwen3"), slots=4)
+        engine.submit([request(n, prompt_ids=prompt(n, 5), **laws[n % len(laws)]) for n in range(9)])
+        found = {}
+        while events := engine.poll():
+            found |= {event.key: event for event in events}
+        return engine, found
+
+    by_few = []
+    real = sampling.truncate_by_few
+    monkeypatch.setattr(sampling, "truncate_by_few", lambda *given: by_few.append(given[-1]) or real(*given))
+    engine, found = run(2)
+    assert 2 <= min(by_few) < max(by_few) <= 10  # a quarter of the vocabulary at most
+    assert engine._candidates.count > 2
+    by_few.clear()
+    _, wanted = run(1000)
+    assert not by_few
+    assert found.keys() == wanted.keys()
+    for key, event in wanted.items():
+        assert found[key].token_ids.tolist() == event.token_ids.tolist()
+        np.testing.assert_array_equal(found[key].logprobs, event.logprobs)

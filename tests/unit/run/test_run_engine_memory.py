@@ -9,6 +9,7 @@ import pytest
 from dapo.config import schema
 from dapo.models.adapter import adapter_parameters
 from dapo.run import engines
+from dapo.run.held import learner_holds
 
 N = 1_000_000
 
@@ -37,15 +38,23 @@ def recipe(dtype: str, kl: float = 0.0, offload: bool = False, rank: int | None 
 )
 def test_what_a_learner_holds_between_two_steps(dtype, kl, offload, bytes_each):
     facts = SimpleNamespace(parameters=N)
-    assert engines.learner_state(recipe(dtype, kl, offload), facts) == bytes_each * N
+    assert learner_holds(recipe(dtype, kl, offload), facts).beside_weights == bytes_each * N
 
 
 def test_an_adapters_learner_holds_the_adapters_state_alone():
     with_adapter = recipe("bfloat16", rank=8)
     shapes = {"model.layers.0.self_attn.q_proj.weight": (64, 32), "lm_head.weight": (1000, 32)}
     facts = SimpleNamespace(parameters=N, shapes=shapes)
-    assert engines.learner_state(with_adapter, facts) == 12 * adapter_parameters(shapes, with_adapter.model.lora)
-    assert 0 < engines.learner_state(with_adapter, facts) <= 12 * 8 * (64 + 32)
+    found = learner_holds(with_adapter, facts).beside_weights
+    assert found == 12 * adapter_parameters(shapes, with_adapter.model.lora)
+    assert 0 < found <= 12 * 8 * (64 + 32)
+
+
+def test_a_reference_that_is_the_model_without_its_adapter_is_not_held_twice():
+    shapes = {"model.layers.0.self_attn.q_proj.weight": (64, 32), "lm_head.weight": (1000, 32)}
+    facts = SimpleNamespace(parameters=N, shapes=shapes)
+    without, against = (learner_holds(recipe("bfloat16", kl=kl, rank=8), facts) for kl in (0.0, 0.1))
+    assert against == without
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -55,4 +64,4 @@ def test_the_embedded_engine_hears_of_both(monkeypatch, training):
     facts = SimpleNamespace(parameters=N, name="m", exact_positions=None)
     engines.make_engine(recipe("bfloat16"), facts, object(), longest=99, weights=None, run=None, learner=training)
     reserve = 12 * N if training else 0
-    assert told == {"slots": None, "longest": 99, "reserve": reserve, "shares_weights": True}
+    assert told == {"slots": None, "longest": 99, "reserve": reserve, "shares_weights": True, "cuda_graphs": None}

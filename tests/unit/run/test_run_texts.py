@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
@@ -78,10 +83,71 @@ def test_what_the_tokenizer_cannot_write_is_refused():
     words = tokenizer()
     with pytest.raises(RecipeError, match=r"rollout\.stop: '<eos>' is a special token.*stop_token_ids, with 1 beside"):
         make_texts(recipe(rollout={"stop": ["<eos>"]}), words)
-    with pytest.raises(RecipeError, match=r"data\.thinking: <pad> is a special token"):
-        make_texts(recipe({"thinking": {"enabled": True, "open": "<pad>"}}), words)
     with pytest.raises(RecipeError, match=r"18 tokens and the 2 that end the thinking leave none of 20"):
         make_texts(recipe(THINKS, {"thinking_budget": 18, "thinking_end": "</think> 5"}), words)
     tags = {"thinking": {"enabled": True, "close": "</nope>"}}
     with pytest.raises(RecipeError, match=r"the tokenizer cannot write '</nope>'"):
         make_texts(recipe(tags, {"thinking_budget": 8}), words)
+
+
+TAGS = ("[THINK]", "[/THINK]")
+TAGGED = {"thinking": {"enabled": True, "open": TAGS[0], "close": TAGS[1]}}
+
+
+def bytes_tokenizer(how):
+    """Of bytes, with tags that are added tokens: ``plain`` (as in Qwen3), ``special``, or so ``with a role``."""
+    alphabet = sorted(ByteLevel.alphabet())
+    raw = Tokenizer(BPE({letter: n for n, letter in enumerate(alphabet)}, [], ignore_merges=True))
+    raw.pre_tokenizer, raw.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", clean_up_tokenization_spaces=False)
+    if how == "with a role":
+        made.add_special_tokens({"additional_special_tokens": list(TAGS)})
+    else:
+        made.add_tokens([AddedToken(tag, special=how == "special", normalized=False) for tag in TAGS])
+    return made
+
+
+@pytest.mark.parametrize("how", ["special", "with a role"])
+def test_tags_that_are_special_tokens_are_read_as_those_that_are_none(how):
+    """Oracle: the same tokenizer in which they are plain added tokens, of the same numbers."""
+    ours, theirs = bytes_tokenizer(how), bytes_tokenizer("plain")
+    tags = ours.convert_tokens_to_ids(list(TAGS))
+    assert tags == theirs.convert_tokens_to_ids(list(TAGS))
+    assert "THINK" not in ours.decode(tags, skip_special_tokens=True)  # or there is nothing to test
+    settings = recipe(TAGGED, {"thinking_budget": 4, "thinking_end": "So[/THINK]"})
+    one, other = make_texts(settings, ours), make_texts(settings, theirs)
+    assert one.thinking.forced.tolist() == other.thinking.forced.tolist()
+    rng = np.random.default_rng(0)
+    texts = set()
+    for _ in range(300):
+        some = [*tags, *tags, ours.eos_token_id, *ours("a 7", add_special_tokens=False)["input_ids"]]
+        ids = rng.choice(some, size=rng.integers(1, 9)).astype(np.int64)
+        text = one.decode([ids])[0]
+        assert text == other.decode([ids])[0]
+        assert one.thinking.begun(ids) == other.thinking.begun(ids)
+        for begun in (False, True):
+            assert one.thinking.answer(text, begun) == other.thinking.answer(text, begun)
+        closings = text.count(TAGS[1])
+        assert one.thinking.tokens(ids, closings) == other.thinking.tokens(ids, closings)
+        assert one.thinking.tokens(ids, closings) == max(
+            (n + 1 for n in range(len(ids)) if ids[n] == tags[1]), default=0
+        )
+        texts.add(text)
+    assert len(texts) > 100
+
+
+def test_without_thinking_special_tokens_stand_in_no_text():
+    words = bytes_tokenizer("special")
+    ids = np.array(words("a[THINK]7<eos>", add_special_tokens=False)["input_ids"])
+    assert make_texts(recipe(), words).decode([ids]) == ["a7"]
+    assert make_texts(recipe(TAGGED), words).decode([ids]) == ["a[THINK]7"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [(["[/THINK]"], r"'\[/THINK\]' is a special token.*stop_token_ids, with 258"), (["THINK"], "is a part of a tag")],
+)
+def test_stop_strings_that_no_engine_would_see_are_refused(stop, said):
+    with pytest.raises(RecipeError, match=said):
+        make_texts(recipe(TAGGED, {"stop": stop}), bytes_tokenizer("special"))
+    assert make_texts(recipe(TAGGED, {"stop": ["THINK"]}), bytes_tokenizer("plain")).first_stop is not None

@@ -1,0 +1,13 @@
+"""Words that depend on a number."""
+
+from __future__ import annotations
+
+
+def counted(count: float, thing: str, things: str = "") -> str:
+    """``1 step``, ``2 steps``, ``1,000 steps``; ``things``: of a word whose plural has more than an s."""
+    return f"{count:,.0f} {thing if count == 1 else things or thing + 's'}"
+
+
+def in_a_row(times: int) -> str:
+    """``once``, ``3 times in a row``."""
+    return "once" if times == 1 else f"{times:,} times in a row"

@@ -1,0 +1,53 @@
+"""What a learner holds, in bytes: the one place that counts it, for `dapo check` and for the engine beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dapo.config.schema import Recipe
+from dapo.contracts.model import ModelFacts
+from dapo.models.adapter import adapter_parameters
+from dapo.run.parts import needs_reference
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of a learner in one process, whatever the model's layers keep for a backward pass aside."""
+
+    weights: int  # of the model, an adapter's own included
+    gradients: int  # while an optimiser step is made; a low-precision model's add up in float32
+    optimiser: int  # AdamW's two moments, and float32 masters of a low-precision model
+    reference: int  # frozen values of the trained parameters, on the device
+
+    @property
+    def beside_weights(self) -> int:
+        """Held on the device between two optimiser steps."""
+        return self.optimiser + self.reference
+
+
+def learner_holds(recipe: Recipe, facts: ModelFacts) -> Held:
+    """What the recipe's learner holds of a model, in one process."""
+    size, low = BYTES[recipe.model.dtype], recipe.model.dtype != "float32"
+    trained, adapter = trained_parameters(recipe, facts), recipe.model.lora.rank is not None
+    reference = keeps_reference(recipe) and not recipe.algorithm.reference.offload
+    return Held(
+        weights=(facts.parameters + trained * adapter) * size,
+        gradients=trained * (size + 4 * low),
+        optimiser=trained * (8 + 4 * low),
+        reference=trained * size * reference,
+    )
+
+
+def trained_parameters(recipe: Recipe, facts: ModelFacts) -> int:
+    """How many numbers the optimiser moves: the model's, or the adapter's."""
+    lora = recipe.model.lora
+    return facts.parameters if lora.rank is None else adapter_parameters(facts.shapes, lora)
+
+
+def keeps_reference(recipe: Recipe) -> bool:
+    """Whether frozen weights are kept for a reference: not for a model that is one without its adapter."""
+    free = recipe.model.lora.rank is not None and recipe.algorithm.reference.refresh_every is None
+    return needs_reference(recipe) and not free

@@ -1,0 +1,59 @@
+"""What ``dapo sft`` reads of a recipe that is for training by reward too."""
+
+import pytest
+
+from dapo.config import recipe_from_dict
+from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, read_by_sft
+from dapo.config.settings import settings
+
+RECIPE = {
+    "run": {"name": "both", "reward_workers": 2, "seed": 7},
+    "model": {"path": "builtin/signed-sum"},
+    "data": {"train": [{"task": "signed_sum", "size": 8}], "instruction": "Think.", "max_prompt_tokens": 99},
+    "rewards": [{"kind": "task"}],
+    "rollout": {"group_size": 4, "prompts_per_step": 2, "stop_token_ids": [2]},
+    "learner": {"learning_rate": 1e-4, "betas": [0.9, 0.99], "minibatch_prompts": 1},
+    "algorithm": {"overlong_filtering": False},
+    "trainer": {"steps": 3, "max_hours": 2},
+    "logging": {"tokens": 0, "console": "plain"},
+    "sft": {"train": [{"path": "x.jsonl"}], "learning_rate": 1e-3},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    return RECIPE
+
+
+def test_a_supervised_run_names_the_settings_that_it_reads(recipe):
+    assert set(recipe_from_dict(recipe, sft=True).difference) == {
+        "run.name",
+        "run.seed",
+        "data.instruction",
+        "rollout.stop_token_ids",
+        "learner.betas",
+        "trainer.max_hours",
+        "logging.console",
+        "sft.learning_rate",
+    }
+    both = set(recipe_from_dict(recipe).difference)
+    assert {"rollout.group_size", "learner.learning_rate", "trainer.steps", "run.reward_workers"} <= both
+
+
+def test_its_command_line_is_told_of_what_it_does_not_read(recipe):
+    said = recipe_from_dict(recipe, ["learner.learning_rate=1e-5", "sft.epochs=2", "algorithm.clip.high=0.3"], sft=True)
+    assert said.warnings == (
+        "`dapo sft` does not read learner.learning_rate (it has sft.learning_rate), algorithm.clip.high",
+    )
+    assert recipe_from_dict(recipe, ["sft.epochs=2", "learner.eps=1e-6", "run.name=x"], sft=True).warnings == ()
+
+
+def test_every_name_of_the_rule_is_a_setting():
+    known = settings()
+    assert all(section in known for section in _OF_REWARDS)
+    assert all(f"{section}.{name}" in known for section, names in _OF_REWARDS_TOO.items() for name in names.split())
+    assert all(path in known and read_by_sft(path) for path in _READ_ANYWAY)
+    assert not read_by_sft("rewards.0.weight")
+    assert not read_by_sft("data.train.0.size")
