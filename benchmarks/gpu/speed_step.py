@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape
+from dapo.checkpoint.store import CheckpointStore
 from dapo.contracts.phases import COMPUTING
 from dapo.contracts.recorder import Recorder
 from dapo.models.tiny import make_tiny_model
@@ -93,7 +94,7 @@ def run_steps(room: Room, recipe: Any) -> tuple[list[dict[str, float]], int]:
         try:
             longest = max(len(prompt.token_ids) for prompt in session.data.train)
             memory = estimate_memory(recipe, session.facts, longest).total
-            trainer = session.trainer(recorder, _Nowhere())
+            trainer = session.trainer(recorder, _Nowhere(room.folder / "checkpoints"))
             trainer.run()
         finally:
             session.close()
@@ -129,14 +130,9 @@ class _Nothing:
         return Path()
 
 
-class _Nowhere:
-    """A store that keeps no checkpoint: gigabytes, which nobody would load."""
+class _Nowhere(CheckpointStore):
+    """Keeps no checkpoint: gigabytes, which nobody would load."""
 
-    folder = Path()
-
-    def begin(self, step: int, write: Any, best: Any = None) -> _Nothing:
+    def begin(self, step: int, write: Any, best: Any = None) -> Any:
         """Not wanted here."""
         return _Nothing(step)
-
-    def steps(self) -> list[int]:
-        return []
