@@ -55,12 +55,14 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, 
 
 
 def register() -> None:
-    """Make ``attn_implementation="dapo"`` known to transformers. Idempotent."""
+    """Make ``attn_implementation="dapo"`` known to transformers. Idempotent.
+
+    Masks are the context's business. To an attention without a kind of mask transformers gives None at once; for one
+    with a kind of its own it would first ask the device whether the positions are those of packed rows.
+    """
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
 @contextmanager

@@ -49,9 +49,13 @@ def spied(monkeypatch):
     return seen
 
 
-def test_a_step_reads_once_and_sends_its_random_numbers_before_it_computes(model, spied):
-    """By the fused decoder; in the generic one transformers' own masks ask the device once more."""
-    engine = EmbeddedEngine(model("qwen3"), slots=4)
+@pytest.mark.parametrize(
+    ("decoder", "architecture", "config"),
+    [("fused", "qwen3", {}), ("generic", "phi3", {}), ("generic", "mistral", {"sliding_window": 16})],
+)
+def test_a_step_reads_once_and_sends_its_random_numbers_before_it_computes(decoder, architecture, config, model, spied):
+    engine = EmbeddedEngine(model(architecture, **config), slots=4)
+    assert engine.decoder_name == decoder
     engine.submit([request(0, i, prompt_ids=prompt(0, 9), max_tokens=30, stop_token_ids=()) for i in range(4)])
     with Watch():
         engine.poll(timeout=0.0)  # prefill, the first tokens, and a step
