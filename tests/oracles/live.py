@@ -1,4 +1,4 @@
-"""Ask the peers themselves, now, and compare our functions with what they say (``make oracles``).
+"""Ask the peers themselves, now, and compare our functions and whole steps with theirs (``make oracles``).
 
 Answers go to ``build/oracles/answers``; the committed fixtures stay as they are. Takes the options of pytest.
 """
@@ -18,8 +18,9 @@ def main() -> int:
         stale.unlink()
     missing = make_fixtures(answers, ROOT / "build" / "oracles", [])
     env = os.environ | {"DAPO_ORACLE_ANSWERS": str(answers)}
-    tests = HERE / "test_algorithms_oracles.py"
-    code = subprocess.run([sys.executable, "-m", "pytest", tests, *sys.argv[1:]], env=env, check=False).returncode
+    tests = [HERE / "test_algorithms_oracles.py", HERE / "test_step_oracles.py"]
+    command = [sys.executable, "-m", "pytest", "-m", "slow or not slow", *tests, *sys.argv[1:]]
+    code = subprocess.run(command, env=env, check=False).returncode
     if missing:
         print(f"not asked: {', '.join(missing)}")
     return code
