@@ -21,7 +21,6 @@ from dapo.errors import DataError, RecipeError
 from dapo.loop.trainer import Trainer as LoopTrainer
 from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
-from dapo.run.parts import make_schedule
 from dapo.run.train import Opened, Steps, begin, go_on
 
 LIVE = {
@@ -240,8 +239,7 @@ class Trainer:
         loop = opened.trainer
         live = isinstance(loop, LoopTrainer) and loop.counters.training_steps and _are_live(changes)
         if self._steps is not None and isinstance(loop, LoopTrainer) and live:
-            loop.adopt(loaded.recipe, make_schedule(loaded.recipe))
-            opened.folder.write(opened.folder.resolved_recipe, loaded.resolved)
+            opened.adopt(loaded)
             for change in changes:
                 opened.console.say(f"changed from step {self.step + 1} on: {change.sentence()}")
         elif changes:

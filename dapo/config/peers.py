@@ -54,7 +54,8 @@ _MODES = (
 )
 _KL = "0 in DAPO; `algorithm.kl_estimator` is k3 (verl's low_var_kl) unless set"
 _CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
-_ONE = "one process on one device, and servers for the rollouts"
+_COUNTS = "one device for each rank, and so many for each engine; docs/scaling.md"
+_MACHINES = f"of `dapo launch`; on a machine alone `learner.ranks` and `rollout.engines` count: {_COUNTS}"
 _PRODUCT = "with rows for each device and the devices a product in responses; divided by G"
 _RESUME = "dapo train --resume RUN"
 
@@ -269,8 +270,11 @@ PEER_KEYS: tuple[PeerKey, ...] = tuple(
     + _peer("warmup_steps lr_warmup_steps num_warmup_steps", (SWIFT, TRL, VERL), "learner.warmup")
     + _peer("max_grad_norm clip_grad", (SWIFT, TRL, VERL), "learner.max_grad_norm")
     + _peer("resume_from_checkpoint resume_mode", (SWIFT, TRL, SKYRL), "", f"use `{_RESUME}`")
-    + _peer("gpus_per_node num_nodes n_gpus_per_node nnodes", (NEMO, VERL), "", _ONE)
-    + _peer("launcher allocation_mode deepspeed", (AREAL, TRL, SWIFT), "", _ONE)
+    + _peer("num_nodes", NEMO, "slurm.nodes", _MACHINES)
+    + _peer("gpus_per_node", NEMO, "slurm.gpus_per_node", _MACHINES)
+    + _peer("nnodes", VERL, "slurm.nodes", _MACHINES)
+    + _peer("n_gpus_per_node", VERL, "slurm.gpus_per_node", _MACHINES)
+    + _peer("launcher allocation_mode deepspeed", (AREAL, TRL, SWIFT), "learner.ranks rollout.engines", _COUNTS)
     + _peer("data.max_response_length", VERL, "rollout.max_response_tokens")
     + _peer("rollout.n", VERL, "rollout.group_size")
     + _peer("actor.reward_scaling", AREAL, f"{_SCALE}.target_min {_SCALE}.target_max", "a factor there, a range here")

@@ -11,6 +11,10 @@ from dapo.config.peers import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
 
 _MEMORY = "memory and speed only: it changes nothing that is computed"
 _LAYOUT = "how the trainer is spread over devices: memory and speed only (docs/gpu.md says what is here)"
+_MACHINES = (
+    "machines and devices: slurm.nodes and slurm.gpus_per_node of `dapo launch`, learner.ranks, rollout.engines "
+    "(docs/scaling.md)"
+)
 _NO_CRITIC = "no critic here, as in DAPO: advantages come from the group; without effect"
 _NO_REWARD_MODEL = "answers are checked by a program here; a reward model would be a function (rewards.N.function)"
 _LOGS = "logs and folders: without effect on the run (docs/log.md, docs/reading_a_run.md)"
@@ -52,10 +56,11 @@ APART: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("*deepspeed*", (SWIFT, TRL), _LAYOUT),
     ("*ddp_*", (SWIFT, TRL), _LAYOUT),
     ("accelerate*", (TRL,), _LAYOUT),
-    ("*n_gpus_per_node", (VERL, AREAL), _LAYOUT),
-    ("*nnodes", (VERL,), _LAYOUT),
-    ("*n_nodes", (AREAL,), _LAYOUT),
-    ("cluster.*", (NEMO, AREAL), _LAYOUT),
+    ("*n_gpus_per_node", (VERL, AREAL), _MACHINES),
+    ("*nnodes", (VERL,), _MACHINES),
+    ("*n_nodes", (AREAL,), _MACHINES),
+    ("cluster.*", (AREAL,), _LAYOUT),
+    ("cluster.*", (NEMO,), _MACHINES),
     ("launcher*", (AREAL,), _LAYOUT),
     ("scheduler.*", (AREAL,), _LAYOUT),
     ("ray_kwargs*", (VERL,), _LAYOUT),

@@ -37,7 +37,7 @@ def start_guarded(
     ours, theirs = socket.socketpair()
     lifeline, our_lifeline = os.pipe()
     passed = (lifeline, theirs.fileno())
-    paths = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
+    paths = os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))  # "": where it was called
     limit = str(memory_mib or 0)
     try:
         process = subprocess.Popen(

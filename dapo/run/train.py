@@ -39,7 +39,7 @@ from dapo.observe.tokens import Pieces
 from dapo.observe.trackers import make_trackers
 from dapo.run.environment import record_machine
 from dapo.run.given import NOTHING_GIVEN, Given
-from dapo.run.parts import make_algorithm, make_objective
+from dapo.run.parts import make_algorithm, make_objective, make_schedule
 from dapo.run.session import Session
 from dapo.run.sft import SftSession
 from dapo.run.telling import difference_lines, resume_command, say_changes, say_end, say_recipe
@@ -54,6 +54,13 @@ OUT_OF_TIME = 75
 AnyTrainer = Trainer | SupervisedTrainer
 
 
+@dataclass(slots=True)
+class Going:
+    """The recipe that a run goes on with. It outlives a learner: what was changed meanwhile stays changed."""
+
+    loaded: LoadedRecipe
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A run that is about to train: whoever takes its steps one at a time holds on to these."""
@@ -61,6 +68,15 @@ class Opened:
     trainer: AnyTrainer
     folder: RunFolder
     console: Console
+    going: Going
+
+    def adopt(self, loaded: LoadedRecipe) -> None:
+        """Go on with settings that are read anew in each step, in this process, and after any resume or restart."""
+        assert isinstance(self.trainer, Trainer)
+        self.trainer.adopt(loaded.recipe, make_schedule(loaded.recipe))
+        self.trainer.facts["recipe"] = redact(loaded.recipe.model_dump(mode="json"))  # of the checkpoints to come
+        self.folder.write(self.folder.resolved_recipe, loaded.resolved)
+        self.going.loaded = loaded
 
 
 Steps = Generator[Opened | StepDone, None, int]
@@ -197,10 +213,10 @@ def _train(
     A learner that is lost is started again from the last checkpoint, as ``--resume`` does it: what was recorded behind
     it goes, engines get the weights of that step, and the steps are done again.
     """
-    most = loaded.recipe.cluster.max_learner_restarts
+    going, most = Going(loaded), loaded.recipe.cluster.max_learner_restarts
     for restart in range(1, most + 2):
         try:
-            return (yield from _attempt(loaded, folder, console, given, deadline, resume=resume))
+            return (yield from _attempt(going, folder, console, given, deadline, resume=resume))
         except LearnerLost as error:
             if restart > most:
                 raise
@@ -210,9 +226,10 @@ def _train(
 
 
 def _attempt(
-    loaded: LoadedRecipe, folder: RunFolder, console: Console, given: Given, deadline: Deadline, *, resume: bool
+    going: Going, folder: RunFolder, console: Console, given: Given, deadline: Deadline, *, resume: bool
 ) -> Steps:
     """Train from the start or from the last checkpoint, to the end or until it is stopped."""
+    loaded = going.loaded
     recipe = loaded.recipe
     with ExitStack() as stack:
         callbacks = Callbacks([*_trackers(recipe), *given.callbacks], console.warn)
@@ -239,7 +256,7 @@ def _attempt(
             console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
             callbacks.start(_start_event(recipe, folder, step), saved.get("recorder"))
             try:
-                yield Opened(trainer, folder, console)
+                yield Opened(trainer, folder, console, going)
                 yield from trainer.each_step()
             except GeneratorExit:  # whoever takes the steps has left, and the trainer has saved
                 trainer.stopping.stop("its caller")

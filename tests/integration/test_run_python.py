@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import dapo
-from dapo.errors import RecipeError
+from dapo.errors import LearnerLost, RecipeError
+from dapo.learner.local import LocalLearner
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import without_clock
 
@@ -146,6 +147,32 @@ def test_settings_change_between_steps_where_they_may(world):
     rates = trainer.run.metrics.column("train/learning_rate")
     assert rates[1] == pytest.approx(rates[0] * 2 / 10)  # the second of ten warm-up steps, of a tenth
     assert [row["step"] for row in trainer.run.metrics] == [0, 1, 2, 3]
+
+
+def test_a_change_outlives_a_learner_that_is_lost(world, monkeypatch):
+    """Steps behind the checkpoint are done again, with the settings that the run has by now."""
+    learn, lost = LocalLearner.learn, []
+
+    def fails(learner, step):
+        if step.version == 2 and not lost:
+            lost.append(step.learning_rates[-1])
+            raise LearnerLost("its process is gone")
+        return learn(learner, step)
+
+    monkeypatch.setattr(LocalLearner, "learn", fails)
+    given = settings(world.folder, "lost", rewards="math", **{"checkpoint.every": 1, "learner.warmup": 0})
+    with dapo.Trainer(**given) as trainer:
+        next(trainer)
+        trainer.change({"learner.learning_rate": 1e-3})
+        assert [step.step for step in trainer] == [2, 3]
+        assert trainer.recipe.learner.learning_rate == 1e-3
+    assert lost == [1e-3]
+    assert trainer.run.metrics.column("train/learning_rate") == [1e-2, 1e-3, 1e-3]
+    assert "learning_rate: 0.001" in (trainer.run.path / "recipe.resolved.yaml").read_text()
+    log = (trainer.run.path / "log.txt").read_text()
+    assert "its process is gone. Restart 1 of at most 3" in log
+    # the checkpoint of step 2 was written by the changed run, so that nothing is other than there
+    assert "other than at the checkpoint" not in log
 
 
 def test_a_stop_is_a_saved_end(world):

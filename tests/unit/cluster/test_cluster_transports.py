@@ -18,6 +18,7 @@ from dapo.cluster.inline import InlineTransport
 from dapo.cluster.processes import ProcessTransport
 from dapo.cluster.threads import ThreadTransport
 from dapo.contracts.remote import HostSpec
+from dapo.rewards.guarded import start_guarded
 
 MAKE = {
     "inline": lambda folder: Subject(InlineTransport(), folder, parallel=False, apart=False),
@@ -125,3 +126,18 @@ def wait_for_end(descriptor: int) -> None:
     """Until the process of this file descriptor has ended; the test's own time limit is the only one."""
     select.select([descriptor], [], [])
     os.close(descriptor)
+
+
+def test_a_process_finds_modules_where_its_driver_was_called(tmp_path, monkeypatch):
+    """``python -c`` and notebooks name that folder ``""`` among those where modules are looked for."""
+    (tmp_path / "hook_beside.py").write_text("print('found beside')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *filter(None, sys.path)])
+    with (tmp_path / "said.txt").open("wb") as sink:
+        guard, connection, lifeline = start_guarded(
+            lambda _: [sys.executable, "-P", "-c", "import hook_beside"], sink, {}
+        )
+    assert guard.wait() == 0, (tmp_path / "said.txt").read_text()
+    assert "found beside" in (tmp_path / "said.txt").read_text()
+    connection.close()
+    os.close(lifeline)

@@ -37,6 +37,16 @@ def test_the_facts_in_words():
     assert in_one_line(machine_of(LINE)).startswith("AMD EPYC, 2 cores; accelerator none; memory 31.4 GiB; threads 1; ")
 
 
+def test_where_ranks_and_engines_were_is_told_by_machine():
+    """Of a run on a Ray cluster; any other has no such line."""
+    hosts = {"rank-0": "node-1", "rank-1": "node-2", "engine-0": "node-1", "engine-1": "node-2"}
+    said = machine_of(LINE | {"hosts": hosts})
+    assert dict(said["facts"])["hosts"] == "node-1: rank-0, engine-0; node-2: rank-1, engine-1"
+    assert "; hosts node-1: rank-0, engine-0; node-2: rank-1, engine-1; python " in in_one_line(said)
+    for none in ({}, [], "node-1", {"rank-0": 3}):
+        assert "hosts" not in dict(machine_of(LINE | {"hosts": none})["facts"])
+
+
 @pytest.mark.parametrize("line", [None, [], {}, {"step": -1}, {"step": "0"}, {"step": True}])
 def test_what_is_no_line_is_left_out(line):
     assert machine_of(line) is None
