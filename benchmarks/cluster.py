@@ -1,6 +1,9 @@
-"""What a pool of engines costs: against the engine alone, and the driver's seconds for 1,024 engines.
+"""What several processes cost: pools of engines, the driver of 1,024 engines, ranks, publishes, a growing fleet.
 
-    python benchmarks/cluster.py [--rounds 5] [--engines 1024] [--tokens 8000] [--out results/cluster.md]
+    python benchmarks/cluster.py [--rounds 5] [--engines 1024] [--tokens 8000] [--only driver overhead learner publish
+                                  fleet] [--out results/cluster.md]
+
+Parts that are not asked for stay as they are in the results.
 
 *Pool overhead*: the quickstart's shape with random weights, 512 responses of drawn lengths, made by the embedded engine
 alone, by a pool of one inline, and by a pool of one in a process of its own, in turn; at several ``turn_steps``.
@@ -9,6 +12,8 @@ alone, by a pool of one inline, and by a pool of one in a process of its own, in
 does. Whatever travels is pickled and unpickled as for a process; packing and computing at the far end are not counted.
 ``together``: whenever the driver looks, every engine has answered. ``one by one``: it is woken for each answer by
 itself, the worst case.
+
+*Learner*, *publish*, *fleet*: ``cluster_parts.py`` says what is measured.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cluster_parts
 import numpy as np
 from cluster_engine import embedded
 from engine_decode import CASES, GROUP, make_lengths
@@ -180,41 +186,77 @@ def driver_seconds(engines: int, responses: int, tokens: int, *, lockstep: bool,
     }
 
 
+def driver_rows(many: int, tokens: int) -> list[dict[str, Any]]:
+    """A step of many engines in each mode."""
+    return [
+        driver_seconds(many, 8 * many, 11, lockstep=False, together=True),
+        driver_seconds(many, 8 * many, tokens, lockstep=False, together=True),
+        driver_seconds(many, 8 * many, tokens, lockstep=True, together=True),
+        driver_seconds(16, 8 * many, tokens, lockstep=False, together=True),
+        driver_seconds(many, 8 * many, 11, lockstep=False, together=False),
+    ]
+
+
 def page(found: dict[str, Any]) -> str:
     """The tables."""
-    machine = found["machine"]
+    lines = ["# What several processes cost", ""]
+    for part, title in TITLES.items():
+        if part not in found:
+            continue
+        machine = found[part]["machine"]
+        lines += [
+            f"## {title}",
+            "",
+            f"{machine['cpu']}, Python {machine['python']}, torch {machine['packages']['torch']}, commit "
+            f"{machine['commit']}, {machine['date']}: `{machine['command']}`. Load average at the start: "
+            f"{found[part]['load']:.1f}.",
+            "",
+            *TABLES[part](found[part]["rows"]),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def overhead_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "# What a pool of engines costs",
-        "",
-        f"{machine['cpu']}, Python {machine['python']}, torch {machine['packages']['torch']}, commit "
-        f"{machine['commit']}, {machine['date']}: `{machine['command']}`. Load average at the start: "
-        f"{found['load']:.1f}.",
-        "",
-        "One engine (the quickstart's shape, random weights, 512 responses of about 11 tokens, 256 slots), seconds "
-        "over those of the engine alone: median of the rounds [least, greatest].",
+        "One engine (the quickstart's shape, random weights, 512 responses of about 11 tokens, 256 slots), wall-clock "
+        "seconds over those of the engine alone: median of the rounds [least, greatest].",
         "",
         "| side | tokens/s | seconds over the engine alone |",
         "| --- | --- | --- |",
     ]
-    for row in found["overhead"]:
+    for row in rows:
         middle, least, greatest = row["ratio"]
         lines.append(
             f"| {row['side']} | {row['tokens_per_second']:,.0f} | {middle:.2f} [{least:.2f}, {greatest:.2f}] |"
         )
-    lines += [
-        "",
+    return lines
+
+
+def driver_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
         "The driver's seconds of processor time for one training step, turns of 64 decode steps, engines that take no "
         "time:",
         "",
         "| engines | responses | tokens | mode | turns | driver seconds | us a turn |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in found["driver"]:
+    for row in rows:
         lines.append(
             f"| {row['engines']:,} | {row['responses']:,} | {row['tokens']:,} | {row['mode']} | {row['turns']:,} | "
             f"{row['driver_seconds']:.2f} | {row['microseconds_a_turn']:.0f} |"
         )
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+TITLES = {
+    "overhead": "A pool of one engine",
+    "driver": "The driver of many engines",
+    "learner": "A learner over ranks",
+    "publish": "A publish",
+    "fleet": "A fleet that grows with its batch, simulated",
+}
+TABLES = {"overhead": overhead_table, "driver": driver_table, **cluster_parts.TABLES}
 
 
 def main() -> None:
@@ -222,20 +264,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engines", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--only", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--out", type=Path, default=HERE / "results/cluster.md")
     options = parser.parse_args()
-    found: dict[str, Any] = {"machine": describe_machine(), "load": os.getloadavg()[0]}
-    many, tokens = options.engines, options.tokens
-    found["driver"] = [
-        driver_seconds(many, 8 * many, 11, lockstep=False, together=True),
-        driver_seconds(many, 8 * many, tokens, lockstep=False, together=True),
-        driver_seconds(many, 8 * many, tokens, lockstep=True, together=True),
-        driver_seconds(16, 8 * many, tokens, lockstep=False, together=True),
-        driver_seconds(many, 8 * many, 11, lockstep=False, together=False),
-    ]
-    found["overhead"] = pool_overhead(options.rounds)
-    options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    options.out.write_text(page(found))
+    parts = {
+        "overhead": lambda: pool_overhead(options.rounds),
+        "driver": lambda: driver_rows(options.engines, options.tokens),
+        "learner": lambda: cluster_parts.learner_rows(options.rounds),
+        "publish": lambda: cluster_parts.publish_rows(options.rounds),
+        "fleet": lambda: cluster_parts.fleet_rows(options.engines),
+    }
+    kept = options.out.with_suffix(".json")
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    for part in options.only:
+        load = os.getloadavg()[0]
+        found[part] = {"machine": describe_machine(), "load": load, "rows": parts[part]()}
+        kept.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(page(found))
     print(page(found))
 
 

@@ -86,8 +86,8 @@ class OverlappedFleet(SimulatedEngine):
             self._changed.add(machine.index)
 
 
-def make_collector(case: Case, engine: SimulatedEngine) -> StreamingCollector:
-    """The collector of ``case`` over the simulated fleet."""
+def make_collector(case: Case, engine: SimulatedEngine, prompts: int | None = None) -> StreamingCollector:
+    """The collector of ``case`` over the simulated fleet; ``prompts``: of a step, other than the table says."""
     latency = round(case.verifier / engine.tick)
     limit = case.staleness
     settings: dict[str, Any] = {"max_groups": None, "lookahead": AHEAD if case.mode == "turns+" else 0.5}
@@ -107,7 +107,7 @@ def make_collector(case: Case, engine: SimulatedEngine) -> StreamingCollector:
         ),
         sampling=SamplingParams(max_tokens=CAP // UNIT),
         settings=DynamicSampling(**settings),
-        prompts_per_step=PROMPTS[case.devices],
+        prompts_per_step=prompts or PROMPTS[case.devices],
         group_size=GROUP,
         run_seed=SEED,
         verdict_lag=latency,

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dapo.config import Recipe
 from dapo.config.pool import engine_count, engine_devices, is_pool
+from dapo.config.transfer import weight_route
 from dapo.contracts.model import ModelFacts
+
+if TYPE_CHECKING:  # numpy comes with it
+    from dapo.contracts.types import Route
 
 MEMORY = (1.7e9, 3.3e9)
 """Bytes per second written to /dev/shm and read from it, measured with 256 MiB in 64 tensors on two busy cores."""
 DISK = (1.5e9, 1.5e9)
 """The same of a file system that several machines share: assumed."""
+NCCL = (40e9, 200e9)
+"""Bytes per second of a broadcast between machines (InfiniBand), and within one (NVLink): assumed."""
+GLOO = 0.8e9
+"""Of a broadcast between processors: measured with 256 MiB in 64 tensors to two processes, on two busy cores."""
+DEVICE = 1.5e12
+"""Of a copy within a device's memory: assumed."""
+STORE = (2e9, 1.5e9)
+"""Put into Ray's object store, and fetched by a machine: assumed."""
+
+_FILES = ("folder", "object_store")
 
 
 def reshards(recipe: Recipe, facts: ModelFacts) -> bool:
@@ -73,8 +88,11 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
         return
     whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
-    writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 else ""
+    writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 and weight_route(recipe) in _FILES else ""
     yield f"a publish is a set of {billions}{writers}, for {whom}"
+    if (route := weight_route(recipe)) != "folder":
+        yield _cost(recipe, route, count)
+        return
     local = count / MEMORY[0] + count / MEMORY[1]
     yield f"through /dev/shm of one machine ({MEMORY[0] / 1e9:g} GB/s in, {MEMORY[1] / 1e9:g} out): {local:,.1f} s"
     if recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or server:
@@ -83,3 +101,23 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
             f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {shared:,.1f} s, since every "
             "engine reads it over the same network"
         )
+
+
+def _cost(recipe: Recipe, route: Route, count: int) -> str:
+    """Seconds of a publish of ``count`` bytes by any route but a folder."""
+    if route == "broadcast":
+        between, within = (count / speed for speed in NCCL)
+        return (
+            f"by broadcast, whatever the number of engines: {between:,.1f} s between machines ({NCCL[0] / 1e9:g} GB/s "
+            f"over NCCL), {within:,.1f} s within one ({NCCL[1] / 1e9:g}); between processors {count / GLOO:,.1f} s "
+            f"({GLOO / 1e9:g} over gloo)"
+        )
+    if route == "ipc":
+        gathered = count / NCCL[1] if recipe.learner.ranks > 1 else 0.0
+        kept = ", and each rank holds all of it meanwhile" if recipe.learner.ranks > 1 else ""
+        return f"by the memory of the device that rank and engine share: {gathered + 2 * count / DEVICE:,.2f} s{kept}"
+    put, fetched = count / shards(recipe) / STORE[0], count / STORE[1]
+    return (
+        f"by Ray's object store ({STORE[0] / 1e9:g} GB/s into it from each rank's machine, {STORE[1] / 1e9:g} out on "
+        f"each engine's): {put + fetched:,.1f} s, all machines at once"
+    )

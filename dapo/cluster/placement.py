@@ -160,6 +160,15 @@ def misfit(plan: Plan, nodes: Sequence[Node]) -> str:
     return ""
 
 
+def late(plan: Plan, cpus: float, gpus: float, patience: float, address: str) -> str:
+    """Why a plan that the machines of the cluster at ``address`` could take is not placed; so much is free there."""
+    return (
+        f"{amounts(plan.cpus, plan.gpus)} in {_counted(len(plan.bundles), 'bundle')} did not become free within "
+        f"{patience:g} s (cluster.start_timeout) on the Ray cluster at {address}: it has as much, and at present "
+        f"{amounts(cpus, gpus, always=True)} are free; `ray status` shows who has the rest"
+    )
+
+
 def by_machine(bundles: Sequence[Bundle], machines: Sequence[str]) -> list[int]:
     """Which of the bundles that were granted stands for which of the plan's.
 

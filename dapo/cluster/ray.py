@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,20 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dapo.cluster.lines import Line
+from dapo.cluster.environment import own_paths, passed_on
+from dapo.cluster.lines import Line, LineCall
 from dapo.cluster.packed import PackedTransport
-from dapo.cluster.placement import Node, Place, Plan, amounts, by_machine, misfit
+from dapo.cluster.placement import Node, Place, Plan, by_machine, late, misfit
 from dapo.cluster.ray_head import OwnCluster
 from dapo.cluster.ray_seat import Order, Seat, Seated
 from dapo.cluster.served import packed
 from dapo.contracts.remote import HostLost, HostSpec
+from dapo.contracts.types import Ticket
 from dapo.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
 _PATIENCE = 10.0  # seconds for hosts to be gone once they were killed
-_PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "PYTORCH_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "VLLM_", "OMP_", "MKL_")
-"""Variables of the driver's environment that hosts on other machines are given, by their first letters."""
 _FREE = Place(-1, 0.0, 0.0)  # of a host that no plan speaks of: anywhere
 
 
@@ -107,13 +107,9 @@ class RayCluster:
         bundles = [_resources(bundle.cpus, bundle.gpus) for bundle in plan.bundles]
         self._group = placement_group(bundles, strategy="PACK")
         if not self._group.wait(patience):
-            free = ray.available_resources()
-            raise ClusterError(
-                f"{amounts(plan.cpus, plan.gpus)} in {len(bundles)} bundles were not free within {patience:g} s "
-                f"(cluster.start_timeout) on the Ray cluster at {self.address}: it has them, and at present "
-                f"{amounts(free.get('CPU', 0.0), free.get('GPU', 0.0), always=True)} are free; `ray status` shows who "
-                "has the rest"
-            )
+            remove_placement_group(self._group)
+            self._group, free = None, ray.available_resources()
+            raise ClusterError(late(plan, free.get("CPU", 0.0), free.get("GPU", 0.0), patience, self.address))
         machines = placement_group_table(self._group)["bundles_to_node_id"]
         granted = by_machine(plan.bundles, [machines[number] for number in range(len(bundles))])
         places = {name: replace(one, bundle=granted[one.bundle]) for name, one in plan.places.items()}
@@ -146,6 +142,15 @@ class RayCluster:
             self._own = None
 
 
+@dataclass(frozen=True, slots=True)
+class Laden:
+    """A call before which files have to be on the host's machine."""
+
+    content: bytes
+    folders: tuple[str, ...]  # of each part
+    parts: tuple[Any, ...]  # references, in whose place the actor finds what they stand for
+
+
 class RayHost:
     """A host's actor."""
 
@@ -162,7 +167,7 @@ class RayHost:
             concurrency_groups={"control": 1},
             max_restarts=0,
             max_task_retries=0,
-            runtime_env={"env_vars": _environment()},
+            runtime_env={"env_vars": passed_on()},
         )(Seat)
         self._actor = actor.remote()
         self._killed = False
@@ -170,24 +175,32 @@ class RayHost:
         self.line.put(order)
         self.line.start()
 
-    def ask(self, message: Order | bytes) -> bytes:
+    def ask(self, message: Order | Laden | bytes) -> bytes:
         """In the line's thread: ask, and wait for the answer."""
+        answer = b""
         try:
-            if isinstance(message, Order):
+            if isinstance(message, Laden):
+                asked = self._actor.ask_with.remote(message.content, message.folders, *message.parts)
+                lost, answer = ray.get(asked)
+            elif isinstance(message, Order):
                 lost, self.seated = ray.get(self._actor.open.remote(message))
-                answer = b""
                 if self.seated is not None:
                     log.info("%s is process %d on %s", self.name, self.seated.process, self.seated.machine)
             else:
                 lost, answer = ray.get(self._actor.ask.remote(message))
         except Exception as error:  # its actor or its machine is gone, or the cluster
-            raise HostLost(self._gone(error)) from None
+            raise HostLost(self.gone(error)) from None
         if lost:
             raise HostLost(lost)
         return answer
 
     def left(self) -> None:
         """Nobody asks any more: the actor is killed by the transport."""
+
+    def collect(self, folder: str) -> tuple[Any, Any]:
+        """Have the files of a folder of its machine put into the object store: what went wrong, and they, to come."""
+        went_wrong, content = self._actor.collect.options(num_returns=2).remote(folder)
+        return went_wrong, content
 
     def let_go(self) -> Any:
         """Ask the actor to kill the host; the call, None where there is nothing to wait for."""
@@ -205,7 +218,8 @@ class RayHost:
             ray.kill(self._actor)
         self.line.join(_PATIENCE)
 
-    def _gone(self, error: Exception) -> str:
+    def gone(self, error: Exception) -> str:
+        """How, in words."""
         who = f"{self.name} (not started yet)"
         if self.seated is not None:
             who = f"{self.name} (process {self.seated.process} on {self.seated.machine})"
@@ -213,7 +227,8 @@ class RayHost:
 
 
 class RayTransport(PackedTransport[RayHost]):
-    """Keeps ``dapo.contracts.remote.Transport``. What a host has started is killed before its actor is.
+    """Keeps ``dapo.contracts.remote.Transport`` and ``CarriesFiles``. What a host has started is killed before
+    its actor is.
 
     Args:
         places: of hosts, by their names; any other host may be anywhere and takes nothing.
@@ -238,6 +253,33 @@ class RayTransport(PackedTransport[RayHost]):
         self._hosts.append(host)
         return host
 
+    def call(self, host: RayHost, method: str, *args: Any) -> LineCall:
+        """Pickled now: whoever changes an argument afterwards changes nothing. What a ticket has shipped goes ahead."""
+        shipped = [arg.shipment for arg in args if isinstance(arg, Ticket) and arg.shipment is not None]
+        if not shipped:
+            return super().call(host, method, *args)
+        bare = tuple(replace(arg, shipment=None) if isinstance(arg, Ticket) else arg for arg in args)
+        parts = [(one.folder, part) for one in shipped for part in one.parts]
+        folders, references = zip(*parts, strict=True)
+        return host.line.put(Laden(packed((method, bare)), folders, references))
+
+    def collect(self, hosts: Sequence[RayHost], folder: str) -> tuple[Any, ...]:
+        """Take the files of a folder from the machines of ``hosts``; references to them.
+
+        Raises:
+            HostLost: a host is gone.
+            ClusterError: they cannot be taken.
+        """
+        asked = [host.collect(folder) for host in hosts]
+        for host, (went_wrong, _) in zip(hosts, asked, strict=True):
+            try:
+                told = ray.get(went_wrong)
+            except Exception as error:
+                raise HostLost(host.gone(error)) from None
+            if told:
+                raise ClusterError(f"weights in {folder} cannot go into the object store of the Ray cluster: {told}")
+        return tuple(content for _, content in asked)
+
     def where(self) -> dict[str, str]:
         """The machine of each host that has started."""
         return {host.name: host.seated.machine for host in self._hosts if host.seated is not None}
@@ -251,23 +293,6 @@ class RayTransport(PackedTransport[RayHost]):
         for host in mine:
             host.reap()
             self._hosts.remove(host)
-
-
-def own_paths() -> list[str]:
-    """Where the driver finds modules that are not installed with its Python: what hosts elsewhere find there too."""
-    own = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
-    found = []
-    for path in sys.path:
-        real = os.path.realpath(path or os.curdir)
-        if not any(real == prefix or real.startswith(prefix + os.sep) for prefix in own):
-            found.append(os.path.abspath(path or os.curdir))
-    return list(dict.fromkeys(found))
-
-
-def _environment() -> dict[str, str]:
-    """Of an actor: so that it finds this package, and libraries behave as the driver's."""
-    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    return {**passed, "PYTHONPATH": os.pathsep.join(own_paths())}
 
 
 def start_head(folder: str, object_store: int) -> str:

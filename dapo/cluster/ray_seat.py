@@ -11,10 +11,11 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dapo.cluster.carried import Content, Rooms
 from dapo.cluster.processes import ProcessHost, ProcessTransport
 from dapo.contracts.remote import HostLost
 
@@ -44,6 +45,7 @@ class Seat:
     def __init__(self) -> None:
         self._transport: ProcessTransport | None = None
         self._host: ProcessHost | None = None
+        self._rooms = Rooms()
         threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def open(self, order: Order) -> tuple[str, Seated | None]:
@@ -77,10 +79,30 @@ class Seat:
         except HostLost as error:
             return f"{error} (on {socket.gethostname()})", b""
 
+    def ask_with(self, message: bytes, folders: Sequence[str], *parts: Mapping[str, Content]) -> tuple[str, bytes]:
+        """``ask``, once each part's files are in its folder."""
+        by_folder: dict[str, list[Mapping[str, Content]]] = {}
+        for folder, part in zip(folders, parts, strict=True):
+            by_folder.setdefault(folder, []).append(part)
+        try:
+            for folder, own in by_folder.items():
+                self._rooms.lay_out(folder, own)
+        except OSError as error:
+            return f"weights that came through the object store do not fit on {socket.gethostname()}: {error}", b""
+        return self.ask(message)
+
+    def collect(self, folder: str) -> tuple[str, dict[str, Content]]:
+        """The files of a folder of this machine, which goes; or why they cannot be had."""
+        try:
+            return "", self._rooms.collect(folder)
+        except OSError as error:
+            return f"{error} (on {socket.gethostname()})", {}
+
     def end(self) -> None:
         """Kill the host, frozen or not; returns when it is gone."""
         if self._transport is not None:
             self._transport.close()
+        self._rooms.leave()
 
 
 def _end_with_parent() -> None:

@@ -21,7 +21,6 @@ def check_ranks(r: Recipe) -> Iterator[Problem]:
         for key, value, given in (
             ("learner.reshard_after_forward", learner.reshard_after_forward, learner.reshard_after_forward != "auto"),
             ("learner.cpu_offload", True, learner.cpu_offload),
-            ("checkpoint.asynchronous", True, r.checkpoint.asynchronous),
         ):
             if given:
                 yield Problem(key, "is only read with learner.ranks above 1; take it out, or set learner.ranks", value)

@@ -21,6 +21,7 @@ from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.staleness import check_staleness
+from dapo.config.transfer import check_transfer
 
 if TYPE_CHECKING:  # numpy comes with it
     from dapo.contracts.types import RatioAgainst
@@ -374,6 +375,7 @@ _CHECKS = (
     _sampling,
     _engine,
     check_pool,
+    check_transfer,
     _learner,
     check_staleness,
     check_ranks,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dapo.errors import DapoError
 
@@ -29,6 +29,9 @@ class HostSpec:
 
 Host = Any
 """A started host, to be handed back to its transport and not looked into."""
+
+ROOM = "dapo-carried-"
+"""How folders begin through which a transport carries files; see ``CarriesFiles``."""
 
 Call = Any
 """A question to a host, answered or not, to be handed back to its transport and not looked into."""
@@ -74,3 +77,16 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Kill every host that is left. May be called twice."""
+
+
+@runtime_checkable
+class CarriesFiles(Protocol):
+    """A transport between whose hosts' machines files can travel, past the driver."""
+
+    def collect(self, hosts: Sequence[Host], folder: str) -> tuple[Any, ...]:
+        """Take the files of a folder from the machines of ``hosts``; what a ``Shipment`` knows them by.
+
+        Raises:
+            HostLost: a host is gone.
+            ClusterError: they cannot be taken.
+        """

@@ -348,14 +348,50 @@ class EvaluationProgress:
     total: int
 
 
+Route = Literal["shared", "folder", "object_store", "broadcast", "ipc"]
+"""How weights reach an engine: tensors of the same process; safetensors files; such files carried from machine to
+machine by a cluster's object store; a process group; memory of the device that learner and engine share."""
+
+PASSING: frozenset[Route] = frozenset({"broadcast", "ipc"})
+"""Routes that lead somewhere only just after the publish, for the engines that were there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the sender and the receivers of a broadcast find each other: a store that the driver keeps."""
+
+    host: str
+    port: int
+    group: str  # of these very processes, in their present incarnations
+    number: int  # of the publish
+    receivers: int
+    seconds: float  # that one waits for the others
+
+    @property
+    def key(self) -> str:
+        """Unlike that of any other publish."""
+        return f"{self.group}/{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """Files of a folder that are to be there on the machine of whoever gets this: the transport carries them."""
+
+    folder: str
+    parts: tuple[Any, ...]  # what the transport knows them by
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """Where new weights lie. It travels from learner to engine by way of the driver; no tensor does."""
 
     version: int
-    route: Literal["shared", "folder"]  # tensors of the same process; a safetensors file
-    address: str  # shared: in ``dapo.models.weights``; folder: its path, the same for learner and engine
+    route: Route
+    address: str  # shared: in ``dapo.models.weights``; folder, object_store: a path, the same for learner and engine
     names: tuple[str, ...]  # of the tensors, as in the checkpoint: parameters (a tied one once) and persistent buffers
+    meeting: Meeting | None = None  # broadcast
+    handles: bytes = b""  # ipc: pickled, by device
+    shipment: Shipment | None = None  # object_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.contracts.handle import Handle
+from dapo.contracts.handle import Done, Handle
 from dapo.contracts.remote import HostSpec, Transport
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
-from dapo.learner.hosts import LearnerHosts
+from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Meeting, Of, SavedFile, Ticket
+from dapo.learner.hosts import LearnerHosts, Saving
 from dapo.learner.local import LocalLearner
+from dapo.learner.publisher import Audience, Publisher
+from dapo.models.weights import model_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class HostFacts:
     """What a learner says of itself once it is there."""
 
     notes: tuple[str, ...]  # what a person should know of its model
+    names: tuple[str, ...]  # of what is published
 
 
 class LearnerHost:
@@ -35,9 +38,10 @@ class LearnerHost:
 
     def __init__(self, learner: LocalLearner) -> None:
         self._learner = learner
+        self._saving: Handle[list[SavedFile]] = Done([])
 
     def describe(self) -> HostFacts:
-        return HostFacts(self._learner.loaded.notes)
+        return HostFacts(self._learner.loaded.notes, tuple(model_tensors(self._learner.loaded.model)))
 
     def learn(self, step: LearnStep) -> Learned:
         """A training step, done."""
@@ -51,13 +55,30 @@ class LearnerHost:
         """The weights, written."""
         return self._learner.publish(version)
 
+    def send(self, meeting: Meeting) -> bool:
+        """The weights, broadcast; whether every engine took part."""
+        return self._learner.send(meeting)
+
+    def lend(self) -> tuple[str, list[tuple[str, Any]]]:
+        """The device, and handles of weights in its memory."""
+        return self._learner.lend()
+
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Of the named weights."""
         return self._learner.checksums(dtypes)
 
-    def save(self, folder: Path) -> list[SavedFile]:
-        """Write weights and optimiser state; the files, once they are there."""
-        return self._learner.save(folder).result()
+    def save(self, folder: Path, asynchronous: bool = False) -> list[SavedFile]:
+        """Write weights and optimiser state; the files, once they are there. With ``asynchronous`` none yet."""
+        self._saving = self._learner.save(folder)
+        return [] if asynchronous else self._saving.result()
+
+    def is_saved(self) -> bool:
+        """Whether ``saved`` would not wait."""
+        return self._saving.done()
+
+    def saved(self) -> list[SavedFile]:
+        """The files of the last ``save``, waited for."""
+        return self._saving.result()
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, or ranks."""
@@ -68,7 +89,7 @@ class LearnerHost:
         self._learner.export(folder)
 
     def close(self) -> None:
-        """Delete published weights that no engine came for."""
+        """Finish what is being written; delete published weights that no engine came for."""
         self._learner.close()
 
 
@@ -80,6 +101,8 @@ class LearnerApart:
     Args:
         transport: on which it lives.
         spec: what it makes is a ``LearnerHost``.
+        asynchronous: its learner writes checkpoints while training goes on.
+        audience: the engines, and the route to them; None: through a folder.
 
     Raises:
         LearnerLost: its process did not start.
@@ -87,12 +110,17 @@ class LearnerApart:
 
     Attributes:
         notes: what a person should know of its model.
+        publisher: of its weights, also for engines that come late.
     """
 
-    def __init__(self, transport: Transport, spec: HostSpec) -> None:
+    def __init__(
+        self, transport: Transport, spec: HostSpec, *, asynchronous: bool = False, audience: Audience | None = None
+    ) -> None:
+        self._asynchronous = asynchronous
         self._host = LearnerHosts(transport, [spec])
         (facts,) = self._host.facts
         self.notes: tuple[str, ...] = facts.notes
+        self.publisher = Publisher(self._host, facts.names, self._in_folder, audience or Audience())
         self._published: list[Path] = []
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
@@ -102,6 +130,7 @@ class LearnerApart:
             LearnerError: by ``result``: too many gradients in a row were not finite.
             LearnerLost: by ``result``: its process is gone.
         """
+        self.publisher.moved()
         return self._host.each("learn", [(step,)], _only)
 
     def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Handle[list[FloatArray]]:
@@ -109,11 +138,14 @@ class LearnerApart:
         return self._host.each("logprobs", [(rows, of)], _only)
 
     def publish(self, version: int) -> Ticket:
-        """The present weights, written to a folder of their own.
+        """By the route of the audience; else written to a folder of their own.
 
         Raises:
             EngineError: they cannot be written.
         """
+        return self.publisher.publish(version)
+
+    def _in_folder(self, version: int) -> Ticket:
         ticket: Ticket = _only(self._host.ask("publish", version))
         self._published = [*(folder for folder in self._published if folder.exists()), Path(ticket.address)]
         return ticket
@@ -125,6 +157,9 @@ class LearnerApart:
 
     def save(self, folder: Path) -> Handle[list[SavedFile]]:
         """Weights, optimiser state and the count of skipped steps, in the files of ``LocalLearner``."""
+        if self._asynchronous:
+            self._host.ask("save", folder, True)
+            return Saving(self._host)
         return self._host.each("save", [(folder,)], _only)
 
     def load(self, folder: Path) -> None:

@@ -11,8 +11,9 @@ from dapo.contracts.handle import Done, Handle
 from dapo.contracts.remote import HostSpec, Transport
 from dapo.contracts.stats import merge
 from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
-from dapo.learner.hosts import LearnerHosts, Pending
+from dapo.learner.hosts import LearnerHosts, Saving, all_files
 from dapo.learner.plan import Pass, check_in_step, plan_passes, plan_step
+from dapo.learner.publisher import Audience, Publisher
 from dapo.models.checksum import together
 from dapo.models.weights import WeightFolder
 
@@ -27,10 +28,15 @@ class LearnerGroup:
         weights_folder: through which weights are published.
         asynchronous: write checkpoints while training goes on.
         meeting: what has to live as long as the ranks do: where they met.
+        audience: the engines, and the route to them; None: through a folder.
 
     Raises:
         LearnerLost: a rank could not be started.
         DapoError: what the ranks raised: a model that cannot be loaded, say.
+
+    Attributes:
+        notes: what a person should know of the ranks' model, each once.
+        publisher: of its weights, also for engines that come late.
     """
 
     def __init__(
@@ -42,13 +48,16 @@ class LearnerGroup:
         *,
         asynchronous: bool = False,
         meeting: object = None,
+        audience: Audience | None = None,
     ) -> None:
         self._meeting = meeting
         self.settings, self._asynchronous = settings, asynchronous
         self._folder = WeightFolder(weights_folder)
-        self._saving: _Saving | None = None
+        self._saving: Saving | None = None
         self._hosts = LearnerHosts(transport, specs, settings.timeout)
         self.ranks, self.facts = self._hosts.ranks, self._hosts.facts
+        self.publisher = Publisher(self._hosts, self.facts[0].names, self._in_folder, audience or Audience())
+        self.notes = tuple(dict.fromkeys(note for rank in self.facts for note in rank.notes))
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
         """A whole training step: each rank gets its own rows and passes, in one message.
@@ -57,6 +66,7 @@ class LearnerGroup:
             LearnerError: by ``result``: too many gradients in a row were not finite.
             LearnerLost: by ``result``: a rank was lost, failed or gave no sign.
         """
+        self.publisher.moved()
         plans = plan_step(
             step,
             self.settings.microbatch_tokens,
@@ -86,11 +96,14 @@ class LearnerGroup:
         return self._hosts.each("logprobs", asked, in_order)
 
     def publish(self, version: int) -> Ticket:
-        """Every rank writes its slices into one new folder; no rank waits for another.
+        """By the route of the audience. Through a folder every rank writes its slices; no rank waits for another.
 
         Raises:
             EngineError: they cannot be written.
         """
+        return self.publisher.publish(version)
+
+    def _in_folder(self, version: int) -> Ticket:
         self._folder.keep_newest()
         folder = self._folder.new(version)
         self._hosts.ask("publish", folder)
@@ -104,9 +117,9 @@ class LearnerGroup:
     def save(self, folder: Path) -> Handle[list[SavedFile]]:
         """Each rank writes what it holds. Where it is asynchronous, the tensors are copied when this returns."""
         if not self._asynchronous:
-            return self._hosts.each("save", [(folder,)] * self.ranks, _files)
+            return self._hosts.each("save", [(folder,)] * self.ranks, all_files)
         self._hosts.ask("save", folder, True)
-        self._saving = _Saving(self._hosts)
+        self._saving = Saving(self._hosts)
         return self._saving
 
     def load(self, folder: Path) -> None:
@@ -128,32 +141,6 @@ class LearnerGroup:
         self._folder.clear()
 
 
-class _Saving:
-    """A checkpoint that is written while training goes on."""
-
-    def __init__(self, hosts: LearnerHosts) -> None:
-        self._hosts = hosts
-        self._asked: Pending[bool] | None = None
-        self._files: list[SavedFile] | None = None
-
-    def done(self) -> bool:
-        """Whether every rank has written its part. The ranks answer behind what they do; the asker does not wait."""
-        if self._files is not None:
-            return True
-        if self._asked is None:
-            self._asked = self._hosts.each("is_saved", [()] * self._hosts.ranks, all)
-        if not self._asked.done():
-            return False
-        found, self._asked = self._asked.result(), None
-        return found
-
-    def result(self, timeout: float | None = None) -> list[SavedFile]:
-        """The files, waited for."""
-        if self._files is None:
-            self._files = self._hosts.each("saved", [()] * self._hosts.ranks, _files).result(timeout)
-        return self._files
-
-
 def _learned(answers: Sequence[Any]) -> Learned:
     """Sums of all ranks; traces by minibatch, then by rank."""
     minibatches = zip(*(traces for _, traces in answers), strict=True)
@@ -161,10 +148,6 @@ def _learned(answers: Sequence[Any]) -> Learned:
         merge(stats for stats, _ in answers),
         [trace for parts in minibatches for own in parts for trace in own],
     )
-
-
-def _files(answers: Sequence[list[SavedFile]]) -> list[SavedFile]:
-    return [file for files in answers for file in files]
 
 
 def _renumbered(passes: Sequence[Pass], own: Sequence[int]) -> list[Pass]:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from dapo.contracts.remote import Call, HostLost, HostSpec, Transport
+from dapo.contracts.remote import Call, CarriesFiles, HostLost, HostSpec, Transport
+from dapo.contracts.types import SavedFile
 from dapo.errors import DapoError, LearnerLost
 
 T = TypeVar("T")
@@ -67,6 +68,19 @@ class LearnerHosts:
             raise self._lost
         calls = [self.transport.call(host, method, *own) for host, own in zip(self._hosts, args, strict=True)]
         return Pending(self, method, calls, combine)
+
+    def collect(self, folder: str) -> tuple[Any, ...]:
+        """Take files that they wrote away from their machines; what a ``Shipment`` knows them by.
+
+        Raises:
+            LearnerLost: one of them is gone.
+            ClusterError: they cannot be taken.
+        """
+        assert isinstance(self.transport, CarriesFiles)  # the recipe's checks
+        try:
+            return self.transport.collect(self._hosts, folder)
+        except HostLost as error:
+            raise self.lose(str(error)) from error
 
     def lose(self, why: str) -> LearnerLost:
         """Nobody is asked from now on; all of them are ended."""
@@ -192,6 +206,37 @@ class Pending(Generic[T]):
             return error  # type: ignore[return-value]
         lost.__cause__ = error
         return lost
+
+
+class Saving:
+    """A checkpoint that is written while training goes on; its tensors are copied."""
+
+    def __init__(self, hosts: LearnerHosts) -> None:
+        self._hosts = hosts
+        self._asked: Pending[bool] | None = None
+        self._files: list[SavedFile] | None = None
+
+    def done(self) -> bool:
+        """Whether every rank has written its part. The ranks answer behind what they do; the asker does not wait."""
+        if self._files is not None:
+            return True
+        if self._asked is None:
+            self._asked = self._hosts.each("is_saved", [()] * self._hosts.ranks, all)
+        if not self._asked.done():
+            return False
+        found, self._asked = self._asked.result(), None
+        return found
+
+    def result(self, timeout: float | None = None) -> list[SavedFile]:
+        """The files, waited for."""
+        if self._files is None:
+            self._files = self._hosts.each("saved", [()] * self._hosts.ranks, all_files).result(timeout)
+        return self._files
+
+
+def all_files(answers: Sequence[list[SavedFile]]) -> list[SavedFile]:
+    """Those of all processes."""
+    return [file for files in answers for file in files]
 
 
 _LOST, _OWN, _ECHOED = range(3)

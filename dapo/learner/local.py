@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dapo.algorithms.objective import Objective
-from dapo.contracts.handle import Done
+from dapo.contracts.handle import Done, Handle
 from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import (
     FloatArray,
     HasTokens,
     Learned,
     LearnStep,
+    Meeting,
     Of,
     SavedFile,
     Ticket,
@@ -26,7 +28,9 @@ from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import plan_step, split
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.models.adapter import merge_error, published
+from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
+from dapo.models.lending import lend
 from dapo.models.loaded import LoadedModel
 from dapo.models.weights import WeightFolder, model_tensors, offer
 
@@ -45,6 +49,7 @@ class LocalLearner:
         correction: Importance correction where the ratio runs against the learner's own log-probabilities.
         weights_folder: Publish through this folder; None: engines of this process read the very tensors.
         reference: The recipe's ``algorithm.reference`` where a reference is needed: the weights at hand become it.
+        asynchronous: Write checkpoints while training goes on.
     """
 
     def __init__(
@@ -56,13 +61,17 @@ class LocalLearner:
         correction: Correction | None = None,
         weights_folder: Path | None = None,
         reference: schema.Reference | None = None,
+        *,
+        asynchronous: bool = False,
     ) -> None:
         self.loaded, self.settings = loaded, settings
+        self._writer = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self.rank = PolicyStep(loaded, objective, settings, temperature, correction, reference)
         self._refreshes = reference is not None and reference.refresh_every is not None
         self._address = offer(loaded.model)
         self._folder = None if weights_folder is None else WeightFolder(weights_folder)
         self._weights_moved = False  # since the last publish
+        self._lent: list[torch.Tensor] = []  # memory that engines of this device may be reading
 
     def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Done[list[FloatArray]]:
         """Log-probability of every response token under the present weights, in the order of ``rows``.
@@ -84,6 +93,7 @@ class LocalLearner:
         """
         stats: list[Stats] = []
         traces: list[TokenTrace] = []
+        self._lent = []
         self.rank.entropy_coefficient = step.entropy_coefficient
         (plan,) = plan_step(
             step,
@@ -119,6 +129,21 @@ class LocalLearner:
             return Ticket(version, "shared", self._address, tuple(tensors))
         return Ticket(version, "folder", str(self._folder.write(version, tensors.items())), tuple(tensors))
 
+    def send(self, meeting: Meeting) -> bool:
+        """Broadcast the present weights to engines of other processes; whether all of them took part."""
+        self._weights_moved = False
+        return HERE.send(meeting, model_tensors(self.loaded.model), self.loaded.dtype)
+
+    def lend(self) -> tuple[str, list[tuple[str, Any]]]:
+        """The device, and handles of the weights in its memory, which stay as they are until the next ``learn``.
+
+        Raises:
+            LearnerError: they are not on a CUDA device.
+        """
+        self._weights_moved = False
+        device, handles, self._lent = lend(model_tensors(self.loaded.model), self.loaded.dtype)
+        return device, handles
+
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Of the named weights, rounded to the types that an engine holds them in; see the protocol."""
         present = published(self.loaded.model, aliases=True)
@@ -128,11 +153,17 @@ class LocalLearner:
             lambda name: checksum(present[name], getattr(torch, dtypes[name])),
         )
 
-    def save(self, folder: Path) -> Done[list[SavedFile]]:
-        """Weights, optimiser state and the count of skipped steps; ``load`` restores them to the bit."""
+    def save(self, folder: Path) -> Handle[list[SavedFile]]:
+        """Weights, optimiser state and the count of skipped steps; ``load`` restores them to the bit.
+
+        Where it is asynchronous, the tensors are copied when this returns, and written one checkpoint after another.
+        """
         counters = {"skipped_in_a_row": self.rank.skipped_in_a_row}
         reference = self.rank.reference.state() if self.rank.reference is not None and self._refreshes else None
-        return Done(storage.save(folder, self.loaded, self.rank.optimizer.state(), counters, reference))
+        contents = storage.contents(self.loaded, self.rank.optimizer.state(), counters, reference)
+        if self._writer is None:
+            return Done(contents.write(folder))
+        return self._writer.submit(contents.copied().write, folder)
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, in place: an engine that shares the weights sees them at the next publish.
@@ -153,7 +184,9 @@ class LocalLearner:
         storage.export(folder, self.loaded)
 
     def close(self) -> None:
-        """Delete published weights that no engine came for."""
+        """Finish what is being written; delete published weights that no engine came for."""
+        if self._writer is not None:
+            self._writer.shutdown()
         if self._folder is not None:
             self._folder.clear()
 

@@ -22,14 +22,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.contracts.stats import Stats, merge
-from dapo.contracts.types import FloatArray, HasTokens, Of, SavedFile, TokenTrace
+from dapo.contracts.types import FloatArray, HasTokens, Meeting, Of, SavedFile, TokenTrace
 from dapo.errors import LearnerError
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.shards import ShardStore
 from dapo.learner.step import Correction, PolicyStep, step_counts
+from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
+from dapo.models.lending import lend
 from dapo.models.load import Inside, load_model, torch_dtype
 from dapo.models.loaded import LoadedModel
 from dapo.models.read import check_buffers, give_memory, read_weights_of
@@ -113,6 +115,7 @@ class Rank:
         refreshed = reference is not None and reference.refresh_every is not None
         self.store = ShardStore(loaded, place.rank, self.step.optimizer, self.step.reference if refreshed else None)
         self._weights_moved = False  # since the last publish
+        self._lent: list[Tensor] = []  # memory that engines of this device may be reading
         # Of several copies of the model the first one speaks.
         self._speaks = place.rank < place.shape.ranks // place.shape.replicas
 
@@ -128,6 +131,7 @@ class Rank:
     def learn(self, step: RankStep) -> tuple[Stats, list[list[TokenTrace]]]:
         """This rank's share of a training step's statistics and of each minibatch's traces; rank 0 counts the steps."""
         _check_planned(step, self.place.rank)
+        self._lent = []
         self.step.entropy_coefficient = step.entropy_coefficient
         olds = self._old_logprobs(step)
         stats: list[Stats] = []
@@ -176,6 +180,25 @@ class Rank:
         if self._speaks:
             shards = self.place.shape.ranks // self.place.shape.replicas
             write_part(folder, self.place.rank, shards, model_tensors(self.loaded.model), self.loaded.dtype)
+
+    def send(self, meeting: Meeting) -> bool:
+        """Broadcast the weights to engines, from rank 0; whether all of them took part, as far as this rank knows."""
+        self._weights_moved = False
+        tensors = model_tensors(self.loaded.model)
+        if self.place.rank == 0:
+            return HERE.send(meeting, tensors, self.loaded.dtype)
+        HERE.attend(tensors, self.loaded.dtype)
+        return True
+
+    def lend(self) -> tuple[str, list[tuple[str, Any]]]:
+        """Of this rank's device: handles of the weights, whole, which stay as they are until the next ``learn``.
+
+        Raises:
+            LearnerError: it computes on no CUDA device.
+        """
+        self._weights_moved = False
+        device, handles, self._lent = lend(model_tensors(self.loaded.model), self.loaded.dtype)
+        return device, handles
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """This rank's share of each sum: they add up, modulo 2^64, to what one process would say."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +28,55 @@ WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state
 REFERENCE = "reference.safetensors"  # of a reference that was refreshed; any other is the model that the run began with
 
 
-def save(
-    folder: Path,
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The files of a checkpoint, by name, before they are written."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    texts: Mapping[str, str]
+
+    def copied(self) -> Contents:
+        """With tensors of its own, in the processor's memory: whatever is trained meanwhile does not change them."""
+        return Contents(
+            {
+                name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in own.items()}
+                for name, own in self.tensors.items()
+            },
+            self.texts,
+        )
+
+    def write(self, folder: Path) -> list[SavedFile]:
+        """To the disk. The caller makes the folder appear atomically."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [_save_tensors(folder / name, own) for name, own in self.tensors.items()]
+        for name, text in self.texts.items():
+            (folder / name).write_bytes(text.encode())
+            files.append(SavedFile(name, len(text.encode()), zlib.crc32(text.encode())))
+        readable_as(folder / STATE, folder)
+        for file in files:
+            _flush(folder / file.name)
+        return files
+
+
+def contents(
     loaded: LoadedModel,
     optimizer: Mapping[str, Tensor],
     counters: Mapping[str, Any],
     reference: Mapping[str, Tensor] | None = None,
-) -> list[SavedFile]:
-    """Write weights, optimiser tensors and counters, to the disk. The caller makes the folder appear atomically.
+) -> Contents:
+    """Weights, optimiser tensors and counters, as they are while nobody trains.
 
     ``reference``: of a reference that is refreshed: what it is now.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [
-        _save_tensors(folder / _weights_file(loaded), _trained(loaded)),
-        _save_tensors(folder / OPTIMIZER, optimizer),
-    ]
+    tensors = {_weights_file(loaded): _trained(loaded), OPTIMIZER: optimizer}
     if reference is not None:
-        files.append(_save_tensors(folder / REFERENCE, reference))
+        tensors[REFERENCE] = reference
     state: dict[str, Any] = {"fingerprint": loaded.fingerprint, "counters": dict(counters)}
+    texts = {}
     if loaded.adapter:
         state["base"] = adapter.base_sums(loaded.model)
-    texts = {STATE: json.dumps(state, indent=1)}
-    if loaded.adapter:
         texts[adapter.CONFIG] = adapter.adapter_config(loaded.model)
-    for name, text in texts.items():
-        (folder / name).write_bytes(text.encode())
-        files.append(SavedFile(name, len(text.encode()), zlib.crc32(text.encode())))
-    readable_as(folder / STATE, folder)
-    for file in files:
-        _flush(folder / file.name)
-    return files
+    return Contents(tensors, {STATE: json.dumps(state, indent=1), **texts})
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> SavedFile:

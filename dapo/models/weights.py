@@ -1,4 +1,4 @@
-"""How weights reach an engine: a ticket says where they lie, in this process or in a folder."""
+"""How weights reach an engine: a ticket says where they lie, in this process or in a folder, or how they come."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from dapo.contracts.types import Ticket
 from dapo.errors import EngineError
 from dapo.models.adapter import published
+from dapo.models.broadcast import HERE
+from dapo.models.lending import borrowed
 from dapo.models.slices import own_part
 
 WEIGHTS_FILE = "model.safetensors"
@@ -65,8 +67,12 @@ def offered(ticket: Ticket) -> Any:
     return model
 
 
-def tensors_of(ticket: Ticket) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a ticket, under their names in the checkpoint.
+def tensors_of(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a ticket, under their names in the checkpoint. They have to be taken to the end.
+
+    Args:
+        ticket: of a route that leads to this process.
+        device: on which the engine computes: those that come through a group or the device's memory are there already.
 
     Raises:
         EngineError: a route that is not known here, a learner that is gone, or other tensors than the ticket names.
@@ -81,9 +87,13 @@ def tensors_of(ticket: Ticket) -> Iterator[tuple[str, Tensor]]:
                 f"names ({', '.join(other[:3])}): publish again"
             )
         return iter(tensors.items())
-    if ticket.route == "folder":
+    if ticket.route in ("folder", "object_store"):
         return read_weights(Path(ticket.address))
-    raise unknown_route(ticket, "shared", "folder")
+    if ticket.route == "broadcast":
+        return HERE.receive(ticket, device)
+    if ticket.route == "ipc":
+        return borrowed(ticket, device)
+    raise unknown_route(ticket, "shared", "folder", "object_store", "broadcast", "ipc")
 
 
 def unknown_route(ticket: Ticket, *known: str) -> EngineError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dapo.contracts.remote import HostLost, HostSpec, Transport
-from dapo.contracts.types import Key, Metrics, Ticket
+from dapo.contracts.types import Key, Metrics, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.member import Flight, Limits, Member, Weights
 
@@ -83,6 +84,56 @@ class Crew:
     def at_work(self) -> list[Member]:
         return [member for member in self.members if member.at_work]
 
+    def present(self) -> list[tuple[int, int]]:
+        """Engines that the next weights are loaded by at once: number and incarnation of each."""
+        return [(member.index, member.incarnation) for member in self.members if member.at_work or member.stands]
+
+    def open_waiting(self) -> list[Member]:
+        """Engines that waited for weights are given the newest; those."""
+        waiting = [member for member in self._starting.values() if member.stands]
+        for member in waiting:
+            member.open_with(self.weights.ticket)
+        return waiting
+
+    def are_opening(self, members: Sequence[Member]) -> bool:
+        """Whether one of them has not taken what it was given."""
+        return any(member.index in self._starting and member.opening for member in members)
+
+    def all_wait(self) -> bool:
+        """Nobody is at work, and who starts can go no further before the next weights."""
+        return bool(self._starting) and not self.at_work() and all(one.stands for one in self._starting.values())
+
+    def rest(self, until: float, why: str) -> None:
+        """Where all wait: until then, or for nothing.
+
+        Raises:
+            EngineError: there is no such time; nobody publishes meanwhile.
+        """
+        if math.isinf(until):
+            raise EngineError(
+                f"every engine of the pool was lost while the learner worked ({why}), and weights that travel by "
+                f"{self.weights.route} cannot be had before it publishes: resume, or set "
+                "rollout.weight_transfer=folder"
+            )
+        time.sleep(max(0.0, until - self._now()))
+
+    def in_common(self, told: Mapping[int, Mapping[str, TensorSum] | None]) -> Mapping[str, TensorSum] | None:
+        """Checksums that all engines have.
+
+        Raises:
+            EngineError: they differ.
+        """
+        found = {index: sums for index, sums in told.items() if sums is not None}
+        for index in found:
+            first = next(iter(found))
+            stale = sorted(name for name, one in found[first].items() if found[index].get(name) != one)
+            if stale:
+                names = f"{self.members[first].name} and {self.members[index].name}"
+                raise EngineError(
+                    f"{names} of the pool hold different weights: {len(stale)} tensors differ ({', '.join(stale[:3])})"
+                )
+        return next(iter(found.values()), None)
+
     def nobody_left(self) -> bool:
         """None is at work, and none starts."""
         return all(member.gone for member in self.members)
@@ -114,7 +165,8 @@ class Crew:
 
         An answer may be an exception: the engine refuses, and lives on. What is overdue is lost.
         """
-        starting, flying = list(self._starting.values()), list(self.flying.values())
+        starting = [member for member in self._starting.values() if member.opening]
+        flying = list(self.flying.values())
         everyone = starting + flying
         calls = [member.opening[-1][1] for member in starting]
         calls += [member.flight.call for member in flying if member.flight is not None]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from dapo.contracts.remote import Call, Host, HostLost, HostSpec, Transport
-from dapo.contracts.types import Key, SampleRequest, TensorSum, Ticket
+from dapo.contracts.types import PASSING, Key, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.host import Answer, HostFacts
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,57 @@ class Limits:
     restarts: int = 10  # of engines, together
 
 
+class Source(Protocol):
+    """Who published the newest weights, where their ticket leads nowhere later on."""
+
+    def again(self) -> Ticket | None:
+        """The same weights by a ticket that lasts; None: they have changed since, and the next publish is near."""
+
+    def call_off(self) -> None:
+        """An engine that was to receive them is gone."""
+
+
 @dataclass(slots=True)
 class Weights:
     """Those that every engine shall have."""
 
     ticket: Ticket | None = None
     sums: Mapping[str, TensorSum] | None = None  # that the engines told of them; None: not asked, or not to be read
+    source: Source | None = None  # of tickets that pass
+
+    @property
+    def route(self) -> str:
+        """By which the newest came; "" before there were any."""
+        return "" if self.ticket is None else self.ticket.route
+
+    def passing(self) -> bool:
+        """Whether the ticket leads somewhere only just after it was published."""
+        return self.ticket is not None and self.ticket.route in PASSING
+
+    def make_last(self) -> bool:
+        """Let an engine load them that was not there when they were published; False: not before the next publish.
+
+        Raises:
+            EngineError: they cannot be published again.
+        """
+        if not self.passing():
+            return True
+        ticket = None if self.source is None else self.source.again()
+        if ticket is not None:
+            self.ticket = ticket
+        return ticket is not None
+
+    def came_again(self, ticket: Ticket, why: Exception) -> bool:
+        """Whether another one leads to the weights of a passing ticket that did not reach all engines."""
+        if ticket.route not in PASSING or not self.make_last() or self.ticket is ticket:
+            return False
+        log.warning("the weights of version %d are published again: %s", ticket.version, why)
+        return True
+
+    def left(self) -> None:
+        """An engine is gone, perhaps one that is waited for."""
+        if self.source is not None and self.passing():
+            self.source.call_off()
 
 
 @dataclass(slots=True)
@@ -56,6 +104,7 @@ class Member:
     incarnation: int = 0
     at_work: bool = False  # it may be given requests; else it starts, or is gone
     gone: bool = False  # for good
+    waits: bool = False  # for weights, as the newest ones cannot be had any more
     facts: HostFacts | None = None
     owned: dict[Key, SampleRequest] = field(default_factory=dict)  # unfinished here, those in the mail included
     crowding: float = 0.0  # unfinished responses for each that decodes at once; every group asks all engines for it
@@ -89,6 +138,11 @@ class Member:
         return 0 if self.facts is None else self.facts.capacity
 
     @property
+    def stands(self) -> bool:
+        """It is up, and has nothing to do before the next weights."""
+        return self.waits and not self.opening
+
+    @property
     def due(self) -> float:
         """When it is given up, if it does not answer before."""
         return self.until if self.flight is None else self.flight.until
@@ -104,15 +158,27 @@ class Member:
         """A new host, asked at once who it is, and given the newest weights."""
         self.host = self.transport.start(self.spec)
         self.incarnation += 1
-        self.until = self.now() + self.limits.start
         self.opening = [self._asked("describe")]
+        self.until = self.now() + self.limits.start
         self.open_with_newest()
 
     def open_with_newest(self) -> None:
-        """Ask a new host to take the newest weights, and for their checksums."""
-        self.opened = self.weights.ticket
-        if self.opened is not None:
-            self.opening += [self._asked("load", self.opened, "abort"), self._asked("checksums")]
+        """Ask a new host to take the newest weights, and for their checksums; or wait for those that come next."""
+        self.waits = not self.weights.make_last()
+        if self.waits and self.journals:
+            raise EngineError(
+                f"{self.name} is lost, and in lockstep has to come back at once; weights that travel by "
+                f"{self.weights.route} cannot be had while the learner works: set rollout.weight_transfer=folder"
+            )
+        if not self.waits:
+            self.open_with(self.weights.ticket)
+
+    def open_with(self, ticket: Ticket | None) -> None:
+        """Ask a new host to take these."""
+        self.opened, self.waits = ticket, False
+        self.until = self.now() + self.limits.start
+        if ticket is not None:
+            self.opening += [self._asked("load", ticket, "abort"), self._asked("checksums")]
 
     def replay(self) -> None:
         """Lead a new engine to where the old one was: responses are functions of requests, and so is their order."""
@@ -130,7 +196,7 @@ class Member:
         """
         opening, self.opening = self.opening, []
         self.finish_opening(opening)
-        if self.opened is not self.weights.ticket:
+        if self.waits or self.opened is not self.weights.ticket:
             self.open_with_newest()
             return False
         self.at_work = True
@@ -232,7 +298,7 @@ class Member:
     def end_host(self) -> None:
         """Kill the host, and keep what it counted."""
         self.transport.kill(self.host)
-        self.host, self.flight, self.opening = None, None, []
+        self.host, self.flight, self.opening, self.waits = None, None, [], False
         self.stats.update(self.own_stats)
         self.own_stats = Counter()
         self.clock = 0

@@ -27,7 +27,7 @@ from dapo.errors import EngineError
 from dapo.rollout.crew import Crew, keys_of
 from dapo.rollout.host import Answer
 from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.member import Flight, Limits, Member
+from dapo.rollout.member import Flight, Limits, Member, Source
 from dapo.rollout.requests import Gate, empty_event, ended_before
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,8 @@ class EnginePool:
         while not self._ended and (self._owner or self._homeless):
             self._check_left()
             self._depart()
+            if self._crew.all_wait():
+                self._crew.rest(until, self._why)
             self._hear(until)
             if self._now() >= until:
                 break
@@ -149,11 +151,18 @@ class EnginePool:
         self._check_left()
         weights = self._crew.weights
         before, weights.ticket, weights.sums = weights.ticket, ticket, None
+        opening = self._crew.open_waiting()
         told = self._ask_all("load", ticket, in_flight)
+        while weights.passing() and self._crew.are_opening(opening):
+            self._hear()
+        refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
+        if refused and weights.came_again(ticket, next(iter(refused.values()))):
+            assert weights.ticket is not None
+            told = self._ask_all("load", weights.ticket, in_flight)
+            refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
         for member in self._crew.at_work():
             if member.owned:
                 member.journal = None  # what comes out depends on both weights now
-        refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
         if refused and len(refused) == len(told):  # it is not the engines' fault
             raise next(iter(refused.values()))
         for index, error in refused.items():
@@ -170,16 +179,7 @@ class EnginePool:
         Raises:
             EngineError: they differ, or an engine says that it holds something old.
         """
-        found = {index: sums for index, sums in self.checksums_each().items() if sums is not None}
-        for index in found:
-            first = next(iter(found))
-            stale = sorted(name for name, one in found[first].items() if found[index].get(name) != one)
-            if stale:
-                names = f"{self._crew.members[first].name} and {self._crew.members[index].name}"
-                raise EngineError(
-                    f"{names} of the pool hold different weights: {len(stale)} tensors differ ({', '.join(stale[:3])})"
-                )
-        return next(iter(found.values()), None)
+        return self._crew.in_common(self.checksums_each())
 
     def sleep(self) -> None:
         """Tell every engine."""
@@ -204,6 +204,11 @@ class EnginePool:
     def members(self) -> list[int]:
         """Engines at work, by the numbers under which a request may ask for one of them."""
         return [member.index for member in self._crew.at_work()]
+
+    def weights_from(self, source: Source) -> Callable[[], list[tuple[int, int]]]:
+        """Who publishes, asked again for engines that come later; gives those that load the next weights at once."""
+        self._crew.weights.source = source
+        return self._crew.present
 
     def checksums_each(self) -> Mapping[int, Mapping[str, TensorSum] | None]:
         """By engine. From here on, one that comes back must have the same.
@@ -345,6 +350,7 @@ class EnginePool:
 
     def _lost(self, member: Member, error: Exception, flight: Flight | None) -> None:
         """An engine is gone. Where it had work, that is made again."""
+        self._crew.weights.left()
         self._counts["losses"] += 1
         self._why = f"{member.name} was lost last ({error})"
         again = self._restarts < self.limits.restarts

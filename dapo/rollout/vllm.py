@@ -103,6 +103,7 @@ class VllmEngine:
         self._parameters = set(facts.shapes)  # a tied one once
         self._sleeps = settings.sleep and cuda
         self._asleep = False
+        self._device = torch.device("cuda" if cuda else "cpu")
         self._longest = longest
         self._shapes: dict[str, list[int]] = {}  # of what was published, by name
         self._lost = False  # a step failed: what was made is here, and vLLM is not asked again
@@ -202,7 +203,7 @@ class VllmEngine:
             )
         self._check_usable()
         check_named(ticket, self._parameters)
-        incoming = tensors_of(ticket)
+        incoming = tensors_of(ticket, self._device)
         with self._losing("taking new weights"):
             if self._asleep:
                 self._engine.wake_up(["weights"])

@@ -21,7 +21,7 @@ def take_weights(model: Any, ticket: Ticket, shares: bool) -> None:
         EngineError: the ticket leads to another model than the shared one, or its tensors do not fit.
     """
     if not shares:
-        copy_weights(model, tensors_of(ticket))
+        copy_weights(model, tensors_of(ticket, next(model.parameters()).device))
     elif ticket.route != "shared" or offered(ticket) is not model:
         raise EngineError(
             f"the ticket of version {ticket.version} leads to {ticket.route} {ticket.address!r}, and this engine "

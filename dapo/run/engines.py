@@ -12,6 +12,7 @@ from pathlib import Path
 from dapo.config.checks import correction_kind, ratio_against
 from dapo.config.pool import describe_pool, engine_slots, is_pool, server_urls
 from dapo.config.schema import Recipe, Rollout
+from dapo.config.transfer import weight_route
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine
 from dapo.errors import RecipeError
@@ -166,7 +167,9 @@ def _over_model(
     )
 
 
-def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None, places: Places | None = None) -> Path | None:
+def weights_folder(
+    recipe: Recipe, facts: ModelFacts, run: Path | None, places: Places | None = None, *, elsewhere: bool = False
+) -> Path | None:
     """Where the learner writes its weights for the engine; None: the engine finds its tensors in this process.
 
     Args:
@@ -174,13 +177,16 @@ def weights_folder(recipe: Recipe, facts: ModelFacts, run: Path | None, places: 
         facts: Of the model, whose weights travel.
         run: The run's folder, through which weights travel unless the recipe names another one.
         places: Where ranks and engines live; None: on this machine.
+        elsewhere: The learner lives in processes of its own, from whose machines files may be carried.
     """
     server = recipe.rollout.server
     if recipe.rollout.engine != "vllm_server":
         if not is_pool(recipe) and recipe.learner.ranks == 1:
             return None
-        from dapo.run.pools import shared_weights
+        from dapo.run.pools import room_of, shared_weights
 
+        if elsewhere and weight_route(recipe) == "object_store":
+            return room_of()
         return shared_weights(facts, run, memory=places is None or places.one_machine)
     if server.weights_dir is not None:
         return Path(server.weights_dir)

@@ -12,18 +12,22 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from transformers.utils.logging import disable_progress_bar
 
 from dapo.config.schema import Recipe
+from dapo.config.transfer import weight_route
 from dapo.contracts.model import ModelFacts
-from dapo.contracts.protocols import Learner
+from dapo.contracts.protocols import Engine, Learner
 from dapo.contracts.remote import HostSpec
+from dapo.contracts.types import PASSING
 from dapo.errors import ModelError
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.group import LearnerGroup
 from dapo.learner.local import LocalLearner
+from dapo.learner.publisher import Audience
 from dapo.learner.rank import Rank, RankPlace, open_rank
 from dapo.learner.sharding import Shape
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
+from dapo.rollout.pool import EnginePool
 from dapo.run.parts import make_correction, make_model, make_objective, needs_reference
 from dapo.run.places import Places, transport_of
 
@@ -63,6 +67,7 @@ def make_learner(
     training: bool = True,
     say: Callable[[str], None] = lambda note: None,
     places: Places | None = None,
+    engine: Engine | None = None,
 ) -> Learner:
     """The recipe's learner.
 
@@ -75,6 +80,7 @@ def make_learner(
         training: False: it is asked for nothing but its weights and log-probabilities.
         say: hears what a person should know of a model that is loaded elsewhere.
         places: where a learner that lives elsewhere does; None: in processes of this machine.
+        engine: that its weights go to, where it is a pool whose engines they reach by more than a folder.
 
     Raises:
         ModelError: the model cannot be loaded in its process.
@@ -82,16 +88,40 @@ def make_learner(
     """
     if over_ranks(recipe):
         assert weights is not None  # weights_folder
-        return _ranks(recipe, facts.name, weights, run, places)
+        audience = make_audience(recipe, places)
+        group = _ranks(recipe, facts.name, weights, run, places, audience)
+        for note in group.notes:
+            if loaded is None or note not in loaded.notes:  # the engine's model, here, is the same one
+                say(note)
+        return _heard(group, audience, engine)
     if loaded is None:
         assert weights is not None  # engines beside it have weights of their own
         environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
         spec = HostSpec("learner", start_learner, (_at(recipe, facts.name), weights), environment)
-        learner = LearnerApart(transport_of(run, places), spec)
+        audience = make_audience(recipe, places)
+        transport = transport_of(run, places)
+        learner = LearnerApart(transport, spec, asynchronous=recipe.checkpoint.asynchronous, audience=audience)
         for note in learner.notes:
             say(note)
-        return learner
+        return _heard(learner, audience, engine)
     return _local(recipe, loaded, weights, training=training)
+
+
+def make_audience(recipe: Recipe, places: Places | None) -> Audience:
+    """How the learner's processes publish; for a broadcast with the store where its members meet."""
+    route = weight_route(recipe)
+    if route != "broadcast":
+        return Audience(route)
+    host = "127.0.0.1" if places is None else places.here
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return Audience(route, store, host, recipe.learner.timeout)
+
+
+def _heard(learner: LearnerGroup | LearnerApart, audience: Audience, engine: Engine | None) -> Learner:
+    """Where weights can be had only just after a publish, learner and engines know of each other."""
+    if audience.route in PASSING and isinstance(engine, EnginePool):
+        audience.present = engine.weights_from(learner.publisher)
+    return learner
 
 
 def _local(recipe: Recipe, loaded: LoadedModel, weights: Path | None, *, training: bool = True) -> LocalLearner:
@@ -103,6 +133,7 @@ def _local(recipe: Recipe, loaded: LoadedModel, weights: Path | None, *, trainin
         correction=make_correction(recipe),
         weights_folder=weights,
         reference=recipe.algorithm.reference if training and needs_reference(recipe) else None,
+        asynchronous=recipe.checkpoint.asynchronous,
     )
 
 
@@ -171,7 +202,9 @@ def rank_specs(
     ]
 
 
-def _ranks(recipe: Recipe, model: str, weights: Path, run: Path | None, places: Places | None) -> LearnerGroup:
+def _ranks(
+    recipe: Recipe, model: str, weights: Path, run: Path | None, places: Places | None, audience: Audience
+) -> LearnerGroup:
     store: TCPStore | None = None
     environment: dict[str, str] = {}
     if places is None:
@@ -188,4 +221,5 @@ def _ranks(recipe: Recipe, model: str, weights: Path, run: Path | None, places: 
         weights,
         asynchronous=recipe.checkpoint.asynchronous,
         meeting=store,
+        audience=audience,
     )

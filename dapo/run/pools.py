@@ -15,7 +15,7 @@ from dapo.cluster.threads import ThreadTransport
 from dapo.config.pool import engine_count, engine_slots, is_lockstep, server_urls
 from dapo.config.schema import Recipe
 from dapo.contracts.model import ModelFacts
-from dapo.contracts.remote import HostSpec, Transport
+from dapo.contracts.remote import ROOM, HostSpec, Transport
 from dapo.models.load import find_device
 from dapo.models.weights import SETS
 from dapo.rollout.hosted import EngineOrder, ServerOrder, engine_host, server_host
@@ -152,6 +152,12 @@ def shared_weights(facts: ModelFacts, run: Path | None, *, memory: bool = True) 
             folder.mkdir(mode=0o700)
             return folder
     return Path(tempfile.mkdtemp(prefix=_PREFIX)) if run is None else run / "weights"
+
+
+def room_of() -> Path:
+    """A folder, in memory where there is such a file system, that hosts of this run alone use on every machine."""
+    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    return parent / f"{ROOM}{secrets.token_hex(8)}"
 
 
 _PREFIX = "dapo-weights-"

@@ -136,7 +136,8 @@ class Session:
                 console.say(places.sentence())
             loaded, facts = _model_of(recipe, console, given, training)
             check_fits(recipe, facts, data, training=training)
-            weights = weights_folder(recipe, facts, folder, places)
+            elsewhere = lives_elsewhere(recipe, own_engine=given.engine is not None, training=training)
+            weights = weights_folder(recipe, facts, folder, places, elsewhere=elsewhere)
             undo.callback(_delete_weights, recipe, weights)
             context = replace(context, facts=facts, longest=_longest(recipe, data), weights=weights)
             engine = _engine_of(context, loaded, given, training, places)
@@ -191,6 +192,7 @@ class Session:
             training=training,
             say=self.say,
             places=self.places,
+            engine=self.engine,
         )
         self.learners.append(learner)
         return learner

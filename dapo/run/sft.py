@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class SftSession:
     examples: Demonstrations
     weights: Path | None
     folder: Path | None
+    say: Callable[[str], None]
     learners: list[Learner] = field(default_factory=list)
 
     @classmethod
@@ -77,7 +79,7 @@ class SftSession:
         facts = facts if loaded is None else facts_of(loaded)
         weights = shared_weights(facts, folder) if over_ranks(recipe) else None
         tokenizer = tokenizer if loaded is None else loaded.tokenizer
-        return cls(used, recipe, loaded, facts, tokenizer, examples, weights, folder)
+        return cls(used, recipe, loaded, facts, tokenizer, examples, weights, folder, console.say)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -85,7 +87,9 @@ class SftSession:
         return [one.prompt for one in self.examples.train]
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline) -> SupervisedTrainer:
-        learner = make_learner(self.recipe, self.facts, self.loaded, weights=self.weights, run=self.folder)
+        learner = make_learner(
+            self.recipe, self.facts, self.loaded, weights=self.weights, run=self.folder, say=self.say
+        )
         self.learners.append(learner)
         held_out = self.examples.validation
         return SupervisedTrainer(

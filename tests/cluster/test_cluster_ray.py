@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -76,3 +77,22 @@ def test_too_little_room_is_refused_before_anything_is_placed(cluster):
             cluster.place(Plan(bundles, {}), 60.0)
         assert word in str(refused.value)
         assert f"{cpus:g} CPU" in str(refused.value)
+
+
+def test_machines_that_others_keep_are_waited_for_and_then_both_sides_are_told(cluster):
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    cpus = sum(node.cpus for node in cluster.nodes())
+    others = placement_group([{"CPU": 1.0}] * int(cpus))
+    assert others.wait(600)
+    try:
+        with pytest.raises(ClusterError) as told:
+            cluster.place(Plan((Bundle(1.0, 0),), {}), 1.0)  # however long it waits
+    finally:
+        remove_placement_group(others)
+    assert re.search(
+        r"^1 CPU in 1 bundle did not become free within 1 s \(cluster\.start_timeout\) on the Ray cluster at \S+:\d+: "
+        r"it has as much, and at present [\d.]+ CPUs? and 0 GPUs are free; `ray status` shows who has the rest$",
+        str(told.value),
+    )
+    cluster.place(Plan((Bundle(1.0, 0),) * int(cpus), {}), 600.0)  # nothing of the refused one is waiting

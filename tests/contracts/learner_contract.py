@@ -314,6 +314,23 @@ def save_and_load_restore_the_bit(s: Subject, folder: Path) -> None:
     assert same(logprobs(whole, batches[0]), logprobs(resumed, batches[0]))
 
 
+def what_is_saved_is_the_state_of_then(s: Subject, folder: Path) -> None:
+    """Also where files are written while the next step is trained."""
+    learner, resumed = s.make(), s.make()
+    learn(learner, [make_rows(0)])
+    dtypes = dict.fromkeys(publish(learner, 1), s.dtype)
+    then = learner.checksums(dtypes)
+    saving = learner.save(folder / "learner")
+    following = learn(learner, [make_rows(1)]).stats
+    assert learner.checksums(dtypes) != then
+    assert saving.result(timeout=600)
+    assert saving.done()
+    resumed.load(folder / "learner")
+    publish(resumed, 1)
+    assert resumed.checksums(dtypes) == then
+    assert learn(resumed, [make_rows(1)]).stats == following
+
+
 def an_incomplete_checkpoint_is_refused(s: Subject, folder: Path) -> None:
     """Whichever of its files is missing."""
     learner = s.make()
@@ -391,6 +408,7 @@ CHECKS: list[Callable[[Subject, Path], None]] = [
     published_names_stay_and_have_checksums,
     checksums_are_of_the_named_types_and_of_known_names,
     save_and_load_restore_the_bit,
+    what_is_saved_is_the_state_of_then,
     an_incomplete_checkpoint_is_refused,
     saving_changes_nothing,
     what_it_cannot_load_is_refused_without_change,

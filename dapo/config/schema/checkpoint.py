@@ -26,4 +26,4 @@ class Checkpoint(Section):
     """Folder, on another disk perhaps, that holds the run's checkpoints in a folder of its own; ``RUN/checkpoints`` is
     then a link to that. null: they lie in the run's folder."""
     asynchronous: bool = False
-    """Write a checkpoint while the next steps are trained; needs ``learner.ranks`` above 1."""
+    """Write a checkpoint while the next steps are trained: its tensors are copied to the processor's memory first."""

@@ -94,6 +94,10 @@ class Rollout(Section):
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """With ``max_staleness``: so many turns of generation while the learner works, for runs that no clock decides.
     None: as many as its time allows."""
+    weight_transfer: Literal["auto", "folder", "broadcast", "ipc", "object_store"] = "auto"
+    """How weights reach engines that live elsewhere. ``folder`` and ``auto``: as files, in shared memory or the run's
+    folder. ``broadcast``: from the learner's first process to all at once, over NCCL (on processors gloo). ``ipc``:
+    memory of the device that a rank and an engine share. ``object_store``: Ray's, from machine to machine."""
     embedded: Embedded = Embedded()
     """For ``engine: embedded``."""
     vllm: Vllm = Vllm()

@@ -167,3 +167,23 @@ def test_a_publish_by_hand():
     servers = {"engine": "vllm_server", "server": {"url": ["http://a:1", "http://b:1"]}}
     shared = list(publish_lines(recipe_with(rollout=servers), facts, 2))[-1]
     assert f"{2 / 1.5 + 2 * 2 / 1.5:.1f} s" in shared
+
+
+def test_a_publish_by_another_route_by_hand():
+    """2 GB from four ranks, or two copies of two."""
+    facts = facts_with(10**9, tied=True)
+
+    def cost(route, **sections):
+        rollout = {"engines": 3, "weight_transfer": route}
+        size, seconds = publish_lines(
+            recipe_with(learner={"ranks": 4, "replicas": 2}, rollout=rollout, **sections), facts, 2
+        )
+        assert "2.0 GB" in size
+        assert "for 3 engines" in size
+        return seconds
+
+    broadcast = cost("broadcast")
+    assert f"{2 / 40:.1f} s between machines (40 GB/s over NCCL), {2 / 200:.1f} s within one (200)" in broadcast
+    assert f"between processors {2 / 0.8:.1f} s" in broadcast
+    assert f"rank and engine share: {2 / 200 + 2 * 2 / 1500:.2f} s" in cost("ipc")
+    assert f"{1 / 2 + 2 / 1.5:.1f} s, all machines at once" in cost("object_store", launch={"backend": "ray"})

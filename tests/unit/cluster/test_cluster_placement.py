@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.cluster.placement import Bundle, Node, Place, Plan, by_machine, misfit, plan_places
+from dapo.cluster.placement import Bundle, Node, Place, Plan, by_machine, late, misfit, plan_places
 
 RANKS, ENGINES = ["rank-0", "rank-1"], ["engine-0", "engine-1", "engine-2"]
 
@@ -118,3 +118,11 @@ def test_every_assignment_is_looked_at(nodes, some, others, one, other):
         assert possible
     elif one == other or not some or not others:  # of one kind the answer is exact
         assert not possible
+
+
+def test_who_waited_too_long_is_told_what_was_wanted_and_what_is_free():
+    assert late(plan((1.0, 1), (1.0, 1)), 0.5, 0, 30.0, "head:6379") == (
+        "2 CPUs and 2 GPUs in 2 bundles did not become free within 30 s (cluster.start_timeout) on the Ray cluster at "
+        "head:6379: it has as much, and at present 0.5 CPUs and 0 GPUs are free; `ray status` shows who has the rest"
+    )
+    assert late(plan((1.0, 0)), 0, 0, 1.0, "head:1").startswith("1 CPU in 1 bundle did not become free within 1 s")

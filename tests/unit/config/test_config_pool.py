@@ -15,6 +15,7 @@ from dapo.config.pool import (
     is_pool,
     server_urls,
 )
+from dapo.config.transfer import weight_route
 from dapo.errors import RecipeError
 
 SMALL = {
@@ -122,3 +123,47 @@ def test_what_does_not_go_together_is_refused(overrides, words):
         recipe(*overrides)
     for word in words:
         assert word in str(refused.value)
+
+
+RANKS = ("learner.ranks=2", "rollout.engines=2")
+BESIDE = ("rollout.engine=vllm", "rollout.max_staleness=2")
+ON_RAY = ("launch.backend=ray", *RANKS)
+
+
+@pytest.mark.parametrize(
+    ("route", "over"),
+    [
+        ("auto", ()),
+        ("folder", RANKS),
+        ("folder", ("rollout.engine=vllm_server", TWO)),
+        ("broadcast", RANKS),
+        ("broadcast", BESIDE),
+        ("broadcast", ON_RAY),
+        ("ipc", RANKS),
+        ("ipc", ON_RAY),
+        ("object_store", ON_RAY),
+        ("object_store", (*BESIDE, "launch.backend=ray")),
+    ],
+)
+def test_a_route_that_leads_to_the_engines(route, over):
+    found = recipe(*over, f"rollout.weight_transfer={route}")
+    assert weight_route(found) == ("folder" if route == "auto" else route)
+
+
+@pytest.mark.parametrize(
+    ("route", "over", "why"),
+    [
+        ("folder", (), "nothing travels"),
+        ("broadcast", ("rollout.engines=2",), "a learner of one rank that takes turns"),
+        ("broadcast", ("learner.ranks=2",), "the engine is in the program's own process"),
+        ("broadcast", (*RANKS, "rollout.max_staleness=2", "rollout.overlap_turns=3"), "in lockstep a lost engine"),
+        ("broadcast", (*ON_RAY, "model.device=cuda"), "NCCL wants a device for each member"),
+        ("object_store", RANKS, "the object store is Ray's"),
+        ("object_store", ("rollout.engine=vllm_server", TWO, "learner.ranks=2"), "a vLLM server reads new weights"),
+        ("ipc", (*RANKS, "model.device=cpu"), "memory of a CUDA device is lent"),
+        ("ipc", (*ON_RAY, "cluster.colocate=false"), "have to share a device"),
+    ],
+)
+def test_a_route_that_leads_nowhere_is_refused(route, over, why):
+    with pytest.raises(RecipeError, match=rf"rollout\.weight_transfer: .?{route}.?[^\n]*\n?.*{why}"):
+        recipe(*over, f"rollout.weight_transfer={route}")

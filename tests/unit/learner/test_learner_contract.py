@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from learner_contract import CHECKS
-from learner_subject import Subject
+from learner_rows import make_rows
+from learner_subject import Subject, learn, publish
 from scripted_learner import ScriptedLearner
 
 from dapo.algorithms.objective import Objective, clip_objective
 from dapo.cluster.inline import InlineTransport
 from dapo.config import schema
 from dapo.contracts.remote import HostSpec
+from dapo.learner import storage
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
@@ -93,3 +96,37 @@ def test_the_scripted_learner(check, tmp_path):
         return learner
 
     check(Subject(ScriptedLearner, lambda: ScriptedLearner(50), diverging), tmp_path)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+def test_the_next_step_does_not_wait_for_the_disk(elsewhere, tmp_path, monkeypatch):
+    """``checkpoint.asynchronous``, of one rank."""
+    gate, write = threading.Event(), storage.Contents.write
+    monkeypatch.setattr(storage.Contents, "write", lambda held, folder: gate.wait() and write(held, folder))
+    loaded = load_model(make_tiny_model(tmp_path / "model", hidden=16, heads=2, ffn=24))
+    learner, resumed = (
+        LocalLearner(
+            replace(loaded, model=copy.deepcopy(loaded.model)),
+            OBJECTIVE,
+            SETTINGS,
+            temperature=1.0,
+            weights_folder=tmp_path / "weights",
+            asynchronous=True,
+        )
+        for _ in range(2)
+    )
+    if elsewhere:
+        learner = LearnerApart(InlineTransport(), HostSpec("learner", LearnerHost, (learner,)), asynchronous=True)
+    learn(learner, [make_rows(0)])
+    dtypes = dict.fromkeys(publish(learner, 1), "float32")
+    then = learner.checksums(dtypes)
+    saving = learner.save(tmp_path / "saved")
+    learn(learner, [make_rows(1)])
+    assert not saving.done()
+    gate.set()
+    assert {file.name for file in saving.result(timeout=600)} == {path.name for path in (tmp_path / "saved").iterdir()}
+    assert saving.done()
+    resumed.load(tmp_path / "saved")
+    assert resumed.checksums(dtypes) == then != learner.checksums(dtypes)
+    learner.close()
+    learner.close()

@@ -388,14 +388,14 @@ def test_four_steps_equal_two_steps_a_checkpoint_and_two_steps_to_the_bit(folder
         learn(half, batch)
     half.save(tmp_path / "learner")
     resumed = make_learner(folder, dtype=dtype)
-    tensors = {name: tensor.data_ptr() for name, tensor in tensors_of(resumed.publish(0))}
+    tensors = {name: tensor.data_ptr() for name, tensor in tensors_of(resumed.publish(0), torch.device("cpu"))}
     resumed.load(tmp_path / "learner")
     assert [learn(resumed, batch) for batch in batches[2:]] == metrics[2:]
     assert moved(resumed, weights_of(whole)) == []
     state = resumed.rank.optimizer.state()
     assert state.keys() == whole.rank.optimizer.state().keys()
     assert all(torch.equal(state[key], value) for key, value in whole.rank.optimizer.state().items())
-    assert {name: tensor.data_ptr() for name, tensor in tensors_of(resumed.publish(0))} == tensors
+    assert {name: tensor.data_ptr() for name, tensor in tensors_of(resumed.publish(0), torch.device("cpu"))} == tensors
 
 
 def test_bfloat16_weights_move_by_less_than_their_resolution(folder):
@@ -487,7 +487,7 @@ def test_published_weights_are_the_learners_own_and_name_a_tied_head_once(folder
     ticket = learner.publish(3)
     assert (ticket.version, ticket.route) == (3, "shared")
     assert offered(ticket) is learner.loaded.model
-    tensors = dict(tensors_of(ticket))
+    tensors = dict(tensors_of(ticket, torch.device("cpu")))
     assert set(tensors) == set(ticket.names)
     assert "lm_head.weight" not in tensors
     for name, parameter in learner.loaded.model.named_parameters():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from learner_rows import make_rows
@@ -20,16 +22,17 @@ from dapo.models.read import check_buffers, give_memory
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part
+from dapo.run import learners
 
 
 class StandIn:
     """A rank that fails as it is told."""
 
-    def __init__(self, failure: Exception | None) -> None:
-        self.failure = failure
+    def __init__(self, failure: Exception | None, *notes: str) -> None:
+        self.failure, self.notes = failure, notes
 
     def describe(self) -> RankFacts:
-        return RankFacts(True, True, (), (), 0)
+        return RankFacts(True, True, (), self.notes, 0)
 
     def learn(self, plan):
         if self.failure is not None:
@@ -55,11 +58,27 @@ def test_the_cause_is_told_and_not_its_echo(tmp_path):
     group.close()
 
 
+def test_what_ranks_say_of_their_model_is_said_once(tmp_path, monkeypatch):
+    """Not by each of them, nor again where the engine's model, in this process, said it."""
+    said = iter([("rows are padded", "no end token"), ("rows are padded", "heads are tied")])
+    monkeypatch.setattr(learners, "start_rank", lambda recipe, model, place: StandIn(None, *next(said)))
+    monkeypatch.setattr(learners, "transport_of", lambda run, places: InlineTransport())
+    recipe = recipe_from_dict(
+        {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "learner": {"ranks": 2}}
+    ).recipe
+    heard = []
+    engines = SimpleNamespace(notes=("no end token",))
+    facts = SimpleNamespace(name="a/b")
+    group = learners.make_learner(recipe, facts, engines, weights=tmp_path, run=None, say=heard.append)
+    assert group.notes == ("rows are padded", "no end token", "heads are tied")
+    assert heard == ["rows are padded", "heads are tied"]
+
+
 def test_a_learner_alone_is_told_of_as_what_it_is(tmp_path):
     """No word about ranks; what it refuses is no loss, and sets of weights that it left are deleted."""
 
     class Fails(StandIn):
-        notes = ()
+        notes = names = ()
 
         def describe(self):
             return self
@@ -124,7 +143,6 @@ def test_parts_of_all_ranks_are_a_set_and_a_skipped_one_is_named(tmp_path):
         ({"learner": {"ranks": 4, "replicas": 3}}, "learner.replicas"),
         ({"learner": {"cpu_offload": True}}, "learner.cpu_offload"),
         ({"learner": {"reshard_after_forward": "true"}}, "learner.reshard_after_forward"),
-        ({"checkpoint": {"asynchronous": True}}, "checkpoint.asynchronous"),
         ({"learner": {"ranks": 2}, "rollout": {"engine": "generate"}}, "rollout.engine"),
         (
             {"learner": {"ranks": 2, "cpu_offload": True}, "model": {"path": "a/b", "device": "cpu"}},

@@ -25,7 +25,7 @@ def test_tensors_are_as_readable_as_the_files_beside_them(tmp_path, mask, mode):
     loaded = load_model(make_tiny_model(tmp_path / "model", "llama"))
     before = os.umask(mask)
     try:
-        storage.save(tmp_path / "saved", loaded, {"m": torch.zeros(3)}, {})
+        storage.contents(loaded, {"m": torch.zeros(3)}, {}).write(tmp_path / "saved")
         storage.export(tmp_path / "out", loaded)
     finally:
         os.umask(before)

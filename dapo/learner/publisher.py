@@ -1,0 +1,112 @@
+"""How weights leave the learner's processes, from the driver's side: by which route, and again for whoever was late."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dapo.contracts.types import Meeting, Route, Shipment, Ticket
+from dapo.learner.hosts import LearnerHosts, Pending
+from dapo.models.broadcast import call_off
+
+
+@dataclass(slots=True)
+class Audience:
+    """Whom the learner publishes to.
+
+    Args:
+        route: how weights travel to engines that are there.
+        store: that sender and receivers of a broadcast meet in, which this process keeps; else None.
+        host: at which other processes reach it.
+        seconds: that they wait for each other.
+    """
+
+    route: Route = "folder"
+    store: Any = None
+    host: str = ""
+    seconds: float = 600.0
+    present: Callable[[], Sequence[tuple[int, int]]] = field(default=tuple)
+    """Engines that will load the next ticket: each one's number and incarnation. Set once there are engines."""
+
+
+class Publisher:
+    """Publishes for one learner.
+
+    Args:
+        hosts: its processes, which know ``send`` and ``lend``.
+        names: of what is published.
+        in_folder: the present weights of a version, written by its processes to a folder of their own.
+        audience: whom, and how.
+    """
+
+    def __init__(
+        self,
+        hosts: LearnerHosts,
+        names: Sequence[str],
+        in_folder: Callable[[int], Ticket],
+        audience: Audience,
+    ) -> None:
+        self._hosts, self._names, self._audience, self._in_folder = hosts, tuple(names), audience, in_folder
+        self._version: int | None = None  # of the weights as they are; None: they have moved since the last publish
+        self._sending: Pending[bool] | None = None
+        self._meeting: Meeting | None = None
+        self._members: tuple[tuple[int, int], ...] = ()
+        self._publishes = 0
+
+    def publish(self, version: int) -> Ticket:
+        """The present weights, on their way.
+
+        Raises:
+            EngineError: they cannot be written, or not be carried.
+        """
+        self._settle()
+        self._version = version
+        audience, route = self._audience, self._audience.route
+        members = tuple(audience.present())
+        if route == "broadcast" and members:
+            self._publishes += 1
+            meeting = self._meeting
+            if meeting is None or members != self._members:
+                group = f"dapo-weights-{secrets.token_hex(4)}"
+                meeting = Meeting(audience.host, audience.store.port, group, 0, len(members), audience.seconds)
+            self._members = members
+            self._meeting = Meeting(
+                meeting.host, meeting.port, meeting.group, self._publishes, meeting.receivers, meeting.seconds
+            )
+            self._sending = self._hosts.each("send", [(self._meeting,)] * self._hosts.ranks, all)
+            return Ticket(version, "broadcast", self._meeting.key, self._names, meeting=self._meeting)
+        if route == "ipc" and members:
+            handles = dict(self._hosts.ask("lend"))
+            return Ticket(version, "ipc", ", ".join(handles), self._names, handles=pickle.dumps(handles))
+        return self._lasting(version)
+
+    def again(self) -> Ticket | None:
+        """The weights of the last publish, for an engine that was not there; None: they have moved since."""
+        self._settle()
+        return None if self._version is None else self._lasting(self._version)
+
+    def moved(self) -> None:
+        """A step begins."""
+        self._settle()
+        self._version = None
+
+    def call_off(self) -> None:
+        """An engine that was to receive is gone: nobody shall wait for it."""
+        if self._sending is not None and self._meeting is not None:
+            call_off(self._audience.store, self._meeting)
+
+    def _lasting(self, version: int) -> Ticket:
+        ticket = self._in_folder(version)
+        if self._audience.route != "object_store":
+            return ticket
+        shipment = Shipment(ticket.address, self._hosts.collect(ticket.address))
+        return Ticket(version, "object_store", ticket.address, ticket.names, shipment=shipment)
+
+    def _settle(self) -> None:
+        """The last broadcast is over. One that did not reach all of them was made up for by who asked ``again``."""
+        sending, self._sending = self._sending, None
+        if sending is not None and not sending.result():
+            self._meeting = None  # those that are left form a group of their own

@@ -1,0 +1,205 @@
+"""Weights through a process group of the learner's first process and the engines': NCCL between devices, else gloo.
+
+Each publish is a meeting in a store that the driver keeps. Receivers say that they are there, the sender waits for all
+of them and says what will come, and then each tensor is broadcast. Where one of them is gone the meeting is called off,
+and nobody waits for a peer that will not come. The group itself stays as long as its members do.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.tensor import DTensor
+
+from dapo.contracts.types import Meeting, Ticket
+from dapo.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+_CALLED_OFF = b"no"
+
+
+class Broadcaster:
+    """One process's end. There is one in a process (``HERE``): a learner's, or an engine's."""
+
+    def __init__(self) -> None:
+        self._group: Any = None  # the last one; whoever joins another leaves it
+        self._name = ""
+
+    @torch.no_grad()
+    def send(self, meeting: Meeting, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+        """Broadcast from here, in ``dtype``; whether every receiver took part.
+
+        Iterating is collective: every rank of a learner does it to the end, also when receivers have left, and the
+        first one sends. What it sends is whole before it goes out: a gather and a broadcast under way at once may wait
+        for each other.
+
+        Args:
+            meeting: where.
+            tensors: by name; sharded ones are gathered one by one.
+            dtype: of floating-point numbers as they travel.
+        """
+        group = self._opened(meeting, tensors, dtype)
+        for tensor in tensors.values():
+            complete = whole(tensor, dtype)
+            if group is not None:
+                try:
+                    _broadcast(group, _bytes(complete))
+                except RuntimeError as error:  # a peer is gone: torch says so in many ways
+                    log.warning("an engine left in the middle of a broadcast of weights (%s)", _first(error))
+                    group = None
+                    self.leave()
+        return group is not None
+
+    @torch.no_grad()
+    def attend(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        """Of a rank that does not send: gather with the one that does."""
+        for tensor in tensors.values():
+            whole(tensor, dtype)
+
+    def receive(self, ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a ticket, one after another, on ``device`` where they come by NCCL. They have to be taken to
+        the end.
+
+        Raises:
+            EngineError: the meeting was called off, or ended in the middle: what came is not whole.
+        """
+        meeting = ticket.meeting
+        assert meeting is not None
+        store = _store(meeting)
+        number = store.add(f"{meeting.key}/count", 1)
+        store.set(f"{meeting.key}/here/{number}", b"")
+        try:
+            said = bytes(store.get(f"{meeting.key}/begin"))
+        except RuntimeError as error:
+            raise _off(ticket, f"its sender did not come within {meeting.seconds:g} s") from error
+        if said == _CALLED_OFF:
+            raise _off(ticket, "it was called off")
+        backend, layout = json.loads(said)
+        if backend == "gloo":
+            device = torch.device("cpu")
+        elif device.type != "cuda":
+            raise _off(ticket, f"the learner sends by {backend}, and this engine computes on {device}")
+        return self._received(ticket, store, backend, layout, device)
+
+    def leave(self) -> None:
+        """The group, if there is one: the others hear of it."""
+        self._group, self._name = None, ""
+
+    def _received(
+        self, ticket: Ticket, store: Any, backend: str, layout: list[Any], device: torch.device
+    ) -> Iterator[tuple[str, Tensor]]:
+        meeting = ticket.meeting
+        assert meeting is not None
+        taken = False
+        try:
+            if self._name != meeting.group:
+                self._join(store, meeting, store.add(f"{meeting.group}/ranks", 1), backend)
+            for name, dtype, shape in layout:
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+                _broadcast(self._group, _bytes(tensor))
+                yield name, tensor
+            taken = True
+        except RuntimeError as error:
+            raise _off(ticket, f"it ended in the middle ({_first(error)})") from error
+        finally:
+            if not taken:  # also where whoever takes the tensors refuses one: the sender shall hear of it
+                self.leave()
+
+    def _opened(self, meeting: Meeting, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
+        """The group, once all are there; None: they will not come."""
+        store = _store(meeting)
+        device = next(iter(tensors.values())).device
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        try:
+            store.wait([f"{meeting.key}/here/{number + 1}" for number in range(meeting.receivers)])
+            there = not store.check([f"{meeting.key}/off"])
+        except RuntimeError:
+            there = False
+        if not there:
+            store.set(f"{meeting.key}/begin", _CALLED_OFF)
+            return None
+        store.set(f"{meeting.key}/begin", json.dumps([backend, _layout(tensors, dtype)]))
+        try:
+            if self._name != meeting.group:
+                self._join(store, meeting, 0, backend)
+        except RuntimeError as error:
+            log.warning("the engines and the learner's first process form no group (%s)", _first(error))
+            return None
+        return self._group
+
+    def _join(self, store: Any, meeting: Meeting, rank: int, backend: str) -> None:
+        self.leave()
+        patience, size = datetime.timedelta(seconds=meeting.seconds), meeting.receivers + 1
+        place = dist.PrefixStore(meeting.group, store)  # type: ignore[attr-defined]
+        if backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = patience
+            group: Any = dist.ProcessGroupNCCL(place, rank, size, options)
+        else:
+            group = dist.ProcessGroupGloo(place, rank, size, patience)
+        self._group, self._name = group, meeting.group
+
+
+HERE = Broadcaster()
+"""This process's end."""
+
+
+def call_off(store: Any, meeting: Meeting) -> None:
+    """By the driver: whoever waits in this meeting goes home. Without effect on one that is under way."""
+    store.set(f"{meeting.key}/off", b"")
+    for number in range(meeting.receivers):
+        store.set(f"{meeting.key}/here/{number + 1}", b"")
+
+
+def _layout(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
+    """Name, type and shape of each tensor as it travels."""
+    return [
+        (name, str(dtype if tensor.is_floating_point() else tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+
+
+def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor as it leaves its process: gathered, in ``dtype`` where it is of floating-point numbers, and there."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    full = full.detach()
+    full = full.to(dtype) if full.is_floating_point() else full
+    if full.device.type == "cuda":
+        torch.cuda.current_stream(full.device).synchronize()
+    return full.contiguous()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The same memory, as every backend takes it."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _broadcast(group: Any, content: Tensor) -> None:
+    if not content.numel():
+        return
+    options = dist.BroadcastOptions()  # type: ignore[attr-defined]
+    options.rootRank, options.rootTensor = 0, 0
+    group.broadcast([content], options).wait()
+    if content.device.type == "cuda":
+        torch.cuda.current_stream(content.device).synchronize()
+
+
+def _store(meeting: Meeting) -> Any:
+    return TCPStore(meeting.host, meeting.port, is_master=False, timeout=datetime.timedelta(seconds=meeting.seconds))
+
+
+def _off(ticket: Ticket, why: str) -> EngineError:
+    return EngineError(f"the weights of version {ticket.version} did not come by broadcast: {why}")
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,133 @@
+"""How the driver publishes: by a group while its members stay, again for whoever was late, and what it settles."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dapo.cluster.inline import InlineTransport
+from dapo.contracts.remote import HostSpec
+from dapo.contracts.types import Shipment, Ticket
+from dapo.learner import publisher as module
+from dapo.learner.hosts import LearnerHosts
+from dapo.learner.publisher import Audience, Publisher
+
+
+class Process:
+    """A learner's process that notes what it is asked."""
+
+    def __init__(self, rank):
+        self.rank, self.meetings, self.delivers = rank, [], True
+
+    def describe(self):
+        return self.rank
+
+    def send(self, meeting):
+        self.meetings.append(meeting)
+        return self.delivers
+
+    def lend(self):
+        return f"GPU {self.rank}", [("a", self.rank)]
+
+
+class Scene:
+    """A publisher over two processes."""
+
+    def __init__(self, route, transport=None):
+        self.processes = [Process(0), Process(1)]
+        self.transport = transport or InlineTransport()
+        specs = [HostSpec(f"rank-{p.rank}", lambda p=p: p) for p in self.processes]
+        self.hosts = LearnerHosts(self.transport, specs, 600.0)
+        self.members, self.folders = [(0, 1), (1, 1)], []
+        store = SimpleNamespace(port=4711)
+        self.audience = Audience(route, store, "here", 60.0, lambda: self.members)
+        self.publisher = Publisher(self.hosts, ("a", "b"), self.in_folder, self.audience)
+
+    def in_folder(self, version):
+        self.folders.append(version)
+        return Ticket(version, "folder", f"/sets/{len(self.folders)}", ("a", "b"))
+
+    def deliver(self, fine=True):
+        for process in self.processes:
+            process.delivers = fine
+
+
+def test_a_group_lasts_as_long_as_its_members_do():
+    scene = Scene("broadcast")
+    tickets = [scene.publisher.publish(version) for version in (0, 1)]
+    assert [(t.version, t.route, t.names) for t in tickets] == [
+        (0, "broadcast", ("a", "b")),
+        (1, "broadcast", ("a", "b")),
+    ]
+    first, second = (t.meeting for t in tickets)
+    assert (first.host, first.port, first.receivers, first.seconds) == ("here", 4711, 2, 60.0)
+    assert second == replace(first, number=second.number)
+    assert second.key != first.key
+    scene.members = [(0, 1), (1, 2)]  # one of them is another one by now
+    third = scene.publisher.publish(2).meeting
+    assert third.group != first.group
+    scene.members = [(0, 1)]
+    assert scene.publisher.publish(3).meeting.receivers == 1
+    assert scene.folders == []
+    scene.publisher.moved()  # the last broadcast is over by then
+    assert [m.number for m in scene.processes[1].meetings] == [1, 2, 3, 4]
+
+
+def test_a_broadcast_that_did_not_reach_all_is_followed_by_another_group():
+    scene = Scene("broadcast")
+    scene.deliver(False)
+    first = scene.publisher.publish(0).meeting
+    assert scene.publisher.again() == Ticket(0, "folder", "/sets/1", ("a", "b"))
+    scene.deliver()
+    second = scene.publisher.publish(1).meeting
+    assert second.group != first.group
+
+
+@pytest.mark.parametrize("route", ["broadcast", "ipc"])
+def test_weights_can_be_had_again_until_they_move(route):
+    scene = Scene(route)
+    assert scene.publisher.again() is None
+    scene.publisher.publish(5)
+    assert [scene.publisher.again().version for _ in range(2)] == [5, 5]
+    scene.publisher.moved()
+    assert scene.publisher.again() is None
+    assert scene.folders == [5, 5]
+
+
+@pytest.mark.parametrize("route", ["broadcast", "ipc"])
+def test_nobody_there_is_no_audience(route):
+    scene = Scene(route)
+    scene.members = []
+    assert scene.publisher.publish(1).route == "folder"
+
+
+def test_memory_is_lent_by_every_process():
+    ticket = Scene("ipc").publisher.publish(1)
+    assert ticket.route == "ipc"
+    assert pickle.loads(ticket.handles) == {"GPU 0": [("a", 0)], "GPU 1": [("a", 1)]}
+
+
+def test_a_meeting_is_called_off_once_it_is_open(monkeypatch):
+    called = []
+    monkeypatch.setattr(module, "call_off", lambda store, meeting: called.append(meeting))
+    scene = Scene("broadcast")
+    scene.publisher.call_off()
+    meeting = scene.publisher.publish(0).meeting
+    scene.publisher.call_off()
+    scene.publisher.moved()
+    scene.publisher.call_off()  # it is over
+    assert called == [meeting]
+
+
+def test_files_are_carried_from_every_process():
+    class Carrier(InlineTransport):
+        def collect(self, hosts, folder):
+            return tuple(f"{host.name} {folder}" for host in hosts)
+
+    scene = Scene("object_store", Carrier())
+    for ticket in (scene.publisher.publish(3), scene.publisher.again()):
+        assert (ticket.version, ticket.route) == (3, "object_store")
+        assert ticket.shipment == Shipment(ticket.address, tuple(f"rank-{n} {ticket.address}" for n in range(2)))

@@ -1,0 +1,149 @@
+"""A broadcast of weights over gloo: what arrives, who is waited for, and what a receiver that is gone does."""
+
+from __future__ import annotations
+
+import datetime
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dapo.contracts.types import Meeting, Ticket
+from dapo.errors import EngineError
+from dapo.models.broadcast import Broadcaster, call_off
+
+CPU = torch.device("cpu")
+PATIENCE = 120.0
+
+
+def weights(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "embed.weight": torch.randn(7, 3, generator=generator),
+        "norm.weight": torch.randn(3, generator=generator),
+        "scale": torch.randn((), generator=generator),
+        "nothing": torch.zeros(0, 4),
+        "steps": torch.arange(5) + seed,
+        "mask": torch.tensor([True, False, seed % 2 == 0]),
+    }
+
+
+@pytest.fixture(scope="module")
+def store():
+    timeout = datetime.timedelta(seconds=PATIENCE)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+
+
+@pytest.fixture
+def group(store, request):
+    """Meetings of one group, by the number of the publish."""
+
+    def meeting(number, receivers, name="", seconds=PATIENCE):
+        return Meeting("127.0.0.1", store.port, f"{request.node.name}{name}", number, receivers, seconds)
+
+    return meeting
+
+
+def ticket(meeting):
+    return Ticket(meeting.number, "broadcast", meeting.key, (), meeting=meeting)
+
+
+def take(end, meeting, into=None):
+    """What one receiver got; ``into``: hears of each tensor as it comes."""
+    found = {}
+    for name, tensor in end.receive(ticket(meeting), CPU):
+        found[name] = tensor
+        if into is not None:
+            into(name)
+    return found
+
+
+def publish(sender, receivers, meeting, tensors, dtype=torch.float32, **taking):
+    """Whether all took part, and what each receiver got: tensors, or the error that it raised."""
+    with ThreadPoolExecutor(len(receivers) + 1) as pool:
+        sent = pool.submit(sender.send, meeting, tensors, dtype)
+        got = [pool.submit(take, end, meeting, **taking.get(f"r{n}", {})) for n, end in enumerate(receivers)]
+        return sent.result(), [one.exception() or one.result() for one in got]
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == tensor.dtype and found[name].shape == tensor.shape and torch.equal(found[name], tensor)
+        for name, tensor in expected.items()
+    )
+
+
+def test_what_arrives_is_what_was_sent_to_the_bit_and_again_in_the_same_group(group):
+    sender, receivers = Broadcaster(), [Broadcaster(), Broadcaster()]
+    for number, dtype in ((1, torch.float32), (2, torch.bfloat16)):
+        sent, got = publish(sender, receivers, group(number, 2), weights(number), dtype)
+        expected = {n: t.to(dtype) if t.is_floating_point() else t for n, t in weights(number).items()}
+        assert sent
+        assert all(same(found, expected) for found in got)
+        groups = [end._group for end in (sender, *receivers)]
+        if number == 1:
+            first = groups
+    assert [id(one) for one in groups] == [id(one) for one in first]
+
+
+def test_a_meeting_that_is_called_off_holds_up_nobody_and_the_next_one_is_another_group(group, store):
+    """One of two receivers never comes, which the driver knows."""
+    sender, there = Broadcaster(), Broadcaster()
+    meeting = group(1, 2)
+    with ThreadPoolExecutor(2) as pool:
+        sent = pool.submit(sender.send, meeting, weights(1), torch.float32)
+        got = pool.submit(take, there, meeting)
+        store.wait([f"{meeting.key}/here/1"])
+        call_off(store, meeting)
+        assert sent.result() is False
+        with pytest.raises(EngineError, match=r"version 1 did not come by broadcast: it was called off"):
+            got.result()
+    with pytest.raises(EngineError, match="called off"):
+        take(Broadcaster(), meeting)  # whoever comes later goes home as well
+    sent, (found,) = publish(sender, [there], group(2, 1, "again"), weights(2))
+    assert sent
+    assert same(found, weights(2))
+
+
+def test_a_receiver_that_leaves_in_the_middle_is_told_to_the_others_and_the_sender_goes_on(group):
+    """As where a tensor does not fit the engine's model. Tensors are large, so that none is sent ahead unseen."""
+    tensors = {f"layer.{n}": torch.full((2**20,), float(n)) for n in range(8)}
+    sender, receivers = Broadcaster(), [Broadcaster(), Broadcaster()]
+
+    def refuse(name):
+        raise EngineError(f"{name} does not fit")
+
+    class Noting(dict):
+        """Which tensors were asked for: where they are sharded, that is where ranks gather."""
+
+        gathered = ()
+
+        def values(self):
+            self.gathered = []
+            for name, tensor in self.items():
+                self.gathered.append(name)
+                yield tensor
+
+    noting = Noting(tensors)
+    sent, got = publish(sender, receivers, group(1, 2), noting, r0={"into": refuse})
+    assert sent is False
+    assert noting.gathered == list(tensors)  # to the end, with the other ranks
+    assert "layer.0 does not fit" in str(got[0])
+    assert isinstance(got[1], EngineError)
+    assert "ended in the middle" in str(got[1])
+    sent, got = publish(sender, receivers, group(2, 2, "again"), weights(3))
+    assert sent
+    assert all(same(found, weights(3)) for found in got)
+
+
+def test_a_sender_that_does_not_come_is_not_waited_for_without_end(group):
+    with pytest.raises(EngineError, match=r"its sender did not come within 0.2 s"):
+        take(Broadcaster(), group(1, 1, seconds=0.2))
+
+
+def test_an_engine_on_another_kind_of_device_is_refused(group, store):
+    meeting = group(1, 1)
+    store.set(f"{meeting.key}/begin", '["nccl", []]')
+    with pytest.raises(EngineError, match="sends by nccl, and this engine computes on cpu"):
+        take(Broadcaster(), meeting)

@@ -1,0 +1,149 @@
+"""A pool whose weights come by a ticket that leads nowhere later on: engines that come late, and meetings that fail."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from engine_contract import drain
+from faults import FaultyTransport
+from number_engine import GATE, WEIGHTS, NumberEngine, sums
+from number_engine import ticket as lasting
+from test_rollout_pool import Once, check_whole, request, work
+
+from dapo.contracts.remote import HostSpec
+from dapo.contracts.types import Ticket
+from dapo.errors import EngineError
+from dapo.rollout.host import EngineHost
+from dapo.rollout.pool import EnginePool
+
+
+class Present(NumberEngine):
+    """Takes a passing ticket only while it is new."""
+
+    open: ClassVar = set()  # addresses of tickets that lead somewhere
+
+    def load(self, ticket, in_flight="abort"):
+        if ticket.route == "broadcast" and ticket.address not in self.open:
+            raise EngineError(f"{ticket.address} is over")
+        super().load(ticket, in_flight)
+
+
+class Learner:
+    """Who publishes."""
+
+    def __init__(self, pool):
+        self.present = pool.weights_from(self)
+        self.version, self.busy, self.said = None, False, []
+        Present.open.clear()
+
+    def publish(self, version, *, fails=False):
+        self.version, self.busy = version, False
+        self.said.append(("publish", version, self.present()))
+        ticket = Ticket(version, "broadcast", f"meeting {version}", WEIGHTS)
+        if not fails:
+            Present.open.add(ticket.address)
+        return ticket
+
+    def learn(self):
+        """The weights move, and what was on its way has arrived."""
+        self.busy = True
+        Present.open.clear()
+
+    def again(self):
+        self.said.append(("again", self.version))
+        return None if self.busy else lasting(self.version)
+
+    def call_off(self):
+        self.said.append(("off", self.version))
+
+
+def scene(*, fault=lambda name, method: None, lockstep=False, engines=2):
+    transport = FaultyTransport(lambda name, method: None)
+    specs = [HostSpec(f"engine-{n}", EngineHost, (Present, 3)) for n in range(engines)]
+    pool = EnginePool(transport, specs, GATE, turn_steps=4, lockstep=lockstep, now=transport.watch)
+    learner = Learner(pool)
+    pool.load(learner.publish(1))
+    Present.open.clear()
+    transport.fault = fault
+    return pool, learner, transport
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+def test_an_engine_that_comes_back_is_given_the_same_weights_once_more(lockstep):
+    pool, learner, _ = scene(fault=Once("engine-1", "turn", "before"), lockstep=lockstep)
+    pool.submit(work())
+    check_whole(work(), [*drain(pool).values()])
+    assert pool.members() == [0, 1]
+    assert pool.checksums() == sums(1)
+    assert learner.said == [("publish", 1, [(0, 1), (1, 1)]), ("off", 1), ("again", 1)]
+    pool.load(learner.publish(2))
+    assert learner.said[-1] == ("publish", 2, [(0, 1), (1, 2)])
+    assert pool.checksums() == sums(2)
+
+
+def test_while_the_learner_works_it_waits_for_the_next_ones():
+    pool, learner, _ = scene(fault=Once("engine-1", "turn", "before"))
+    learner.learn()
+    pool.submit(work())
+    check_whole(work(), [*drain(pool).values()])
+    while pool._crew._starting[1].opening:
+        pool._hear()
+    assert pool.members() == [0]
+    pool.load(learner.publish(2), "keep")
+    assert learner.said[-1] == ("publish", 2, [(0, 1), (1, 2)])  # it is one of those that are waited for
+    assert pool.members() == [0, 1]
+    assert pool.checksums() == sums(2)
+    pool.submit(work())
+    assert {v for e in drain(pool).values() for v in e.versions.tolist()} == {2}
+
+
+def test_where_all_wait_work_waits_too_unless_nobody_will_publish():
+    pool, learner, transport = scene(engines=1, fault=Once("engine-0", "turn", "before"))
+    learner.learn()
+    pool.submit([request(0)])
+    assert pool.poll(0.0) == []
+    while pool._crew._starting[0].opening:
+        pool._hear()
+    assert pool.poll(0.0) == []
+    with pytest.raises(EngineError, match=r"every engine of the pool was lost.*broadcast.*weight_transfer=folder"):
+        pool.poll()
+    pool.load(learner.publish(2), "keep")
+    check_whole([request(0)], [*drain(pool).values()])
+    assert transport.killed == ["engine-0"]
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+def test_a_publish_that_nobody_received_is_made_up_for(lockstep, caplog):
+    pool, learner, transport = scene(lockstep=lockstep)
+    pool.load(learner.publish(2, fails=True))
+    assert pool.checksums() == sums(2)
+    assert transport.killed == []
+    assert learner.said[-1] == ("again", 2)
+    assert [r.getMessage() for r in caplog.records] == [
+        "the weights of version 2 are published again: meeting 2 is over"
+    ]
+
+
+@pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
+def test_an_engine_lost_while_it_takes_weights_holds_up_nobody(lockstep):
+    """The others hear that the meeting is off, and all of them get the weights by a ticket that lasts."""
+    pool, learner, _ = scene(lockstep=lockstep, fault=Once("engine-1", "load", "before"))
+    pool.load(learner.publish(2, fails=True))
+    assert ("off", 2) in learner.said
+    pool.submit(work())
+    events = drain(pool)
+    check_whole(work(), [*events.values()])
+    assert {v for e in events.values() for v in e.versions.tolist()} == {2}
+    assert pool.members() == [0, 1]
+    assert pool.checksums() == sums(2)
+
+
+def test_in_lockstep_an_engine_cannot_come_back_without_weights():
+    pool, learner, _ = scene(lockstep=True, fault=Once("engine-1", "turn", "before"))
+    learner.learn()
+    pool.submit(work())
+    with pytest.raises(
+        EngineError, match=r"engine-1 is lost, and in lockstep has to come back.*weight_transfer=folder"
+    ):
+        drain(pool)
