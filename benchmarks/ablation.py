@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ from dapo.models.warmup import WarmupSettings
 from dapo.observe.metrics import Row, read_metrics
 
 HERE = Path(__file__).resolve().parent
-COMPUTES = ("algorithms", "data", "learner", "loop", "models", "rewards", "rollout")
-"""Packages whose change makes a finished run one of other code. What settings mean is in the resolved recipe."""
+COMPUTES = ("algorithms", "config/schema", "data", "learner", "loop", "models", "rewards", "rollout")
+"""Packages whose change makes a finished run one of other code."""
+NO_FOLDER = "builtin/signed-sum"  # stands for a base model where a run is only named
 RUNS_A_WORKER = 40  # then a fresh process: what a run leaves in memory does not add up
 TABLES = {"parts": part_rows(), "variants": VARIANTS}
 
@@ -85,6 +86,7 @@ class Job:
     commit: str
     keep: bool
     until: float  # time.time() from which nothing is begun
+    parent: int = field(default_factory=os.getpid)  # who asks for it
 
     @property
     def name(self) -> str:
@@ -94,10 +96,9 @@ class Job:
 def main() -> None:
     options = arguments()
     commit = str(describe_machine()["commit"])
-    models = {name: base_model(TASKS[name], options.models) for name in options.tasks}
-    jobs = list(plan(options, models, commit))
+    jobs = list(plan(options, commit))
     print(f"{len(jobs)} runs, {sum(finished(job) is not None for job in jobs)} of them are finished", flush=True)
-    failed = run_all(jobs, options.jobs)
+    failed = run_all(jobs, options.jobs, options.models)
     for table in options.table:
         found = {
             task: {
@@ -197,8 +198,11 @@ def code_of(packages: Sequence[str] = COMPUTES) -> str:
     return digest.hexdigest()[:12]
 
 
-def plan(options: argparse.Namespace, models: Mapping[str, Path], commit: str) -> Iterator[Job]:
-    """Seed by seed, so that an early end leaves whole sets of rows; a run that two tables share comes once."""
+def plan(options: argparse.Namespace, commit: str) -> Iterator[Job]:
+    """Seed by seed, so that an early end leaves whole sets of rows; a run that two tables share comes once.
+
+    Base models may be still to be made: ``run_all`` names them.
+    """
     code, until, seen = code_of(), time.time() + options.minutes * 60, set()
     recipes: dict[tuple[str, str], Recipe] = {}
     for table in options.table:
@@ -208,21 +212,22 @@ def plan(options: argparse.Namespace, models: Mapping[str, Path], commit: str) -
                     if (task, row, seed) in seen:
                         continue
                     seen.add((task, row, seed))
-                    model, steps = str(models[task]), options.steps
+                    steps = options.steps
                     if (task, row) not in recipes:
-                        recipes[task, row] = recipe_of(TASKS[task], settings, seed, model, "-", steps).recipe
+                        recipes[task, row] = recipe_of(TASKS[task], settings, seed, NO_FOLDER, "-", steps).recipe
                     file = options.work / file_name(task, row, seed, recipes[task, row])
-                    yield Job(task, row, settings, seed, model, steps, file, code, commit, options.keep, until)
+                    yield Job(task, row, settings, seed, "", steps, file, code, commit, options.keep, until)
 
 
 def file_name(task: str, row: str, seed: int, recipe: Recipe) -> str:
-    """A run's, by everything that its resolved recipe says but places; the seed is ``seed``, whatever the recipe's.
+    """A run's, by all of its recipe but places; the seed is ``seed``, whatever the recipe's.
 
-    The base model stands there as what it is made of, not as a folder's name, which code that makes it has a part in.
+    Defaults are left out: a setting that the package gets later on leaves the name as it is. The base model stands
+    there as what it is made of, not as a folder's name, in which the code that makes it has a part.
     """
-    settings = recipe.model_dump(mode="json")
-    settings["run"] |= {"seed": seed, "dir": ""}
-    settings["model"]["path"] = str(TASKS[task].base)
+    settings = recipe.model_dump(mode="json", exclude_defaults=True)
+    settings["run"] = {"seed": seed}
+    settings["model"] = {"path": str(TASKS[task].base)}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return f"{task}-{''.join(c if c.isalnum() else '_' for c in row)}-{seed}-{digest}.json"
 
@@ -235,11 +240,13 @@ def finished(job: Job) -> Curve | None:
     return curve if job.keep or curve["code"] == job.code else None
 
 
-def run_all(jobs: Sequence[Job], workers: int) -> list[str]:
-    """Make what is missing; returns what became of the runs that an error ended."""
+def run_all(jobs: Sequence[Job], workers: int, models: Path) -> list[str]:
+    """Make what is missing, base models in ``models`` first; returns what became of runs that an error ended."""
     missing = [job for job in jobs if finished(job) is None and job.until > time.time()]
     if not missing:
         return []
+    bases = {task: str(base_model(TASKS[task], models)) for task in dict.fromkeys(job.task for job in missing)}
+    missing = [replace(job, model=bases[job.task]) for job in missing]
     missing[0].file.parent.mkdir(parents=True, exist_ok=True)
     failed, context = [], multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=RUNS_A_WORKER)
@@ -257,14 +264,14 @@ def run_all(jobs: Sequence[Job], workers: int) -> list[str]:
 
 def one_run(job: Job) -> tuple[str, bool]:
     """Make a run in this process and keep its numbers: what is told of it, and whether it came to its end."""
-    if time.time() > job.until:
+    if time.time() > job.until or os.getppid() != job.parent:  # a killed program begins nothing more
         return "", True
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(dir=job.file.parent) as folder:
             curve = train(job, folder)
-    except DapoError as error:
-        return f"{job.name}: {error}", False
+    except Exception as error:  # told at the end; the other runs go on
+        return f"{job.name}: {type(error).__name__}: {error}", False
     unfinished = job.file.with_suffix(f".{os.getpid()}")
     unfinished.write_text(json.dumps(curve))
     unfinished.rename(job.file)

@@ -27,7 +27,7 @@ def draw_parts(whole: Mapping[str, Curves], report: Mapping[str, Any], out: Path
     ways = {LADDER: "o", LESS: "s"}
     names = {LADDER: "switched on, on the ladder", LESS: "in the whole recipe"}
     axes = ("steps", "tokens")
-    figure, grid = _figure(1, len(whole), height=4.4)
+    figure, grid = _figure(1, len(whole), height=4.4, shared=True)
     for ax, (task, found) in zip(grid[0], report["tasks"].items(), strict=True):
         marks = {
             f"{names[how]}, equal {axis}": (AXIS_COLOURS[axis], ways[how], _of(found["effects"], how, axis))
@@ -35,8 +35,8 @@ def draw_parts(whole: Mapping[str, Curves], report: Mapping[str, Any], out: Path
             for axis in axes
         }
         _forest(ax, list(PARTS), marks, 100)
-        ax.set(title=TASKS[task].title, xlabel="held-out accuracy, points, with the part less without")
-    _legend(figure, grid[0][0])
+        ax.set(title=TASKS[task].title, xlabel="accuracy with the part less without, points")
+    _legend(figure, grid[0][0], shown=True)
     figure.savefig(out / "ablation.png")
     for part in PARTS:
         if all(without(part) in rows for rows in whole.values()):
@@ -67,35 +67,36 @@ def _draw_part(part: str, whole: Mapping[str, Curves], path: Path) -> None:
 def draw_variants(whole: Mapping[str, Curves], report: Mapping[str, Any], out: Path) -> None:
     """``ablation_variants.png``: accuracy and length of each variant, less DAPO's."""
     names = list(next(iter(report["tasks"].values()))["effects"])
-    figure, grid = _figure(2, len(whole), height=8.0)
+    figure, grid = _figure(2, len(whole), height=8.0, shared="row")
     for column, (task, found) in enumerate(report["tasks"].items()):
         marks = {
             f"equal {axis}": (colour, "o", _of(found["effects"], CHANGED, axis))
             for axis, colour in AXIS_COLOURS.items()
         }
         _forest(grid[0][column], names, marks, 100)
-        grid[0][column].set(title=TASKS[task].title, xlabel="held-out accuracy less DAPO's, points")
+        grid[0][column].set(title=TASKS[task].title, xlabel="accuracy less DAPO's, points")
         _forest(grid[1][column], names, {"": ("#6B7280", "o", _of(found["effects"], CHANGED, "length"))}, 1)
-        grid[1][column].set_xlabel("length of a held-out response less DAPO's, tokens")
-    _legend(figure, grid[0][0])
+        grid[1][column].set_xlabel("length of a response less DAPO's, tokens")
+    _legend(figure, grid[0][0], shown=True)
     figure.savefig(out / "ablation_variants.png")
 
 
 # ---------------------------------------------------------------------- pieces
 
 
-def _figure(rows: int, columns: int, height: float) -> tuple[Any, Any]:
+def _figure(rows: int, columns: int, height: float, shared: bool | str = False) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.2 + 3.9 * columns, height), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharey=shared)
 
 
-def _legend(figure: Any, ax: Any) -> None:
+def _legend(figure: Any, ax: Any, shown: bool = False) -> None:
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    title = "full marks: shown" if shown else None
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, title=title)
 
 
 def _of(effects: Effects, how: str, measure: str) -> dict[str, Effect]:

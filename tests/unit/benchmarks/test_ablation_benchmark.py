@@ -169,7 +169,7 @@ def test_runs_of_one_process_do_not_know_of_each_other(ablation, tmp_path, monke
 def test_a_finished_run_is_taken_from_its_file_unless_its_code_is_another(ablation, tmp_path):
     job = ablation.Job("rare", "DAPO", {}, 1, "base", 4, tmp_path / "one.json", "now", "c", False, 0.0)
     assert ablation.finished(job) is None
-    assert ablation.run_all([job], 1) == []  # its time is over: nothing is begun
+    assert ablation.run_all([job], 1, tmp_path) == []  # its time is over: nothing is begun
     job.file.write_text('{"code": "before"}')
     assert ablation.finished(job) is None
     assert ablation.finished(dataclasses.replace(job, keep=True)) == {"code": "before"}
@@ -262,3 +262,22 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     assert "mixed" not in (tmp_path / "ablation.json").read_text()
     with pytest.raises(ValueError, match="no place"):
         report.with_blocks("nothing", {"ablation": "x"})
+
+
+def test_variants_are_compared_with_the_whole_where_they_have_the_seconds(report, ablation, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- ablation variants -->\n<!-- end of ablation variants -->\n")
+    rows = {
+        row: {seed: curve([0.1, 0.2, 0.3 + (row == "GSPO") / 50], [0, 1, 2], [0, 1, 2]) for seed in (1, 2, 3, 4)}
+        for row in ("DAPO", "GSPO")
+    }
+    rows["S = 2"] = {seed: curve([0.1, 0.2, 0.3], [0, 1, 2], None, length=9.0) for seed in (1, 2, 3, 4)}
+    machine = {"packages": {}, "python": "", "cpu": "", "command": "c", "commit": "", "date": "", "cpu_hours": 1.0}
+    report.write_results("variants", dict.fromkeys(report.TASKS, rows), machine, tmp_path, page)
+    text = page.read_text()
+    assert "4 seeds a task" in text.partition("first part")[0].lower()
+    assert text.count("first part") == 0  # four seeds are all that `--small` has of the variants
+    assert "| GSPO | rare success | **+2.0** [+2.0, +2.0] |" in text
+    same = "not shown: +0.0 [+0.0, +0.0]"
+    assert f"| S = 2 | rare success | {same} | {same} |  | **-1.0** [-1.0, -1.0] |" in text
+    assert (tmp_path / "ablation_variants.png").stat().st_size > 10_000
