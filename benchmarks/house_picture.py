@@ -1,6 +1,6 @@
 """The house in one view: who gives what to whom in a training step. Drawn by hand, here.
 
-    python benchmarks/house_picture.py            # a second; writes docs/images/house.png
+python benchmarks/house_picture.py            # a second; writes docs/images/house.png
 """
 
 from __future__ import annotations
