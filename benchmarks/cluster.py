@@ -275,7 +275,8 @@ def main() -> None:
         "fleet": lambda: cluster_parts.fleet_rows(options.engines),
     }
     kept = options.out.with_suffix(".json")
-    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    before = json.loads(kept.read_text()) if kept.exists() else {}
+    found: dict[str, Any] = {part: rows for part, rows in before.items() if part in TITLES and isinstance(rows, dict)}
     for part in options.only:
         load = os.getloadavg()[0]
         found[part] = {"machine": describe_machine(), "load": load, "rows": parts[part]()}
