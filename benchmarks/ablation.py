@@ -48,7 +48,7 @@ HERE = Path(__file__).resolve().parent
 COMPUTES = ("algorithms", "config/schema", "data", "learner", "loop", "models", "rewards", "rollout")
 """Packages whose change makes a finished run one of other code."""
 NO_FOLDER = "builtin/signed-sum"  # stands for a base model where a run is only named
-RUNS_A_WORKER = 40  # then a fresh process: what a run leaves in memory does not add up
+RUNS_A_WORKER = 40  # then fresh processes: what a run leaves in memory does not add up
 TABLES = {"parts": part_rows(), "variants": VARIANTS}
 
 POINTS = {
@@ -248,17 +248,18 @@ def run_all(jobs: Sequence[Job], workers: int, models: Path) -> list[str]:
     bases = {task: str(base_model(TASKS[task], models)) for task in dict.fromkeys(job.task for job in missing)}
     missing = [replace(job, model=bases[job.task]) for job in missing]
     missing[0].file.parent.mkdir(parents=True, exist_ok=True)
-    failed, context = [], multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=RUNS_A_WORKER)
-    try:
-        for future in as_completed([pool.submit(one_run, job) for job in missing]):
-            said, ok = future.result()
-            if said:
-                print(said, flush=True)
-            if not ok:
-                failed.append(said)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    failed, context, together = [], multiprocessing.get_context("spawn"), RUNS_A_WORKER * workers
+    for first in range(0, len(missing), together):  # `max_tasks_per_child` of Python 3.11 hangs at the first one's end
+        pool = ProcessPoolExecutor(workers, mp_context=context)
+        try:
+            for future in as_completed([pool.submit(one_run, job) for job in missing[first : first + together]]):
+                said, ok = future.result()
+                if said:
+                    print(said, flush=True)
+                if not ok:
+                    failed.append(said)
+        finally:
+            pool.shutdown(cancel_futures=True)
     return failed
 
 
