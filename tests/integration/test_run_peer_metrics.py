@@ -59,4 +59,4 @@ def test_filtered_reward(steps):
 def test_each_name_is_found_with_and_without_its_area():
     assert len({entry.key for entry in PEER_METRICS}) == len(PEER_METRICS)
     assert peer_metric("train/filtered_reward") is peer_metric("filtered_reward") is not None
-    assert peer_metric("train/entropy") is None
+    assert peer_metric("policy/staleness_max") is None
