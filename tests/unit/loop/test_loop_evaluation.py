@@ -13,6 +13,7 @@ import pytest
 from scripted import ScriptedEngine
 from small_recipe import small_recipe
 
+from dapo.checkpoint.store import CheckpointStore
 from dapo.config.schema import Reward
 from dapo.contracts.evidence import SilentEvidence
 from dapo.contracts.phases import Phases
@@ -230,7 +231,7 @@ def test_problems_of_equal_content_are_told_apart_by_their_place():
 class FirstStep(Trainer):
     """As far as the evaluation before training."""
 
-    def __init__(self, subject, recorded):
+    def __init__(self, subject, recorded, folder):
         recorder = SimpleNamespace(
             step=lambda step, metrics, *_: recorded.append(("step", step)),
             evaluation=lambda step, result: recorded.append(("evaluation", step)),
@@ -244,7 +245,7 @@ class FirstStep(Trainer):
             algorithm=None,
             schedule=None,
             evaluator=subject,
-            checkpoints=None,
+            checkpoints=CheckpointStore(folder),
             recorder=recorder,
             recipe=small_recipe(trainer={"steps": 1}, validation={"every": 1}),
             fingerprint={},
@@ -253,11 +254,11 @@ class FirstStep(Trainer):
         )
 
 
-def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_training():
+def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_training(tmp_path):
     recorded = []
     subject = evaluator(lambda p, s: Score(reason="exception: KeyError: 'level'"), sets=("easy", "hard"))
     with pytest.raises(RewardError) as stopped:
-        FirstStep(subject, recorded).run()
+        FirstStep(subject, recorded, tmp_path).run()
     reason = "exception: KeyError: 'level'"
     assert stopped.value.evidence == SilentEvidence({"easy": reason, "hard": reason}, engine=False)
     assert re.match(
@@ -267,9 +268,9 @@ def test_a_held_out_set_of_which_nothing_can_be_scored_stops_the_run_before_trai
     assert recorded == [("evaluation", 0), ("step", 0)]  # the evidence is written first
 
 
-def test_a_set_that_falls_silent_later_is_told_and_training_goes_on():
+def test_a_set_that_falls_silent_later_is_told_and_training_goes_on(tmp_path):
     recorded = []
-    trainer = FirstStep(evaluator(lambda p, s: Score(reason="crash")), recorded)
+    trainer = FirstStep(evaluator(lambda p, s: Score(reason="crash")), recorded, tmp_path)
     trainer.evaluate(5)
     assert recorded[1] == ("notice", 5, SilentEvidence({"set": "crash"}, engine=False))
     assert notice_said(*recorded[1][1:]).startswith("step 5: the held-out accuracy cannot be told")
