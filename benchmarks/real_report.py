@@ -61,8 +61,12 @@ def markdown(report: Mapping[str, Any]) -> str:
     )
 
 
+FEWEST = 3
+"""Seeds of which something is concluded: two may agree by chance."""
+
+
 def findings(sets: Mapping[str, Any]) -> list[str]:
-    """Of which sets each sentence holds: where the 95 % interval over seeds is clear of zero."""
+    """Of which sets each sentence holds: where the 95 % interval over seeds, three at least, is clear of zero."""
 
     def clear(gain: Mapping[str, Any], measure: str, sign: int) -> bool:
         one = gain.get(measure)
@@ -81,8 +85,9 @@ def findings(sets: Mapping[str, Any]) -> list[str]:
         COMPARED[3]: lambda one: clear(one["over_longer"], "greedy", -1),
         "after DAPO greedy answers are no better than always the commonest": no_better,
     }
-    if all(len(one["seeds"]) < 2 for one in sets.values()):
-        return ["- One seed so far: it has no interval, and nothing is concluded from it."]
+    sets = {key: one for key, one in sets.items() if len(one["seeds"]) >= FEWEST}
+    if not sets:
+        return [f"- Fewer than {FEWEST} seeds so far: nothing is concluded from them."]
     if not any(one["over_longer"] for one in sets.values()):
         said = {text: holds for text, holds in said.items() if text not in COMPARED}
     return [
@@ -98,7 +103,7 @@ def page_block(report: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"{seeds} seed{'s' * (seeds > 1)} at most, {machine['date']}, one thread of {machine['cpu']}. A sentence "
-            "holds of a set where the 95 % interval over its seeds is clear of zero:",
+            f"holds of a set where the 95 % interval over its seeds, {FEWEST} at least, is clear of zero:",
             "",
             *findings(sets),
             "",
