@@ -86,10 +86,15 @@ def complete(rows: Curves) -> dict[str, dict[int, Curve]]:
     return {row: {seed: seeds[seed] for seed in common} for row, seeds in rows.items()}
 
 
+FEWEST = 4
+"""Seeds of which something is claimed: two or three may lie together by chance."""
+
+
 def effect(values: Floats) -> Effect:
     """Mean over seeds with its 95 % interval, and whether the 99 % interval is clear of zero.
 
-    A table has dozens of intervals, and one in twenty of those at 95 % misses by chance: so a claim takes 99 %.
+    A table has dozens of intervals, and one in twenty of those at 95 % misses by chance: so a claim takes 99 %, and
+    ``FEWEST`` seeds.
     """
     values = np.asarray(values, dtype=np.float64)
     n, mean = len(values), float(np.mean(values))
@@ -99,7 +104,7 @@ def effect(values: Floats) -> Effect:
         return {"mean": mean, "low": None, "high": None, "shown": False}
     error = float(values.std(ddof=1)) / n**0.5
     wide, strict = (quantiles[min(n - 2, len(quantiles) - 1)] * error for quantiles in (T_QUANTILES, T_STRICT))
-    return {"mean": mean, "low": mean - wide, "high": mean + wide, "shown": abs(mean) > strict}
+    return {"mean": mean, "low": mean - wide, "high": mean + wide, "shown": n >= FEWEST and abs(mean) > strict}
 
 
 def budgets_of(rows: Mapping[str, Curve]) -> dict[str, float]:

@@ -190,6 +190,7 @@ def test_an_interval_by_hand_and_what_it_shows(report):
     assert report.effect(np.array([2.9, 2.9, 3.1, 3.1]))["shown"]
     assert report.effect(np.array([-2.9, -2.9, -3.1, -3.1]))["shown"]
     assert not report.effect(np.array([3.0]))["shown"]
+    assert not report.effect(np.array([2.99, 3.0, 3.01]))["shown"]  # too few
     assert report.effect(np.array([1.0, np.nan]))["mean"] is None
 
 
@@ -217,11 +218,11 @@ def test_effects_are_paired_by_seed_and_of_complete_seeds(report, ablation):
     rows = {}
     for n, row in enumerate(ablation.TABLES["parts"]):
         rows[row] = {
-            seed: curve([0, 0, seed / 10 + n / 100], [0, 1, 2], [0.0, 1.0, 2.0], entropy=n) for seed in (1, 2, 3, 4)
+            seed: curve([0, 0, seed / 10 + n / 100], [0, 1, 2], [0.0, 1.0, 2.0], entropy=n) for seed in (1, 2, 3, 4, 5)
         }
-    del rows["GRPO"][4]
+    del rows["GRPO"][5]
     whole = report.complete(rows)
-    assert {tuple(seeds) for seeds in whole.values()} == {(1, 2, 3)}
+    assert {tuple(seeds) for seeds in whole.values()} == {(1, 2, 3, 4)}
     effects = report.part_effects(report.measure_all(whole))
     for part in effects:
         one = effects[part]["ladder"]["steps"]
@@ -240,7 +241,7 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     places = "\n".join(f"<!-- {name} -->\nold\n<!-- end of {name} -->" for name in names)
     page.write_text(f"before\n{places}\nafter\n")
     rows = {
-        row: {seed: curve([0.1, 0.2, 0.3 + n / 50 + seed / 1000], [0, 1, 2], [0, 1, 2]) for seed in (1, 2, 3)}
+        row: {seed: curve([0.1, 0.2, 0.3 + n / 50 + seed / 1000], [0, 1, 2], [0, 1, 2]) for seed in (1, 2, 3, 4)}
         for n, row in enumerate(ablation.TABLES["parts"])
     }
     machine = {"packages": {}, "python": "", "cpu": "", "command": "c", "commit": "", "date": "", "cpu_hours": 1.0}
@@ -249,7 +250,7 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "a first part" in text  # three seeds of eight
+    assert "a first part" in text  # four seeds of eight
     # the whole lies four points below its row in these made-up curves, and two above the row before it on the ladder
     clip = text.partition("<!-- ablation clip-higher -->")[2].partition("<!-- end")[0]
     assert "| in the whole recipe | rare success | **-4.0** [-4.0, -4.0] |" in clip
