@@ -106,7 +106,8 @@ def _load_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
     if _depth(text) > _DEEPEST_BRACKETS:
         raise RecipeError(f"{name}: its values stand too deep within each other")
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        yaml = YAML(typ="safe", pure=True)
+        root = yaml.compose(text)
         if _expanded(root, {}) > _MOST_NODES:
             raise RecipeError(f"{name}: its aliases (*name) stand for more than {_MOST_NODES:,} values; write them out")
         lines: dict[str, int] = {}
@@ -115,7 +116,7 @@ def _load_yaml(text: str, name: str) -> tuple[Any, dict[str, int]]:
                 twice = f"`{path}` stands twice, on lines {lines[path]} and {line}"
                 raise RecipeError(f"{name}: {twice}; keep the one you mean")
             lines[path] = line
-        return YAML(typ="safe", pure=True).load(text), lines
+        return None if root is None else yaml.constructor.construct_document(root), lines
     except DapoError:
         raise
     except MarkedYAMLError as error:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ Difference = dict[str, tuple[Any, Any]]
 """Path of a setting -> (value in the preset, value in the recipe)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedRecipe:
     """A recipe that passed every check, with where it came from. Only ``recipe`` and ``given`` hold its secrets."""
 
@@ -41,7 +42,12 @@ class LoadedRecipe:
     overrides: tuple[str, ...] = ()  # as written on the command line, secrets hidden
     warnings: tuple[str, ...] = ()  # unusual, yet allowed
     path: Path | None = None
-    resolved: str = field(default="", repr=False)  # YAML that loads back to ``recipe``, but for its secrets
+
+    @cached_property
+    def resolved(self) -> str:
+        """YAML that loads back to ``recipe``, but for its secrets. Made when it is asked for: that takes as long as all
+        the rest of reading a recipe."""
+        return dump_resolved(self.recipe)
 
 
 def load_recipe(
@@ -144,7 +150,6 @@ def _load(
         overrides=tuple(redact_override(override) for override in overrides),
         warnings=(*warnings_of(recipe, difference), *(unread_by_sft([key for key, _ in changed]) if sft else ())),
         path=path,
-        resolved=dump_resolved(recipe),
     )
 
 
