@@ -143,7 +143,38 @@ class SilentEvidence:
     kind: Literal["silent"] = "silent"
 
 
-Evidence = StopEvidence | UnscoredEvidence | SilentEvidence
+@dataclass(frozen=True, slots=True)
+class DataEnded:
+    """No prompt is left: the run is at its end before ``trainer.steps``."""
+
+    steps: int  # training steps that are done
+    retired: bool  # every prompt is retired; False: ``data.epochs`` are over
+    kind: Literal["data_ended"] = "data_ended"
+
+
+@dataclass(frozen=True, slots=True)
+class NoGain:
+    """``trainer.early_stop``: the metric was not better for too long, so the run is at its end."""
+
+    metric: str
+    times: int  # in a row
+    patience: int
+    best: float
+    best_step: int
+    kind: Literal["no_gain"] = "no_gain"
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfTime:
+    """``trainer.max_hours``: no time for another step; a resume goes on."""
+
+    hours: float
+    passed: float  # seconds since the command began
+    longest: float | None  # seconds of the longest step; None: there was none
+    kind: Literal["out_of_time"] = "out_of_time"
+
+
+Evidence = StopEvidence | UnscoredEvidence | SilentEvidence | DataEnded | NoGain | OutOfTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +197,37 @@ class Clamping:
     greatest: float
 
 
-Notice = PoorBatch | Clamping | SilentEvidence
-"""What a person should know, though the run goes on."""
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """A supervised run measured its held-out sets."""
+
+    loss: float  # nats a token, over the tokens of all sets; nan: they have none
+
+
+Notice = PoorBatch | Clamping | SilentEvidence | HeldOutLoss
+"""What a person should know of a step, though the run goes on."""
+
+
+Signal = Literal["Ctrl-C", "SIGTERM"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A first signal: the step is finished and saved."""
+
+    cause: Signal
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAtOnce:
+    """A second signal: the process ends in the middle of a step."""
+
+    saved: int | None  # step of the last checkpoint
+    folder: str  # of the checkpoints
+
+
+Ending = DataEnded | NoGain | OutOfTime | Interrupted | LeftAtOnce
+"""Why no further step is begun, told at once; a run that ends well at ``trainer.steps`` has none."""
 
 
 def cause_of(shares: Shares) -> Cause:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.evidence import CollectProgress, Notice
+from dapo.contracts.evidence import CollectProgress, Ending, Notice
 from dapo.contracts.phases import Span
 from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
 
@@ -40,8 +40,7 @@ class Recorder(Protocol):
     def notice(self, step: int, notice: Notice) -> None:
         """Something of step ``step`` that a person should know, though the run goes on."""
 
-    def say(self, message: str) -> None: ...
-
-    def warn(self, message: str) -> None: ...
+    def ending(self, ending: Ending) -> None:
+        """No further step is begun, and why."""
 
     def state(self) -> dict[str, Any]: ...

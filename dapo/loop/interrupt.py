@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
+from dapo.contracts.evidence import Signal
+
 
 class Interrupt:
     """Context manager that turns SIGINT and SIGTERM into a request, once.
@@ -13,8 +15,8 @@ class Interrupt:
     ``requested`` is read by the trainer between steps. A second signal raises KeyboardInterrupt at once.
     """
 
-    def __init__(self, on_first: Callable[[str], None], on_second: Callable[[], None]) -> None:
-        """``on_first`` gets what came, "Ctrl-C" or "SIGTERM"."""
+    def __init__(self, on_first: Callable[[Signal], None], on_second: Callable[[], None]) -> None:
+        """``on_first`` gets what came."""
         self.requested = False
         self._on_first, self._on_second = on_first, on_second
         self._previous: dict[int, object] = {}

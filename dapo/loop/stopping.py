@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
+from dapo.contracts.evidence import DataEnded, Interrupted, LeftAtOnce, NoGain, OutOfTime, Signal
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import Metrics
-from dapo.contracts.words import in_a_row
 from dapo.loop.best import Best
 from dapo.loop.interrupt import Interrupt
 
@@ -32,8 +32,8 @@ class Deadline:
         """The first step is about to begin: what came before is no step."""
         self._last = None
 
-    def passed(self, save: float | None) -> str:
-        """Called between two steps: why there is no time for another one; "" where there is.
+    def passed(self, save: float | None) -> OutOfTime | None:
+        """Called between two steps: that there is no time for another one; None where there is.
 
         ``save``: seconds of the longest save; None: none was seen, and it is taken to be as long as a step.
         """
@@ -42,25 +42,12 @@ class Deadline:
             self._steps.append(now - self._last)
         self._last = now
         if self.hours is None:
-            return ""
+            return None
         step = max(self._steps, default=0.0)
-        left = self.hours * 3600 - (now - self._begun)
-        if left >= step + (step if save is None else save):
-            return ""
-        given = f"trainer.max_hours = {self.hours:g}"
-        if not self._steps:
-            before = now - self._begun
-            return (
-                f"{given} left no time for a single step: what comes before the first one (loading, the evaluation "
-                f"before training) took {_seconds(before)}. Give more: a resume needs that time again"
-            )
-        if left < 0:
-            return f"{given} is over by {_seconds(-left)}, as a step took up to {_seconds(step)}. Give more"
-        return f"{given}: {_seconds(left)} are left, and a step took up to {_seconds(step)}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s"
+        passed = now - self._begun
+        if self.hours * 3600 - passed >= step + (step if save is None else save):
+            return None
+        return OutOfTime(self.hours, passed, step if self._steps else None)
 
 
 class Stopping:
@@ -68,8 +55,8 @@ class Stopping:
 
     Attributes:
         by: "Ctrl-C", "SIGTERM" or what ``stop`` was told, where the run was stopped; "" otherwise.
-        early: why the run is at its end before ``trainer.steps``; "" otherwise.
-        out_of_time: it was stopped by ``trainer.max_hours``.
+        early: why the run is at its end before ``trainer.steps``; None otherwise.
+        out_of_time: that it was stopped by ``trainer.max_hours``; None otherwise.
     """
 
     def __init__(
@@ -84,8 +71,8 @@ class Stopping:
         self._recorder, self._checkpoints, self._deadline = recorder, checkpoints, deadline
         self._best, self._patience = best, patience
         self.by = ""
-        self.early = ""
-        self.out_of_time = False
+        self.early: DataEnded | NoGain | None = None
+        self.out_of_time: OutOfTime | None = None
         self._interrupt = Interrupt(self._interrupted, self._interrupted_again)
 
     @property
@@ -97,10 +84,10 @@ class Stopping:
         """End after the step at hand, as Ctrl-C does; the first reason stays."""
         self.by = self.by or why
 
-    def end(self, why: str) -> None:
+    def end(self, why: DataEnded | NoGain) -> None:
         """There is nothing left to do: the run is at its end."""
         self.early = why
-        self._recorder.say(why)
+        self._recorder.ending(why)
 
     def start(self) -> None:
         """The first step is about to begin."""
@@ -109,7 +96,7 @@ class Stopping:
     def finished(self, left: int) -> bool:
         """Whether the run is at its end, ``left`` training steps before ``trainer.steps``: what came while the last
         step was done, or saved, stopped nothing."""
-        return left <= 0 or bool(self.early) or not self.by
+        return left <= 0 or self.early is not None or not self.by
 
     def seen(self, step: int, metrics: Metrics) -> None:
         """The line of a step."""
@@ -117,21 +104,18 @@ class Stopping:
             self._best.seen(step, metrics)
 
     def due(self, save: float | None = None) -> bool:
-        """Decides whether no further step is begun, and says why; ``save``: see ``Deadline.passed``."""
-        why = self._deadline.passed(save)
+        """Decides whether no further step is begun, and tells why; ``save``: see ``Deadline.passed``."""
+        out_of_time = self._deadline.passed(save)
         if self.by or self._interrupt.requested:
             return True
         best = self._best
         if best is not None and best.since >= self._patience:
-            self.end(
-                f"{best.metric} was not better {in_a_row(best.since)} (best: {best.value:.4g}, at step {best.step}; "
-                f"trainer.early_stop.patience = {self._patience})"
-            )
+            self.end(NoGain(best.metric, best.since, self._patience, best.value, best.step))
             return True
-        if why:
-            self.by, self.out_of_time = "trainer.max_hours", True
-            self._recorder.say(f"{why}: saving and ending here")
-        return bool(why)
+        if out_of_time is not None:
+            self.by, self.out_of_time = "trainer.max_hours", out_of_time
+            self._recorder.ending(out_of_time)
+        return out_of_time is not None
 
     def state(self) -> dict[str, Any] | None:
         return None if self._best is None else self._best.state()
@@ -140,14 +124,10 @@ class Stopping:
         if self._best is not None:
             self._best.load(state)
 
-    def _interrupted(self, cause: str) -> None:
+    def _interrupted(self, cause: Signal) -> None:
         self.by = cause
-        again = "Press it again" if cause == "Ctrl-C" else "Send it again"
-        self._recorder.warn(f"{cause}: finishing this step, then saving. {again} to leave at once.")
+        self._recorder.ending(Interrupted(cause))
 
     def _interrupted_again(self) -> None:
         steps = self._checkpoints.steps()
-        last = (
-            f"step {steps[-1]} in {self._checkpoints.folder}" if steps else "not there yet: the run has to start again"
-        )
-        self._recorder.warn(f"left at once; the last checkpoint is {last}")
+        self._recorder.ending(LeftAtOnce(steps[-1] if steps else None, str(self._checkpoints.folder)))

@@ -16,6 +16,7 @@ import numpy as np
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage
 from dapo.config.schema import Recipe
+from dapo.contracts.evidence import HeldOutLoss
 from dapo.contracts.handle import Handle
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Learner
@@ -181,7 +182,7 @@ class SupervisedTrainer:
                 loss, tokens = loss + own, tokens + count
         metrics["validation/loss"] = loss / tokens if tokens else math.nan
         self._measured_at = step
-        self.recorder.say(f"step {step}: held-out loss {metrics['validation/loss']:.4f} nats a token")
+        self.recorder.notice(step, HeldOutLoss(metrics["validation/loss"]))
         return metrics
 
     def _loss(self, examples: Sequence[Demonstration]) -> tuple[float, int]:

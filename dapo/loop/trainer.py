@@ -13,6 +13,7 @@ from dapo.checkpoint.tree import as_damage
 from dapo.config.checks import has_entropy_term, ratio_against
 from dapo.config.schema import Recipe
 from dapo.contracts.evaluation import EvaluationResult
+from dapo.contracts.evidence import DataEnded
 from dapo.contracts.handle import Handle
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, EngineGroup, Learner
@@ -27,7 +28,6 @@ from dapo.contracts.types import (
     StepBatch,
     TokenTrace,
 )
-from dapo.contracts.words import counted
 from dapo.errors import EngineError, RewardError, SamplingStopped
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
@@ -171,8 +171,7 @@ class Trainer:
             raise
         if not batch.groups_P and self.collector.exhausted:
             retired = self.collector.selector.ended == "retired"
-            what = "every prompt is retired" if retired else "the data has ended"
-            self.stopping.end(f"{what} after {counted(step - 1, 'training step')}")
+            self.stopping.end(DataEnded(step - 1, retired))
             if batch.finished:
                 self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
             return None

@@ -9,18 +9,18 @@ from typing import Any
 
 from dapo.config.schema import Logging
 from dapo.contracts.evaluation import Evaluated, EvaluationResult
-from dapo.contracts.evidence import CollectProgress, Notice
+from dapo.contracts.evidence import CollectProgress, Ending, HeldOutLoss, Interrupted, LeftAtOnce, Notice
 from dapo.contracts.phases import Span
 from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.metrics import MetricWriter
+from dapo.observe.notices import ending_said, notice_said
 from dapo.observe.rollouts import select_groups, write_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, write_samples
 from dapo.observe.spans import SpanLog
 from dapo.observe.status import StatusWriter
-from dapo.observe.stopped import notice_said
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.why import evaluating_line, heartbeat
@@ -115,13 +115,12 @@ class RunRecorder:
             write_rollouts(self.folder.stopped_file(step), step, judged, add=True)
 
     def notice(self, step: int, notice: Notice) -> None:
-        self.console.warn(notice_said(step, notice))
+        tell = self.console.say if isinstance(notice, HeldOutLoss) else self.console.warn
+        tell(notice_said(step, notice))
 
-    def say(self, message: str) -> None:
-        self.console.say(message)
-
-    def warn(self, message: str) -> None:
-        self.console.warn(message)
+    def ending(self, ending: Ending) -> None:
+        tell = self.console.warn if isinstance(ending, Interrupted | LeftAtOnce) else self.console.say
+        tell(ending_said(ending))
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: it knows no more than the files beside it."""

@@ -10,8 +10,6 @@ from dapo.contracts.evidence import (
     HEALTHY,
     UNREAD,
     Example,
-    Notice,
-    PoorBatch,
     Shares,
     SilentEvidence,
     StopEvidence,
@@ -107,26 +105,6 @@ def silent_said(evidence: SilentEvidence) -> str:
     return (
         f"the held-out accuracy cannot be told: not one response could be scored ({named}). {mend}, or leave the set "
         "out of data.validation."
-    )
-
-
-def notice_said(step: int, notice: Notice) -> str:
-    """What a person should know of step ``step``, though the run goes on."""
-    return f"step {step}: {_notice(notice)}"
-
-
-def _notice(notice: Notice) -> str:
-    if isinstance(notice, SilentEvidence):
-        return silent_said(notice)
-    if isinstance(notice, PoorBatch):
-        row = f", {notice.in_a_row} steps in a row" if notice.in_a_row > 1 else ""
-        because = f" {why(notice.shares)}" if notice.shares else ""
-        return f"the batch has {notice.useful} groups to learn from{row}.{because}"
-    return (
-        f"{percent(notice.share)} of the rewards lie outside {notice.low:g} .. {notice.high:g} and are clamped to it, "
-        f"so what differs beyond teaches nothing. They run from {notice.least:g} to {notice.greatest:g}: "
-        "algorithm.reward_scaling.source_min and source_max must hold them (reward/clamped in metrics.jsonl has the "
-        "share of each step)"
     )
 
 

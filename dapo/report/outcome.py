@@ -13,7 +13,7 @@ from dapo.report.reader import Run
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
 from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
-from dapo.report.status import last_words, status_of, unfilled_said
+from dapo.report.status import early_of, last_words, out_of_time, status_of, unfilled_said
 from dapo.report.words import big, brief, first_sentence, seconds_said, sentence
 
 __all__ = ["sentences_of", "status_of", "tiles_of"]
@@ -87,7 +87,7 @@ def _ended(run: Run, status: Status) -> str:
     if status["state"] == "killed":
         return f"The run was killed {where}: its process was gone without a word."
     if status["state"] == "interrupted":
-        return f"The run was stopped by hand after {done}."
+        return f"The run was stopped {'by its limit of time' if out_of_time(run) else 'by hand'} after {done}."
     if status["state"] == "unknown":
         return f"The run has {done} and does not say what ended it."
     if status["state"] == "running":
@@ -95,7 +95,7 @@ def _ended(run: Run, status: Status) -> str:
             f"The run is going on: {done} {'is' if step == 1 else 'are'} done." if run.rows else "The run is starting."
         )
     if step < status["steps"]:
-        return f"The run ended after {done}: {last_words(run) or 'there was no further data'}."
+        return f"The run ended after {done}: {early_of(run) or 'there was no further data'}."
     return ""
 
 

@@ -9,8 +9,9 @@ import shlex
 import time
 from typing import Any, get_args
 
-from dapo.contracts.evidence import StopEvidence
+from dapo.contracts.evidence import DataEnded, Evidence, NoGain, OutOfTime, StopEvidence
 from dapo.contracts.words import counted
+from dapo.observe.notices import early_said, time_said
 from dapo.observe.status import read_evidence
 from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said
 from dapo.observe.text import clean, number
@@ -56,6 +57,8 @@ def status_of(run: Run, now: float | None = None) -> Status:
     title = _TITLES[state]
     if state == "running" and not run.rows:
         title = "starting"
+    if state == "interrupted" and isinstance(_evidence(run), OutOfTime):
+        title = "out of time"
     return Status(
         state=state,
         title=title,
@@ -76,8 +79,20 @@ def last_words(run: Run) -> str:
 
 def evidence_of(run: Run) -> StopEvidence | None:
     """Why its batch did not fill, as data; None where it did, or where the run was made before that was recorded."""
-    found = read_evidence((run.status_record or {}).get("evidence"))
+    found = _evidence(run)
     return found if isinstance(found, StopEvidence) else None
+
+
+def early_of(run: Run) -> str:
+    """Why it was at its end before its last step; "" where it does not say. Untrusted, and made harmless."""
+    found = _evidence(run)
+    return clean(early_said(found), newlines=False) if isinstance(found, DataEnded | NoGain) else last_words(run)
+
+
+def out_of_time(run: Run) -> str:
+    """What ``trainer.max_hours`` left no room for; "" of a run that it did not stop."""
+    found = _evidence(run)
+    return time_said(found) if isinstance(found, OutOfTime) else ""
 
 
 def unfilled_said(run: Run) -> tuple[str, str, str]:
@@ -108,6 +123,10 @@ def checkpoint_steps(run: Run) -> list[int]:
     except OSError:
         names = []
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step_(\d+)", name)))
+
+
+def _evidence(run: Run) -> Evidence | None:
+    return read_evidence((run.status_record or {}).get("evidence"))
 
 
 def _raw_words(run: Run) -> str:
@@ -173,14 +192,15 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
     folder = shlex.quote(clean(str(run.folder.path), newlines=False))
     go_on = f"`{resume_command(run)}` goes on from {_checkpoint(run)}."
     if state == "finished":
-        why = last_words(run) or "the data ended before"
+        why = early_of(run) or "the data ended before"
         whole = "The only step is done." if steps == 1 else f"All {counted(steps, 'step')} are done."
         end = whole if step >= steps else f"{done}: {sentence(why)}"
         return f"{end} Next: `dapo evaluate {folder} --samples 16`, or `dapo export {folder} MODEL_FOLDER`."
     if state == "running":
         return _running(run, done, steps - step, silent)
     if state == "interrupted":
-        how = sentence(brief(last_words(run), LONGEST))
+        late = out_of_time(run)
+        how = f"{late}." if late else sentence(brief(last_words(run), LONGEST))
         return f"{done}. {how or 'Stopped by Ctrl-C, and saved.'} {go_on}"
     if state == "unfilled":
         met, cause, _ = unfilled_said(run)

@@ -30,6 +30,7 @@ from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
 from dapo.observe.log import logging_to
+from dapo.observe.notices import early_said
 from dapo.observe.prompts import write_prompts
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
@@ -269,12 +270,14 @@ def _attempt(
                 recorder.close()
             finally:
                 session.close()
+        early = "" if stopping.early is None else early_said(stopping.early)
         if finished:
-            status.end("finished", stopping.early)
+            status.end("finished", early, stopping.early)
         else:
-            status.end("interrupted", f"stopped by {stopping.by} after step {status.status.step}, and saved")
-        callbacks.end(finished, stopping.early or ("" if finished else stopping.by))
-    return FINISHED if finished else OUT_OF_TIME if stopping.out_of_time else INTERRUPTED
+            said = f"stopped by {stopping.by} after step {status.status.step}, and saved"
+            status.end("interrupted", said, stopping.out_of_time)
+        callbacks.end(finished, early or ("" if finished else stopping.by))
+    return FINISHED if finished else INTERRUPTED if stopping.out_of_time is None else OUT_OF_TIME
 
 
 def _session(recipe: Recipe, console: Console, folder: RunFolder, given: Given) -> Session | SftSession:

@@ -17,6 +17,7 @@ from small_recipe import small_recipe
 
 from dapo.algorithms.keep import judge_group
 from dapo.checkpoint.store import CheckpointStore
+from dapo.contracts.evidence import HeldOutLoss, Interrupted, LeftAtOnce
 from dapo.contracts.phases import Phases
 from dapo.contracts.types import Prompt, SamplingParams, TensorSum
 from dapo.errors import EngineError
@@ -26,7 +27,7 @@ from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
 from dapo.observe.metrics import unknown_keys, without_clock
-from dapo.observe.stopped import notice_said
+from dapo.observe.notices import ending_said, notice_said
 
 STEPS = 4
 
@@ -149,14 +150,11 @@ class Recording:
     def evaluating(self, progress):
         pass
 
-    def say(self, message):
-        self.said.append(message)
-
     def notice(self, step, notice):
-        self.warned.append(notice_said(step, notice))
+        (self.said if isinstance(notice, HeldOutLoss) else self.warned).append(notice_said(step, notice))
 
-    def warn(self, message):
-        self.warned.append(message)
+    def ending(self, ending):
+        (self.warned if isinstance(ending, Interrupted | LeftAtOnce) else self.said).append(ending_said(ending))
 
     def state(self):
         return {"rows": len(self.rows)}

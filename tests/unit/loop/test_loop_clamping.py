@@ -10,7 +10,7 @@ from dapo.algorithms.shaping import clamped
 from dapo.config import recipe_from_dict
 from dapo.contracts.types import Score
 from dapo.loop.notices import Notices
-from dapo.observe.stopped import notice_said
+from dapo.observe.notices import notice_said
 from dapo.run.parts import make_algorithm
 
 MINE = {"name": "mine", "kind": "function", "function": "json:loads"}  # a function: the recipe passes with a warning

@@ -24,7 +24,8 @@ from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.trainer import Trainer
 from dapo.observe.log import logging_to
-from dapo.observe.stopped import notice_said, stop_said
+from dapo.observe.notices import notice_said
+from dapo.observe.stopped import stop_said
 from dapo.rewards.compose import build_scorer
 
 

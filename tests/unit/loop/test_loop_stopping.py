@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from scripted_run import make_run
 
 from dapo.config.check_stopping import is_highest
+from dapo.contracts.evidence import DataEnded, NoGain, OutOfTime
 from dapo.errors import CheckpointError, RecipeError
 from dapo.loop.best import Best
 from dapo.loop.stopping import Deadline
+from dapo.observe.notices import time_said
 
 ACCURACY = "validation/accuracy"
 HELD_OUT = {"data": {"validation": [{"task": "signed_sum", "name": "held_out", "seed": 2, "size": 4}]}}
@@ -108,7 +110,7 @@ def test_a_resume_whose_recipe_names_no_metric_keeps_the_newest_alone(tmp_path):
 def test_of_a_run_whose_data_end_the_last_step_counts_as_well(tmp_path):
     run = valued_run(tmp_path, [0.1, 0.2, 0.3, 0.9], steps=9, end=12, evaluate_every=2, save_every=2, **BEST)
     assert run()
-    assert run.trainer.stopping.early == "the data has ended after 3 training steps"
+    assert run.trainer.stopping.early == DataEnded(3, retired=False)
     assert kept(run) == ([2, 3], (3, 0.9, ACCURACY))
 
 
@@ -121,14 +123,15 @@ def test_a_run_without_gain_ends_and_says_so(tmp_path):
     assert run()  # it is at its end
     assert run.trainer.counters.training_steps == 5
     said = f"{ACCURACY} was not better 2 times in a row (best: 0.5, at step 3; trainer.early_stop.patience = 2)"
-    assert (run.trainer.stopping.early, run.recorder.said, run.trainer.stopping.by) == (said, [said], "")
+    assert (run.recorder.said, run.trainer.stopping.by) == ([said], "")
+    assert run.trainer.stopping.early == NoGain(ACCURACY, times=2, patience=2, best=0.5, best_step=3)
     assert run.saved[-1] == 5
     again = valued_run(tmp_path, steps=9, resume=True, **early(2))
     assert again()
     assert (again.trainer.counters.training_steps, again.trained) == (5, [])
     further = valued_run(tmp_path, steps=7, resume=True, **early(4))
     assert further()
-    assert (further.trainer.counters.training_steps, further.trainer.stopping.early) == (7, "")
+    assert (further.trainer.counters.training_steps, further.trainer.stopping.early) == (7, None)
 
 
 def test_patience_counts_evaluations_and_the_start_is_the_first_value(tmp_path):
@@ -213,7 +216,8 @@ def test_a_run_ends_before_its_time_is_over(tmp_path):
         clock.now += 600.0
     # 3,600 s: behind five steps 600 are left, which is one more step, and no time to save
     assert (run.trainer.counters.training_steps, run.recorder.checkpoints) == (5, [2, 4, 5])
-    assert (run.trainer.stopping.by, run.trainer.stopping.out_of_time) == ("trainer.max_hours", True)
+    assert run.trainer.stopping.by == "trainer.max_hours"
+    assert run.trainer.stopping.out_of_time == OutOfTime(hours=1.0, passed=3000.0, longest=600.0)
     assert run.recorder.said[0].startswith("trainer.max_hours = 1: 600 s are left, and a step took up to 600 s")
 
 
@@ -222,16 +226,17 @@ def test_a_time_that_no_step_fits_into_says_so():
     deadline = Deadline(0.01, clock)  # 36 s
     deadline.start()
     clock.now = 40.0
-    assert deadline.passed(None) == (
+    assert time_said(deadline.passed(None)) == (
         "trainer.max_hours = 0.01 left no time for a single step: what comes before the first one (loading, the "
         "evaluation before training) took 40 s. Give more: a resume needs that time again"
     )
     deadline = Deadline(0.01, clock)
     deadline.start()
     clock.now += 1.5
-    assert deadline.passed(None) == ""
+    assert deadline.passed(None) is None
     clock.now += 50.0
-    assert deadline.passed(None) == "trainer.max_hours = 0.01 is over by 16 s, as a step took up to 50 s. Give more"
+    said = "trainer.max_hours = 0.01 is over by 16 s, as a step took up to 50 s. Give more"
+    assert time_said(deadline.passed(None)) == said
 
 
 @pytest.mark.parametrize(("at", "finished"), [(2, False), (3, True)])
@@ -281,4 +286,4 @@ def test_no_limit_is_no_limit():
     clock = Clock()
     deadline = Deadline(None, clock)
     clock.now = 1e9
-    assert deadline.passed(None) == ""
+    assert deadline.passed(None) is None

@@ -10,6 +10,7 @@ import pytest
 from scripted import random_world
 from scripted_run import STEPS, make_run
 
+from dapo.contracts.evidence import DataEnded
 from dapo.contracts.handle import Done
 from dapo.contracts.stats import Sum
 from dapo.contracts.types import LearnStep
@@ -243,8 +244,8 @@ def test_skipped_steps_are_counted_and_the_run_goes_on(tmp_path):
 def test_the_end_of_the_data_ends_the_run_and_the_last_step_is_evaluated_once(tmp_path, evaluate_every, evaluations):
     run = make_run(tmp_path, end=12, steps=9, evaluate_every=evaluate_every)
     assert run()
-    assert run.trainer.stopping.early == "the data has ended after 3 training steps"
-    assert run.recorder.said == [run.trainer.stopping.early]
+    assert run.trainer.stopping.early == DataEnded(3, retired=False)
+    assert run.recorder.said == ["the data has ended after 3 training steps"]
     assert (run.recorder.evaluations, run.saved[-1]) == (evaluations, 3)
     assert flat(run) == list(range(12))
     if evaluate_every == 2:  # not due at step 3: its line comes a second time, with the evaluation alone
@@ -262,7 +263,7 @@ def test_data_that_end_within_a_batch_stop_the_run_with_everything_saved(tmp_pat
     again = make_run(tmp_path, end=10, steps=9, resume=True, on_cap="train_partial")
     assert again()
     assert again.trained == [[8, 9]]
-    assert again.trainer.stopping.early == "the data has ended after 3 training steps"
+    assert again.trainer.stopping.early == DataEnded(3, retired=False)
 
 
 def test_prompts_that_are_all_solved_end_the_run_too(tmp_path):
@@ -271,7 +272,7 @@ def test_prompts_that_are_all_solved_end_the_run_too(tmp_path):
     run = make_run(tmp_path, distinct=4, steps=99, **solved)
     assert run()
     assert run.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert run.trainer.stopping.early == "every prompt is retired after 2 training steps"
+    assert run.trainer.stopping.early == DataEnded(2, retired=True)
     assert run.recorder.evaluations == [0, 2]
     ((step, judged),) = run.recorder.stops
     assert step == 3

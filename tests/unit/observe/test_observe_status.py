@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from dapo.contracts.evidence import Cause, Example, Hopeless, Shares, SilentEvidence, StopEvidence, UnscoredEvidence
+from dapo.contracts.evidence import (
+    Cause,
+    DataEnded,
+    Example,
+    Hopeless,
+    NoGain,
+    OutOfTime,
+    Shares,
+    SilentEvidence,
+    StopEvidence,
+    UnscoredEvidence,
+)
 from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
 from dapo.observe.run_folder import RunFolder, is_held
 from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
@@ -109,6 +120,15 @@ def test_how_a_run_ended_is_told_and_the_error_goes_on(path, error, state, said)
     assert found.said.startswith(said)
     assert read_evidence(found.evidence) == getattr(error, "evidence", None)
     assert found.folder == str(path.parent)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [DataEnded(25, retired=False), NoGain("a", 3, 3, 0.5, 20), OutOfTime(1.5, 5000.0, None), OutOfTime(1.5, 5e3, 40.0)],
+)
+def test_an_end_before_the_last_step_is_written_as_data(path, ending):
+    StatusWriter(path, steps=9).end("finished", "said", ending)
+    assert read_evidence(read_status(path).evidence) == ending
 
 
 def test_without_an_error_the_caller_says_it(path):

@@ -44,12 +44,29 @@ def rows(steps: int = 60, **changes: Any) -> list[dict[str, Any]]:
     return made
 
 
-def run_of(made: list[dict[str, Any]], *overrides: str, state: str = "finished", said: str = "", **more: Any) -> Run:
-    """A run with these rows, whose recipe is the quickstart's with ``overrides``."""
+def run_of(
+    made: list[dict[str, Any]],
+    *overrides: str,
+    state: str = "finished",
+    said: str = "",
+    evidence: Any = None,
+    **more: Any,
+) -> Run:
+    """A run with these rows, whose recipe is the quickstart's with ``overrides``; ``evidence`` goes through JSON."""
     steps = recipe(*overrides).trainer.steps
     last = made[-1]["step"] if made else 0
     given = {"folder": RunFolder(Path("runs/it")), "name": "it", "rows": made, "recipe": recipe(*overrides)}
-    record = {"state": state, "said": said, "step": last, "steps": steps, "pid": 1, "host": "", "started": 1e9}
+    record: dict[str, Any] = {
+        "state": state,
+        "said": said,
+        "step": last,
+        "steps": steps,
+        "pid": 1,
+        "host": "",
+        "started": 1e9,
+    }
+    if evidence is not None:
+        record["evidence"] = json.loads(json.dumps(asdict(evidence)))
     return Run(**{**given, "status_record": {**record, "updated": 1e9 + 60}, **more})
 
 
@@ -67,10 +84,8 @@ UNFILLED = StopEvidence(
 def unfilled_run(folder: RunFolder | None = None, log_tail: Sequence[str] = (), **changes: Any) -> Run:
     """A run whose 55th batch could not be filled; ``changes``: of ``UNFILLED``. It goes through the file's JSON."""
     more = {"folder": folder} if folder else {}
-    run = run_of(rows(54), state="unfilled", said="in other words", log_tail=list(log_tail), **more)
-    assert run.status_record is not None
-    run.status_record |= {"evidence": json.loads(json.dumps(asdict(replace(UNFILLED, **changes))))}
-    return run
+    evidence = replace(UNFILLED, **changes)
+    return run_of(rows(54), state="unfilled", said="in other words", evidence=evidence, log_tail=list(log_tail), **more)
 
 
 def validation(step: int, steps: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_rows import UNFILLED, rows, run_of, unfilled_run
 
 import dapo
-from dapo.contracts.evidence import Shares
+from dapo.contracts.evidence import DataEnded, NoGain, OutOfTime, Shares
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import shorten
 from dapo.report.outcome import sentences_of, status_of, tiles_of
@@ -141,6 +141,32 @@ def test_a_run_that_was_interrupted_or_ended_early_says_so():
     early = status_of(run_of(rows(25), said="the data has ended after 25 training steps"))
     assert early["said"].startswith("25 of 60 steps are done: The data has ended after 25 training steps.")
     assert "ended after 25 of 60 steps" in words(run_of(rows(25), said="the data has ended"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (DataEnded(25, retired=False), "the data has ended after 25 training steps"),
+        (DataEnded(25, retired=True), "every prompt is retired after 25 training steps"),
+        (
+            NoGain("validation/\x1b[31m", 2, 2, 0.5, 15),
+            "validation/␛[31m was not better 2 times in a row (best: 0.5, at step 15; trainer.early_stop.patience = 2)",
+        ),
+    ],
+)
+def test_an_early_end_is_read_as_data_and_not_from_what_the_run_said(ending, said):
+    run = run_of(rows(25), said="other words", evidence=ending)
+    assert f"The run ended after 25 of 60 steps: {said}." in words(run)
+    assert status_of(run)["said"].startswith(f"25 of 60 steps are done: {sentence(said)}")
+
+
+def test_a_run_whose_time_was_over_was_not_stopped_by_hand():
+    run = run_of(rows(25), state="interrupted", said="other words", evidence=OutOfTime(1.0, 3000.0, 700.0))
+    status = status_of(run)
+    assert status["title"] == "out of time"
+    said = "25 of 60 steps are done. trainer.max_hours = 1: 600 s are left, and a step took up to 700 s. `dapo train"
+    assert status["said"].startswith(said)
+    assert "The run was stopped by its limit of time after 25 of 60 steps." in words(run)
 
 
 def test_a_run_without_a_status_is_inferred(tmp_path):
