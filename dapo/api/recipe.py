@@ -70,6 +70,7 @@ def ask(
         loaded = load_recipe(recipe, sft=sft)
         return Asked(loaded, _objects(loaded.recipe))
     given, path = _settings_of(recipe)
+    beneath = given
     model = settings.get("model")
     if isinstance(model, str | Path):
         settings["model"] = {"path": str(model)}
@@ -86,7 +87,7 @@ def ask(
         data["validation"] = sources(validation, "held_out", folder)
     if data:
         given[section] = data
-    loaded = recipe_from_dict(_hooked(given, ""), path=path, sft=sft)
+    loaded = recipe_from_dict(_hooked(given, ""), path=path, sft=sft, beneath=_hooked(beneath, ""))
     return Asked(loaded, _objects(loaded.recipe))
 
 

@@ -17,13 +17,13 @@ from dapo.config.checks import check
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.config.older import of_today
 from dapo.config.presets import preset_settings
-from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key, visible
+from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key, value_at, visible
 from dapo.config.schema import Recipe
 from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
 from dapo.config.settings import lookup, settings
 from dapo.config.shipped import find_recipe
 from dapo.config.staleness import follow_staleness
-from dapo.config.unusual import warnings_of
+from dapo.config.unusual import unread, warnings_of
 from dapo.config.write import to_yaml, without_secrets
 from dapo.errors import RecipeError
 
@@ -78,7 +78,12 @@ def load_recipe(
 
 
 def recipe_from_dict(
-    given: Mapping[str, Any], overrides: Sequence[str] = (), *, path: Path | None = None, sft: bool = False
+    given: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    path: Path | None = None,
+    sft: bool = False,
+    beneath: Mapping[str, Any] | None = None,
 ) -> LoadedRecipe:
     """As ``load_recipe``, from a nested dictionary instead of a file.
 
@@ -87,6 +92,8 @@ def recipe_from_dict(
         overrides: ``key=value`` each.
         path: the file that they were read from, in whose folder data are looked for as well.
         sft: as for ``load_recipe``.
+        beneath: the settings of a file, where ``given`` are these with others laid on top. What the file itself reads
+            and the others made idle is not warned about. None: ``given`` without the overrides.
 
     Raises:
         RecipeError: one error that lists everything that is wrong.
@@ -94,7 +101,7 @@ def recipe_from_dict(
     if problems := list(check_plain(given)):
         raise refuse(problems, Origin())
     plain = deepcopy(dict(given))
-    return _load(plain, to_yaml(plain), overrides, Origin(), path, sft=sft)
+    return _load(plain, to_yaml(plain), overrides, Origin(), path, sft=sft, beneath=beneath)
 
 
 def apply_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +127,7 @@ def _load(
     path: Path | None,
     hidden_is_fine: bool = False,
     sft: bool = False,
+    beneath: Mapping[str, Any] | None = None,
 ) -> LoadedRecipe:
     changed = _split_overrides(overrides)
     origin = Origin(origin.name, origin.lines, frozenset(key for key, _ in changed))
@@ -142,15 +150,47 @@ def _load(
     if problems:
         raise refuse(problems, origin)
     difference = difference_from_preset(recipe)
+    beneath = given if beneath is None else beneath
+    chosen = difference.keys() - _left_idle(recipe, difference, beneath, own, origin)
     return LoadedRecipe(
         recipe=recipe,
         given=given,
         text=without_secrets(text, given),
         difference={p: (redact(before, p), redact(after, p)) for p, (before, after) in difference.items()},
         overrides=tuple(redact_override(override) for override in overrides),
-        warnings=(*warnings_of(recipe, difference), *(unread_by_sft([key for key, _ in changed]) if sft else ())),
+        warnings=(*warnings_of(recipe, chosen), *(unread_by_sft([key for key, _ in changed]) if sft else ())),
         path=path,
     )
+
+
+def _left_idle(
+    recipe: Recipe, difference: Difference, beneath: Mapping[str, Any], own: Mapping[str, Any], origin: Origin
+) -> set[str]:
+    """Settings that nothing reads, and that nobody has to be told of.
+
+    A file's settings that it reads itself, and that whatever was laid on top of it made idle: ``preset=grpo`` on a
+    recipe with a length penalty leaves the penalty's numbers behind. Of a run that goes on, all that its file says:
+    that was told when it began. What follows from another setting. What is set on top is never among them.
+    """
+    nowhere = object()
+    idle = set()
+    for path, _ in unread(recipe, difference):
+        now, before = value_at(own, path, nowhere), value_at(beneath, path, nowhere)
+        if now is nowhere or (now == before and origin.place(path) != "override"):
+            idle.add(path)
+    if not idle or Path(origin.name).name == RESOLVED:
+        return idle
+    made_of = {"model": {"path": recipe.model.path}, "data": {"train": recipe.model_dump()["data"]["train"]}}
+    below = merge(preset_settings(str(beneath.get("preset", "dapo"))), merge(beneath, made_of))
+    try:
+        alone = Recipe.model_validate(follow_staleness(below))
+    except ValidationError:
+        return set()  # the file is no recipe by itself: nothing is known about what it reads
+    return idle - {
+        path
+        for path, _ in unread(alone, difference_from_preset(alone))
+        if value_at(beneath, path, nowhere) is not nowhere
+    }
 
 
 def _hidden(given: Mapping[str, Any]) -> Iterator[Problem]:

@@ -94,7 +94,7 @@ def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Prob
         elif entry["type"] == "missing" and (setting := settings().get(generic(_dotted(entry["loc"])))):
             found.setdefault(path, Problem(path, f"missing, and it has no default: {setting.expected}. {setting.doc}"))
         else:
-            value = _value_at(given, path, entry["input"])
+            value = value_at(given, path, entry["input"])
             found.setdefault(path, Problem(path, _wrong_value(path, value, entry["msg"]), value))
     return list(found.values())
 
@@ -116,7 +116,8 @@ def _path(loc: Iterable[str | int]) -> str:
     return path
 
 
-def _value_at(given: Any, path: str, otherwise: Any) -> Any:
+def value_at(given: Any, path: str, otherwise: Any) -> Any:
+    """What stands at a dotted path of nested settings."""
     for part in path.split("."):
         try:
             given = given[int(part)] if isinstance(given, list) else given[part]

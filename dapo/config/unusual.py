@@ -16,7 +16,8 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
 
     Args:
         recipe: the recipe.
-        changed: paths of the settings that differ from the preset; those that nothing reads are named.
+        changed: paths of the settings that differ from the preset and that somebody chose; those that nothing reads
+            are named.
     """
     if recipe.run.stage == "sft":
         return []  # they speak of training by reward
@@ -150,10 +151,15 @@ def _run(r: Recipe) -> Iterator[str]:
 
 def _unread(r: Recipe, changed: Collection[str]) -> Iterator[str]:
     """Settings that differ from the preset, and that nothing reads because of another setting."""
-    for reason, unread, paths in _readers(r):
-        named = [p for p in changed if unread and any(p == q or p.startswith(f"{q}.") for q in paths)]
-        for path in named:
-            yield f"{path} is set, and nothing reads it: {reason}"
+    for path, reason in unread(r, changed):
+        yield f"{path} is set, and nothing reads it: {reason}"
+
+
+def unread(r: Recipe, changed: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Those of the paths that nothing reads, each with the reason."""
+    for reason, idle, paths in _readers(r):
+        if idle:
+            yield from ((p, reason) for p in changed if any(p == q or p.startswith(f"{q}.") for q in paths))
 
 
 def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:

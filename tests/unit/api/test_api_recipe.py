@@ -173,3 +173,12 @@ def test_the_command_line_says_that_an_object_is_missing(tmp_path):
         load("python:never_given")
     with pytest.raises(RecipeError, match=r"rewards=\[mine\]"):
         dapo.resume(tmp_path)
+
+
+def test_a_setting_that_a_keyword_made_idle_is_nobodys_slip_and_one_that_a_keyword_sets_is():
+    def unread(**settings):
+        return [line for line in ask("quickstart", settings=settings).loaded.warnings if "nothing reads it" in line]
+
+    assert unread(preset="grpo") == []
+    (told,) = unread(preset="grpo", algorithm={"overlong_punishment": {"cache_length": 13}})
+    assert told.startswith("algorithm.overlong_punishment.cache_length is set")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dapo.config import Recipe, dump_resolved, load_recipe, recipe_from_dict
+from dapo.config.files import RESOLVED
 from dapo.config.settings import settings
 from dapo.errors import RecipeError
 
@@ -179,3 +180,41 @@ def test_every_setting_is_documented() -> None:
     assert len(settings()) > 100
     assert "algorithm.clip.high" in settings()
     assert Recipe.model_fields.keys() <= settings().keys()
+
+
+def unread(loaded) -> list[str]:
+    return [line.split(" ")[0] for line in loaded.warnings if "nothing reads it" in line]
+
+
+CACHE = "algorithm.overlong_punishment.cache_length"
+PENALTY = "algorithm: {overlong_punishment: {cache_length: 12}}\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "named"),
+    [
+        (PENALTY, [], []),
+        (PENALTY, ["preset=grpo"], []),  # the file reads it, and whoever took another preset did not set it
+        (PENALTY, ["algorithm.overlong_punishment.enabled=false"], []),
+        (PENALTY, ["preset=grpo", f"{CACHE}=13"], [CACHE]),
+        (PENALTY, ["preset=grpo", f"{CACHE}=12"], [CACHE]),
+        (PENALTY, ["preset=grpo", "algorithm.overlong_punishment={cache_length: 13}"], [CACHE]),
+        (f"preset: grpo\n{PENALTY}", [], [CACHE]),
+        (f"preset: grpo\n{PENALTY}", ["trainer.steps=3"], [CACHE]),
+        (
+            "rollout: {max_staleness: 2, engines: 2, overlap_turns: 9}\npreset: grpo\n",
+            [],
+            [],
+        ),  # max_age follows from it
+    ],
+)
+def test_who_set_what_nothing_reads_is_told_and_nobody_else(tmp_path, file, overrides, named) -> None:
+    assert unread(load_recipe(write(tmp_path, BASE + file), overrides)) == named
+
+
+def test_what_nothing_reads_is_told_when_a_run_begins_and_not_each_time_it_goes_on(tmp_path) -> None:
+    began = load_recipe(write(tmp_path, f"preset: grpo\n{BASE}{PENALTY}"))
+    assert unread(began) == [CACHE]
+    (tmp_path / RESOLVED).write_text(began.resolved)
+    assert unread(load_recipe(tmp_path / RESOLVED, ["trainer.steps=3"])) == []
+    assert unread(load_recipe(tmp_path / RESOLVED, [f"{CACHE}=13"])) == [CACHE]
