@@ -106,7 +106,7 @@ def run(command: str, file: Path, folder: Path, *settings: str) -> None:
     if status is None:
         dapo([command, str(file), *settings])
     elif status.state not in ("finished", "unfilled"):
-        dapo(["train", "--resume", str(folder)])
+        dapo([command, "--resume", str(folder)])
 
 
 def one_seed(folder: Path, seed: int, steps: int) -> None:

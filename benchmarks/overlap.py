@@ -14,22 +14,17 @@ time than at another. Finished runs are kept in WORK. Results go to ``benchmarks
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cached_runs import Curve, Rows, cached_run, measured_run
 from machine import describe_machine
-from sampling_learning import RECIPE, Curve, Floats, at_budgets, interval
+from sampling_learning import Floats, at_budgets, interval
 
-import dapo
 from dapo.models.builtin import ensure_builtin_model
 
 HERE = Path(__file__).resolve().parent
@@ -81,7 +76,7 @@ def collect(model: Path, options: argparse.Namespace) -> dict[int, dict[str, Cur
         for mode, settings in MODES.items():
             overrides = run_overrides(settings, model, seed, options)
             may_run = time.monotonic() - started < options.minutes * 60
-            curve = cached_run(overrides, options.work, may_run)
+            curve = cached_run(overrides, options.work, may_run, curve_of)
             if curve is not None:
                 found.setdefault(seed, {})[mode] = curve
                 print(f"seed {seed}, {mode}: {curve['step_seconds']:.2f} s a step", flush=True)
@@ -92,56 +87,11 @@ def collect(model: Path, options: argparse.Namespace) -> dict[int, dict[str, Cur
 
 
 def run_overrides(settings: tuple[str, ...], model: Path, seed: int, options: argparse.Namespace) -> list[str]:
-    held_out = [{"task": "signed_sum", "name": "held_out", "seed": 2, "size": options.problems}]
     beside = (f"rollout.turn_steps={TURN_STEPS}",) if settings else ()
-    return [
-        f"model.path={model}",
-        f"run.seed={seed}",
-        f"trainer.steps={options.steps}",
-        f"data.validation={json.dumps(held_out)}",
-        f"validation.every={options.every}",
-        "validation.samples=2",
-        "validation.greedy=false",
-        "checkpoint.every=0",
-        "logging.rollouts=none",
-        "logging.console=quiet",
-        *beside,
-        *settings,
-    ]
+    return [*measured_run(model, seed, options.steps, options.problems, options.every), *beside, *settings]
 
 
-def cached_run(overrides: list[str], work: Path, may_run: bool) -> Curve | None:
-    """The curve of one run, from WORK if it is there; None where it is not and none may be started."""
-    digest = hashlib.sha256(json.dumps(overrides).encode() + RECIPE.read_bytes())
-    for path in sorted(Path(dapo.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    file = work / f"{digest.hexdigest()[:16]}.json"
-    if file.exists():
-        curve: Curve = json.loads(file.read_text())
-        return curve
-    if not may_run:
-        return None
-    work.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=work))
-    try:
-        curve = train(overrides, folder)
-    finally:
-        shutil.rmtree(folder)
-    file.write_text(json.dumps(curve))
-    return curve
-
-
-def train(overrides: list[str], folder: Path) -> Curve:
-    """Run ``dapo train`` and read its metrics."""
-    command = [sys.executable, "-m", "dapo", "train", str(RECIPE), f"run.dir={folder}", "run.name=run", *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return curve_of([json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()])
-
-
-def curve_of(rows: list[dict[str, Any]]) -> Curve:
+def curve_of(rows: Rows) -> Curve:
     """What is kept of a run's metrics; evaluation counts for no seconds."""
     seconds = [row["time/step"] - row.get("time/evaluate", 0.0) for row in rows]
     elapsed = np.cumsum(seconds)

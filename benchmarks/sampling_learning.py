@@ -13,31 +13,24 @@ setting changed. Results go to ``benchmarks/results``, with a picture.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cached_runs import Curve, Rows, cached_run, measured_run
 from machine import describe_machine
 from numpy.typing import NDArray
 
-import dapo
 from dapo.config.schema import DynamicSampling
 from dapo.models.builtin import ensure_builtin_model
 
 HERE = Path(__file__).resolve().parent
-RECIPE = HERE.parent / "recipes" / "quickstart.yaml"
 REFERENCE = "default"
 LOOKAHEADS = (0.0, 0.25, 0.5, 1.0)
 Floats = NDArray[np.float64]
-Curve = dict[str, Any]  # "steps", "tokens" and "accuracy", one entry an evaluation; "decode_steps", "seconds"
 Interval = dict[str, float | None]
 
 # 97.5 % quantile of Student's t by degrees of freedom, from 1.
@@ -109,7 +102,7 @@ def collect_curves(
             steps = options.steps * 3 // 2 if settings.get("mode") == "off" else options.steps
             overrides = run_overrides(settings, model, seed, steps, options.problems)
             may_run = time.monotonic() - started < options.minutes * 60
-            curve = cached_run(overrides, options.work, may_run)
+            curve = cached_run(overrides, options.work, may_run, curve_of)
             if curve is not None:
                 curves[name][seed] = curve
                 print(f"seed {seed}, {name}: {curve['accuracy'][-1]:.3f} after {curve['tokens'][-1]:,.0f} tokens")
@@ -121,55 +114,15 @@ def collect_curves(
 
 
 def run_overrides(settings: dict[str, Any], model: Path, seed: int, steps: int, problems: int) -> list[str]:
-    held_out = [{"task": "signed_sum", "name": "held_out", "seed": 2, "size": problems}]
-    return [
-        f"model.path={model}",
-        f"run.seed={seed}",
-        f"trainer.steps={steps}",
-        f"data.validation={json.dumps(held_out)}",
-        "validation.every=5",
-        "validation.samples=2",
-        "validation.greedy=false",
-        "checkpoint.every=0",
-        "logging.rollouts=none",
-        "logging.console=quiet",
-        *(f"algorithm.dynamic_sampling.{key}={value}" for key, value in settings.items()),
-    ]
+    sampling = [f"algorithm.dynamic_sampling.{key}={value}" for key, value in settings.items()]
+    return [*measured_run(model, seed, steps, problems, every=5), *sampling]
 
 
-def cached_run(overrides: list[str], work: Path, may_run: bool) -> Curve | None:
-    """The curve of one run, from WORK if it is there; None where it is not and none may be started."""
-    digest = hashlib.sha256(json.dumps(overrides).encode() + RECIPE.read_bytes())
-    for path in sorted(Path(dapo.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    file = work / f"{digest.hexdigest()[:16]}.json"
-    if file.exists():
-        curve: Curve = json.loads(file.read_text())
-        return curve
-    if not may_run:
-        return None
-    work.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=work))
-    try:
-        curve = train(overrides, folder)
-    finally:
-        shutil.rmtree(folder)
-    file.write_text(json.dumps(curve))
-    return curve
-
-
-def train(overrides: list[str], folder: Path) -> Curve:
-    """Run ``dapo train`` and read its metrics."""
-    command = [sys.executable, "-m", "dapo", "train", str(RECIPE), f"run.dir={folder}", "run.name=run", *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+def curve_of(rows: Rows) -> Curve:
+    """What is kept of a run's metrics; evaluation counts for no seconds."""
     evaluated = [row for row in rows if "validation/accuracy" in row]
     last = rows[-1]
     return {
-        "overrides": overrides,
         "steps": [row["step"] for row in evaluated],
         "tokens": [row.get("counters/generated_tokens", 0.0) for row in evaluated],
         "accuracy": [row["validation/accuracy"] for row in evaluated],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from dapo.config.peers import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
+from dapo.config.peer_key import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
 
 _MEMORY = "memory and speed only: it changes nothing that is computed"
 _LAYOUT = "how the trainer is spread over devices: memory and speed only (docs/gpu.md says what is here)"

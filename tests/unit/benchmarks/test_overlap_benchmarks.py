@@ -76,3 +76,43 @@ def test_what_is_kept_of_a_run(monkeypatch):
     sizes = {"steps": 5, "warm_up": 3}
     text = overlap.markdown({"machine": machine, "options": sizes, "seeds": [1, 2], **report})
     assert "| drop | 1.00 [1.00, 1.00] | 14% [14, 14] |" in text
+
+
+def test_a_run_is_made_once_and_again_when_its_settings_are_others(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import cached_runs
+
+    made = []
+
+    def train(overrides, folder):
+        assert folder.is_dir()
+        made.append(overrides)
+        return [{"step": len(made)}]
+
+    monkeypatch.setattr(cached_runs, "train", train)
+
+    def ask(*overrides, may_run=True):
+        return cached_runs.cached_run([*overrides], tmp_path / "work", may_run, lambda rows: {"last": rows[-1]["step"]})
+
+    assert ask("a=1", may_run=False) is None
+    assert ask("a=1") == ask("a=1") == ask("a=1", may_run=False) == {"last": 1}
+    assert ask("a=2") == {"last": 2}
+    assert made == [["a=1"], ["a=2"]]
+    assert len(list((tmp_path / "work").iterdir())) == 2  # no run's folder stays
+
+
+def test_a_benchmark_goes_on_with_a_run_by_the_command_that_made_it(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import base_to_trained
+
+    from dapo.observe.status import StatusWriter
+
+    asked = []
+    monkeypatch.setattr(base_to_trained, "dapo", asked.append)
+    base_to_trained.run("sft", tmp_path / "recipe.yaml", tmp_path, "run.name=x")
+    assert asked == [["sft", str(tmp_path / "recipe.yaml"), "run.name=x"]]
+    for state, command in [("interrupted", "sft"), ("failed", "train"), ("running", "train"), ("finished", "sft")]:
+        asked.clear()
+        StatusWriter(tmp_path / "status.json", steps=2).end(state)
+        base_to_trained.run(command, tmp_path / "recipe.yaml", tmp_path)
+        assert asked == ([] if state == "finished" else [[command, "--resume", str(tmp_path)]])
