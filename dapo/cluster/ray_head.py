@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 _HEAD = "import sys; from dapo.cluster.ray_head import main; main(int(sys.argv[1]))"
 _PREFIX = "dapo-ray-"
 _PATIENCE = 10.0  # seconds for the guard to end what it guards
+_ATTEMPTS = 3
+"""Ray gives its own processes half a minute to start, which no setting of its changes, and then ends; they are slower
+where other programs keep all processors busy."""
 _LONGEST = 24  # letters of the folder that the folder is in
 _OBJECT_STORE = 512 << 20  # bytes; what is larger goes through the disk
 _TOKEN = secrets.token_hex(32)
@@ -55,8 +58,6 @@ class OwnCluster:
 
     def __init__(self) -> None:
         _delete_left_over()
-        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
-        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
         if "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
@@ -65,6 +66,18 @@ class OwnCluster:
                 "ray was imported before, without RAY_AUTH_MODE=token: the cluster that is started now takes calls "
                 "from everybody who reaches this machine"
             )
+        for attempt in range(1, _ATTEMPTS + 1):
+            self.address, said = self._start()
+            if self.address:
+                return
+            if attempt < _ATTEMPTS:
+                log.warning("the Ray cluster of this machine did not start: %s. It is tried again", said)
+        raise ClusterError(_unstarted(said))
+
+    def _start(self) -> tuple[str, str]:
+        """Its address; "" if it ended first, and its last line."""
+        parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
+        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
         output = Path(self.folder) / "head.txt"
         command = [sys.executable, "-P", "-c", _HEAD]
         try:
@@ -75,14 +88,15 @@ class OwnCluster:
         except OSError as error:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise ClusterError(f"no Ray cluster can be started here: {error}") from error
+        address = said = ""
         try:
-            self.address = self._said()
-            if not self.address:
-                lines = output.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-                raise ClusterError(f"the Ray cluster of this machine did not start: {lines[-1]}")
-        except BaseException:
-            self.close()
-            raise
+            address = self._said()
+            if not address:
+                said = (output.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1].rstrip(".")
+        finally:
+            if not address:
+                self.close()
+        return address, said
 
     def close(self) -> None:
         """End all of its processes, and delete its files."""
@@ -110,6 +124,18 @@ def main(descriptor: int) -> None:
     connection.sendall(json.dumps(address).encode() + b"\n")
     while connection.recv(4096):
         pass
+
+
+def _unstarted(said: str) -> str:
+    """What was tried, and the next move."""
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"the Ray cluster of this machine did not start in {_ATTEMPTS} attempts; the last one ended with: {said}. "
+        "Ray waits half a minute for its processes, which may be too little on a busy machine (load average "
+        f"{os.getloadavg()[0]:.1f}, {cores} {'core' if cores == 1 else 'cores'}): try again when it is less busy; or "
+        "start the cluster beforehand (`ray start --head`) and name it, cluster.address=HOST:PORT; or use "
+        "launch.backend=local, which needs no Ray"
+    )
 
 
 def _delete_left_over() -> None:

@@ -185,6 +185,15 @@ class Member:
         if self.journal:
             self.opening.append(self._asked("replay", list(self.journal)))
 
+    def come_back(self, *, replays: bool) -> None:
+        """A new host with the same work; without ``replays`` it begins again behind the prefixes."""
+        self.start()
+        if replays:
+            self.replay()
+        else:
+            self.new_journal()
+            self.mail = list(self.owned.values())
+
     def _asked(self, method: str, *args: Any) -> tuple[str, Call]:
         return method, self.transport.call(self.host, method, *args)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -29,6 +28,7 @@ from dapo.rollout.host import Answer
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.member import Flight, Limits, Member, Source
 from dapo.rollout.requests import Gate, empty_event, ended_before
+from dapo.rollout.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ class EnginePool:
         self._told: dict[int, Any] = {}  # what each engine said when all were asked
         self._restarts = 0
         self._why = "the pool was closed"
-        self._counts = Counter[str]()  # since ``metrics``
-        self._busy = 0.0  # seconds of turns
+        self._tally = Tally()
         self._crew = Crew(transport, specs, self.limits, self._lost, now, journals=lockstep)
         try:
             self._crew.open()
@@ -191,7 +190,7 @@ class EnginePool:
 
     def busy_seconds(self) -> float:
         """Seconds within turns, the mean over engines."""
-        return self._busy / len(self._crew.members)
+        return self._tally.busy / len(self._crew.members)
 
     def close(self) -> None:
         """Let the engines hand back what they hold, and end their hosts."""
@@ -226,14 +225,7 @@ class EnginePool:
 
     def metrics(self) -> Metrics:
         """Of the pool, since it was asked last."""
-        counts, self._counts = self._counts, Counter()
-        return {
-            "cluster/engines": float(len(self.members())),
-            "cluster/engine_losses": float(counts["losses"]),
-            "cluster/resubmitted": float(counts["resubmitted"]),
-            "cluster/turns": float(counts["turns"]),
-            "cluster/turn_seconds": counts["microseconds"] / 1e6 / max(1, counts["turns"]),
-        }
+        return self._tally.metrics(engines=len(self.members()))
 
     # ------------------------------------------------------------------ routing
 
@@ -312,8 +304,7 @@ class EnginePool:
     def _hear(self, until: float = math.inf) -> None:
         for member, flight, answer in self._crew.hear(until):
             if flight.method == "turn":
-                self._counts.update(turns=1, microseconds=int(1e6 * answer.seconds))
-                self._busy += answer.seconds
+                self._tally.turn(answer.seconds)
                 self._round[member.index] = answer
             elif flight.method == "abort":
                 self._take(member, answer, self.clock, 0.0)
@@ -351,14 +342,13 @@ class EnginePool:
     def _lost(self, member: Member, error: Exception, flight: Flight | None) -> None:
         """An engine is gone. Where it had work, that is made again."""
         self._crew.weights.left()
-        self._counts["losses"] += 1
         self._why = f"{member.name} was lost last ({error})"
         again = self._restarts < self.limits.restarts
         replays = again and self.lockstep and member.journal is not None
         if not replays:
             self._give_back(member, keys_of(flight))
         sent = len(member.owned) - len(member.mail)
-        self._counts["resubmitted"] += sent
+        self._tally.loss(sent)
         log.warning(
             "%s is lost (%s); %d unfinished responses are made again%s%s",
             member.name,
@@ -388,14 +378,8 @@ class EnginePool:
         self._assign(requests)
 
     def _revive(self, member: Member, flight: Flight | None, replays: bool) -> None:
-        """Lockstep: the same work at the same place, so that what comes out does not tell that it was gone. Without
-        ``replays`` it begins again behind the prefixes."""
-        member.start()
-        if replays:
-            member.replay()
-        else:
-            member.new_journal()
-            member.mail = list(member.owned.values())
+        """Lockstep: the same work at the same place, so that what comes out does not tell that it was gone."""
+        member.come_back(replays=replays)
         self._owner.update((key, (member.index, member.incarnation)) for key in member.owned)
         if flight is None:
             return

@@ -17,11 +17,10 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch._dynamo.config
 from torch import Tensor
@@ -35,6 +34,7 @@ from dapo.errors import EngineError
 from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
+from dapo.rollout.vllm_made import Response, name_of
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, shared_memory, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
@@ -42,27 +42,6 @@ from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may
 _DEFAULT_SLOTS = 256
 
 _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
-
-
-@dataclass(slots=True)
-class _Response:
-    """What vLLM has made of one request so far."""
-
-    request: SampleRequest
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def event(self, finish: FinishReason, tick: int, reason: str | None = None) -> SampleEvent:
-        return SampleEvent(
-            key=self.request.key,
-            token_ids=np.array(self.token_ids, dtype=np.int64),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
-            versions=np.array(self.versions, dtype=np.int32),
-            finish=finish,
-            tick=tick,
-            reason=reason,
-        )
 
 
 class VllmEngine:
@@ -108,7 +87,7 @@ class VllmEngine:
         self._shapes: dict[str, list[int]] = {}  # of what was published, by name
         self._lost = False  # a step failed: what was made is here, and vLLM is not asked again
         self._many_workers = settings.tensor_parallel_size > 1
-        self._responses: dict[str, _Response] = {}  # by vLLM's request id
+        self._responses: dict[str, Response] = {}  # by vLLM's request id
         self._pending: list[SampleEvent] = []  # ended without a token of vLLM's
         self._stats = Counter[str]()
         if _living:
@@ -131,7 +110,7 @@ class VllmEngine:
             self._check(request, present)
             present.add(request.key)
         for request in requests:
-            name = _name(request.key)
+            name = name_of(request.key)
             done = ended_before(request, self.clock, self._gate.strings)
             if done is not None:
                 self._pending.append(done)
@@ -143,7 +122,7 @@ class VllmEngine:
                     _sampling_params(request, self._gate.vocabulary),
                     priority=request.priority,
                 )
-            self._responses[name] = _Response(request)
+            self._responses[name] = Response(request)
 
     def _check(self, request: SampleRequest, present: set[Key]) -> None:
         self._gate.check(request)
@@ -175,9 +154,9 @@ class VllmEngine:
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
         """Take back unfinished responses with the tokens made so far. Keys unknown here are ignored."""
-        named = {_name(key) for key in keys} if keys is not None else None
-        events = [e for e in self._pending if named is None or _name(e.key) in named]
-        self._pending = [] if named is None else [e for e in self._pending if _name(e.key) not in named]
+        named = {name_of(key) for key in keys} if keys is not None else None
+        events = [e for e in self._pending if named is None or name_of(e.key) in named]
+        self._pending = [] if named is None else [e for e in self._pending if name_of(e.key) not in named]
         chosen = [name for name in self._responses if named is None or name in named]
         events += [self._responses.pop(name).event(FinishReason.ABORTED, self.clock) for name in chosen]
         if chosen and not self._lost:
@@ -285,11 +264,13 @@ class VllmEngine:
             new = output.outputs[0]
             if not response.token_ids:
                 self._stats["prefill_tokens"] += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
-            event = self._take_in(response, new)
             made += len(new.token_ids)
-            if event is not None:
+            end = response.take_in(new, self.version, self._gate.strings)
+            if end is not None:
+                if new.finish_reason is None:  # vLLM would go on
+                    self._engine.abort_request([output.request_id])
                 del self._responses[output.request_id]
-                events.append(event)
+                events.append(response.event(end.finish, self.clock, end.reason))
         self._stats.update(
             decode_steps=1, generated_tokens=made, slot_steps=self.capacity, busy_slot_steps=len(outputs)
         )
@@ -304,32 +285,6 @@ class VllmEngine:
         except EngineError:
             self._lost = True
             raise
-
-    def _take_in(self, response: _Response, new: Any) -> SampleEvent | None:
-        """Add new tokens; returns the event if the response has ended."""
-        logprobs = new.logprobs.logprobs
-        if not np.isfinite(logprobs).all():
-            self._engine.abort_request([_name(response.request.key)])
-            return response.event(FinishReason.FAILED, self.clock, "the model's logits are not finite")
-        response.token_ids += new.token_ids
-        response.logprobs += logprobs
-        response.versions += [self.version] * len(new.token_ids)
-        strings = self._gate.strings
-        if strings is not None and (end := strings.end(response.request, response.token_ids, len(new.token_ids))):
-            del response.token_ids[end:], response.logprobs[end:], response.versions[end:]
-            if new.finish_reason is None:
-                self._engine.abort_request([_name(response.request.key)])
-            return response.event(FinishReason.STOP, self.clock)
-        if new.finish_reason is None:
-            return None
-        known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-        if new.finish_reason in known:
-            return response.event(known[new.finish_reason], self.clock)
-        return response.event(FinishReason.FAILED, self.clock, f"vLLM ended it with {new.finish_reason!r}")
-
-
-def _name(key: Key) -> str:
-    return "-".join(map(str, key))
 
 
 def _sampling_params(request: SampleRequest, vocabulary: int) -> Any:

@@ -109,6 +109,24 @@ class Given:
 NOTHING_GIVEN = Given()
 
 
+def check_beside_engine(recipe: Recipe) -> None:
+    """Refuse what a recipe cannot hold where its engine is an object of this program.
+
+    Raises:
+        RecipeError: with the key and the next move.
+    """
+    if recipe.launch.backend == "ray" and recipe.learner.ranks == 1:
+        raise RecipeError(
+            "launch.backend=ray: nothing of this run would live on a Ray cluster, for the engine is given from Python "
+            "and a learner of one rank is in this process too: use launch.backend=local, or set learner.ranks above 1"
+        )
+    if (route := recipe.rollout.weight_transfer) not in ("auto", "folder"):
+        raise RecipeError(
+            f"rollout.weight_transfer={route}: an engine that is given from Python finds new weights in its ticket's "
+            "folder or in the learner's own tensors; use auto"
+        )
+
+
 def make_engine_of(given: Any, context: Context) -> Engine:
     """The user's engine.
 

@@ -30,17 +30,18 @@ class Places:
         cluster: that it has joined.
         recipe: its sections ``learner``, ``rollout`` and ``cluster``.
         training: whether there will be a learner that trains.
+        engines: False: the engine is one that the caller made, in this process.
 
     Raises:
         ClusterError: the recipe wants more than the cluster has.
     """
 
-    def __init__(self, cluster: RayCluster, recipe: Recipe, *, training: bool = True) -> None:
+    def __init__(self, cluster: RayCluster, recipe: Recipe, *, training: bool = True, engines: bool = True) -> None:
         self._cluster = cluster
         wanted = recipe.cluster
         nodes = await_machines(cluster.nodes, wanted.nodes, wanted.gpus_per_node, wanted.start_timeout)
         self.cuda = wants_devices(recipe, nodes)
-        self.plan = plan_of(recipe, cuda=self.cuda, training=training)
+        self.plan = plan_of(recipe, cuda=self.cuda, training=training, engines=engines)
         self.one_machine = cluster.one_machine
         self.here = cluster.here
         if self.cuda and not learner_hosts(recipe, training=training):
@@ -86,8 +87,8 @@ def missing_ray(recipe: Recipe) -> str:
     )
 
 
-def open_places(recipe: Recipe, *, training: bool = True) -> Places | None:
-    """The cluster that the recipe wants, joined or started; None: it lives on this machine.
+def open_places(recipe: Recipe, *, training: bool = True, engines: bool = True) -> Places | None:
+    """The cluster that the recipe wants, joined or started; None: it lives on this machine. As ``Places``.
 
     Raises:
         RecipeError: the package is not installed.
@@ -104,7 +105,7 @@ def open_places(recipe: Recipe, *, training: bool = True) -> Places | None:
 
     cluster = RayCluster(address)
     try:
-        return Places(cluster, recipe, training=training)
+        return Places(cluster, recipe, training=training, engines=engines)
     except BaseException:
         cluster.close()
         raise
@@ -117,11 +118,11 @@ def learner_hosts(recipe: Recipe, *, training: bool = True) -> list[str]:
     return ["learner"] if recipe.rollout.max_staleness > 0 and training else []
 
 
-def plan_of(recipe: Recipe, *, cuda: bool, training: bool = True) -> Plan:
-    """The bundles of a recipe, on devices or on processors."""
+def plan_of(recipe: Recipe, *, cuda: bool, training: bool = True, engines: bool = True) -> Plan:
+    """The bundles of a recipe, on devices or on processors; without ``engines``, of its learner alone."""
     return plan_places(
         learner_hosts(recipe, training=training),
-        [f"engine-{n}" for n in range(engines_on_ray(recipe))],
+        [f"engine-{n}" for n in range(engines_on_ray(recipe) if engines else 0)],
         cpus=recipe.cluster.cpus_per_host or float(recipe.run.threads),
         rank_gpus=int(cuda),
         engine_gpus=engine_devices(recipe) if cuda else 0,

@@ -38,7 +38,15 @@ from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.engines import check_engine, make_engine, weights_folder
 from dapo.run.fits import check_fits
-from dapo.run.given import NOTHING_GIVEN, Context, Given, make_engine_of, make_scorer_of, make_stream_of
+from dapo.run.given import (
+    NOTHING_GIVEN,
+    Context,
+    Given,
+    check_beside_engine,
+    make_engine_of,
+    make_scorer_of,
+    make_stream_of,
+)
 from dapo.run.learners import lives_elsewhere, make_learner, over_ranks
 from dapo.run.parts import (
     check_model,
@@ -116,6 +124,8 @@ class Session:
         """
         if given.engine is None:
             check_engine(recipe)
+        else:
+            check_beside_engine(recipe)
         check_model(recipe.model)
         with ExitStack() as undo:  # what is there already, if something after it cannot be made
             if given.scorer is None:
@@ -130,7 +140,7 @@ class Session:
                 undo.callback(scorer.close)
             if not is_builtin(recipe.model.path):
                 check_fits(recipe, facts_without_weights(recipe.model, tokenizer), data, training=training)
-            places = open_places(recipe, training=training)
+            places = open_places(recipe, training=training, engines=given.engine is None)
             if places is not None:
                 undo.callback(places.close)
                 console.say(places.sentence())

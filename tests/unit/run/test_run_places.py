@@ -9,6 +9,9 @@ import pytest
 from dapo.cluster.placement import Bundle, Node
 from dapo.config.load import recipe_from_dict
 from dapo.errors import ClusterError, RecipeError
+from dapo.observe.console import Console
+from dapo.run import session
+from dapo.run.given import Given
 from dapo.run.places import Places, describe_place, describe_plan, missing_ray, open_places, plan_of, wants_devices
 
 SMALL = {
@@ -78,6 +81,39 @@ def test_what_is_asked_for_is_placed_with_the_recipes_patience():
     assert not places.one_machine
     line = places.sentence()
     assert line.startswith("Ray cluster at a:1 (a: 8 CPUs and 0 GPUs, b: 8 CPUs and 0 GPUs): 3 hosts in 2 bundles")
+
+
+def test_beside_an_engine_of_the_callers_own_only_the_learner_takes_places():
+    cluster = Cluster(Node("a", 2.0, 0))
+    places = Places(cluster, recipe("learner.ranks=2", "rollout.engines=8"), engines=False)
+    assert cluster.placed == (places.plan, 600.0)
+    assert names(places.plan) == {"rank-0": 0, "rank-1": 1}
+    assert len(places.plan.bundles) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], r"launch\.backend=ray: nothing .* learner\.ranks above 1"),
+        (["rollout.max_staleness=2"], r"launch\.backend=ray: nothing .* launch\.backend=local"),
+        (["learner.ranks=2", "rollout.weight_transfer=object_store"], r"weight_transfer=object_store: .* use auto"),
+        (["learner.ranks=2"], None),
+    ],
+)
+def test_what_cannot_be_beside_an_engine_of_the_callers_own(overrides, said, monkeypatch):
+    """Told before anything is looked for; what can be is asked of the cluster without engines."""
+    asked = []
+
+    def asking(recipe, **words):
+        asked.append(words)
+        raise ClusterError("far enough")
+
+    monkeypatch.setattr(session, "open_places", asking)
+    few = "[{task: signed_sum, size: 5}]"
+    wanted = recipe("model.path=builtin/signed-sum", f"data.train={few}", "data.validation=[]", *overrides)
+    with pytest.raises(ClusterError if said is None else RecipeError, match=said), Console("quiet") as console:
+        session.Session.make(wanted, console, given=Given(engine=object()))
+    assert asked == ([{"training": True, "engines": False}] if said is None else [])
 
 
 def test_a_device_that_the_cluster_does_not_know_of_is_refused():
