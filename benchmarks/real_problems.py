@@ -109,7 +109,9 @@ def skipped(name: str) -> bool:
 def place(work: Path, name: str, seed: int, scale: Scale) -> Path:
     """The folder of a task and seed; other settings of the task or another scale are another folder."""
     task = TASKS[name]
-    said = {key: value for key, value in asdict(task).items() if key not in ("hard", "size_of")}
+    said = {key: value for key, value in asdict(task).items() if key not in ("hard", "size_of", "worked")}
+    if task.worked:
+        said["worked"] = task.worked.__name__
     digest = hashlib.sha256(json.dumps([said, asdict(scale)], sort_keys=True).encode()).hexdigest()[:8]
     return work / f"{name}-{digest}" / f"seed{seed}"
 
@@ -243,7 +245,7 @@ def seconds(run: Path) -> list[float]:
 
 
 def steps_in_time(of_dapo: Sequence[float], of_imitation: Sequence[float]) -> int:
-    """Steps of imitation that take as long as all of DAPO's, 1 at least: by medians, which a busy machine moves least."""
+    """Steps of imitation that take as long as all of DAPO's, 1 at least: by medians, which other work moves least."""
     return max(1, round(statistics.median(of_dapo) * len(of_dapo) / statistics.median(of_imitation)))
 
 

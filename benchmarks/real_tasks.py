@@ -6,6 +6,7 @@ problems of one seed: examples to imitate, problems to train on by reward, held-
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -38,6 +39,7 @@ class Task:
     response_tokens: int
     hard: str  # what makes its problems hard, in words
     size_of: Callable[[Problem], int]  # and as a number
+    worked: Callable[[Problem], str] | None = None  # the steps to its answer, which the start imitates; None: none
     epochs: int = 1
     steps: int = 40  # of DAPO
     learning_rate: float = 5e-4
@@ -47,6 +49,49 @@ class Task:
 
 def digits(problem: Problem) -> int:
     return len(re.findall(r"\d", problem.problem))
+
+
+def numbers(text: str) -> list[int]:
+    return [int(found) for found in re.findall(r"\d+", text)]
+
+
+def euclid(problem: Problem) -> str:
+    """``46, 8``: ``46%8=6 8%6=2 6%2=0``."""
+    a, b = numbers(problem.problem)
+    steps = []
+    while b:
+        steps.append(f"{a}%{b}={a % b}")
+        a, b = b, a % b
+    return " ".join(steps)
+
+
+def tens_then_units(problem: Problem) -> str:
+    """``57 - 38``: ``57-30=27 27-8=19``; what is nothing is left out."""
+    a, sign, b = re.findall(r"\d+|[+-]", problem.problem)[:3]
+    steps, at, units = [], int(a), int(b) % 10
+    for part in [part for part in (int(b) - units, units) if part] or [0]:
+        after = at + part if sign == "+" else at - part
+        steps.append(f"{at}{sign}{part}={after}")
+        at = after
+    return " ".join(steps)
+
+
+def legs_of_each(problem: Problem) -> str:
+    """``9 sea slugs, 6 praying mantiss``: ``9*0=0 6*6=36 0+36=36``, each animal from what one of it has."""
+    of_animal = animals()
+    found = [(int(count), animal) for count, animal in re.findall(r"(\d+) ([a-z ]+)", problem.problem)]
+    each = [(count, of_animal[animal if count == 1 else animal.removesuffix("s")]) for count, animal in found]
+    steps = [f"{count}*{legs}={count * legs}" for count, legs in each]
+    if len(each) > 1:
+        steps.append(f"{'+'.join(str(count * legs) for count, legs in each)}={sum(a * b for a, b in each)}")
+    return " ".join(steps)
+
+
+@functools.cache
+def animals() -> dict[str, int]:
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS
+
+    return dict(ANIMALS)
 
 
 TASKS: dict[str, Task] = {
@@ -61,6 +106,24 @@ TASKS: dict[str, Task] = {
     "spell_backward": Task({"max_word_len": 5}, 16_000, 8, "letters", lambda problem: len(problem.answer)),
     "chain_sum": Task({"max_terms": 2, "max_digits": 2}, 24_000, 6, "digits", digits),
     "count_bits": Task({}, 16_000, 4, "digits", lambda problem: max(map(len, re.findall(r"\d+", problem.problem)))),
+    # The same problems, held-out ones included, where a start shows its work: reward has steps to make more reliable.
+    "gcd_worked": Task(
+        {"max_value": 99},
+        8_000,
+        80,
+        "steps of Euclid",
+        lambda problem: len(euclid(problem).split()),
+        worked=euclid,
+    ),
+    "leg_counting_worked": Task(
+        {"min_animals": 1, "max_animals": 2, "max_instances": 9},
+        8_000,
+        40,
+        "legs",
+        lambda problem: int(problem.answer),
+        worked=legs_of_each,
+    ),
+    "chain_sum_worked": Task({"max_terms": 2, "max_digits": 2}, 8_000, 36, "digits", digits, worked=tens_then_units),
     WORDS: Task(
         {},
         2_400,  # all there are
@@ -75,8 +138,12 @@ TASKS: dict[str, Task] = {
 
 
 def pattern(name: str) -> str | None:
-    """How a response's answer is found: word problems end with a mark, the others are nothing but the answer."""
-    return rf"{MARK} *(-?[\d.]+)\s*$" if name == WORDS else None
+    """How a response's answer is found: what shows its work ends with a mark, the others are nothing but the answer."""
+    return rf"{MARK} *(-?[\d.]+)\s*$" if name == WORDS or TASKS[name].worked else None
+
+
+def generator(name: str) -> str:
+    return f"reasoning_gym/{name.removesuffix('_worked')}"
 
 
 # ---------------------------------------------------------------------------------------------------- procedural
@@ -84,9 +151,7 @@ def pattern(name: str) -> str | None:
 
 def procedural(name: str, seed: int, size: int) -> list[Problem]:
     """``size`` problems of a generator, through the source that recipes use."""
-    return load_problems(
-        DataSource(task=f"reasoning_gym/{name}", options=dict(TASKS[name].options), seed=seed, size=size)
-    )
+    return load_problems(DataSource(task=generator(name), options=dict(TASKS[name].options), seed=seed, size=size))
 
 
 def common_start(texts: Sequence[str]) -> str:
@@ -204,9 +269,13 @@ def _of_words(folder: Path, name: str, seed: int, examples: int, held_out: int) 
 
 def _of_generator(folder: Path, name: str, seed: int, examples: int, held_out: int) -> Given:
     task, size = TASKS[name], 4000
-    source = {"task": f"reasoning_gym/{name}", "options": dict(task.options)}
+    source = {"task": generator(name), "options": dict(task.options)}
+
+    def said(problem: Problem) -> str:
+        return f"{task.worked(problem)} {MARK} {problem.answer}" if task.worked else problem.answer
+
     imitated, more, loss = (
-        [(p, p.answer) for p in procedural(name, of, count)]
+        [(p, said(p)) for p in procedural(name, of, count)]
         for of, count in ((IMITATED_SEED + seed, examples), (MORE_SEED + seed, examples), (HELD_OUT_LOSS_SEED, 64))
     )
     return Given(
