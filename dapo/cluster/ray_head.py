@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _HEAD = "import sys; from dapo.cluster.ray_head import main; main(int(sys.argv[1]))"
 _PREFIX = "dapo-ray-"
 _PATIENCE = 10.0  # seconds for the guard to end what it guards
-_ATTEMPTS = 3
+_ATTEMPTS = 5
 """Ray gives its own processes half a minute to start, which no setting of its changes, and then ends; they are slower
 where other programs keep all processors busy."""
 _LONGEST = 24  # letters of the folder that the folder is in

@@ -144,6 +144,34 @@ def test_who_stops_a_job_gets_a_saved_run_and_goes_on_with_it(slurm, tmp_path):
     assert_none_lost_or_doubled(run, done + 2)
 
 
+def test_a_preempted_job_goes_on_from_what_it_has_saved(slurm, tmp_path):
+    """Its processes are ended and it starts again, as Slurm does it for another job's sake (PreemptMode=REQUEUE)."""
+    recipe = write_recipe(tmp_path)
+    (tmp_path / "pace.py").write_text(PACE)
+    steps = 40
+    number, output = launch(
+        slurm,
+        tmp_path,
+        recipe,
+        f"trainer.steps={steps}",
+        "rewards.1={name: short, kind: function, function: 'pace:reward', weight: 0.1}",
+        "run.reward_workers=1",
+        "algorithm.dynamic_sampling.mode=off",
+        "checkpoint.every=1",
+        "validation.every=0",
+    )
+    with Output(output) as told:
+        told.until(r"step +3/")
+        subprocess.run(["scontrol", "requeue", number], env=slurm, check=True)
+        saved = int(re.search(r"resuming after step (\d+)", told.until("resuming after step"))[1])
+        told.until("dapo train ended with 0")
+    print(f"saved after step {saved} of {steps}, gone on from there")
+    assert 2 <= saved < steps
+    job = ended(slurm, number)
+    assert (job["JobState"], job["Restarts"], job["ExitCode"]) == ("COMPLETED", "1", "0:0")
+    assert_each_step_once(tmp_path / "run", steps)
+
+
 def test_two_machines_are_a_ray_cluster_of_the_job(slurm, tmp_path):
     """Head, worker and driver by the script; ranks and engines find their places; nothing of Ray is left."""
     pytest.importorskip("ray")

@@ -57,10 +57,10 @@ def test_after_a_bounded_number_it_is_told_what_was_tried_and_what_to_do(tries, 
     with pytest.raises(ClusterError) as told:
         OwnCluster()
     folders = tries.read_text().splitlines()
-    assert len(folders) == 3
+    assert len(folders) == 5
     assert not any(Path(folder).exists() for folder in folders)
     for words in (
-        "did not start in 3 attempts; the last one ended with: Exception: The current node timed out during startup. ",
+        "did not start in 5 attempts; the last one ended with: Exception: The current node timed out during startup. ",
         "load average",
         "cluster.address=HOST:PORT",
         "launch.backend=local",
