@@ -148,19 +148,23 @@ def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, 
 
 
 def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
-    """Slices, gradients and moments in float32; layers as they are needed, in the model's type."""
-    from dapo.run.held import BYTES
+    """Slices, gradients and moments of what is trained in float32; what is frozen, and layers as they are needed, in
+    the model's type."""
+    from dapo.run.held import BYTES, trained_parameters
 
-    n, parts, learner = facts.parameters, shards(recipe), recipe.learner
-    slices = 0 if learner.cpu_offload else -(-4 * n // parts)
+    parts, size, here = shards(recipe), BYTES[recipe.model.dtype], not recipe.learner.cpu_offload
+    trained, adapter = trained_parameters(recipe, facts), recipe.model.lora.rank is not None
+    slices = here * -(-4 * trained // parts)
+    frozen = here * adapter * -(-facts.parameters * size // parts)
+    gathered = gathered_numbers(recipe, facts)
     devices, apart = devices_of_engines(recipe), engines_apart(recipe)
     return replace(
         whole,
-        weights=slices,
+        weights=frozen + slices,
         gradients=slices,
         optimiser=2 * slices,
         reference=slices if whole.reference else 0,
-        gathered=gathered_numbers(recipe, facts) * (BYTES[recipe.model.dtype] + 4),
+        gathered=(gathered * size + trained * (size + 4)) if adapter else gathered * (size + 4),
         engine=whole.engine // devices,
         cache=whole.cache // devices,
         held=0 if apart else whole.held // devices,
@@ -183,7 +187,7 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
     weights = facts.parameters * BYTES[recipe.model.dtype]
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(weights)}"
     if recipe.learner.ranks > 1:
-        yield from _rank_lines(recipe, memory)
+        yield from _rank_lines(recipe, facts, memory)
     else:
         yield from _state_lines(recipe, facts, memory)
     yield (
@@ -196,27 +200,35 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
 
 
 def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
-    from dapo.run.held import keeps_reference, trained_parameters
+    from dapo.run.held import keeps_reference
 
-    if recipe.model.lora.rank is not None:
-        count = trained_parameters(recipe, facts)
-        yield f"of them frozen; the adapter trains {count:,} ({count / facts.parameters:.2%}) of its own"
+    yield from _adapter_lines(recipe, facts)
     yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
         yield f"the reference for the KL, frozen copies of the weights: {where}"
 
 
-def _rank_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
+def _adapter_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    from dapo.run.held import trained_parameters
+
+    if recipe.model.lora.rank is not None:
+        count = trained_parameters(recipe, facts)
+        yield f"of them frozen; the adapter trains {count:,} ({count / facts.parameters:.2%}) of its own"
+
+
+def _rank_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
     from dapo.run.held import keeps_reference
 
+    yield from _adapter_lines(recipe, facts)
     ranks, copies = recipe.learner.ranks, recipe.learner.replicas
     part = f"1/{shards(recipe)} of the model" + (f" ({copies} copies)" if copies > 1 else "")
     if recipe.learner.cpu_offload:
         yield f"each of {ranks} ranks has {part}, with gradients and AdamW, in the processor's memory"
     else:
         state = memory.weights + memory.gradients + memory.optimiser
-        yield f"each of {ranks} ranks: {part} in float32, with gradients and AdamW: {size_text(state)}"
+        kind = f"{recipe.model.dtype}, and as much of the adapter in float32" if recipe.model.lora.rank else "float32"
+        yield f"each of {ranks} ranks: {part} in {kind}, with gradients and AdamW: {size_text(state)}"
     yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)

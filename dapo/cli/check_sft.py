@@ -75,13 +75,17 @@ def _memory(recipe: Recipe, facts: ModelFacts, examples: Demonstrations) -> Iter
     from dapo.run.held import trained_parameters
 
     memory = estimate_memory(recipe, facts, max(map(len, examples.train)))
-    yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}"
+    ranks = recipe.learner.ranks
+    each = f", on each of {ranks} ranks" if ranks > 1 else ""
+    yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}{each}"
     if recipe.model.lora.rank is not None:
         yield f"of them frozen; the adapter trains {trained_parameters(recipe, facts):,} of its own"
-    yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
+    yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}{each}"
+    if ranks > 1:
+        yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"
     yield (
         f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}; logits "
         f"and what is made of them: {size_text(memory.head)}"
     )
-    parts = memory.weights + memory.optimiser + memory.gradients + memory.activations + memory.head
-    yield f"together about {size_text(parts)}; there is no engine"
+    parts = memory.weights + memory.optimiser + memory.gradients + memory.gathered + memory.activations + memory.head
+    yield f"together about {size_text(parts)}{each}; there is no engine"

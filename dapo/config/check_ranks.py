@@ -25,9 +25,6 @@ def check_ranks(r: Recipe) -> Iterator[Problem]:
             if given:
                 yield Problem(key, "is only read with learner.ranks above 1; take it out, or set learner.ranks", value)
         return
-    if r.model.lora.rank:
-        move = "adapters are trained by the learner of one process alone; set learner.ranks=1, or model.lora.rank=null"
-        yield Problem("learner.ranks", move, learner.ranks)
     if r.rollout.engine == "generate" or ":" in r.rollout.engine:
         move = "computes with the learner's own tensors, which lie in other processes with learner.ranks above 1; "
         yield Problem("rollout.engine", f"{move}use embedded", r.rollout.engine)

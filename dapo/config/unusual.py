@@ -113,10 +113,11 @@ def _lora(r: Recipe) -> Iterator[str]:
             f"(learner.learning_rate={10 * rate:.0e}), and published runs take 1e-5 to 1e-4"
         )
     if r.model.dtype == "bfloat16" and r.rollout.engine != "generate":
+        or_generate = " or rollout.engine=generate lose" if r.learner.ranks == 1 else " loses"
         yield (
             "model.lora in bfloat16: the engine gets the adapter merged into weights of 8 bits, which rounds small "
             "changes away (train/merge_error says how much of them). The ratio runs against the learner's numbers "
-            "unless algorithm.old_logprobs says otherwise; model.dtype=float32 or rollout.engine=generate lose nothing"
+            f"unless algorithm.old_logprobs says otherwise; model.dtype=float32{or_generate} nothing"
         )
 
 

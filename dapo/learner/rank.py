@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
-from dapo.contracts.stats import Stats, merge
+from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import FloatArray, HasTokens, Meeting, Of, SavedFile, TokenTrace
 from dapo.errors import LearnerError
 from dapo.learner.metrics import TokenRecord
@@ -29,6 +29,7 @@ from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.shards import ShardStore
 from dapo.learner.step import Correction, PolicyStep, step_counts
+from dapo.models.adapter import add_adapter, begin_adapter, merge_squares, published, relative
 from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
 from dapo.models.lending import lend
@@ -149,6 +150,8 @@ class Rank:
             stats.append(self._counted(updated))
         if step.refresh_reference and self.step.reference is not None:
             self.step.reference.refresh()
+        if self.loaded.adapter and step.minibatches:
+            stats.append(self._counted(stat("train/merge_error", self._merge_error())))
         return merge(stats), traces
 
     def logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass], of: Of = "policy") -> list[FloatArray]:
@@ -202,10 +205,10 @@ class Rank:
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """This rank's share of each sum: they add up, modulo 2^64, to what one process would say."""
-        present = self.loaded.model.state_dict(keep_vars=True)
+        present = published(self.loaded.model, aliases=True)
         return once_each(
             [name for name in dtypes if name in present],
-            lambda name: (id(present[name]), dtypes[name]),
+            lambda name: (present.same(name), dtypes[name]),
             lambda name: self._share(present[name], torch_dtype(dtypes[name])),
         )
 
@@ -253,6 +256,12 @@ class Rank:
             return [None] * len(step.minibatches)
         return [None if work is None else self._logprobs(work.rows, work.passes) for work in step.minibatches]
 
+    def _merge_error(self) -> float:
+        """Of all ranks' rows together."""
+        squares = torch.tensor(merge_squares(self.loaded.model), dtype=torch.float64)
+        dist.all_reduce(squares)  # of several copies of the model each adds the same to both
+        return relative(*squares.tolist())
+
     def _counted(self, stats: Stats) -> Stats:
         return stats if self.place.rank == 0 else {}
 
@@ -278,8 +287,9 @@ def open_rank(
     reference: schema.Reference | None = None,
     *,
     device: torch.device,
+    seed: int = 0,
 ) -> Rank:
-    """Join the other ranks and read this one's part of the model.
+    """Join the other ranks and read this one's part of the model. ``seed``: of an adapter's random start.
 
     Raises:
         ModelError: the model cannot be loaded, or not be cut over ranks.
@@ -288,7 +298,7 @@ def open_rank(
     place.join(device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    return make_rank(place, model, settings, temperature, objective, correction, reference, device=device)
+    return make_rank(place, model, settings, temperature, objective, correction, reference, device=device, seed=seed)
 
 
 def make_rank(
@@ -301,16 +311,19 @@ def make_rank(
     reference: schema.Reference | None = None,
     *,
     device: torch.device,
+    seed: int = 0,
 ) -> Rank:
     """``open_rank``, by one that has joined the others already."""
     made: list[Sharding] = []
 
     def spread(loaded: LoadedModel) -> Inside:
+        start = _with_adapter(loaded, model, seed)
         sharding = Sharding(loaded, place.shape.mesh(device), place.shape)
         made.append(sharding)
         give_memory(loaded.model, torch.device("cpu") if place.shape.cpu_offload else device)
         read_weights_of(model.path, loaded.model, loaded.dtype, trust_remote_code=model.trust_remote_code)
         check_buffers(model.path, loaded.model, loaded.dtype, trust_remote_code=model.trust_remote_code)
+        begin_adapter(loaded.model, start, loaded.dtype)
         return sharding.inside
 
     loaded = load_model(
@@ -324,6 +337,22 @@ def make_rank(
         spread=spread,
     )
     return Rank(place, loaded, made[0], objective, settings, temperature, correction, reference)
+
+
+def _with_adapter(loaded: LoadedModel, model: schema.Model, seed: int) -> dict[str, Tensor]:
+    """Add the recipe's adapter, if it has one, before the model is cut; what it begins with.
+
+    It is cut as its layers are: what is gathered with them needs no exchange of its own. Frozen weights stay in the
+    model's type: they get no update that float32 would have to keep.
+    """
+    if model.lora.rank is None:
+        return {}
+    start = add_adapter(loaded.model, model.lora, name=model.path, seed=seed)
+    loaded.adapter = True
+    for parameter in loaded.model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(loaded.dtype)
+    return start
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

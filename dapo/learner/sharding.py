@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from dapo.models.adapter import active
 from dapo.models.loaded import LoadedModel
 from dapo.models.policy import Policy
 
@@ -50,8 +51,9 @@ class Sharding:
     """A model cut over the ranks of a mesh, in place; its parameters become DTensors.
 
     Args:
-        loaded: The model, whole or with parameters on the meta device. Parameters are float32 (or float64): a model
-            that computes in bfloat16 casts what it gathers, and slices, gradients and their sum stay float32.
+        loaded: The model, whole or with parameters on the meta device. Those that are trained are float32 (or
+            float64): a model that computes in bfloat16 casts what it gathers, and slices, gradients and their sum stay
+            float32.
         mesh: One dimension, or two: replicas and shards.
         shape: See there.
         large: Numbers that make an embedding or a head of its own large.
@@ -124,7 +126,11 @@ def _precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
 def _large(policy: Policy, large: int) -> list[nn.Module]:
     """Embedding and head where they are large. Tied ones are one tensor, which only the root can hold."""
     embedding, output = policy.model.get_input_embeddings(), policy.output
-    if embedding.weight is output.head.weight:
+    head = active(output.head)
+    if active(embedding).weight is head.weight:
         return []
-    sizes: list[tuple[nn.Module, int]] = [(embedding, embedding.weight.numel()), (output, output.head.weight.numel())]
+    sizes: list[tuple[nn.Module, int]] = [
+        (embedding, active(embedding).weight.numel()),
+        (output, head.weight.numel()),
+    ]
     return [module for module, size in sizes if size >= large]

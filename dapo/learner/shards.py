@@ -4,6 +4,7 @@ learner/
     .metadata            which tensor lies where (rank 0)
     __R_0.distcp         what rank R wrote
     state.json           the model's fingerprint and counters (rank 0)
+    adapter_config.json  of an adapter, whose tensors alone are there then (rank 0)
 
 A number of ranks means nothing to it: any other number reads it, and so does the learner of one process
 (``dapo.learner.storage``), whose own checkpoints are read here.
@@ -31,7 +32,19 @@ from dapo.contracts.types import SavedFile
 from dapo.learner import storage
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.reference import Reference
-from dapo.learner.storage import STATE, check_names, incomplete, no_reference, read_state, readable_as
+from dapo.learner.storage import (
+    STATE,
+    check_adapter,
+    check_names,
+    incomplete,
+    no_reference,
+    parameter_names,
+    read_state,
+    readable_as,
+    trained,
+    weights_file,
+)
+from dapo.models import adapter
 from dapo.models.loaded import LoadedModel
 from dapo.models.slices import own_part, own_rows
 from dapo.models.weights import model_tensors
@@ -55,6 +68,8 @@ class ShardStore:
         self, loaded: LoadedModel, rank: int, optimizer: Optimizer, reference: Reference | None = None
     ) -> None:
         self._loaded, self._rank, self._optimizer, self._reference = loaded, rank, optimizer, reference
+        # Gathered here, where all ranks come by; frozen weights stay what they are.
+        self._base = adapter.base_sums(loaded.model) if loaded.adapter else {}
         self._group: Any = None  # of saves beside training: on that of training they would wait for each other for ever
         self._under_way: tuple[Path, dict[str, Any], Future[Any] | None] | None = None
 
@@ -90,8 +105,12 @@ class ShardStore:
         own = sorted(path.name for path in folder.glob(f"__{self._rank}_*.distcp"))
         if self._rank == 0:
             state = {"fingerprint": self._loaded.fingerprint, "counters": counters, "sharded": True}
-            (folder / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
             own += [METADATA, STATE]
+            if self._loaded.adapter:
+                state["base"] = self._base
+                (folder / adapter.CONFIG).write_text(adapter.adapter_config(self._loaded.model), encoding="utf-8")
+                own.append(adapter.CONFIG)
+            (folder / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
         for name in own:
             _flush(folder / name)
         return [_described(folder, name) for name in own]
@@ -100,11 +119,13 @@ class ShardStore:
         """Raise CheckpointError for a checkpoint that ``load`` could not take over whole."""
         state = read_state(folder)
         check_fingerprint(state["fingerprint"], self._loaded.fingerprint, folder)
+        if self._loaded.adapter:
+            check_adapter(folder, state, self._loaded, self._base)
         there = self._there(folder, state)
         names = [name.removeprefix(MODEL) for name in there if name.startswith(MODEL)]
         check_names(
             {name: there[MODEL + name] for name in names},
-            {name: tuple(tensor.shape) for name, tensor in model_tensors(self._loaded.model).items()},
+            {name: tuple(tensor.shape) for name, tensor in trained(self._loaded).items()},
             folder,
             self._loaded.name,
         )
@@ -121,7 +142,7 @@ class ShardStore:
         if state.get("sharded"):
             load(wanted, storage_reader=FileSystemReader(folder))
         else:
-            _read_local(folder, wanted, there)
+            _read_local(folder, wanted, there, self._loaded)
         self._optimizer.load({n.removeprefix(OPTIMIZER): t for n, t in wanted.items() if n.startswith(OPTIMIZER)})
         counters: dict[str, Any] = state["counters"]
         return counters
@@ -151,7 +172,7 @@ class ShardStore:
             readable_as(folder / "config.json", folder)
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors = {MODEL + name: tensor for name, tensor in model_tensors(self._loaded.model).items()}
+        tensors = {MODEL + name: tensor for name, tensor in trained(self._loaded).items()}
         if self._reference is not None:
             tensors |= {REFERENCE + name: tensor for name, tensor in self._reference.state().items()}
         return tensors | {OPTIMIZER + name: tensor for name, tensor in self._optimizer.state().items()}
@@ -165,14 +186,14 @@ class ShardStore:
         if state.get("sharded"):
             found = {name: tuple(entry.size) for name, entry in sharded_tensors(folder).items()}
         else:
-            found = _local_shapes(folder)
+            found = _local_shapes(folder, self._loaded)
         if self._reference is not None and not any(name.startswith(REFERENCE) for name in found):
             raise no_reference(folder, "none was saved")
         return found
 
     def _wanted(self, there: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         """The tensors to read into: the model's own, and new ones for the optimiser's."""
-        wanted = {MODEL + name: tensor for name, tensor in model_tensors(self._loaded.model).items()}
+        wanted = {MODEL + name: tensor for name, tensor in trained(self._loaded).items()}
         if self._reference is not None:
             wanted |= {REFERENCE + name: tensor for name, tensor in self._reference.state().items()}
         for name, shape in there.items():
@@ -240,15 +261,16 @@ def read_sharded_reference(folder: Path) -> dict[str, Tensor]:
     return {name.removeprefix(REFERENCE): tensor for name, tensor in tensors.items()}
 
 
-_LOCAL = {MODEL: storage.WEIGHTS, OPTIMIZER: storage.OPTIMIZER, REFERENCE: storage.REFERENCE}
-"""Of a checkpoint of the learner of one process: which file holds what."""
+def _local_files(loaded: LoadedModel) -> dict[str, str]:
+    """Of a checkpoint of the learner of one process: which file holds what."""
+    return {MODEL: weights_file(loaded), OPTIMIZER: storage.OPTIMIZER, REFERENCE: storage.REFERENCE}
 
 
-def _local_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def _local_shapes(folder: Path, loaded: LoadedModel) -> dict[str, tuple[int, ...]]:
     from safetensors import safe_open
 
     found: dict[str, tuple[int, ...]] = {}
-    for prefix, file_name in _LOCAL.items():
+    for prefix, file_name in _local_files(loaded).items():
         if prefix == REFERENCE and not (folder / file_name).exists():
             continue
         try:
@@ -260,18 +282,19 @@ def _local_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 @torch.no_grad()
-def _read_local(folder: Path, wanted: Mapping[str, Tensor], there: Mapping[str, Any]) -> None:
+def _read_local(folder: Path, wanted: Mapping[str, Tensor], there: Mapping[str, Any], loaded: LoadedModel) -> None:
     """This rank's rows of each tensor. float32 copies of a bfloat16 model come before its weights."""
     from safetensors import safe_open
 
+    parameters = parameter_names(loaded)
     with ExitStack() as stack:
         files = {
             prefix: stack.enter_context(safe_open(folder / name, framework="pt"))
-            for prefix, name in _LOCAL.items()
+            for prefix, name in _local_files(loaded).items()
             if (folder / name).exists()
         }
         for name, tensor in wanted.items():
-            master = f"{OPTIMIZER}master/{name.removeprefix(MODEL)}"
+            master = f"{OPTIMIZER}master/{parameters.get(name.removeprefix(MODEL))}"
             source = master if name.startswith(MODEL) and master in there else name
             prefix = next(prefix for prefix in files if source.startswith(prefix))
             own = source.removeprefix(prefix)

@@ -68,7 +68,7 @@ def contents(
 
     ``reference``: of a reference that is refreshed: what it is now.
     """
-    tensors = {_weights_file(loaded): _trained(loaded), OPTIMIZER: optimizer}
+    tensors = {weights_file(loaded): trained(loaded), OPTIMIZER: optimizer}
     if reference is not None:
         tensors[REFERENCE] = reference
     state: dict[str, Any] = {"fingerprint": loaded.fingerprint, "counters": dict(counters)}
@@ -111,17 +111,17 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
 
         weights, optimizer = read_sharded(folder)
         if loaded.dtype not in (torch.float32, torch.float64):
-            optimizer |= {f"master/{name}": weight for name, weight in weights.items()}
+            names = parameter_names(loaded)
+            optimizer |= {f"master/{names[name]}": weight for name, weight in weights.items() if name in names}
     else:
         try:
-            weights, optimizer = load_file(folder / _weights_file(loaded)), load_file(folder / OPTIMIZER)
+            weights, optimizer = load_file(folder / weights_file(loaded)), load_file(folder / OPTIMIZER)
         except (OSError, ValueError, SafetensorError) as error:
             raise incomplete(folder, error) from error
     check_fingerprint(state["fingerprint"], loaded.fingerprint, folder)
-    present = _trained(loaded)
+    present = trained(loaded)
     if loaded.adapter:
-        _check_scaling(folder, loaded)
-        _check_base(folder, state, loaded)
+        check_adapter(folder, state, loaded, adapter.base_sums(loaded.model))
     saved, own = ({name: tuple(tensor.shape) for name, tensor in side.items()} for side in (weights, present))
     check_names(saved, own, folder, loaded.name)
     with torch.no_grad():
@@ -130,13 +130,33 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
     return optimizer, state["counters"]
 
 
-def _weights_file(loaded: LoadedModel) -> str:
+def weights_file(loaded: LoadedModel) -> str:
+    """Of a checkpoint of one process."""
     return adapter.TENSORS if loaded.adapter else WEIGHTS
 
 
-def _trained(loaded: LoadedModel) -> Mapping[str, Tensor]:
+def parameter_names(loaded: LoadedModel) -> dict[str, str]:
+    """The optimiser's name of each parameter that is trained, by its name in a checkpoint."""
+    names = [name for name, parameter in loaded.model.named_parameters() if parameter.requires_grad]
+    return {adapter.file_name(name) if loaded.adapter else name: name for name in names}
+
+
+def trained(loaded: LoadedModel) -> Mapping[str, Tensor]:
     """The very tensors that a checkpoint holds: of a frozen model the adapter's alone."""
     return adapter.adapter_tensors(loaded.model) if loaded.adapter else model_tensors(loaded.model)
+
+
+def check_adapter(folder: Path, state: Mapping[str, Any], loaded: LoadedModel, base: Mapping[str, int]) -> None:
+    """Raise CheckpointError for an adapter that means nothing here.
+
+    Args:
+        folder: the checkpoint.
+        state: from ``read_state``.
+        loaded: the model that is to take it over.
+        base: ``adapter.base_sums`` of that model.
+    """
+    _check_scaling(folder, loaded)
+    _check_base(folder, state, loaded, base)
 
 
 def _check_scaling(folder: Path, loaded: LoadedModel) -> None:
@@ -155,9 +175,8 @@ def _check_scaling(folder: Path, loaded: LoadedModel) -> None:
         )
 
 
-def _check_base(folder: Path, state: Mapping[str, Any], loaded: LoadedModel) -> None:
+def _check_base(folder: Path, state: Mapping[str, Any], loaded: LoadedModel, here: Mapping[str, int]) -> None:
     """Raise CheckpointError for an adapter of other frozen weights: by itself it means nothing."""
-    here = adapter.base_sums(loaded.model)
     other = sorted(name for name, value in state.get("base", here).items() if here.get(name, value) != value)
     if other:
         raise CheckpointError(

@@ -5,6 +5,9 @@ rank (rsLoRA, arXiv 2312.03732: alpha / sqrt(rank)). W is frozen. The learner co
 weights gets the merged W + s B A, rounded once to the model's type.
 
 PEFT's modules are told by their attributes, so that a model without an adapter needs no PEFT.
+
+Of a model that is cut over ranks every tensor is a slice, A and B among them. A layer is then merged from the whole A
+and B, which are small and gathered one layer at a time, into each rank's rows of W: to the bit what one process merges.
 """
 
 from __future__ import annotations
@@ -18,19 +21,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dapo.config.schema import Lora
 from dapo.errors import ModelError
 from dapo.models.checksum import checksum
+from dapo.models.slices import own_part, own_slice
 
 NAME = "default"  # PEFT's, of a model's only adapter
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT names them
 _PREFIX = "base_model.model."  # before a tensor's name in PEFT's files
 _PARTS = ("lora_A", "lora_B", "original_module")
-_BASE, _SAVED = ".base_layer.", f".modules_to_save.{NAME}."
+_BASE, _SAVED, _ORIGINAL = ".base_layer.", f".modules_to_save.{NAME}.", ".original_module."
 
 
-def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> None:
+def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> dict[str, Tensor]:
     """Freeze ``model`` and inject an adapter, in place; what it computes stays the same, since B is zero.
 
     Args:
@@ -39,13 +45,17 @@ def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> None:
         name: Of the model, for errors and the adapter's configuration.
         seed: Of A. The process's global generator is left as it was.
 
+    Returns:
+        What A and B begin with, by parameter name, in float32 in the processor's memory: of a model whose parameters
+        are on the meta device they are nowhere else.
+
     Raises:
         ModelError: a target that is no linear layer or not there, or tied embeddings among the modules to save.
     """
     from peft import inject_adapter_in_model
 
     _check_targets(model, lora, name)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _as_drawn() as drawn:
         torch.manual_seed(seed % 2**63)
         try:
             inject_adapter_in_model(_config(lora, name), model, NAME)
@@ -61,9 +71,41 @@ def add_adapter(model: Any, lora: Lora, *, name: str, seed: int) -> None:
             f"model.lora.target_modules names {other[0] if other else 'nothing'} of {name}, and adapters are for "
             "linear layers: leave the setting out for all of them"
         )
-    for _, layer in found:
-        for part in (layer.lora_A, layer.lora_B):
+    start = {}
+    for where, layer in found:
+        for kind, part in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
             part.to(layer.get_base_layer().weight.dtype)
+            start[f"{where}.{kind}.{NAME}.weight"] = drawn[part[NAME]]
+    return start
+
+
+@contextmanager
+def _as_drawn() -> Iterator[dict[nn.Module, Tensor]]:
+    """The weight of each module that is made meanwhile, as it was drawn: PEFT moves it to where the model is."""
+    drawn: dict[nn.Module, Tensor] = {}
+
+    def noted(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if name == "weight" and parameter is not None:
+            drawn.setdefault(module, parameter.data)
+
+    hook = register_module_parameter_registration_hook(noted)
+    try:
+        yield drawn
+    finally:
+        hook.remove()
+
+
+@torch.no_grad()
+def begin_adapter(model: nn.Module, start: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Of a model that got its memory and its frozen weights after its adapter: A and B from ``start``, modules that are
+    trained whole from their originals; rounded to ``dtype``, in which one process would begin.
+    """
+    parameters = dict(model.named_parameters())
+    for name, whole in start.items():
+        own_part(parameters[name]).copy_(own_slice(whole, parameters[name]).to(dtype))
+    for name, parameter in parameters.items():
+        if _SAVED in name:
+            own_part(parameter).copy_(own_part(parameters[name.replace(_SAVED, _ORIGINAL)]))
 
 
 def weight_of(module: Any) -> Tensor:
@@ -113,6 +155,14 @@ def _name(name: str) -> str:
     return name.replace(_BASE, ".").replace(_SAVED, ".")
 
 
+def base_name(name: str) -> str | None:
+    """What the model's own files call a frozen tensor or buffer; None: it is the adapter's, or a module's copy that is
+    trained."""
+    if any(part in name.split(".") for part in ("lora_A", "lora_B")) or _SAVED in name:
+        return None
+    return name.replace(_BASE, ".").replace(_ORIGINAL, ".")
+
+
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Of each parameter by its name in the checkpoint; of an adapter none."""
     parameters = {_name(name) for name, _ in model.named_parameters()}
@@ -121,11 +171,13 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What is trained, under PEFT's names in ``adapter_model.safetensors``."""
-    return {
-        _PREFIX + name.replace(f".{NAME}.", ".").replace(".modules_to_save.", "."): parameter.detach()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
+    trained = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {file_name(name): tensor for name, tensor in trained.items()}
+
+
+def file_name(parameter: str) -> str:
+    """PEFT's name in its files for a parameter that is trained."""
+    return _PREFIX + parameter.replace(f".{NAME}.", ".").replace(".modules_to_save.", ".")
 
 
 def adapter_config(model: nn.Module) -> str:
@@ -138,7 +190,7 @@ def adapter_config(model: nn.Module) -> str:
 def base_sums(model: nn.Module) -> dict[str, int]:
     """Checksums of the first and the last frozen weight that has an adapter: was it trained on this very model?"""
     layers = list(_lora_layers(model))
-    return {name: checksum(layer.get_base_layer().weight) for name, layer in (layers[0], layers[-1])}
+    return {name: checksum(_gathered(layer.get_base_layer().weight)) for name, layer in (layers[0], layers[-1])}
 
 
 @contextmanager
@@ -157,18 +209,29 @@ def switched_off(model: nn.Module) -> Iterator[None]:
             part._disable_adapters = False
 
 
-@torch.no_grad()
 def merge_error(model: nn.Module) -> float:
     """|round(W + D) - (W + D)| / |D| over all layers, with D = s B A: how much of what the adapter says is lost when it
     is merged into weights of the model's type; 0 where D is 0. Frobenius norms.
     """
+    return relative(*merge_squares(model))
+
+
+def relative(lost: float, whole: float) -> float:
+    """sqrt(lost / whole) of the two sums of squares of ``merge_squares``, those of all ranks added up."""
+    return math.sqrt(lost / whole) if whole else 0.0
+
+
+@torch.no_grad()
+def merge_squares(model: nn.Module) -> tuple[float, float]:
+    """|round(W + D) - (W + D)|^2 and |D|^2 over the rows of all layers that lie here."""
     lost = whole = 0.0
     for _, layer in _lora_layers(model):
-        base, delta = layer.get_base_layer().weight, _delta(layer)
+        weight = layer.get_base_layer().weight
+        base, delta = own_part(weight), own_slice(_delta(layer), weight)
         exact = base.to(torch.float64) + delta
         lost += float((exact.to(base.dtype) - exact).square().sum())
         whole += float(delta.to(torch.float64).square().sum())
-    return math.sqrt(lost / whole) if whole else 0.0
+    return lost, whole
 
 
 def adapter_parameters(shapes: Mapping[str, tuple[int, ...]], lora: Lora) -> int:
@@ -205,6 +268,13 @@ class Published(Mapping[str, Tensor]):
         tensor, layer = self.entries[name]
         return tensor if layer is None else _merged(tensor, layer)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def like(self, name: str) -> Tensor:
+        """A tensor of the same type, shape and device, for which nothing is merged."""
+        return self.entries[name][0]
+
     def same(self, name: str) -> tuple[int, int]:
         """Equal for names of one tensor (``aliases``)."""
         tensor, layer = self.entries[name]
@@ -219,17 +289,33 @@ class Published(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def _merged(weight: Tensor, layer: Any) -> Tensor:
-    """W + s B A, summed in float32 at least and rounded once."""
-    delta = _delta(layer)
-    return (weight.detach().to(delta.dtype) + delta).to(weight.dtype)
+    """W + s B A, summed in float32 at least and rounded once; of a W that is cut over ranks likewise cut, which all
+    that share it ask for together."""
+    delta = own_slice(_delta(layer), weight)
+    merged = (own_part(weight).to(delta.dtype) + delta).to(weight.dtype)
+    if not isinstance(weight, DTensor):
+        return merged
+    return DTensor.from_local(
+        merged, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
 
 
 @torch.no_grad()
 def _delta(layer: Any) -> Tensor:
-    a, b = layer.lora_A[NAME].weight.detach(), layer.lora_B[NAME].weight.detach()
-    dtype = torch.promote_types(a.dtype, torch.float32)
-    delta: Tensor = (b.to(dtype) @ a.to(dtype)) * layer.scaling[NAME]
+    """s B A [out, in], whole on every rank. A and B as they compute, in W's type: slices of theirs are wider.
+
+    The product is not made of slices: a matrix product of fewer rows may round otherwise.
+    """
+    parts = (_gathered(part[NAME].weight) for part in (layer.lora_A, layer.lora_B))
+    low = layer.get_base_layer().weight.dtype
+    wide = torch.promote_types(low, torch.float32)
+    a, b = (part.to(low).to(wide) for part in parts)
+    delta: Tensor = (b @ a) * layer.scaling[NAME]
     return delta
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from dapo.contracts.types import Meeting, Ticket
 from dapo.errors import EngineError
+from dapo.models.adapter import Published
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Broadcaster:
     def _opened(self, meeting: Meeting, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
         """The group, once all are there; None: they will not come."""
         store = _store(meeting)
-        device = next(iter(tensors.values())).device
+        device = _like(tensors, next(iter(tensors))).device
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
             store.wait([f"{meeting.key}/here/{number + 1}" for number in range(meeting.receivers)])
@@ -162,10 +163,16 @@ def call_off(store: Any, meeting: Meeting) -> None:
 
 def _layout(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
     """Name, type and shape of each tensor as it travels."""
+    like = {name: _like(tensors, name) for name in tensors}
     return [
         (name, str(dtype if tensor.is_floating_point() else tensor.dtype).removeprefix("torch."), list(tensor.shape))
-        for name, tensor in tensors.items()
+        for name, tensor in like.items()
     ]
+
+
+def _like(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """A tensor of that type and shape. The one that is asked for may be merged, by all ranks of a learner together."""
+    return tensors.like(name) if isinstance(tensors, Published) else tensors[name]
 
 
 def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dapo.errors import ModelError, first_line, raise_for_machine
+from dapo.models.adapter import base_name
 from dapo.models.checksum import same_bits
 from dapo.models.load import is_constant, whole_model
 from dapo.models.skeleton import model_without_weights
@@ -81,7 +82,7 @@ def check_buffers(name: str, model: Any, dtype: torch.dtype, *, trust_remote_cod
     wrong = [
         one
         for one, buffer in model.named_buffers()
-        if one not in read and not same_bits(buffer.cpu().contiguous(), fresh[one].cpu().contiguous())
+        if one not in read and (own := base_name(one)) and not same_bits(buffer.cpu(), fresh[own].cpu())
     ]
     if wrong:
         raise ModelError(
@@ -92,10 +93,11 @@ def check_buffers(name: str, model: Any, dtype: torch.dtype, *, trust_remote_cod
 
 
 def _aliases(model: Any) -> list[tuple[list[str], Tensor]]:
-    """Each tensor once, with all of its names: a tied head has two."""
+    """Each tensor that the files hold once, with all of its names there: a tied head has two."""
     found: dict[int, tuple[list[str], Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        found.setdefault(id(tensor), ([], tensor.detach()))[0].append(name)
+        if (own := base_name(name)) is not None:
+            found.setdefault(id(tensor), ([], tensor.detach()))[0].append(own)
     return list(found.values())
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.config.schema import Recipe
+from dapo.config.schema import Lora, Recipe
 from dapo.config.transfer import weight_route
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine, Learner
@@ -28,7 +28,7 @@ from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.observe.console import Console
 from dapo.rollout.pool import EnginePool
-from dapo.run.parts import make_correction, make_model, make_objective, needs_reference
+from dapo.run.parts import adapter_seed, make_correction, make_model, make_objective, needs_reference
 from dapo.run.places import Places, transport_of
 
 
@@ -49,6 +49,11 @@ def lives_elsewhere(recipe: Recipe, *, own_engine: bool = False, training: bool 
         training: False: nothing is learned, so nobody waits.
     """
     return over_ranks(recipe) or (recipe.rollout.max_staleness > 0 and training and not own_engine)
+
+
+def without_adapter(recipe: Recipe) -> Recipe:
+    """The recipe of an engine's own model: what it is sent is merged."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": Lora()})})
 
 
 def in_one_process(recipe: Recipe) -> Recipe:
@@ -176,6 +181,7 @@ def start_rank(recipe: Recipe, model: str, place: RankPlace) -> Rank:
         make_correction(recipe),
         recipe.algorithm.reference if needs_reference(recipe) else None,
         device=device,
+        seed=adapter_seed(recipe),
     )
 
 

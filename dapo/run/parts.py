@@ -277,13 +277,18 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
         fp32_head=model.fp32_head,
         activation_checkpointing=model.activation_checkpointing,
         lora=model.lora,
-        seed=derive_seed(recipe.run.seed, ADAPTER),
+        seed=adapter_seed(recipe),
     )
     if recipe.data.chat_template is not None:  # an export ships what was trained with
         loaded.tokenizer.chat_template = recipe.data.chat_template
     for note in loaded.notes:
         console.say(note)
     return loaded
+
+
+def adapter_seed(recipe: Recipe) -> int:
+    """Of an adapter's random start, the same for one process and for ranks."""
+    return derive_seed(recipe.run.seed, ADAPTER)
 
 
 def make_facts(recipe: Recipe, console: Console) -> ModelFacts:

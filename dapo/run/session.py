@@ -47,7 +47,7 @@ from dapo.run.given import (
     make_scorer_of,
     make_stream_of,
 )
-from dapo.run.learners import lives_elsewhere, make_learner, over_ranks
+from dapo.run.learners import lives_elsewhere, make_learner, over_ranks, without_adapter
 from dapo.run.parts import (
     check_model,
     facts_without_weights,
@@ -296,8 +296,10 @@ def _model_of(recipe: Recipe, console: Console, given: Given, training: bool) ->
     and what is to be known of it."""
     own = given.engine is not None
     alone = recipe.rollout.engine == "embedded" and (own or not is_pool(recipe))
-    if alone or not lives_elsewhere(recipe, own_engine=own, training=training):
-        loaded = make_model(recipe, console)
+    elsewhere = lives_elsewhere(recipe, own_engine=own, training=training)
+    if alone or not elsewhere:
+        # Of an adapter that is trained elsewhere merged weights come.
+        loaded = make_model(without_adapter(recipe) if elsewhere else recipe, console)
         return loaded, facts_of(loaded)
     return None, make_facts(recipe, console)
 

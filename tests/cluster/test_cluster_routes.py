@@ -27,11 +27,12 @@ def processes(tmp_path_factory):
     desk.close()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "lora"), [(1, None), (2, None), (1, 2), (2, 2)])
 @pytest.mark.parametrize("route", ["folder", "broadcast"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_contract(processes, check, route, ranks):
-    check(processes.subject(route, ranks))
+def test_contract(processes, check, route, ranks, lora):
+    """``lora``: the engines get merged tensors."""
+    check(processes.subject(route, ranks, lora))
 
 
 CARDS = torch.cuda.device_count() if torch.cuda.is_available() else 0

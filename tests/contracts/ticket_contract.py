@@ -57,20 +57,20 @@ class Desk:
             for n in range(2)
         ]
         self.pool = EnginePool(transport(folder / "output"), specs, Gate(self.facts.vocabulary, 64))
-        self.made: dict[tuple[str, int], Any] = {}
+        self.made: dict[tuple[str, int, int | None], Any] = {}
 
-    def subject(self, route: str, ranks: int) -> Subject:
-        """With the learner of this route, trained by the checks before."""
-        if (route, ranks) not in self.made:
-            self.made[route, ranks] = self._learner(route, ranks)
-        learner = self.made[route, ranks]
+    def subject(self, route: str, ranks: int, lora: int | None = None) -> Subject:
+        """With the learner of this route, trained by the checks before; ``lora``: of an adapter of this rank."""
+        if (route, ranks, lora) not in self.made:
+            self.made[route, ranks, lora] = self._learner(route, ranks, lora)
+        learner = self.made[route, ranks, lora]
         learner.publisher._audience.present = self.pool.weights_from(learner.publisher)
         return Subject(route, learner, self.pool)
 
-    def _learner(self, route: str, ranks: int):
+    def _learner(self, route: str, ranks: int, lora: int | None):
         recipe = recipe_from_dict(
             {
-                "model": self.model,
+                "model": self.model | {"lora": {"rank": lora}},
                 "data": {"train": [{"task": "signed_sum"}]},
                 "run": {"threads": 1},
                 "learner": {"ranks": ranks, "timeout": 300.0},
@@ -78,7 +78,7 @@ class Desk:
         ).recipe
         # chosen here and not by the recipe's checks: one process that takes turns lives elsewhere, too
         recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"weight_transfer": route})})
-        weights = self.folder / f"weights-{route}-{ranks}"
+        weights = self.folder / f"weights-{route}-{ranks}-{lora}"
         return learners.make_learner(recipe, self.facts, None, weights=weights, run=self.folder, places=self.places)
 
     def close(self) -> None:

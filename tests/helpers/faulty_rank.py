@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from dapo.models import adapter
 from dapo.run.learners import start_rank
 
 
@@ -22,6 +23,33 @@ def start(flags: Path, *args):
         return learn(step)
 
     rank.learn = learned
+    return rank
+
+
+def start_with_an_old_merge(when: str, lora_rank: int, *args):
+    """``start_rank``, by ranks of which the second one merges what A was at first.
+
+    Args:
+        when: "published": only what engines get; "always": what is compared with it, too.
+        lora_rank: of the adapter: so many rows has A and nothing else.
+        args: of ``start_rank``.
+    """
+    rank = start_rank(*args)
+    gathered, first = adapter._gathered, {}
+
+    def old(tensor):
+        now = gathered(tensor)  # with the others, who know of nothing
+        return first.setdefault(id(tensor), now) if len(now) == lora_rank else now
+
+    def publish(folder):
+        adapter._gathered = old
+        publish_now(folder)
+        adapter._gathered = gathered
+
+    if rank.place.rank == 1 and when == "always":
+        adapter._gathered = old
+    elif rank.place.rank == 1:
+        publish_now, rank.publish = rank.publish, publish
     return rank
 
 

@@ -30,7 +30,7 @@ class RankStage:
         RankPlace(rank, Shape(ranks), meeting, 120.0).join(torch.device("cpu"))
         self.held = {}
 
-    def make(self, number: int, model: dict, learner: dict, objective: str, shape: Shape) -> None:
+    def make(self, number: int, model: dict, learner: dict, objective: str, shape: Shape, reference=None) -> None:
         place = RankPlace(self.rank, shape, "", 120.0)
         self.held[number] = make_rank(
             place,
@@ -38,6 +38,7 @@ class RankStage:
             schema.Learner(**learner),
             1.0,
             OBJECTIVES[objective](),
+            reference=reference,
             device=torch.device("cpu"),
         )
 
@@ -88,9 +89,18 @@ class Stage:
             for rank in range(ranks)
         ]
 
-    def learner(self, model: dict, *, objective: str = "clip", asynchronous: bool = False, shape=None, **settings):
+    def learner(
+        self,
+        model: dict,
+        *,
+        objective: str = "clip",
+        asynchronous: bool = False,
+        shape=None,
+        reference: schema.Reference | None = None,
+        **settings,
+    ):
         number = next(self.numbers)
-        self.all("make", number, model, settings, objective, shape or Shape(self.ranks))
+        self.all("make", number, model, settings, objective, shape or Shape(self.ranks), reference)
         staged = Staged(self.transport, self.hosts, number)
         specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
         group = LearnerGroup(

@@ -18,6 +18,7 @@ from dapo.learner.plan import plan_step
 from dapo.learner.rank import RankPlace, make_rank
 from dapo.learner.sharding import Shape
 from dapo.models.load import load_model
+from dapo.models.slices import own_part, own_slice
 
 LIMIT = 40  # input tokens of a micro-batch: ranks have unequal numbers of them
 CASES = {
@@ -55,8 +56,18 @@ def norms_as_wide_as_the_model() -> None:
 
 def model(folder, dtype: str, **options) -> schema.Model:
     """Also of a type that recipes do not have."""
-    plain = schema.Model(path=str(folder), device="cpu", attention="packed").model_dump()
+    plain = dict(schema.Model(path=str(folder), device="cpu", attention="packed"))
     return schema.Model.model_construct(**plain | {"dtype": dtype} | options)
+
+
+def trained_a_little(model) -> None:
+    """An adapter as after some training: B is not zero any more, and A has a gradient."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # numbers of bfloat16, which every type has
+                values = (torch.randn(parameter.shape, generator=generator) * 0.05).bfloat16().float()
+                own_part(parameter).copy_(own_slice(values, parameter))
 
 
 def settings() -> schema.Learner:
@@ -64,7 +75,7 @@ def settings() -> schema.Learner:
     return schema.Learner(microbatch_tokens=LIMIT, weight_decay=0.01, max_grad_norm=0.5, eps=1e-2)
 
 
-def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, before=None, **options):
+def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, before=None, start=None, **options):
     """In a rank's process: statistics, and rank 0's view of gradients of the first minibatch and final weights."""
     norms_as_wide_as_the_model()
     place = RankPlace(stage.rank, shape, "", 120.0)
@@ -78,6 +89,8 @@ def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, bef
     )
     if before is not None:
         before(rank)
+    if start is not None:
+        start(rank.loaded.model)
     gradients = {}
     update = rank.step.optimizer.step
 
@@ -95,12 +108,14 @@ def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, bef
     return stats, gradients, weights
 
 
-def alone(folder, dtype, case: str, *, minibatches=2, frozen=(), **options):
+def alone(folder, dtype, case: str, *, minibatches=2, frozen=(), start=None, **options):
     """The same in this process."""
     norms_as_wide_as_the_model()
     loaded = load_model(folder, dtype=getattr(torch, dtype), device="cpu", attention_mode="packed", **options)
     for name, parameter in loaded.model.named_parameters():
-        parameter.requires_grad_(not any(part in name for part in frozen))
+        parameter.requires_grad_(parameter.requires_grad and not any(part in name for part in frozen))
+    if start is not None:
+        start(loaded.model)
     learner = LocalLearner(loaded, clip_objective(low=0.2, high=0.28), settings(), 0.9)
     gradients = {}
     optimizer = learner.rank.optimizer

@@ -192,3 +192,18 @@ def test_memory_of_a_reference_and_of_an_adapter() -> None:
     assert memory.reference == 320
     lora["lora"] = {"rank": 2, "target_modules": ["k_proj"], "modules_to_save": ["norm"]}  # type: ignore[assignment]
     assert memory_of(shapes, model=lora)[0].gradients == 1200
+
+
+def test_memory_of_an_adapter_over_ranks() -> None:
+    """Of two ranks each has half of 1000 frozen numbers in 2 bytes and of 80 trained ones in 4; all of them, and 80
+    gradients of 4 bytes, while it computes."""
+    shapes = {"embed_tokens.weight": (50, 8), "q_proj.weight": (30, 10), "norm.weight": (300,)}
+    model = {"path": "a/b", "dtype": "bfloat16", "lora": {"rank": 2}}
+    given = {"algorithm": {"kl_coefficient": 0.1}, "model": model, "learner": {"ranks": 2}}
+    memory, lines = memory_of(shapes, **given)
+    assert (memory.weights, memory.gradients, memory.optimiser) == (1000 + 160, 160, 320)
+    assert (memory.gathered, memory.reference) == (1000 * 2 + 80 * (2 + 4), 0)
+    assert any("the adapter trains 80 (8.00%)" in line for line in lines)
+    assert any("1/2 of the model in bfloat16, and as much of the adapter in float32" in line for line in lines)
+    given["algorithm"] = {"kl_coefficient": 0.1, "reference": {"refresh_every": 5}}
+    assert memory_of(shapes, **given)[0].reference == 160

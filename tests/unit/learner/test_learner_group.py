@@ -15,9 +15,10 @@ from dapo.models.tiny import make_tiny_model
 SETTINGS = {"microbatch_tokens": 48, "max_skipped_steps": 1}  # several passes a minibatch
 
 
-def subject(stage, mode, dtype):
+def subject(stage, mode, dtype, adapter=""):
     def make(ffn=24, objective="clip"):
         model = {"path": str(stage.folder / str(ffn)), "dtype": dtype, "attention": mode, "device": "cpu"}
+        model |= {"lora": {"rank": 2 if adapter else None}}
         return stage.learner(model, objective=objective, **SETTINGS)
 
     return Subject(
@@ -57,7 +58,7 @@ def test_one_rank_in_this_process(one_rank, check, tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("kind", ["packed float32", "padded float32", "packed bfloat16"])
+@pytest.mark.parametrize("kind", ["packed float32", "padded float32", "packed bfloat16", "packed float32 lora"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_two_ranks_in_processes(two_ranks, kind, check, tmp_path):
     check(subject(two_ranks, *kind.split()), tmp_path)

@@ -148,7 +148,6 @@ def test_parts_of_all_ranks_are_a_set_and_a_skipped_one_is_named(tmp_path):
             {"learner": {"ranks": 2, "cpu_offload": True}, "model": {"path": "a/b", "device": "cpu"}},
             "learner.cpu_offload",
         ),
-        ({"learner": {"ranks": 2}, "model": {"path": "a/b", "lora": {"rank": 4}}}, "learner.ranks"),
     ],
 )
 def test_settings_that_cannot_hold_are_refused(settings, named):
