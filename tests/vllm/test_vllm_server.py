@@ -10,6 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from server_process import LONGEST, PATIENCE, Server
+from thinking_parts import check_thinking
 from vllm_parts import Published, next_logits, partial_of, perturbed, request, true_logprobs
 
 from dapo.contracts.enums import FinishReason
@@ -167,6 +168,12 @@ def test_stop_strings(make, model):
     events = collect(engine, 2)
     assert (events[3, 0].finish, events[4, 0].finish) == (FinishReason.STOP, FinishReason.LENGTH)
     assert events[3, 0].token_ids.tolist() == tokens[:end]
+
+
+def test_thinking_that_its_budget_closes(make, model):
+    """Two requests for the server: up to the budget, and on behind the forced tokens."""
+    engine = make()
+    check_thinking(engine, model, engine.version, CLOSE)
 
 
 def test_abort_gives_partial_tokens_that_can_be_continued(make, model):
