@@ -175,14 +175,11 @@ class PolicyStep:
             rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs, record.version)
             inputs = _inputs(rated, batch, logprobs, entropy, self.objective)
             loss, flags = self.objective.loss(inputs)
-            weights = [
-                r.row.loss_weights() if r.correction is None else r.row.loss_weights() * r.correction for r in rated
-            ]
-            mask = _mask(rated, logprobs)
-            weighted = torch.where(mask, _tokens(weights, logprobs) * loss, 0.0)
+            weights = np.where(_masks(rated), _spread([r.row.loss_weight for r in rated], batch.lengths), np.float32(0))
+            weighted = torch.where(inputs.loss_mask, _tensor(_corrected(weights, rated), logprobs) * loss, 0.0)
             terms = self.objective.terms(inputs, self.entropy_coefficient)
             if terms is not None:  # by the token's weight alone: no clip and no correction acts on them
-                weighted = weighted + _tokens([r.row.loss_weights() for r in rated], logprobs) * terms
+                weighted = weighted + _tensor(weights, logprobs) * terms
             total = weighted.sum()
         record.add(rated, logprobs, entropy, weighted, flags)
         if backward:
@@ -298,8 +295,8 @@ def _inputs(
     return LossInputs(
         logprobs=logprobs,
         old_logprobs=_tokens([r.old_logprobs for r in rated], logprobs),
-        advantages=_tokens([row.advantages() for row in rows], logprobs),
-        loss_mask=_mask(rated, logprobs),
+        advantages=_tensor(_spread([row.advantage for row in rows], batch.lengths), logprobs),
+        loss_mask=torch.from_numpy(_masks(rated)).to(logprobs.device),
         rows=batch.row_of_token,
         num_rows=len(rows),
         entropy=entropy,
@@ -313,12 +310,32 @@ def _marks(rows: Sequence[Row], like: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate(parts)).to(like.device)
 
 
-def _mask(rated: Sequence[Rated], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.concatenate([r.row.loss_mask for r in rated])).to(like.device)
+def _masks(rated: Sequence[Rated]) -> BoolArray:
+    return np.concatenate([r.row.loss_mask for r in rated])
+
+
+def _corrected(weights: FloatArray, rated: Sequence[Rated]) -> FloatArray:
+    """Weights [tokens] times the importance corrections, where rows have them."""
+    if all(r.correction is None for r in rated):
+        return weights
+    ones = (np.ones(len(r.row.token_ids), np.float32) if r.correction is None else r.correction for r in rated)
+    corrected: FloatArray = weights * np.concatenate(list(ones))
+    return corrected
+
+
+def _spread(numbers: Sequence[float | FloatArray], lengths: Sequence[int]) -> FloatArray:
+    """One number a row, or one a token, as float32 [tokens]."""
+    if all(isinstance(number, float) for number in numbers):
+        return np.repeat(np.array(numbers, dtype=np.float32), lengths)
+    return np.concatenate([np.full(n, number, np.float32) for number, n in zip(numbers, lengths, strict=True)])
 
 
 def _tokens(arrays: Sequence[NDArray], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays)).to(like)
+    return _tensor(np.concatenate(arrays), like)
+
+
+def _tensor(array: NDArray, like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like)
 
 
 def _by_row(values: Tensor, batch: PackedBatch) -> list[NDArray]:

@@ -87,15 +87,18 @@ class Algorithm:
         """Whether response ``index`` of a shaped group counts in its mean and std."""
         return bool(_voters(group)[index])
 
-    def loss_mask(self, group: Group, index: int) -> BoolArray:
-        """Tokens of response ``index`` that carry loss: generated, of a voter, not overlong-filtered."""
-        completion = group.completions_G[index]
-        carries = bool(_voters(group)[index]) and int(_voters(group).sum()) >= 2
-        if self.overlong_filtering and completion.truncated:
-            carries = False
-        if completion.generated is not None:
-            return completion.generated & carries
-        return np.full(len(completion), carries)
+    def loss_masks(self, group: Group) -> list[BoolArray]:
+        """Tokens of each response that carry loss: generated, of a voter, not overlong-filtered."""
+        voters = _voters(group)
+        enough = int(voters.sum()) >= 2
+        masks = []
+        for votes, completion in zip(voters.tolist(), group.completions_G, strict=True):
+            carries = votes and enough and not (self.overlong_filtering and completion.truncated)
+            if completion.generated is not None:
+                masks.append(completion.generated & carries)
+            else:
+                masks.append((np.ones if carries else np.zeros)(len(completion), dtype=np.bool_))
+        return masks
 
 
 def takes_parts(function: Callable[..., Any]) -> bool:

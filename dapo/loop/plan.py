@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dapo.contracts.types import FloatArray, Group, Row
+from dapo.contracts.types import BoolArray, FloatArray, Group, Row
 from dapo.loop.algorithm import Algorithm
 
 
@@ -32,22 +32,23 @@ def minibatch_rows(
         references: log-probabilities under a reference, by (group, index of the response).
     """
     members = [(group, index) for group in groups for index in range(len(group.completions_G))]
-    masks = [algorithm.loss_mask(group, index) for group, index in members]
+    masks = [mask for group in groups for mask in algorithm.loss_masks(group)]
     weights_R = algorithm.loss_weights(masks, np.array([group.id for group, _ in members], dtype=np.int64))
     rows = []
-    for (group, index), mask, weights in zip(members, masks, weights_R, strict=True):
+    prompts = {group.id: group.prompt.token_ids.astype(np.int32) for group in groups}
+    for (group, index), mask, weight in zip(members, masks, _one_number_each(masks, weights_R), strict=True):
         assert group.advantages_G is not None, "assign_advantages comes first"
         completion = group.completions_G[index]
         rows.append(
             Row(
                 group=group.id,
                 sample=index,
-                prompt_ids=group.prompt.token_ids.astype(np.int32),
+                prompt_ids=prompts[group.id],
                 token_ids=completion.token_ids.astype(np.int32),
                 loss_mask=mask,
                 sampler_logprobs=completion.logprobs,
                 versions=completion.versions,
-                loss_weight=_one_number(weights[mask]),
+                loss_weight=weight,
                 advantage=float(group.advantages_G[index]),
                 reference_logprobs=None if references is None else references.get((group.id, index)),
                 traced=group.id in traced,
@@ -58,9 +59,15 @@ def minibatch_rows(
     return [replace(row, marked=marked) for row, marked in zip(rows, algorithm.marks(rows), strict=True)]
 
 
-def _one_number(weights: FloatArray) -> float | FloatArray:
-    """Every reduction gives the loss tokens of a row one weight."""
-    if weights.size == 0:
-        return 0.0
-    assert (weights == weights[0]).all(), "a reduction weighs the tokens of a row alike"
-    return float(weights[0])
+def _one_number_each(masks: Sequence[BoolArray], weights_R: Sequence[FloatArray]) -> list[float]:
+    """Every reduction gives the loss tokens of a row one weight; 0 of a row without any."""
+    if not masks:
+        return []
+    lengths = np.array([len(mask) for mask in masks])
+    places = np.flatnonzero(np.concatenate(masks))  # of loss tokens, in one long row
+    weights, row_of = np.concatenate(weights_R)[places], np.repeat(np.arange(len(masks)), lengths)[places]
+    found = np.zeros(len(masks), dtype=np.float32)
+    found[row_of] = weights
+    assert (found[row_of] == weights).all(), "a reduction weighs the tokens of a row alike"
+    numbers: list[float] = found.tolist()
+    return numbers

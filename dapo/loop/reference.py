@@ -55,8 +55,8 @@ def _ask(learner: Learner, groups_P: Sequence[Group], algorithm: Algorithm, of: 
     wanted = [
         (group, index)
         for group in groups_P
-        for index in range(len(group.completions_G))
-        if algorithm.votes(group, index) or algorithm.loss_mask(group, index).any()
+        for index, mask in enumerate(algorithm.loss_masks(group))
+        if algorithm.votes(group, index) or mask.any()
     ]
     if not wanted:
         return {}

@@ -188,7 +188,7 @@ class Rollouts:
     def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
         """The events with their prefixes and texts; a stop token is not part of a text."""
         joined = []
-        for event in map(self._unless_it_goes_on, events):
+        for event in map(self._unless_it_goes_on, events) if self._thinking else events:
             request = self._requests.pop(event.key)
             joined.append((event, _joined(request.prefix, event), request))
         texts = iter(

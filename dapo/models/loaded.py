@@ -52,6 +52,7 @@ class LoadedModel:
     exact_positions: int | None = None  # longest sequence whose rotations do not depend on its neighbours; None: any
     adapter: bool = False  # an adapter is trained, and nothing else
     notes: tuple[str, ...] = ()  # what a person should know: why it is padded, which tokenizer was used
+    _decoder: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)  # of which model
 
     @property
     def decoder(self) -> Any:
@@ -60,7 +61,9 @@ class LoadedModel:
         Raises:
             ModelError: the architecture has no such part.
         """
-        return decoder_of(self.model)
+        if self._decoder is None or self._decoder[0] is not self.model:  # the search goes through every module
+            self._decoder = self.model, decoder_of(self.model)
+        return self._decoder[1]
 
     def head(self, hidden: Tensor, sink: Tensor | None = None) -> Tensor:
         """Logits [.., vocabulary] of last hidden states [.., width], in float32 where the recipe asks for it.

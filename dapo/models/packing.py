@@ -53,9 +53,8 @@ def pack(rows: Sequence[HasTokens], device: torch.device) -> PackedBatch:
         LearnerError: A row has an empty prompt, so nothing predicts its first token.
     """
     ids: list[IdArray] = []
-    positions: list[IdArray] = []
-    predictors: list[IdArray] = []
     segments: list[Segment] = []
+    behind: list[int] = []  # tokens of its sequence before each segment
     order: list[int] = []
     cursor = 0
     for members in by_prompt(rows):
@@ -63,29 +62,39 @@ def pack(rows: Sequence[HasTokens], device: torch.device) -> PackedBatch:
         prompt = (cursor, cursor + len(prompt_ids))
         segments.append(Segment(*prompt))
         ids.append(prompt_ids)
-        positions.append(np.arange(len(prompt_ids)))
+        behind.append(0)
         cursor = prompt[1]
         for index in members:
             inputs = rows[index].token_ids[:-1]
-            order.append(index)
             segments.append(Segment(cursor, cursor + len(inputs), prompt))
             ids.append(inputs)
-            positions.append(np.arange(len(prompt_ids), len(prompt_ids) + len(inputs)))
-            if len(rows[index].token_ids):
-                predictors.append(np.concatenate([[prompt[1] - 1], np.arange(cursor, cursor + len(inputs))]))
+            behind.append(len(prompt_ids))
             cursor += len(inputs)
+        order += members
     packed = [rows[index] for index in order]
+    lengths = [len(row.token_ids) for row in packed]
+    starts = np.array([segment.start for segment in segments])
+    positions = np.arange(cursor) - np.repeat(starts - behind, [len(part) for part in ids])
     return PackedBatch(
         rows=packed,
         order=order,
         input_ids=_tensor(ids, device).unsqueeze(0),
-        position_ids=_tensor(positions, device).unsqueeze(0),
+        position_ids=_tensor([positions], device).unsqueeze(0),
         attention_mask=None,
         context=PackedContext(segments, device),
-        sources=Copies(_joined(predictors), device),
+        sources=Copies(_predictors([s for s in segments if s.prompt is not None], lengths), device),
         targets=_tensor([row.token_ids for row in packed], device),
-        lengths=[len(row.token_ids) for row in packed],
+        lengths=lengths,
     )
+
+
+def _predictors(responses: Sequence[Segment], lengths: Sequence[int]) -> IntArray:
+    """[N] where each response token is predicted: the first at its prompt's last token, token t at token t - 1."""
+    first = np.cumsum([0, *lengths])[:-1]  # of each response, among all response tokens
+    found = np.arange(sum(lengths)) + np.repeat([s.start - 1 for s in responses] - first, lengths)
+    there = [number for number, length in enumerate(lengths) if length]
+    found[first[there]] = [s.prompt[1] - 1 for s in map(responses.__getitem__, there) if s.prompt is not None]
+    return found
 
 
 def pad(rows: Sequence[HasTokens], device: torch.device, pad_token_id: int) -> PackedBatch:

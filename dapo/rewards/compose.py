@@ -180,6 +180,8 @@ class CompositeScorer:
 
     def _known_names(self, score: Score) -> Score:
         """The score, unless it brings a run more names than it can have metrics."""
+        if score.values.keys() <= self._names:
+            return score
         new = score.values.keys() - self._names
         if len(self._names) + len(new) > MAX_NAMES:
             reason = f"name: {min(new)!r} would be one name too many; a run has at most {MAX_NAMES}"

@@ -210,8 +210,8 @@ class SlotCache:
 
     def remove(self, seats: IntArray, *, wipe: bool = False) -> None:
         """Free the slots of ``seats``. ``wipe`` clears what they hold, for rows that went non-finite."""
-        for seat in seats:
-            pool, slot = self.pools[self._pool[seat]], int(self._slot[seat])
+        for index, slot in zip(self._pool[seats].tolist(), self._slot[seats].tolist(), strict=True):
+            pool = self.pools[index]
             pool.holes.append(slot)
             if wipe:
                 pool.kv[:, :, slot] = 0

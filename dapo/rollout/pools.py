@@ -10,6 +10,7 @@ token, nothing is copied to grow, and :meth:`Pool.give_back` hands all of it to 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -152,13 +153,13 @@ class Pool:
 
         The responses of a group mostly get neighbouring slots, so each run of slots is one broadcast copy.
         """
-        pairs = sorted(zip(slots, rows, strict=True))
-        start, width = 0, kv.shape[4]
-        for stop in range(1, len(pairs) + 1):
-            first, row = pairs[start]
-            if stop == len(pairs) or pairs[stop] != (first + stop - start, row):
-                self.kv[:, :, first : first + stop - start, :, :width] = kv[:, :, row : row + 1]
-                start = stop
+        order = np.argsort(slots)
+        at, of = np.array(slots)[order], np.array(rows)[order]
+        ends = np.flatnonzero((np.diff(at) != 1) | (np.diff(of) != 0)) + 1
+        at, of, width = at.tolist(), of.tolist(), kv.shape[4]
+        for start, stop in itertools.pairwise([0, *ends.tolist(), len(at)]):
+            row = of[start]
+            self.kv[:, :, at[start] : at[stop - 1] + 1, :, :width] = kv[:, :, row : row + 1]
 
     def compact(self, length: IntArray) -> list[tuple[int, int]]:
         """Close the holes with the last rows; returns the moves (from slot, to slot). ``length`` is by seat."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,17 +62,19 @@ class Roster:
 
     def seat(self, requests: Sequence[SampleRequest], version: int) -> IntArray:
         """Give each request a seat; returns the seats."""
-        seats = np.array([heapq.heappop(self._free) for _ in requests], dtype=np.int64)
-        for number, request in zip(seats.tolist(), requests, strict=True):
-            first = 0 if request.prefix is None else len(request.prefix)
+        numbers = [heapq.heappop(self._free) for _ in requests]
+        seats = np.array(numbers, dtype=np.int64)
+        for number, request in zip(numbers, requests, strict=True):
             self._occupied[number] = _Seat(request, [(0, version)])
-            self._first[number], self._left[number] = first, request.sampling.max_tokens - first
-            law = law_of(request.sampling)
-            self._law[number] = index = self._laws.setdefault(law, len(self._laws))
-            self._users[index] += 1
-            self._stop_set[number] = self._index_of_stops(request.sampling.stop_token_ids)
             if request.sampling.stop:
                 self._reading[number] = request.sampling.stop
+        first = np.array([0 if request.prefix is None else len(request.prefix) for request in requests])
+        laws = [self._laws.setdefault(law_of(request.sampling), len(self._laws)) for request in requests]
+        self._users.update(laws)
+        self._law[seats] = laws
+        self._stop_set[seats] = [self._index_of_stops(request.sampling.stop_token_ids) for request in requests]
+        self._first[seats] = first
+        self._left[seats] = [request.sampling.max_tokens for request in requests] - first
         self.made[seats] = 0
         self._stream[seats] = stream_keys([request.seed for request in requests])
         self._reserve(int(self._left[seats].max()))
@@ -142,22 +144,26 @@ class Roster:
             seat.versions.append((int(self.made[number]), version))
 
     def release(
-        self, seats: Iterable[int], tick: int, finish: FinishReason | None = None, reason: str | None = None
+        self, seats: IntArray, tick: int, finish: FinishReason | None = None, reason: str | None = None
     ) -> list[SampleEvent]:
         """End responses and free their seats. ``finish`` None: stop or length, by the last token."""
+        numbers = np.asarray(seats, dtype=np.int64)
+        if not len(numbers):
+            return []
         events = []
-        for number in map(int, seats):
-            seat, made = self._occupied.pop(number), int(self.made[number])
-            self._users[int(self._law[number])] -= 1
+        stops = self._stops[self._stop_set[numbers], self.last[numbers]].tolist()
+        laws = self._law[numbers].tolist()
+        for number, made, law, stopped in zip(numbers.tolist(), self.made[numbers].tolist(), laws, stops, strict=True):
+            seat = self._occupied.pop(number)
+            self._users[law] -= 1
             heapq.heappush(self._free, number)
             how = finish
             if how is None:
-                stopped = number in self._read or self._stops[self._stop_set[number], self.last[number]]
-                how = FinishReason.STOP if stopped else FinishReason.LENGTH
+                how = FinishReason.STOP if stopped or number in self._read else FinishReason.LENGTH
             self._reading.pop(number, None)
             self._read.discard(number)
-            versions = np.zeros(made, dtype=np.int32)
-            for start, version in seat.versions:
+            versions = np.full(made, seat.versions[0][1], dtype=np.int32)
+            for start, version in seat.versions[1:]:
                 versions[start:] = version
             events.append(
                 SampleEvent(
