@@ -21,6 +21,15 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationProgress:
+    """How far an evaluation is, in responses."""
+
+    answered: int  # ended in the engine
+    scored: int  # judged by every verifier, or given up
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationResult:
     metrics: Metrics
     responses: list[Evaluated]

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from dapo.contracts.evaluation import EvaluationResult
+from dapo.contracts.evaluation import EvaluationProgress, EvaluationResult
 from dapo.contracts.evidence import CollectProgress, Ending, Notice
 from dapo.contracts.phases import Span
-from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
+from dapo.contracts.types import Group, Metrics, TokenTrace
 
 
 class Recorder(Protocol):

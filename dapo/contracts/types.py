@@ -154,13 +154,13 @@ class Group:
         return np.array([s.values["accuracy"] if s.scored else np.nan for s in self.scores_G], dtype=np.float64)
 
     def lengths(self) -> IntArray:
-        return np.array([len(c) for c in self.completions_G], dtype=np.int64)
+        return np.array([len(c.token_ids) for c in self.completions_G], dtype=np.int64)
 
     def truncated(self) -> BoolArray:
-        return np.array([c.truncated for c in self.completions_G], dtype=np.bool_)
+        return np.array([c.finish is FinishReason.LENGTH for c in self.completions_G], dtype=np.bool_)
 
     def scored(self) -> BoolArray:
-        return np.array([s.scored for s in self.scores_G], dtype=np.bool_)
+        return np.array([s.reason is None for s in self.scores_G], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,15 +337,6 @@ class StepBatch:
     finished: list[Group]  # every group judged or discarded during this step, the trained ones included
     metrics: dict[str, float] = field(default_factory=dict)
     shares: Shares | None = None  # what was judged on the way
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationProgress:
-    """How far an evaluation is, in responses."""
-
-    answered: int  # ended in the engine
-    scored: int  # judged by every verifier, or given up
-    total: int
 
 
 Route = Literal["shared", "folder", "object_store", "broadcast", "ipc"]

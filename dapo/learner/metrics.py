@@ -84,27 +84,35 @@ class TokenRecord:
         moved = self.weights_moved and not self.old_is_learners
         gaps = None if moved else log_ratio(old if self.old_is_learners else logprobs, sampler)
         references = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
-        corrections = [
-            np.ones(len(rated.row.token_ids), np.float32) if rated.correction is None else rated.correction
-            for rated in self.rated
-        ]
         return LossTokens(
             logprobs=logprobs,
             log_ratios=log_ratio(logprobs, old),
             entropy=np.concatenate(self.entropy)[mask].astype(np.float64),
-            correction=np.concatenate(corrections)[mask].astype(np.float64),
-            corrected=np.concatenate(
-                [
-                    tokens_corrected(r.correction, r.old_logprobs, r.row.sampler_logprobs, r.row.loss_mask)
-                    for r in self.rated
-                ]
-            )[mask],
+            correction=self._corrections()[mask].astype(np.float64),
+            corrected=self._corrected()[mask],
             current=np.concatenate([row.versions for row in rows])[mask] == self.version,
             gaps=gaps,
             flags={name: np.concatenate(parts)[mask].astype(np.bool_) for name, parts in self.flags.items()},
             reference_gaps=log_ratio(np.concatenate(references)[mask], logprobs)
             if len(references) == len(rows)
             else None,
+        )
+
+    def _corrections(self) -> FloatArray:
+        found = (
+            np.ones(len(rated.row.token_ids), np.float32) if rated.correction is None else rated.correction
+            for rated in self.rated
+        )
+        return np.concatenate(list(found))
+
+    def _corrected(self) -> BoolArray:
+        if all(rated.correction is None for rated in self.rated):
+            return np.zeros(sum(len(rated.row.token_ids) for rated in self.rated), dtype=np.bool_)
+        return np.concatenate(
+            [
+                tokens_corrected(r.correction, r.old_logprobs, r.row.sampler_logprobs, r.row.loss_mask)
+                for r in self.rated
+            ]
         )
 
     def traces(self) -> list[TokenTrace]:

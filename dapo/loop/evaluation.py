@@ -10,11 +10,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dapo.contracts.evaluation import Evaluated, EvaluationResult
+from dapo.contracts.evaluation import Evaluated, EvaluationProgress, EvaluationResult
 from dapo.contracts.seeds import EVALUATION, derive_seed
 from dapo.contracts.types import (
     Completion,
-    EvaluationProgress,
     Key,
     Prompt,
     SampleRequest,

@@ -66,7 +66,7 @@ def _one_number_each(masks: Sequence[BoolArray], weights_R: Sequence[FloatArray]
     lengths = np.array([len(mask) for mask in masks])
     places = np.flatnonzero(np.concatenate(masks))  # of loss tokens, in one long row
     weights, row_of = np.concatenate(weights_R)[places], np.repeat(np.arange(len(masks)), lengths)[places]
-    found = np.zeros(len(masks), dtype=np.float32)
+    found = np.zeros(len(masks), dtype=weights.dtype)
     found[row_of] = weights
     assert (found[row_of] == weights).all(), "a reduction weighs the tokens of a row alike"
     numbers: list[float] = found.tolist()

@@ -20,8 +20,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from dapo.contracts.evaluation import EvaluationProgress
 from dapo.contracts.evidence import CollectProgress
-from dapo.contracts.types import EvaluationProgress
 from dapo.contracts.words import counted
 from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.stream import UnbreakableStream

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Logging
-from dapo.contracts.evaluation import Evaluated, EvaluationResult
+from dapo.contracts.evaluation import Evaluated, EvaluationProgress, EvaluationResult
 from dapo.contracts.evidence import CollectProgress, Ending, HeldOutLoss, Interrupted, LeftAtOnce, Notice
 from dapo.contracts.phases import Span
-from dapo.contracts.types import EvaluationProgress, Group, Metrics, TokenTrace
+from dapo.contracts.types import Group, Metrics, TokenTrace
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.metrics import MetricWriter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dapo.contracts.evaluation import EvaluationProgress
 from dapo.contracts.evidence import HEALTHY, LARGER, Cause, CollectProgress, Shares, cause_of, mixed
-from dapo.contracts.types import EvaluationProgress
 from dapo.observe.text import percent, shorten
 
 NEARLY_ALL = 0.8

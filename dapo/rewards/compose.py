@@ -75,6 +75,7 @@ class CompositeScorer:
         self._pool: WorkerPool | None = None
         if verifiers:
             self._pool = WorkerPool(verifiers, workers=workers, output=output, memory_mib=memory_mib)
+        self._applicable: dict[str, list[int]] = {}  # indices of the rewards that a source's responses get
         self._names: set[str] = set()
         self._pending: dict[int, _Pending] = {}
         self._ready: list[tuple[Key, Score]] = []
@@ -85,7 +86,11 @@ class CompositeScorer:
 
         Those are sent some at a time, by ``poll`` at the latest.
         """
-        applicable = [i for i, r in enumerate(self._rewards) if r.sources is None or prompt.source in r.sources]
+        applicable = self._applicable.get(prompt.source)
+        if applicable is None:
+            rewards = enumerate(self._rewards)
+            applicable = [i for i, r in rewards if r.sources is None or prompt.source in r.sources]
+            self._applicable[prompt.source] = applicable
         pending = _Pending(key, prompt.source, missing=len(applicable))
         ticket, self._next = self._next, self._next + 1
         self._pending[ticket] = pending

@@ -14,11 +14,12 @@ from dapo.config.check_data import source_name
 from dapo.config.pool import is_pool
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
+from dapo.contracts.evaluation import EvaluationProgress
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner, PromptStream, Scorer
 from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import EvaluationProgress, Prompt
+from dapo.contracts.types import Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines

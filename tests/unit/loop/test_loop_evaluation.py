@@ -15,9 +15,10 @@ from small_recipe import small_recipe
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.schema import Reward
+from dapo.contracts.evaluation import EvaluationProgress
 from dapo.contracts.evidence import SilentEvidence
 from dapo.contracts.phases import Phases
-from dapo.contracts.types import EvaluationProgress, Prompt, SamplingParams, Score
+from dapo.contracts.types import Prompt, SamplingParams, Score
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.evaluation_metrics import accuracy_of, paired_difference

@@ -65,6 +65,11 @@ def test_minibatches_are_whole_groups_and_weights_sum_to_one_in_each():
     assert [row.group for row in rows] == [0, 0, 1, 1]
     assert sum(row.loss_weights().sum() for row in rows) == pytest.approx(1.0)
     np.testing.assert_allclose(rows[0].loss_weights(), np.float32(0.1))
+    assert [row.advantage for row in rows[:2]] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
+    for row, completion in zip(rows[:2], groups[0].completions_G, strict=True):
+        np.testing.assert_array_equal(row.sampler_logprobs, completion.logprobs)
+        np.testing.assert_array_equal(row.versions, completion.versions)
+        assert row.token_ids.dtype == row.prompt_ids.dtype == np.int32
 
 
 def test_a_reduction_that_weighs_the_tokens_of_a_row_apart_is_noticed():
@@ -76,11 +81,6 @@ def test_a_reduction_that_weighs_the_tokens_of_a_row_apart_is_noticed():
     apart = replace(algorithm, loss_weights=lambda masks, _: [np.full(len(m), n + 1.0) for n, m in enumerate(masks)])
     assert [row.loss_weight for row in minibatch_rows(groups, apart)] == [1.0, 2.0, 3.0, 4.0]
     assert minibatch_rows([], algorithm) == []
-    assert [row.advantage for row in rows[:2]] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
-    for row, completion in zip(rows[:2], groups[0].completions_G, strict=True):
-        np.testing.assert_array_equal(row.sampler_logprobs, completion.logprobs)
-        np.testing.assert_array_equal(row.versions, completion.versions)
-        assert row.token_ids.dtype == row.prompt_ids.dtype == np.int32
 
 
 def test_unscored_and_filtered_responses_carry_no_loss_and_are_not_counted():

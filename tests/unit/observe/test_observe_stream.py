@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dapo.contracts.evaluation import EvaluationProgress
 from dapo.contracts.evidence import CollectProgress, Shares
-from dapo.contracts.types import EvaluationProgress
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
 from dapo.observe.status import StatusWriter, read_status
