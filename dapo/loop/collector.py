@@ -12,34 +12,30 @@ collector waits for a late one. With an engine in the process a run is then a fu
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.evidence import CollectProgress, Shares, hopeless_of
+from dapo.contracts.evidence import CollectProgress, hopeless_of
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import PromptStream
 from dapo.contracts.types import Group, SamplingParams, StepBatch
 from dapo.errors import EngineError, RewardError, SamplingStopped
-from dapo.loop.account import Account, held_tokens
+from dapo.loop.account import Account
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector_state import collector_state, load_collector
 from dapo.loop.copies import copies
 from dapo.loop.fates import divide, expired
 from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup
-from dapo.loop.outcomes import fails_on_everything, filling, shares_of, stopped, warn_of_old_groups
+from dapo.loop.outcomes import fails_on_everything, stopped, warn_of_old_groups
+from dapo.loop.progress import Watching, shares, step_metrics
 from dapo.loop.refill import Refill, is_full
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
 from dapo.loop.selection import PromptSelector
-from dapo.loop.source_metrics import source_metrics
-
-PULSE = 5.0
-"""Seconds after which a watcher hears of a batch in which no further group was judged."""
 
 
 class StreamingCollector:
@@ -75,10 +71,10 @@ class StreamingCollector:
         self.sampling, self.settings = sampling, settings
         self.prompts_per_step, self.group_size = prompts_per_step, group_size
         self.run_seed = run_seed
-        self.phases, self.watch, self.reads_answers = phases or Phases(), watch, reads_answers
+        self.phases, self.reads_answers = phases or Phases(), reads_answers
         self.overlaps, self.turn = overlaps, turn
-        self.scores = Scores(rollouts, verdict_lag, self.phases, self._pulse, waits=turn is None)
-        self._told_at = time.monotonic()
+        self.watching = Watching(self, watch)
+        self.scores = Scores(rollouts, verdict_lag, self.phases, self.watching.pulse, waits=turn is None)
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings, run_seed)
         self.refill = Refill(settings, prompts_per_step)
@@ -207,9 +203,9 @@ class StreamingCollector:
             for group in copied:
                 account.disposed(group)
             batch += copied
-        finished, shares = account.finished_groups(batch), self._shares()
+        finished, judged = account.finished_groups(batch), shares(self)
         self.begun = False
-        return StepBatch(self.step, batch, finished, self._metrics(batch), shares)
+        return StepBatch(self.step, batch, finished, step_metrics(self, batch), judged)
 
     def state(self) -> dict[str, Any]:
         """Everything the next batch depends on, as a tree of plain values and arrays.
@@ -280,7 +276,7 @@ class StreamingCollector:
                 f"{', '.join(f'{key.sample} of group {key.group}' for key in lost[:5])}; "
                 "what was kept is in the last checkpoint: continue with `dapo train --resume`"
             )
-        self._pulse()
+        self.watching.pulse()
         ended = self.rollouts.ended("train")
         for response in ended:
             self.account.generated(response.new_tokens)
@@ -326,18 +322,7 @@ class StreamingCollector:
             self.account.disposed(group, "rejected")
             if self.settings.on_cap == "fill":
                 self.rejected.append(group)
-        self._tell()
-
-    def _tell(self) -> None:
-        """How far the batch is, for whoever watches."""
-        if self.watch is not None:
-            self._told_at = time.monotonic()
-            self.watch(filling(self.step, len(self.kept), self._shares(), self.scores.waiting))
-
-    def _pulse(self) -> None:
-        """As ``_tell``, where nothing was judged for a while: long responses, or a slow verifier."""
-        if time.monotonic() - self._told_at >= PULSE:
-            self._tell()
+        self.watching.tell()
 
     # ------------------------------------------------------------------ the end of a step
 
@@ -360,39 +345,11 @@ class StreamingCollector:
         clean_end = self.exhausted and (self.selector.ended == "retired" or not self.account.groups)
         if settings.on_cap == "stop" and not clean_end:
             hopeless = hopeless_of(self.history.hopeless_rates(), self.group_size)
-            shares = dataclasses.replace(self._shares(), hopeless=hopeless)
-            raise stopped(self.account, settings, len(self.kept), shares)
+            seen = dataclasses.replace(shares(self), hopeless=hopeless)
+            raise stopped(self.account, settings, len(self.kept), seen)
         if settings.on_cap == "fill":
             usable = [g for g in self.rejected if g.verdict is not Verdict.TOO_FEW_SCORED]
             for group in usable[:missing]:
                 group.disposition = Disposition.FILLED
                 self.account.filled(group)
                 self.kept.append(group)
-
-    def _shares(self) -> Shares:
-        return shares_of(
-            self.account,
-            self.prompts_per_step,
-            self.group_size,
-            self.settings.correct_at,
-            self.algorithm.truncated_vote,
-            self.reads_answers,
-            self.selector.ended,
-        )
-
-    def _metrics(self, batch: Sequence[Group]) -> dict[str, float]:
-        account = self.account
-        account.count["sampling/skipped_prompts"] = self.selector.skipped
-        engine = account.end(self.engine.stats())
-        self.selector.end_step(account.verdicts())
-        metrics = account.metrics(self.step, batch, engine)
-        metrics |= source_metrics(account.groups, self.selector.sources, self.selector.levels())
-        metrics |= {
-            "groups/waiting": len(self.kept),
-            "groups/unfinished": len(self.open),
-            "cost/held_tokens": held_tokens(self.kept, self.open.values()),
-            "sampling/acceptance_estimate": self.refill.acceptance,
-            "sampling/retired_prompts": self.selector.retired(),
-        }
-        account.begin(self.engine.stats())  # whatever comes now is of the next step
-        return metrics

@@ -388,7 +388,7 @@ def test_a_batch_in_which_nothing_is_judged_yet_is_told_too(monkeypatch):
         clock[0] += 6.0
         return clock[0]
 
-    monkeypatch.setattr("dapo.loop.collector.time.monotonic", monotonic)
+    monkeypatch.setattr("dapo.loop.progress.time.monotonic", monotonic)
     seen = []
     collector = make_collector(length=lambda g, i: 40 + 10 * i, **(MIXED | {"watch": seen.append}))
     collector.collect(1)
