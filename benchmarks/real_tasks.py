@@ -65,17 +65,6 @@ def euclid(problem: Problem) -> str:
     return " ".join(steps)
 
 
-def tens_then_units(problem: Problem) -> str:
-    """``57 - 38``: ``57-30=27 27-8=19``; what is nothing is left out."""
-    a, sign, b = re.findall(r"\d+|[+-]", problem.problem)[:3]
-    steps, at, units = [], int(a), int(b) % 10
-    for part in [part for part in (int(b) - units, units) if part] or [0]:
-        after = at + part if sign == "+" else at - part
-        steps.append(f"{at}{sign}{part}={after}")
-        at = after
-    return " ".join(steps)
-
-
 def legs_of_each(problem: Problem) -> str:
     """``9 sea slugs, 6 praying mantiss``: ``9*0=0 6*6=36 0+36=36``, each animal from what one of it has."""
     of_animal = animals()
@@ -117,13 +106,13 @@ TASKS: dict[str, Task] = {
     ),
     "leg_counting_worked": Task(
         {"min_animals": 1, "max_animals": 2, "max_instances": 9},
-        8_000,
+        16_000,
         40,
         "legs",
         lambda problem: int(problem.answer),
         worked=legs_of_each,
+        learning_rate=1e-4,
     ),
-    "chain_sum_worked": Task({"max_terms": 2, "max_digits": 2}, 8_000, 36, "digits", digits, worked=tens_then_units),
     WORDS: Task(
         {},
         2_400,  # all there are

@@ -69,20 +69,13 @@ def test_work_is_shown_step_by_step(tasks):
 
     assert tasks.euclid(asked("GCD of these numbers: 46, 8. Give")) == "46%8=6 8%6=2 6%2=0"
     assert tasks.euclid(asked("of these: 8, 24.")) == "8%24=8 24%8=0"
-    sums = {
-        "57 - 38 =": "57-30=27 27-8=19",
-        "12 - 38 =": "12-30=-18 -18-8=-26",
-        "3 + 40 =": "3+40=43",
-        "7 - 0 =": "7-0=7",
-    }
-    assert {text: tasks.tens_then_units(asked(f"Problem: {text}")) for text in sums} == sums
     if tasks.missing("leg_counting"):
         return
     legs = {"9 sea slugs, 6 praying mantiss?": "9*0=0 6*6=36 0+36=36", "5 ducks, 1 cow?": "5*2=10 1*4=4 10+4=14"}
     assert {text: tasks.legs_of_each(asked(f"if you have {text}\n")) for text in legs} == legs
 
 
-@pytest.mark.parametrize("name", ["gcd_worked", "leg_counting_worked", "chain_sum_worked"])
+@pytest.mark.parametrize("name", ["gcd_worked", "leg_counting_worked"])
 def test_worked_answers_are_the_generator_s_and_fit_in_a_response(tasks, name):
     pytest.importorskip("reasoning_gym")
     for problem in tasks.procedural(name, 7, 300):
