@@ -13,7 +13,7 @@ from typing import Literal
 HEALTHY = 0.3
 """Share of groups kept from which nothing needs mending: a step then costs at most 3.3 batches."""
 FRACTION = 0.1
-"""Mean accuracy of all-wrong groups from which they are not wrong but partly right."""
+"""Mean accuracy from which all-wrong groups may be partly right rather than wrong."""
 BOTH = 0.25
 """Share of all-wrong and of all-correct groups from which neither is the cause alone."""
 UNREAD = 0.2
@@ -251,7 +251,7 @@ def cause_of(shares: Shares) -> Cause:
         return Cause.FEW_BETWEEN
     if commonest is not Cause.TOO_HARD:
         return commonest
-    if shares.accuracy > FRACTION:
+    if shares.accuracy > max(FRACTION, 1.0 - shares.all_wrong):  # more than the other groups give, were they all right
         return Cause.FRACTIONS
     if shares.truncated > 0.5:
         return Cause.TRUNCATED

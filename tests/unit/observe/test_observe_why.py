@@ -43,6 +43,11 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
         ({"kept": 0.6}, ["Nothing to mend: 60% of the groups are kept", "takes about 53 groups"]),
         ({"all_wrong": 0.5, "all_correct": 0.5}, ["between solved and hopeless", "no batch gets full"]),
         ({"kept": 0.25, "all_wrong": 0.25, "all_correct": 0.5}, ["between solved and hopeless"]),
+        (
+            {"kept": 0.22, "all_wrong": 0.78, "accuracy": 0.21},
+            ["too hard"],
+        ),  # right or wrong: 0.21 is of the mixed groups
+        ({"kept": 0.22, "all_wrong": 0.78, "accuracy": 0.24}, ["scores are fractions", "correct_at"]),
         ({"all_retired": True, "data_ended": True}, ["every prompt reached", "review_share"]),
         ({"judged": 0}, ["No group was judged yet"]),
         (
