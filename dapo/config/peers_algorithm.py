@@ -142,6 +142,13 @@ ALGORITHM: tuple[PeerKey, ...] = (
     *peer_keys("geo_mask_low", SKYRL, f"{_FIX}.floor"),
     *peer_keys("rollout_is", VERL, f"{_FIX}.kind", "token is `truncate`, sequence `truncate_sequence`"),
     *peer_keys("rollout_is_threshold", VERL, f"{_FIX}.cap {_FIX}.sequence_cap", "of tokens, and of sequences"),
+    *peer_keys("rollout_rs", VERL, f"{_FIX}.kind", "token_k1 is `mask_token`, seq_mean_k1 `mask_sequence`"),
+    *peer_keys(
+        "rollout_rs_threshold rollout_rs_threshold_lower",
+        VERL,
+        f"{_FIX}.floor {_FIX}.cap",
+        "low_up is of sampler over learner: floor 1/up and cap 1/low",
+    ),
     *peer_keys("rollout_importance_sampling_mode", SWIFT, f"{_FIX}.kind", _MODES),
     *peer_keys(
         "vllm_importance_sampling_correction", TRL, f"{_FIX}.kind", "true is `truncate_sequence` or a mask there"

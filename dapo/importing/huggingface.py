@@ -176,19 +176,15 @@ def _rewards(r: Reading) -> None:
     longest = r.number("soft_max_length", "max_completion_length", default=512)
     cache = r.number("soft_cache_length")
     if soft is not None:
-        cache = cache or (Found(256, "TRL's constant for the command line", False) if r.title == "TRL" else None)
         if r.title == "TRL":
-            lengths = [int(n) for n in re.findall(r"\b\d{1,9}\b", str(names[soft]))]
-            longest = Found(1280, "TRL's constant for the command line", False)
-            if len(lengths) == 2:
-                said = f"from reward_funcs {names[soft]}"
-                longest, cache = Found(lengths[0], said, True), Found(lengths[1], said, True)
+            longest, cache = _soft_lengths(r, str(names[soft]))
         if cache is not None:
             shared.penalty(r, longest, cache, None, funcs)
             weight = factors[soft] if soft < len(factors) and isinstance(factors[soft], int | float) else 1.0
             r.put("algorithm.overlong_punishment.factor", float(weight), weights, note="its weight among the rewards")
         else:
-            r.say("soft_overlong without soft_cache_length: ms-swift refuses it; a fifth of the limit is taken")
+            if r.title == "ms-swift":
+                r.say("soft_overlong without soft_cache_length: ms-swift refuses it; a fifth of the limit is taken")
             r.put("algorithm.overlong_punishment.enabled", True, funcs)
     else:
         shared.no_penalty(r, funcs)
@@ -200,6 +196,22 @@ def _rewards(r: Reading) -> None:
         r.drop(weights, "weights of several rewards: rewards.N.weight, once they are there")
     r.put("algorithm.reward_scaling.enabled", False, note="rewards are taken as they are there; to -1 and 1 here")
     shared.reward(r, funcs)
+
+
+def _soft_lengths(r: Reading, called: str) -> tuple[Found, Found | None]:
+    """Lmax, Lcache of ``get_soft_overlong_punishment(...)``, the larger number first; of its name TRL's constants."""
+    words, numbers = called.partition("(")[1:], [int(n) for n in re.findall(r"\b\d{1,9}\b", called)]
+    if not words[0]:
+        said = "TRL's constant for the command line"
+        return Found(1280, said, False), Found(256, said, False)
+    if len(numbers) == 2:
+        said = f"from reward_funcs {called}"
+        return Found(max(numbers), said, True), Found(min(numbers), said, True)
+    r.say(
+        f"{called}: its lengths are known only when it runs; the response limit and a fifth of it are taken: set "
+        "algorithm.overlong_punishment.max_length and .cache_length"
+    )
+    return r.need("max_completion_length", default=512), None
 
 
 def _optimiser(r: Reading, d: Defaults) -> None:
@@ -227,10 +239,27 @@ def _optimiser(r: Reading, d: Defaults) -> None:
     shared.schedule(r, kind, unit="optimizer", warmup=warmup, note=f"{r.title}'s scheduler counts optimiser steps")
     if kind.value != "constant" and (steps is None or steps.value <= 0):
         r.say(f"the {kind.value} schedule falls to its end at trainer.steps: set it to what the run shall have")
-    if lora.value in ("lora", "adalora") and r.title == "ms-swift":
-        rank, alpha = r.need("lora_rank", default=8), r.need("lora_alpha", default=32)
-        r.put("model.lora.rank", int(rank.value), rank, lora)
-        r.put("model.lora.lora_alpha", float(alpha.value), alpha)
+    _adapter(r, lora)
+
+
+def _adapter(r: Reading, kind: Found) -> None:
+    """Defaults of ms-swift's ``tuner_args.py``, TRL's ``model_config.py``, PEFT's ``lora/config.py``."""
+    names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
+    if r.title == "ms-swift":
+        on = Found(kind.value in ("lora", "adalora"), kind.said, kind.given)
+        shared.lora(r, "", names, on=on, rank=8, alpha=32, dropped=0.05)
+        return
+    names["rank"] = "lora_r"
+    if "LoraConfig" in r.source.words:
+        on = Found(True, "from LoraConfig", True)
+        shared.lora(r, "", names, on=on, rank=8, alpha=8)
+    else:
+        names["targets"] = "lora_target_modules"
+        shared.lora(r, "", names, on=r.flag("use_peft", default=False), rank=16, alpha=32, dropped=0.05)
+    if "model.lora.rank" in r.lines and "model.lora.target_modules" not in r.lines:
+        r.say(
+            "TRL leaves the adapted layers to PEFT, by architecture (query and value, mostly); here all linear ones are"
+        )
 
 
 def _running(r: Reading, d: Defaults) -> None:

@@ -30,7 +30,8 @@ def convert(r: Reading) -> None:
     names = {"rank": "dim", "alpha": "alpha", "dropout": "dropout", "targets": "target_modules"}
     megatron = r.flag("policy.megatron_cfg.enabled", default=False).value
     where = "policy.megatron_cfg.peft" if megatron else "policy.dtensor_cfg.lora_cfg"
-    shared.lora(r, f"{where}.", names, on=r.flag(f"{where}.enabled", default=False), rank=8, alpha=32)
+    on, every = r.flag(f"{where}.enabled", default=False), r.flag(f"{where}.match_all_linear", default=not megatron)
+    shared.lora(r, f"{where}.", names, on=on, rank=32 if megatron else 8, alpha=32, every=every)
 
 
 def _lengths(r: Reading) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from copy import deepcopy
 from typing import Any
 
 from dapo.errors import RecipeError
@@ -82,9 +83,30 @@ def _take(call: ast.Call, called: str, names: dict[str, Any], source: Source) ->
             source.add(key, _value(keyword.value, names), place)
         except NotConstant:
             if key == "reward_funcs":
-                source.add(key, [_code(part) for part in _items(keyword.value)], place)
+                parts = [_Constants(names).visit(deepcopy(part)) for part in _items(keyword.value)]
+                source.add(key, [_code(part) for part in parts], place)
             else:
                 source.unresolved.append((f"{key} = {_code(keyword.value)}, {place}", "known only when it runs"))
+
+
+class _Constants(ast.NodeTransformer):
+    """Numbers where an argument of a call is a name, or arithmetic, that is constant."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node.args = [self._number(argument) for argument in node.args]
+        for keyword in node.keywords:
+            keyword.value = self._number(keyword.value)
+        return node
+
+    def _number(self, node: ast.expr) -> ast.expr:
+        try:
+            found = _value(node, self.names)
+        except NotConstant:
+            return node
+        return ast.Constant(found) if isinstance(found, int | float) and not isinstance(found, bool) else node
 
 
 def _items(node: ast.expr) -> list[ast.expr]:

@@ -129,7 +129,17 @@ def kl(r: Reading, coefficient: Found, estimator: Found | None, *, in_reward: Fo
     r.say("a reference model is kept for the KL term (memory for one more model); DAPO has none")
 
 
-def lora(r: Reading, where: str, names: Mapping[str, str], *, on: Found | None, rank: int, alpha: float) -> None:
+def lora(
+    r: Reading,
+    where: str,
+    names: Mapping[str, str],
+    *,
+    on: Found | None,
+    rank: int,
+    alpha: float,
+    dropped: float = 0.0,
+    every: Found | None = None,
+) -> None:
     """An adapter.
 
     Args:
@@ -139,6 +149,8 @@ def lora(r: Reading, where: str, names: Mapping[str, str], *, on: Found | None, 
         on: the switch; None: a rank above 0 is one.
         rank: the trainer's default.
         alpha: likewise.
+        dropped: likewise, of the dropout.
+        every: whether all linear layers are adapted, whatever ``targets`` says.
     """
     given = {ours: where + theirs for ours, theirs in names.items()}
     size, scale = r.need(given["rank"], default=rank), r.need(given["alpha"], default=alpha)
@@ -149,13 +161,17 @@ def lora(r: Reading, where: str, names: Mapping[str, str], *, on: Found | None, 
         return
     r.put("model.lora.rank", int(size.value), size, on)
     r.put("model.lora.lora_alpha", float(scale.value), scale)
+    why = "an adapter has no dropout here: the sampler has none, and the ratio would take it for a change"
     if dropout is not None and dropout.value:
-        r.drop(
-            dropout, "an adapter has no dropout here: the sampler has none, and the ratio would take it for a change"
-        )
-    if targets is not None:
-        every = str(targets.value).replace("_", "-") in ("all-linear", "['all-linear']")
-        r.put("model.lora.target_modules", "all-linear" if every else targets.value, targets)
+        r.drop(dropout, why)
+    elif dropout is None and dropped:
+        r.say(f"{where}{names['dropout']} is {dropped:g} in {r.title} unless set: {why}")
+    if every is not None and every.value:
+        r.put("model.lora.target_modules", "all-linear", every, note="it goes before target_modules" if targets else "")
+    elif targets is not None:
+        words = targets.value if isinstance(targets.value, list) else [targets.value]
+        whole = [str(word).replace("_", "-") for word in words] in ([], ["all-linear"])
+        r.put("model.lora.target_modules", "all-linear" if whole else targets.value, targets)
 
 
 def schedule(r: Reading, kind: Found, *, unit: str, warmup: Found | None, note: str = "") -> None:

@@ -87,10 +87,54 @@ def _clip_and_loss(r: Reading) -> None:
     if cap is not None and level.value in ("token", "sequence"):
         r.put(f"{FIX}.kind", "truncate" if level.value == "token" else "truncate_sequence", level)
         r.put(f"{FIX}.cap" if level.value == "token" else f"{FIX}.sequence_cap", float(cap.value), cap)
+    _rejection(r, cap if level.value == "token" else None, level)
     tis = r.number(f"{_ACTOR}.tis_imp_ratio_cap")
     if tis is not None and tis.value > 0:
         r.put(f"{FIX}.kind", "truncate", tis)
         r.put(f"{FIX}.cap", float(tis.value), tis)
+
+
+def _rejection(r: Reading, cap: Found | None, level: Found) -> None:
+    """Rejection by ratios. Its bounds ``low_up`` hold for sampler over learner, and ``up`` alone is 1/up to up.
+
+    ``trainer/ppo/rollout_corr_helper.py``: what is compared with log low and log up is the k1 estimator, log sampler -
+    log learner. The earlier names (``token``, ``geometric``) compare learner over sampler.
+
+    Args:
+        r: what is read.
+        cap: of the token's weight; None: the weights are not by token.
+        level: of these weights.
+    """
+    where = "algorithm.rollout_correction"
+    rule, bounds = r.text(f"{where}.rollout_rs"), r.find(f"{where}.rollout_rs_threshold")
+    lower = r.number(f"{where}.rollout_rs_threshold_lower")
+    if rule.value in ("", "null"):
+        r.drop(bounds, "read with rollout_rs only")
+        return
+    kinds = {"token_k1": "mask_token", "seq_mean_k1": "mask_sequence", "token": "mask_token"}
+    kind, inverse = (kinds | {"geometric": "mask_sequence"}).get(rule.value), rule.value.endswith("_k1")
+    try:
+        words = [float(word) for word in str(bounds.value if bounds else "").split("_")]
+        low, up = words if len(words) == 2 else (lower.value if lower else 1 / words[0], words[0])
+    except (ValueError, ZeroDivisionError):
+        low = up = 0.0
+    if kind is None or bounds is None or not 0 < low < up:
+        r.drop(rule, "this rejection has no counterpart (token_k1 and seq_mean_k1 with low_up have): none is made")
+        r.drop(bounds, "of that rejection")
+        return
+    floor, highest = (1 / up, 1 / low) if inverse else (low, up)
+    said = "1/up and 1/low: the bounds there are of sampler over learner" if inverse else ""
+    r.put(f"{FIX}.kind", kind, rule)
+    r.put(f"{FIX}.floor", float(f"{floor:.9g}"), bounds, lower, note=said)
+    r.put(f"{FIX}.cap", float(f"{highest:.9g}"), bounds, note=said)
+    if kind == "mask_sequence":
+        r.put(f"{FIX}.token_cap", None if cap is None else float(cap.value), cap)
+    if level.value == "sequence":
+        r.drop(level, "weights by sequence beside a rejection have no counterpart: the rejection is taken")
+    elif cap is None:
+        r.say("verl gives what passes rollout_rs the weight 1; here it carries its ratio (of learner over sampler)")
+    elif kind == "mask_token" and cap.value < highest:
+        r.say(f"verl cuts weights at {cap.value:g} within rollout_rs's bounds; here they go to {highest:g}")
 
 
 def _kl(r: Reading) -> None:
@@ -217,8 +261,11 @@ def _running(r: Reading) -> None:
     val = f"{_ROLLOUT}.val_kwargs"
     sampled = r.flag(f"{val}.do_sample", default=False)
     temperature = r.need(f"{val}.temperature", default=0)
-    if not sampled.value:
-        temperature = Found(0, sampled.said if sampled.given else temperature.said, sampled.given)
+    if not sampled.value and temperature.value:
+        r.say(
+            "verl's agent loop evaluates at val_kwargs.temperature whatever do_sample says, and so does this recipe; "
+            "without that loop (rollout.mode=sync in earlier releases) do_sample=False is greedy"
+        )
     shared.evaluation(r, r.count(f"{val}.n", default=1), temperature, r.number(f"{val}.top_p", default=1.0))
     r.used |= {f"{val}.top_k", f"{val}.top_p"}
     steps, epochs = r.number("trainer.total_training_steps"), r.number("trainer.total_epochs", default=30)

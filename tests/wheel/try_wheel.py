@@ -1,7 +1,8 @@
 """Build the wheel and the source distribution, install each outside of the checkout, and use them as a stranger would.
 
-``make test-wheel`` runs it. One environment holds the third-party packages, as the constraints have them; the wheel and
-the source distribution are each installed into a fresh one on top of it.
+``make test-wheel`` runs it, and ``make test-pythons`` asks it to install with another Python (``--python``). One
+environment holds the third-party packages, as the constraints have them; the wheel and the source distribution are each
+installed into a fresh one on top of it.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ def main() -> None:
     """Everything, in a temporary folder that is removed unless it fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mypy", default=shutil.which("mypy"), help="a mypy that reads the installed package's types")
+    parser.add_argument("--python", default=sys.executable, help="the Python that the installations are made with")
     arguments = parser.parse_args()
+    asked = run(arguments.python, "-c", "import sys; print(sys.version.split()[0])").stdout.strip()
+    said(f"Python {asked}")
     folder = Path(tempfile.mkdtemp(prefix="dapo-wheel-"))
     wheel, sdist = build(folder / "dist")
     check_contents(wheel)
     base = folder / "base"
-    packages, size = install_dependencies(base, wheel)
+    packages, size = install_dependencies(make_environment(base, arguments.python), base, wheel)
     said(f"third-party packages of a plain installation: {packages} packages, {size / 1e9:.2f} GB")
     for kind, file in (("wheel", wheel), ("sdist", sdist)):
-        python = install(folder / kind, base, file)
+        python = install(make_environment(folder / kind, arguments.python), folder / kind, base, file)
         empty = folder / f"empty-{kind}"
         empty.mkdir()
         if kind == "sdist":  # the base model is warmed up once
@@ -68,9 +72,8 @@ def check_contents(wheel: Path) -> None:
     assert not strangers, f"in the wheel, and not the package's: {strangers}"
 
 
-def install_dependencies(base: Path, wheel: Path) -> tuple[int, int]:
+def install_dependencies(python: Path, base: Path, wheel: Path) -> tuple[int, int]:
     """What a plain ``pip install`` brings along, without the project itself; how many, and their bytes."""
-    python = make_environment(base)
     pip(python, "install", "-q", "-c", ROOT / "constraints" / "cpu.txt", wheel)
     pip(python, "uninstall", "-q", "-y", "dapo-rl")
     new = list(site_packages(base).iterdir())
@@ -78,9 +81,8 @@ def install_dependencies(base: Path, wheel: Path) -> tuple[int, int]:
     return sum(path.name.endswith(".dist-info") for path in new), size
 
 
-def install(place: Path, base: Path, file: Path) -> Path:
+def install(python: Path, place: Path, base: Path, file: Path) -> Path:
     """The project alone, in an environment that sees the third-party packages of ``base``; its interpreter."""
-    python = make_environment(place)
     (site_packages(place) / "base.pth").write_text(f"{site_packages(base)}\n")
     pip(python, "install", "-q", "--no-deps", file)
     pip(python, "check")
@@ -118,8 +120,8 @@ def check_types(python: Path, mypy: str, folder: Path) -> None:
     assert 'Revealed type is "int"' in told.replace("builtins.", ""), told
 
 
-def make_environment(place: Path) -> Path:
-    run(sys.executable, "-m", "venv", "--without-pip", place)
+def make_environment(place: Path, python: str) -> Path:
+    run(python, "-m", "venv", "--without-pip", place)
     return place / "bin" / "python"
 
 

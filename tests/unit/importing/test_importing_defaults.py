@@ -3,6 +3,9 @@
 Read from the wheels trl 1.16.0 (`trainer/grpo_config.py`), ms-swift 4.6.0 (`arguments/rlhf_args.py`, `tuner_args.py`,
 `trainers/arguments.py`, `rlhf_trainers/args_mixin.py`), verl 0.9.1 (`trainer/config/*.yaml`), areal 1.0.4
 (`api/cli_args.py`), skyrl 0.3.0 (`train/config/config.py`), and from NeMo RL's `examples/configs/grpo_math_1B.yaml`.
+Of adapters: verl's `trainer/config/model/hf_model.yaml`, SkyRL's `SkyRLLoraConfig`, AReaL's `TrainEngineConfig` and
+`_apply_peft_wrapper`, ms-swift's `TunerArguments`, TRL's `trainer/model_config.py`, PEFT's `tuners/lora/config.py`, and
+NeMo RL's guide of LoRA.
 """
 
 from __future__ import annotations

@@ -207,9 +207,28 @@ def test_megatron_has_an_optimiser_of_its_own_in_nemo_rl(style: str, expected: t
         ("actor_rollout_ref: {rollout: {n: 8}, model: {lora_rank: 0, lora_alpha: 16}}", "a.yaml", None),
         (
             "grpo: {num_prompts_per_step: 4}\npolicy: {dtensor_cfg: {lora_cfg: {enabled: true, dim: 16, "
-            "target_modules: [q_proj], dropout: 0.1}}}",
+            "target_modules: [q_proj], match_all_linear: false, dropout: 0.1}}}",
             "a.yaml",
             (16, 32, ["q_proj"]),
+        ),
+        (  # match_all_linear is true unless set, and goes before target_modules
+            "grpo: {num_prompts_per_step: 4}\npolicy: {dtensor_cfg: {lora_cfg: {enabled: true, "
+            "target_modules: [q_proj]}}}",
+            "a.yaml",
+            (8, 32, "all-linear"),
+        ),
+        (
+            "grpo: {num_prompts_per_step: 4}\npolicy: {megatron_cfg: {enabled: true, peft: {enabled: true}}}",
+            "a.yaml",
+            (32, 32, None),
+        ),
+        ("trl grpo --use_peft --num_generations 4 --model_name_or_path m", "a.sh", (16, 32, None)),
+        ("trl grpo --use_peft --num_generations 4 --model_name_or_path m --lora_r 4", "a.sh", (4, 32, None)),
+        (
+            "from trl import GRPOConfig\nfrom peft import LoraConfig\nGRPOConfig(num_generations=4)\n"
+            "LoraConfig(r=4, target_modules='all-linear')",
+            "a.py",
+            (4, 8, "all-linear"),
         ),
         (
             "grpo: {num_prompts_per_step: 4}\npolicy: {dtensor_cfg: {lora_cfg: {enabled: false, dim: 16}}}",
@@ -220,6 +239,11 @@ def test_megatron_has_an_optimiser_of_its_own_in_nemo_rl(style: str, expected: t
             "gconfig: {n_samples: 4}\nactor: {path: m, use_lora: true, lora_rank: 8, lora_alpha: 8}",
             "a.yaml",
             (8, 8, None),
+        ),
+        (
+            "gconfig: {n_samples: 4}\nactor: {path: m, use_lora: true, target_modules: []}",
+            "a.yaml",
+            (32, 16, "all-linear"),
         ),
         ("gconfig: {n_samples: 4}\nactor: {path: m, lora_rank: 8}", "a.yaml", None),
     ],
@@ -344,3 +368,67 @@ def test_other_losses_keep_their_names_and_lose_the_dual_clip(text: str, name: s
     assert made.refused == ""
     assert made.reading.lines["algorithm.loss.kind"].value == kind
     assert "algorithm.clip.dual" not in made.reading.lines
+
+
+def test_a_dropout_that_another_trainer_has_unless_told_is_said() -> None:
+    for text in ("swift rlhf --rlhf_type grpo --model m --dataset a", "trl grpo --model_name_or_path m --use_peft"):
+        assert any("lora_dropout is 0.05" in said for said in import_text(text, "a.sh").reading.said)
+        assert not any("is 0.05" in said for said in import_text(f"{text} --lora_dropout 0", "a.sh").reading.said)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [  # k1 is log sampler - log learner, so that the bounds of our ratio, learner over sampler, are 1/up and 1/low
+        (
+            "rollout_is: token, rollout_rs: seq_mean_k1, rollout_rs_threshold: '0.8_2.0'",
+            ("mask_sequence", 0.5, 1.25, 2),
+        ),
+        ("rollout_rs: token_k1, rollout_rs_threshold: '0.5_4.0'", ("mask_token", 0.25, 2.0, 0)),
+        ("rollout_rs: token_k1, rollout_rs_threshold: 4.0", ("mask_token", 0.25, 4.0, 0)),
+        (
+            "rollout_rs: geometric, rollout_rs_threshold: 1.25, rollout_rs_threshold_lower: 0.5",
+            ("mask_sequence", 0.5, 1.25, None),
+        ),  # the earlier names compare learner over sampler
+        ("rollout_rs: seq_max_k2, rollout_rs_threshold: 3.0", ("none", 0, 0, 0)),
+        ("rollout_rs: seq_mean_k1, rollout_rs_threshold: '2.0_0.5'", ("none", 0, 0, 0)),
+    ],
+)
+def test_verls_rejection_bounds_are_of_the_inverse_ratio(given: str, expected: tuple[Any, ...]) -> None:
+    made = import_text(
+        f"actor_rollout_ref: {{rollout: {{n: 4}}}}\nalgorithm: {{rollout_correction: {{{given}}}}}", "a.yaml"
+    )
+    lines = made.reading.lines
+    assert made.refused == ""
+    found = [lines.get(f"algorithm.correction.{key}") for key in ("kind", "floor", "cap", "token_cap")]
+    assert [line.value if line else 0 for line in found] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("get_soft_overlong_punishment(max_completion_len=LIMIT, soft_punish_cache=LIMIT // 8)", (3072, 384)),
+        ("get_soft_overlong_punishment(soft_punish_cache=512, max_completion_len=3072)", (3072, 512)),
+        ("get_soft_overlong_punishment(3072, 512)", (3072, 512)),
+        ("get_soft_overlong_punishment", (1280, 256)),  # TRL's own, by its name
+        ("get_soft_overlong_punishment(n, m)", (None, None)),
+    ],
+)
+def test_the_lengths_of_trls_penalty_may_be_names_of_numbers(call: str, expected: tuple[Any, ...]) -> None:
+    text = "from trl import GRPOConfig, GRPOTrainer\nLIMIT = 3072\na = GRPOConfig(max_completion_length=LIMIT)\n"
+    made = import_text(f"{text}GRPOTrainer(args=a, reward_funcs=[accuracy_reward, {call}])", "a.py")
+    lines = made.reading.lines
+    assert made.refused == ""
+    found = [lines.get(f"algorithm.overlong_punishment.{key}") for key in ("max_length", "cache_length")]
+    assert tuple(line and line.value for line in found) == expected
+    assert lines["algorithm.overlong_punishment.enabled"].value is True
+    assert ("known only when it runs" in made.text) == (expected[0] is None)
+
+
+@pytest.mark.parametrize(
+    ("given", "greedy"), [("temperature: 0.8", False), ("n: 4", True), ("do_sample: true, temperature: 0.8", False)]
+)
+def test_verl_evaluates_at_its_temperature_and_greedily_at_none(given: str, greedy: bool) -> None:
+    text = f"actor_rollout_ref: {{rollout: {{n: 4, val_kwargs: {{{given}}}}}}}"
+    lines = import_text(text, "a.yaml").reading.lines
+    assert lines["validation.greedy"].value is greedy
+    assert greedy or lines["validation.temperature"].value == 0.8
