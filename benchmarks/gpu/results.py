@@ -13,6 +13,11 @@ from benchmarks.gpu.plan import Part
 from benchmarks.gpu.room import Row
 
 BAD = ("failed", "error", "timeout", "died")
+_REHEARSED = (
+    "**No card was here.** Each number is of a CPU at tiny sizes. They show that the code runs and computes what it "
+    "should; rates, shares of a bound and seconds say nothing of a card, and what only a card can show is named at the "
+    "end."
+)
 _ROWS, _TABLE, LOG = "results.jsonl", "table.md", "log.txt"
 
 
@@ -72,6 +77,8 @@ class Results:
         about = self.machine
         shown = [name for name in self.plan if name.name in self.ends]
         lines = [f"# {about.get('card') or 'Rehearsal without a card'}, {about['date']}", ""]
+        if not about.get("card"):
+            lines += [_REHEARSED, ""]
         lines += [f"- {key}: {value}" for key, value in about.items() if key not in ("card", "date")]
         counts = {status: sum(row["status"] == status for row in self.ends.values()) for status in _order(self.ends)}
         lines += ["- parts: " + ", ".join(f"{count} {status}" for status, count in counts.items()), ""]
@@ -92,7 +99,7 @@ class Results:
 
     def not_shown(self) -> list[str]:
         """By name: what nobody knows after this run."""
-        lines = []
+        lines, rehearsed = [], []
         for part in self.plan:
             end = self.ends.get(part.name)
             if end is None:
@@ -100,8 +107,8 @@ class Results:
             elif end["status"] in ("skipped", "not shown", "not reached", "timeout", "died", "error"):
                 lines.append(f"- `{part.name}` ({end['status']}; {_cell(end['said'])}): {part.shows}")
             elif not self.machine.get("card"):
-                lines.append(f"- `{part.name}` on a card: here its code ran at a small size on a CPU")
-        return lines
+                rehearsed.append(f"- `{part.name}` on a card: here its code ran at a small size on a CPU")
+        return lines + rehearsed  # what was not run at all stands first
 
 
 def _order(ends: dict[str, Row]) -> list[str]:

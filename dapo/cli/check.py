@@ -86,13 +86,15 @@ def _missing(recipe: Recipe) -> Iterator[str]:
     """What this machine lacks. Another one may have it, so it is no reason to end here."""
     from dapo.errors import ModelError
     from dapo.models.load import find_device
-    from dapo.run.engines import missing_package
+    from dapo.run.engines import missing_card, missing_package
 
     if missing := missing_package(recipe):
         yield missing
     try:
         if recipe.launch.backend != "ray":  # devices are the cluster's
             find_device(recipe.model.device)
+        if missing := missing_card(recipe):
+            yield f"{missing}; training here would end with that"
     except ModelError as error:
         yield f"{error}; training here would end with that"
 

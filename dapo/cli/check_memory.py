@@ -11,7 +11,7 @@ from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_num
 from dapo.config import Recipe
 from dapo.config.pool import engine_count, engine_slots, is_pool, server_urls
 from dapo.contracts.model import ModelFacts
-from dapo.models.memory import LayerSizes, activation_bytes, head_bytes
+from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes
 
 _GIB = 1024**3
 LARGE = 10**8  # parameters from which a card is asked about; below, a step costs what its many small launches cost
@@ -36,6 +36,7 @@ class Memory:
     gathered: int = 0  # of other ranks' slices, and their gradients, while the learner works
     apart: bool = False  # the engine's device is no rank's
     fixed: bool = False  # the cache is taken once, for all slots
+    graphs: int = 0  # of the embedded engine's recorded decode steps
 
     @property
     def resident(self) -> int:
@@ -50,7 +51,7 @@ class Memory:
     @property
     def generating(self) -> int:
         """While the engine works."""
-        return self.engine + self.cache + (0 if self.apart else self.resident)
+        return self.engine + self.cache + self.graphs + (0 if self.apart else self.resident)
 
     @property
     def total(self) -> int:
@@ -111,7 +112,8 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, engine_size, fixed=embedded and on_card)
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
     asleep = on_card and not recipe.rollout.max_staleness and (embedded or (own and recipe.rollout.vllm.sleep))
-    held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache
+    graphs = _graph_bytes(recipe, facts, longest) if embedded and on_card else 0
+    held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache + graphs
     whole = Memory(
         reference=learner.reference,
         weights=learner.weights,
@@ -125,6 +127,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         cache=cache,
         held=held,
         fixed=embedded and on_card,
+        graphs=graphs,
     )
     return whole if recipe.learner.ranks == 1 else _of_a_rank(whole, recipe, facts)
 
@@ -147,6 +150,21 @@ def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, 
     return sequences * longest * facts.layers * facts.key_values * size
 
 
+def _graph_bytes(recipe: Recipe, facts: ModelFacts, longest: int) -> int:
+    """Of all embedded engines on cards; 0 where steps are not recorded."""
+    from dapo.rollout.fused import ARCHITECTURES
+    from dapo.rollout.graphs import MOST
+    from dapo.rollout.slots import MOST_SLOTS
+    from dapo.run.held import BYTES
+
+    if recipe.rollout.embedded.cuda_graphs is False or facts.fingerprint.get("architecture") not in ARCHITECTURES:
+        return 0
+    layer, size = layer_sizes(facts), BYTES[recipe.model.dtype]
+    return sum(
+        graph_bytes(layer, facts.layers, slots or MOST_SLOTS, longest, size, MOST) for slots in engine_slots(recipe)
+    )
+
+
 def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
     """Slices, gradients and moments of what is trained in float32; what is frozen, and layers as they are needed, in
     the model's type."""
@@ -167,6 +185,7 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
         gathered=(gathered * size + trained * (size + 4)) if adapter else gathered * (size + 4),
         engine=whole.engine // devices,
         cache=whole.cache // devices,
+        graphs=whole.graphs // devices,
         held=0 if apart else whole.held // devices,
         apart=apart,
     )
@@ -253,9 +272,14 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
         yield f"{whose}{on}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else f" {_of_all_slots(recipe, memory)}; rollout.slots bounds it"
     yield f"key-value cache{on}: at most {size_text(memory.cache)}{slots}"
+    if memory.graphs:
+        yield (
+            f"recorded decode steps (CUDA graphs){on}: about {size_text(memory.graphs)}, by arithmetic that no card "
+            "confirmed; rollout.embedded.cuda_graphs=false does without"
+        )
     if memory.apart and over_ranks:
         yield f"a rank's device about {size_text(memory.learning)}, an engine's {size_text(memory.generating)}"
-    elif memory.held < memory.engine + memory.cache:
+    elif memory.held < memory.engine + memory.cache + memory.graphs:
         yield (
             f"together{on} about {size_text(memory.learning)} while learning (the engine sleeps), "
             f"{size_text(memory.generating)} while generating"

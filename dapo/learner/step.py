@@ -181,10 +181,12 @@ class PolicyStep:
             if terms is not None:  # by the token's weight alone: no clip and no correction acts on them
                 weighted = weighted + _tensor(weights, logprobs) * terms
             total = weighted.sum()
-        record.add(rated, logprobs, entropy, weighted, flags)
         if backward:
             torch.autograd.backward(total)
             self.optimizer.accumulate()
+        record.add(
+            rated, logprobs, entropy, weighted, flags
+        )  # reads, so a card has been given the backward pass by now
 
     @contextmanager
     def _computing(self, batch: PackedBatch) -> Iterator[None]:

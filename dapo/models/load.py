@@ -17,6 +17,7 @@ from dapo.config.schema import Lora
 from dapo.errors import DapoError, ModelError, first_line, raise_for_machine
 from dapo.models import attention
 from dapo.models.adapter import add_adapter
+from dapo.models.cuda_notes import notes_on_cuda
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import exact_positions
 from dapo.models.probe import probe, unseen_threshold
@@ -91,7 +92,7 @@ def load_model(
     if lora is not None and lora.rank is not None:
         add_adapter(model, lora, name=name, seed=seed)
         loaded.adapter = True
-    notes += _on_cuda(loaded)
+    notes += notes_on_cuda(loaded)
     loaded.notes = tuple(notes)
     for note in notes:
         log.warning("%s: %s", name, note)
@@ -116,23 +117,6 @@ def _unprobed(
         fingerprint=fingerprint_of(model, dtype),
         exact_positions=exact_positions(model),
     )
-
-
-def _on_cuda(loaded: LoadedModel) -> list[str]:
-    """What a person should know who runs a float32 model on a CUDA device."""
-    if loaded.device.type != "cuda" or loaded.dtype != torch.float32:
-        return []
-    notes = [
-        "a float32 model has no variable-length attention kernel on CUDA: its rows are computed one by one, and matrix "
-        "products without tensor cores. model.dtype=bfloat16 is many times faster"
-    ]
-    if torch.get_float32_matmul_precision() != "highest":
-        notes.append(
-            f"model.matmul_precision: {torch.get_float32_matmul_precision()} is TF32 on CUDA: the engine's "
-            "log-probabilities differ from the learner's by some 0.002 to 0.004 nats in the mean (at highest: 1e-7). "
-            "algorithm.old_logprobs=learner has the gap corrected"
-        )
-    return notes
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -48,3 +48,29 @@ def head_bytes(rows: int, vocabulary: int, size: int) -> int:
     """Bytes that one chunk of the output head needs: logits in the model's type and in float32, their log-softmax,
     and three tensors of that size while entropy or gradient is computed."""
     return rows * vocabulary * (size + 5 * 4)
+
+
+_LAUNCHES = 23  # kernels of a decode step's layer, at most (Qwen3's, in one pool of the cache)
+_OF_A_LAUNCH = 8 * 1024  # bytes that the driver keeps for a recorded launch: assumed, not measured
+_WORKSPACE = 32 * 2**20  # of cuBLAS, for the stream that recordings are made on
+
+
+def graph_bytes(layer: LayerSizes, layers: int, rows: int, longest: int, size: int, recordings: int) -> int:
+    """Bytes that recordings of decode steps (CUDA graphs) hold: an estimate, compared with no card yet.
+
+    They share the memory of what a step computes on the way: scores and their softmax in float32 and once more in the
+    model's type, or gate and up and their product, beside the residual stream, queries, keys and values. What the
+    driver keeps grows with the launches.
+
+    Args:
+        layer: widths.
+        layers: of the model.
+        rows: responses that decode at once.
+        longest: tokens of the longest.
+        size: bytes of a number of the model's type.
+        recordings: held at once.
+    """
+    attention = layer.heads * longest * (4 + 4 + size)
+    stream = size * (3 * layer.hidden + layer.ffn) + 4 * (layer.queries + layer.keys) + size * 2 * layer.queries
+    step = rows * (max(attention, 3 * layer.ffn * size) + stream)
+    return step + recordings * layers * _LAUNCHES * _OF_A_LAUNCH + _WORKSPACE

@@ -30,7 +30,7 @@ from dapo.rollout.graphs import StepGraphs
 from dapo.rollout.pools import CacheShape, Prefilled
 from dapo.rollout.traffic import send
 
-_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # those whose frequencies do not depend on the length
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -40,8 +40,8 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 def why_not(model: Any) -> str | None:
     """The reason why ``model`` cannot be decoded by :class:`FusedDecoder`; None when it can be tried."""
     config: Any = model.config
-    if type(model).__name__ not in _ARCHITECTURES:
-        return f"architecture {type(model).__name__} is not one of {', '.join(sorted(_ARCHITECTURES))}"
+    if type(model).__name__ not in ARCHITECTURES:
+        return f"architecture {type(model).__name__} is not one of {', '.join(sorted(ARCHITECTURES))}"
     if config.hidden_act not in ("silu", "swish"):
         return f"activation {config.hidden_act} is not silu"
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]

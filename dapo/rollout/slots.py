@@ -11,7 +11,13 @@ from dapo.rollout.pools import CacheShape, fixed_bytes
 _TYPICAL_TOKENS = 128  # length assumed on a CPU, where pools take what their rows need
 _UNKNOWN_LONGEST = 1024  # assumed elsewhere where nobody says
 MOST_SLOTS = 512
-"""That are chosen where nobody says how many."""
+"""That are chosen where nobody says how many.
+
+On a card also where a step trains on fewer responses: one that draws until its batch is full asks for two to four times
+what it trains on, and an evaluation for a whole set. The cache of slots that nobody fills takes memory while the engine
+generates, of what is free beside the learner's own, and none while the learner works (the engine sleeps). `dapo check`
+counts all of it; ``rollout.slots`` bounds it.
+"""
 _SAMPLING = 24  # bytes for each slot and word while a token is drawn: logits, log-softmax, exponentials, float64 sums
 _SPARE = 0.9  # share of the free memory that may be planned; the rest is the allocator's
 

@@ -51,14 +51,33 @@ def missing_package(recipe: Recipe) -> str | None:
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine, adapter or backend whose package is missing before anything is loaded.
+    """Refuse an engine, adapter or backend whose package or card is missing, before anything is loaded.
 
     Raises:
         RecipeError: the package of the extra that ``rollout.engine``, ``model.lora`` or ``launch.backend`` needs cannot
-            be found.
+            be found, or CUDA graphs are wanted where there is no card.
+        ModelError: there is no such device here.
     """
-    if (missing := missing_package(recipe)) is not None:
+    if (missing := missing_package(recipe) or missing_card(recipe)) is not None:
         raise RecipeError(missing)
+
+
+def missing_card(recipe: Recipe) -> str | None:
+    """Why CUDA graphs that the recipe insists on cannot be here; None: they can, or are not wanted.
+
+    On a Ray cluster devices are elsewhere, and the engine that gets none refuses there.
+
+    Raises:
+        ModelError: there is no such device here.
+    """
+    if not recipe.rollout.embedded.cuda_graphs or recipe.launch.backend == "ray":
+        return None
+    if find_device(recipe.model.device).type == "cuda":
+        return None
+    return (
+        f"rollout.embedded.cuda_graphs is true, and model.device: {recipe.model.device} is a CPU here, as torch sees "
+        "no CUDA device: take the setting out (a card gets graphs anyway), or start this on a machine with a card"
+    )
 
 
 def describe_engine(recipe: Recipe) -> str:

@@ -17,7 +17,7 @@ from dapo.contracts.model import ModelFacts
 from dapo.contracts.types import TokenRow
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
-from dapo.models.memory import LayerSizes, activation_bytes, head_bytes, layer_bytes
+from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes, layer_bytes
 from dapo.models.packing import pack
 from dapo.models.policy import Policy, hidden_states
 from dapo.models.tiny import make_tiny_model
@@ -278,3 +278,42 @@ def test_what_is_said_of_a_staleness_that_is_set():
     assert "1: 2 would be enough" in said(1)
     assert said(2).startswith("rollout.max_staleness = 2: a response")
     assert "4; 2 would be enough" in said(4)
+
+
+def test_the_memory_of_recordings_by_hand():
+    """Scores, their softmax and its copy [rows, heads, longest]; the residual stream thrice and gate times up; queries
+    and keys in float32 and queries twice. Then 8 KiB of each of 23 launches a layer, and cuBLAS's workspace."""
+    layer = LayerSizes(hidden=8, ffn=16, heads=2, queries=8, keys=4)
+    step = 10 * (2 * 100 * (4 + 4 + 2) + 2 * (3 * 8 + 16) + 4 * (8 + 4) + 2 * 2 * 8)
+    assert graph_bytes(layer, 3, 10, 100, 2, 64) == step + 64 * 3 * 23 * 8192 + 32 * 2**20
+    wide = LayerSizes(hidden=8, ffn=1000, heads=2, queries=8, keys=4)  # where gate, up and product are more than scores
+    step = 10 * (3 * 1000 * 2 + 2 * (3 * 8 + 1000) + 4 * (8 + 4) + 2 * 2 * 8)
+    assert graph_bytes(wide, 3, 10, 100, 2, 64) == step + 64 * 3 * 23 * 8192 + 32 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("sections", "architecture", "counted"),
+    [
+        ({}, "Qwen2ForCausalLM", True),
+        ({"rollout": {"embedded": {"cuda_graphs": False}}}, "Qwen2ForCausalLM", False),
+        ({}, "Gemma2ForCausalLM", False),  # decoded by transformers' own code, which is not recorded
+        ({"model": {"path": "a/b", "device": "cpu"}}, "Qwen2ForCausalLM", False),
+        ({"rollout": {"engine": "vllm"}}, "Qwen2ForCausalLM", False),
+    ],
+)
+def test_recordings_count_where_steps_are_recorded(sections, architecture, counted):
+    card = {"path": "a/b", "device": "cuda"}
+    recipe = recipe_with(**{"model": card, **{k: GIVEN.get(k, {}) | v for k, v in sections.items()}})
+    facts = facts_with(10**9, fingerprint={"architecture": architecture, "num_attention_heads": 2})
+    memory = estimate_memory(recipe, facts, 20)
+    assert (memory.graphs > 0) == counted
+    assert memory.generating == memory.engine + memory.cache + memory.graphs + memory.resident
+    told = "\n".join(memory_lines(recipe, facts, 20))
+    assert ("by arithmetic that no card confirmed" in told) == counted
+    if counted:  # 512 slots, 64 recordings; asleep while the learner works
+        assert memory.graphs == graph_bytes(layer_sizes(facts), 2, 512, 50, 4, 64)
+        assert memory.held == memory.engine
+        rollout = recipe.rollout.model_copy(update={"max_staleness": 1})
+        beside = recipe.model_copy(update={"rollout": rollout})
+        both = estimate_memory(beside, facts, 20)
+        assert both.held == both.engine + both.cache + both.graphs

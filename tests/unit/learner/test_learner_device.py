@@ -14,7 +14,7 @@ from dapo.config import schema
 from dapo.errors import LearnerError
 from dapo.learner import determinism
 from dapo.learner.local import LocalLearner
-from dapo.models import load
+from dapo.models.cuda_notes import notes_on_cuda
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 
@@ -97,7 +97,12 @@ def test_float32_on_cuda_is_told_what_it_costs(device, dtype, precision, said):
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(precision)
-        notes = load._on_cuda(types.SimpleNamespace(device=torch.device(device), dtype=dtype))
+        config = types.SimpleNamespace(get_text_config=types.SimpleNamespace)
+        notes = notes_on_cuda(
+            types.SimpleNamespace(
+                device=torch.device(device), dtype=dtype, packed=True, model=types.SimpleNamespace(config=config)
+            )
+        )
     finally:
         torch.set_float32_matmul_precision(before)
     assert len(notes) == len(said)

@@ -5,6 +5,8 @@ The kernel of torch is replaced by attention written out, with the two signature
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn.attention import varlen
 from dapo.contracts.types import TokenRow
 from dapo.models import policy
 from dapo.models.copies import Copies
+from dapo.models.cuda_notes import notes_on_cuda
 from dapo.models.load import load_model
 from dapo.models.packed_attention import PackedContext, Segment
 from dapo.models.packing import pack
@@ -186,3 +189,23 @@ def test_a_head_with_a_bias_keeps_it(tmp_path):
     right = torch.autograd.grad((expected * factor).sum(), [hidden, head.weight, head.bias])
     for one, other in zip(found, right, strict=True):
         assert relative(one, other.double()) < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "packed", "config", "said"),
+    [
+        (torch.bfloat16, True, {}, None),
+        (torch.bfloat16, True, {"sliding_window": 8, "v_head_dim": 64, "qk_head_dim": 64}, None),
+        (torch.bfloat16, True, {"attn_logit_softcapping": 50.0}, "no soft cap of scores"),
+        (torch.bfloat16, False, {"attn_logit_softcapping": 50.0}, None),  # padded: the model's own attention
+        (torch.bfloat16, True, {"v_head_dim": 128, "qk_head_dim": 192}, "no values of another size than keys"),
+        (torch.float32, True, {"attn_logit_softcapping": 50.0}, "float32 model has no variable-length"),
+    ],
+)
+def test_what_the_kernel_does_not_compute_is_told(dtype, packed, config, said):
+    own = SimpleNamespace(get_text_config=lambda: SimpleNamespace(**config))
+    loaded = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, packed=packed, model=SimpleNamespace(config=own))
+    notes = notes_on_cuda(loaded)
+    assert [said in note for note in notes] == ([] if said is None else [True])
+    loaded.device = torch.device("cpu")
+    assert notes_on_cuda(loaded) == []

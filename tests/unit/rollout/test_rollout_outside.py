@@ -56,6 +56,23 @@ def test_an_engine_whose_package_is_missing_is_refused_with_the_extra(monkeypatc
     engines.check_engine(recipe.model_copy(update={"rollout": embedded}))
 
 
+def test_graphs_that_a_recipe_insists_on_are_refused_without_a_card_before_anything_is_loaded(monkeypatch):
+    def recipe_with(**more):
+        given = {"model": {"path": "no/such"}, "data": {"train": [{"task": "signed_sum", "size": 8}]},
+                 "rollout": {"embedded": {"cuda_graphs": True}}}  # fmt: skip
+        return recipe_from_dict(given | more).recipe
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        RecipeError, match=r"cuda_graphs is true, and model.device: auto is a CPU here.*take the setting"
+    ):
+        engines.check_engine(recipe_with())
+    engines.check_engine(recipe_with(rollout={}))
+    assert engines.missing_card(recipe_with(launch={"backend": "ray"})) is None  # devices are the cluster's
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    engines.check_engine(recipe_with())
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
