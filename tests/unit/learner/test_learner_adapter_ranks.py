@@ -165,13 +165,16 @@ def types_of_slices(stage, number):
 
 
 @over_processes
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_published_and_exported_is_the_merge_of_one_process_to_the_bit(stages, folder, dtype, tmp_path):
+@pytest.mark.parametrize(("dtype", "ranks", "replicas"), [("float32", 3, 1), ("bfloat16", 3, 1), ("bfloat16", 4, 2)])
+def test_published_and_exported_is_the_merge_of_one_process_to_the_bit(
+    stages, folder, dtype, ranks, replicas, tmp_path
+):
     """Frozen slices have the model's type; A and B of a bfloat16 model are wider, and merged as they compute."""
     lora = LORA | {"modules_to_save": ["norm"]}
-    learner, one = over(stages(3), folder, dtype, lora=lora), local(folder, dtype, **lora)
+    learner = over(stages(ranks), folder, dtype, lora=lora, shape=Shape(ranks, replicas=replicas))
+    one = local(folder, dtype, **lora)
     held = {(False, f"torch.{dtype}", True), (True, "torch.float32", True)}
-    assert stages(3).all("run", types_of_slices, learner.number) == [held] * 3
+    assert stages(ranks).all("run", types_of_slices, learner.number) == [held] * ranks
     expected = dict(published(one.loaded.model, aliases=True))
     base = dict(load_model(folder / "tied", dtype=getattr(torch, dtype)).model.named_parameters())
     assert not torch.equal(expected["model.layers.1.mlp.up_proj.weight"], base["model.layers.1.mlp.up_proj.weight"])
