@@ -6,7 +6,8 @@
 Parts that are not asked for stay as they are in the results.
 
 *Pool overhead*: the quickstart's shape with random weights, 512 responses of drawn lengths, made by the embedded engine
-alone, by a pool of one inline, and by a pool of one in a process of its own, in turn; at several ``turn_steps``.
+alone, and by a pool of one: inline, in a process of its own, and on a Ray cluster of this machine (where ray is
+installed), in turn; with turns of 8 and of 64 steps.
 
 *Driver*: engines that answer at once, so that what is left is the driver: its processor time, whatever else the machine
 does. Whatever travels is pickled and unpickled as for a process; packing and computing at the far end are not counted.
@@ -23,11 +24,14 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import contextlib
+import importlib.util
 import json
 import pickle
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,7 @@ from machine import describe_machine
 
 from dapo.cluster.inline import InlineTransport
 from dapo.cluster.processes import ProcessTransport
+from dapo.cluster.ray_head import OwnCluster
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import Key, SampleEvent, SampleRequest, SamplingParams, Ticket
@@ -68,16 +73,35 @@ def seconds_of(engine: Any, requests: list[SampleRequest]) -> float:
     return time.perf_counter() - began
 
 
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[Any]:
+    """A Ray cluster of this machine; None without the package."""
+    if importlib.util.find_spec("ray") is None:
+        yield None
+        return
+    own = OwnCluster()
+    from dapo.cluster.ray import RayCluster  # not before: it asks whether the cluster has a token
+
+    cluster = RayCluster(own)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
 def pool_overhead(rounds: int) -> list[dict[str, Any]]:
     """Seconds of each side over those of the engine alone, round by round."""
     requests = requests_of(make_lengths(CASES["short"], np.random.default_rng(0)))
     tokens = sum(r.sampling.max_tokens for r in requests)
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as work, ray_cluster() as cluster:
         folder = str(make_tiny_model(Path(work) / "model"))
-        spec = HostSpec("engine-0", EngineHost, (embedded, folder))
+        spec = HostSpec("engine-0", EngineHost, (embedded, folder), {"OMP_NUM_THREADS": "1"})
         sides: dict[str, Any] = {"alone": embedded(folder)}
-        for steps in (8, 32, 64, 128):
-            for where, transport in (("inline", InlineTransport()), ("process", ProcessTransport())):
+        for steps in (8, 64):
+            transports: dict[str, Any] = {"inline": InlineTransport(), "process": ProcessTransport()}
+            if cluster is not None:
+                transports["Ray"] = cluster.transport(None)
+            for where, transport in transports.items():
                 sides[f"{where}, turns of {steps}"] = EnginePool(transport, [spec], Gate(80, 512), turn_steps=steps)
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(rounds + 1):

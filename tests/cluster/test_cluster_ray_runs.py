@@ -13,6 +13,8 @@ from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.cluster.inline import InlineTransport
+from dapo.report.bundle import bundle_of
+from dapo.report.reader import read_run
 from dapo.rollout.pool import EnginePool
 from dapo.run import pools
 
@@ -57,6 +59,8 @@ def test_a_recipe_of_ranks_is_moved_by_the_backends_keys_alone(recipe):
     hosts = {"rank-0", "rank-1", "engine-0", "engine-1"}
     machine = os.uname().nodename
     assert json.loads((run / "machine.jsonl").read_text())["hosts"] == dict.fromkeys(hosts, machine)
+    (view,) = bundle_of([read_run(run)], live=True)["runs"]
+    assert set(dict(view["machines"][0]["facts"])["hosts"].removeprefix(f"{machine}: ").split(", ")) == hosts
     log = (run / "log.txt").read_text()
     assert {name for name in hosts if re.search(rf"{name} is process \d+ on {machine}", log)} == hosts
     assert {file.stem for file in (run / "hosts").iterdir()} == hosts
