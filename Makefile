@@ -1,5 +1,5 @@
 # `make quickstart` trains a small model for real; `make check` and `make test` are what a commit must pass.
-# `make test` leaves out what is marked slow, gpu, vllm, browser, cluster or slurm: each has a target of its own.
+# `make test` leaves out what is marked slow, gpu, vllm, browser, cluster, slurm or trackers: each has a target of its own.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -34,19 +34,29 @@ endif
 	  pytest pytest-timeout hypothesis jaxtyping beartype
 	@touch $@
 
+# MLflow wants an older pyarrow than ours, so the trackers have an environment of their own.
+.venv-trackers/.installed: pyproject.toml constraints/trackers.txt
+	$(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/pip install -q --disable-pip-version-check -c constraints/trackers.txt torch==2.13.0
+	.venv-trackers/bin/pip install -q --disable-pip-version-check -c constraints/trackers.txt -e ".[track]" mlflow trackio \
+	  pytest pytest-timeout hypothesis jaxtyping beartype
+	@touch $@
+
 # The site has an environment of its own: what builds it is neither trained with nor tested with.
 .venv-site/.installed: constraints/site.lock
 	$(PYTHON) -m venv .venv-site
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-.PHONY: setup setup-cluster setup-vllm quickstart gpu test test-slow test-browser test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-ablation bench-real golden oracles mutation site
+.PHONY: setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-ablation bench-real golden oracles mutation site
 setup: .venv/.installed
 
 # Ray lives in .venv: it is part of the extra dev.
 setup-cluster: .venv/.installed
 
 setup-vllm: .venv-vllm/.installed
+
+setup-trackers: .venv-trackers/.installed
 
 quickstart: setup
 	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
@@ -72,6 +82,10 @@ site: .venv-site/.installed
 test-browser: setup site
 	$(BIN)/python -m pytest -m browser tests/browser
 
+# A run with every tracker, read back with its own reader: nothing leaves the machine.
+test-trackers: setup-trackers
+	.venv-trackers/bin/python -m pytest -m trackers tests/trackers
+
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
@@ -89,9 +103,11 @@ test-vllm: setup-vllm
 test-vllm-slow: setup-vllm
 	.venv-vllm/bin/python -m pytest -m "vllm and slow" tests/vllm
 
-# Do later Pythons have wheels of everything at the pinned versions, and do those that are here read every file without a warning?
-# `make test-pythons PYTHONS="/path/to/python3.13"` names one elsewhere.
+# Do later Pythons have wheels of everything at the pinned versions, do those that are here read every file without a
+# warning, and, with WHEEL=1, does the installed wheel train there? (pip then takes torch's build for that Python: with
+# CUDA's libraries 5 GB.) Pythons are looked for by name, and among pyenv's: `make test-pythons PYTHONS="/path/to/python3.13"`.
 PYTHONS ?= python3.12 python3.13 python3.14
+WHEEL ?=
 test-pythons: setup
 	$(BIN)/pip install -q --disable-pip-version-check "uv>=0.9"
 	mkdir -p build
@@ -99,9 +115,15 @@ test-pythons: setup
 	  $(BIN)/uv pip compile -q --only-binary :all: --python-version $$version --python-platform linux \
 	    -c constraints/cpu.txt pyproject.toml -o build/requires-$$version.txt && echo "$$version: wheels of everything" || exit 1; \
 	done
-	for python in $(PYTHONS); do \
-	  $$python -c "" 2> /dev/null || { echo "$$python: not here"; continue; }; \
-	  PYTHONPYCACHEPREFIX=build/pycache $$python -W error -m compileall -q -f dapo tests benchmarks && echo "$$python: reads every file" || exit 1; \
+	for asked in $(PYTHONS); do \
+	  python=; \
+	  for found in "$$asked" "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/*/bin/"$$asked"; do \
+	    "$$found" -c "" 2> /dev/null && { python="$$found"; break; }; \
+	  done; \
+	  test -n "$$python" || { echo "$$asked: NOT FOUND, so nothing was run with it"; continue; }; \
+	  PYTHONPYCACHEPREFIX=build/pycache "$$python" -W error -m compileall -q -f dapo tests benchmarks || exit 1; \
+	  echo "$$asked ($$python): reads every file"; \
+	  test -z "$(WHEEL)" || $(BIN)/python tests/wheel/try_wheel.py --python "$$python" || exit 1; \
 	done
 
 # Builds the wheel and the source distribution and uses them as a stranger would, outside of the checkout.
@@ -170,4 +192,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-trl .venv-vllm .venv-site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-trl .venv-vllm .venv-site .venv-trackers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
