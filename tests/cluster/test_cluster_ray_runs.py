@@ -13,6 +13,9 @@ from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.cluster.inline import InlineTransport
+from dapo.cluster.ray_head import OwnCluster
+from dapo.contracts.remote import ROOM
+from dapo.learner.group import LearnerGroup
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run
 from dapo.rollout.pool import EnginePool
@@ -29,7 +32,15 @@ def recipe(tmp_path_factory):
     return write_recipe(tmp_path_factory.mktemp("ray"))
 
 
-def test_the_numbers_are_those_of_the_driver_also_with_an_engine_killed(recipe, monkeypatch):
+@pytest.fixture(scope="module")
+def joined():
+    """Keys of a cluster that runs join one after the other: it takes Ray longer to start than a run to end."""
+    own = OwnCluster()
+    yield RAY, SHARED, f"cluster.address={own.address}"
+    own.close()
+
+
+def test_the_numbers_are_those_of_the_driver_also_with_an_engine_killed(recipe, joined, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pools, "transport_of", lambda run, places: InlineTransport())
         whole = train(recipe, "inline")
@@ -45,16 +56,24 @@ def test_the_numbers_are_those_of_the_driver_also_with_an_engine_killed(recipe, 
         rounds.extend([True] * begins)
 
     monkeypatch.setattr(EnginePool, "_depart", shooting)
-    rows = train(recipe, "killed", RAY, SHARED)
+    rows = train(recipe, "killed", *joined)
     assert len(shots) == 1
     assert computed(rows) == computed(whole)
     log = (recipe.parent / "killed" / "log.txt").read_text()
     assert len(re.findall(rf"engine-1 is lost \(engine-1 \(process {shots[0]}\) was ended by SIGKILL", log)) == 1
 
 
-def test_a_recipe_of_ranks_is_moved_by_the_backends_keys_alone(recipe):
-    over = ("learner.ranks=2", "trainer.steps=3")
-    assert computed(train(recipe, "ranks-ray", *over, RAY, SHARED)) == computed(train(recipe, "ranks-local", *over))
+RANKS = ("learner.ranks=2", "trainer.steps=4")
+
+
+@pytest.fixture(scope="module")
+def local(recipe):
+    """What a run over two ranks computes without Ray."""
+    return computed(train(recipe, "ranks-local", *RANKS))
+
+
+def test_a_recipe_of_ranks_is_moved_by_the_backends_keys_alone(recipe, local, joined):
+    assert computed(train(recipe, "ranks-ray", *RANKS, *joined)) == local
     run = recipe.parent / "ranks-ray"
     hosts = {"rank-0", "rank-1", "engine-0", "engine-1"}
     machine = os.uname().nodename
@@ -64,6 +83,50 @@ def test_a_recipe_of_ranks_is_moved_by_the_backends_keys_alone(recipe):
     log = (run / "log.txt").read_text()
     assert {name for name in hosts if re.search(rf"{name} is process \d+ on {machine}", log)} == hosts
     assert {file.stem for file in (run / "hosts").iterdir()} == hosts
+
+
+def test_a_rank_that_is_killed_is_started_again_from_the_checkpoint(recipe, local, joined, monkeypatch):
+    """In the second step behind it. Steps are done again, and the run is one that nothing happened to."""
+    learn, shots = LearnerGroup.learn, []
+
+    def shooting(group, step):
+        handle = learn(group, step)
+        if step.version == 3 and not shots:
+            shots.append(group.facts[1].process)
+            os.kill(shots[0], signal.SIGKILL)
+        return handle
+
+    monkeypatch.setattr(LearnerGroup, "learn", shooting)
+    rows = train(recipe, "restart", *RANKS, *joined)
+    assert len(shots) == 1
+    assert [row["step"] for row in rows] == list(range(5))
+    assert computed(rows) == local
+    log = (recipe.parent / "restart" / "log.txt").read_text()
+    assert len(re.findall(rf"rank-1 \(process {shots[0]}\) was ended by SIGKILL.*Restart 1 of at most 3", log)) == 1
+    assert "resuming after step 2" in log
+    assert_none_lost_or_doubled(recipe.parent / "restart", 4)
+
+
+def test_weights_by_the_object_store_are_the_same_run_also_with_an_engine_killed(recipe, local, joined, monkeypatch):
+    """From ranks to engines, one of which is gone when the second publish comes; nothing is left in memory."""
+    before = set(pools.room_of().parent.glob(f"{ROOM}*"))
+    load, loads, shots = EnginePool.load, [], []
+
+    def shooting(pool, ticket, in_flight="abort"):
+        loads.append(ticket.route)
+        if len(loads) == 2:
+            shots.append(pool._crew.members[1].facts.process)
+            os.kill(shots[0], signal.SIGKILL)
+        load(pool, ticket, in_flight)
+
+    monkeypatch.setattr(EnginePool, "load", shooting)
+    rows = train(recipe, "store", *RANKS, *joined, "rollout.weight_transfer=object_store")
+    assert computed(rows) == local
+    assert loads == ["object_store"] * 5
+    log = (recipe.parent / "store" / "log.txt").read_text()
+    assert len(re.findall(rf"engine-1 is lost \(engine-1 \(process {shots[0]}\) was ended by SIGKILL", log)) == 1
+    assert set(pools.room_of().parent.glob(f"{ROOM}*")) <= before
+    assert not (recipe.parent / "store" / "weights").exists()
 
 
 def test_too_little_room_ends_the_command_before_the_run_begins(recipe):
