@@ -42,7 +42,8 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.weights import offer
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.run.parts import make_algorithm, make_sampling
+from dapo.run.parts import make_algorithm
+from dapo.run.sampling import make_sampling
 from dapo.run.session import Session
 from dapo.run.texts import make_decode
 

@@ -31,7 +31,7 @@ def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], Non
     """
     from dapo.cli.check import difference_lines, files
     from dapo.data.demonstrations import prepare_demonstrations
-    from dapo.run.parts import stop_tokens
+    from dapo.run.sampling import stop_tokens
     from dapo.run.sft import check_lengths, shown
 
     recipe = loaded.recipe

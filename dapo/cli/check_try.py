@@ -49,7 +49,7 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
 def _generate(session: Session, count: int) -> list[Group]:
     """Groups of the prompts that training would take first."""
     from dapo.loop.evaluation import Evaluator
-    from dapo.run.parts import make_sampling
+    from dapo.run.sampling import make_sampling
 
     recipe = session.recipe
     stream = session.stream()

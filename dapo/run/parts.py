@@ -40,8 +40,8 @@ from dapo.config.schema import Model, Recipe
 from dapo.contracts.hooks import load
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.seeds import ADAPTER, MARKS, derive_seed
-from dapo.contracts.types import BoolArray, FloatArray, IntArray, Row, SamplingParams
-from dapo.errors import ModelError, RecipeError
+from dapo.contracts.types import BoolArray, FloatArray, IntArray, Row
+from dapo.errors import RecipeError
 from dapo.learner.determinism import reserve_workspace
 from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
 from dapo.loop.schedule import Schedule
@@ -363,42 +363,3 @@ def model_path(name: str, recipe: Recipe, console: Console) -> str:
             told = percent
 
         return str(ensure_builtin_model(name, cache, seed=seed, progress=progress))
-
-
-def make_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParams:
-    rollout = recipe.rollout
-    return SamplingParams(
-        max_tokens=rollout.max_response_tokens,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop_token_ids=stop_tokens(recipe, facts),
-        stop=tuple(rollout.stop),
-    )
-
-
-def make_validation_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParams:
-    validation = recipe.validation
-    return SamplingParams(
-        max_tokens=validation.max_response_tokens or recipe.rollout.max_response_tokens,
-        temperature=validation.temperature,
-        top_p=validation.top_p,
-        stop_token_ids=stop_tokens(recipe, facts),
-        stop=tuple(recipe.rollout.stop),
-    )
-
-
-def stop_tokens(recipe: Recipe, facts: ModelFacts) -> tuple[int, ...]:
-    """What ends a response.
-
-    Raises:
-        ModelError: neither the model nor the recipe names an end token: every response would run to the limit.
-    """
-    given = recipe.rollout.stop_token_ids
-    stops = facts.stop_token_ids if given is None else tuple(given)
-    if not stops:
-        raise ModelError(
-            f"{facts.name} names no end-of-sequence token and rollout.stop_token_ids is "
-            f"{'not set' if given is None else 'empty'}; set it to the token ids that end a response"
-        )
-    return stops

@@ -55,13 +55,12 @@ from dapo.run.parts import (
     make_algorithm,
     make_facts,
     make_model,
-    make_sampling,
     make_schedule,
     make_tokenizer,
-    make_validation_sampling,
 )
 from dapo.run.places import Places, open_places
 from dapo.run.pools import delete_sets
+from dapo.run.sampling import make_sampling, make_validation_sampling
 from dapo.run.texts import make_texts
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.

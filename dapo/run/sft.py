@@ -34,9 +34,9 @@ from dapo.run.parts import (
     make_model,
     make_schedule,
     make_tokenizer,
-    stop_tokens,
 )
 from dapo.run.pools import delete_sets, shared_weights
+from dapo.run.sampling import stop_tokens
 
 SHOWN = 600  # characters of the first example that are shown
 
