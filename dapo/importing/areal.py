@@ -130,7 +130,7 @@ def _groups(r: Reading) -> None:
     norm = "actor.reward_norm"
     given = any(key.startswith(norm) for key in r.source.settings)
     level = "batch" if given else "group"
-    mean, std = r.text(f"{norm}.mean_level", default=level), r.text(f"{norm}.std_level", default=level)
+    mean, std = _level(r, f"{norm}.mean_level", level), _level(r, f"{norm}.std_level", level)
     if not given:
         r.say("AReaL normalises no reward unless actor.reward_norm is set; here they are, by group")
     elif mean.value != "group":
@@ -147,6 +147,15 @@ def _groups(r: Reading) -> None:
     r.used |= set(second)
     if any(r.source.settings[key].value is not None for key in second):
         r.say("actor.adv_norm normalises advantages a second time, over the batch: here they are normalised once")
+
+
+def _level(r: Reading, key: str, default: str) -> Found:
+    """A null, which elsewhere says nothing, switches this normalisation off."""
+    given = r.source.settings.get(key)
+    if given is not None and given.value is None:
+        r.used.add(key)
+        return Found("none", f"from {key} = null", True)
+    return r.text(key, default=default)
 
 
 def _rewards(r: Reading, longest: Found) -> None:

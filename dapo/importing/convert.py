@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.config.files import read_recipe_file
-from dapo.config.load import recipe_from_dict
+from dapo.config.load import difference_from_preset, recipe_from_dict
 from dapo.config.peers import peer_entry
 from dapo.config.peers_apart import apart_reason
 from dapo.config.settings import lookup
+from dapo.config.unusual import unread
 from dapo.errors import RecipeError
 from dapo.importing import areal, huggingface, nemo, skyrl, verl
 from dapo.importing.given import Source
@@ -73,8 +74,9 @@ def import_text(
     reading = Reading(source, SYSTEMS[system])
     _CONVERT[system](reading)
     _by_the_table(reading)
+    refused = _without_idle_lines(reading)
     missing = tuple(key for key in ("model.path", "data.train") if key not in reading.lines)
-    return Imported(system, recipe_text(reading, missing), reading, missing, _refusal(reading))
+    return Imported(system, recipe_text(reading, missing), reading, missing, refused)
 
 
 def _flat(key: str) -> str:
@@ -136,14 +138,22 @@ def _by_the_table(r: Reading) -> None:
         r.apart.append(Apart(what, f"could not be read: {why}"))
 
 
-def _refusal(r: Reading) -> str:
-    """What is wrong with the recipe apart from models and data, which may be elsewhere."""
+def _without_idle_lines(r: Reading) -> str:
+    """Take out the lines that nothing would read, such as an eps beside a scale of none.
+
+    Returns:
+        What is wrong with the recipe apart from models and data, which may be elsewhere; empty: nothing.
+    """
     settings = {key: line.value for key, line in r.lines.items() if not key.startswith(("data.train", "data.valid"))}
     settings["model.path"] = "builtin/signed-sum"
     given = nested(settings)
     given.setdefault("data", {})["train"] = [{"task": "signed_sum"}]
     try:
-        recipe_from_dict(given)
+        recipe = recipe_from_dict(given).recipe
     except RecipeError as error:
         return str(error)
+    for path, reason in unread(recipe, difference_from_preset(recipe)):
+        line = r.lines.pop(path, None)
+        if line is not None and line.comment.startswith("from "):
+            r.apart.append(Apart(line.comment.removeprefix("from "), f"nothing would read `{path}`: {reason}"))
     return ""

@@ -20,6 +20,9 @@ _MODES = {
 }
 
 
+_FEWER = "a rollout gives that many times fewer optimiser steps"
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What one of the two takes where nothing is said.
@@ -107,8 +110,8 @@ def _sizes(r: Reading, d: Defaults) -> None:
     step = Found(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
     shared.minibatch_of_responses(r, total, group, step)
     again = r.number("num_iterations", default=1)
-    if again is not None and again.value != 1:
-        r.drop(again, "every minibatch is trained on once here, so a step makes fewer updates")
+    if again is not None and again.value > 1:
+        r.drop(again, f"every minibatch is trained on once here, {again.value} times there: {_FEWER}")
     longest = r.count("max_completion_length", default=512)
     r.put("rollout.max_response_tokens", longest.value, longest)
     prompt = r.number("max_prompt_length") or (r.number("max_length") if r.title == "ms-swift" else None)
@@ -328,7 +331,16 @@ def _steps(r: Reading, d: Defaults) -> None:
         return
     per = _optimiser_steps(r)
     note = f"{steps.value} optimiser steps / {per} of each training step" if per > 1 else ""
-    r.put("trainer.steps", max(1, -(-int(steps.value) // per)), steps, note=note)
+    ours = max(1, -(-int(steps.value) // per))
+    r.put("trainer.steps", ours, steps, note=note)
+    again = r.count("num_iterations", default=1)
+    if again.value > 1:
+        theirs = -(-int(steps.value) // (per * again.value))
+        r.say(
+            f"max_steps = {steps.value} counts optimiser steps, and each rollout serves num_iterations = {again.value} "
+            f"times there: {theirs} rollouts. The optimiser steps are kept here, with {ours} rollouts; "
+            f"trainer.steps={theirs} keeps the rollouts"
+        )
 
 
 def _trl_correction(r: Reading) -> None:

@@ -335,6 +335,42 @@ def test_devices_are_counted(tmp_path) -> None:
     assert recipe.trainer.steps == 50  # 100 optimiser steps, 2 of each
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "idle"),
+    [
+        ("trl grpo --model_name_or_path m --scale_rewards none", "a.sh", "algorithm.advantage.eps"),
+        ("trl grpo --model_name_or_path m --loss_type sapo --epsilon_high 0.3", "a.sh", "algorithm.clip.high"),
+        (
+            "gconfig: {n_samples: 8}\nactor: {reward_norm: {mean_level: group, std_level: null, eps: 0.5}}",
+            "a.yaml",
+            "algorithm.advantage.eps",
+        ),
+    ],
+)
+def test_a_line_that_nothing_would_read_is_left_out(text: str, name: str, idle: str) -> None:
+    """Listed with the reason where the source says it; the other trainer's own default goes without a word."""
+    source = None if name == "a.sh" else "areal"
+    made = import_text(text, name, source)
+    assert made.refused == ""
+    assert idle not in made.reading.lines
+    assert made.reading.lines["algorithm.advantage.scale"].value == ("group_std" if "sapo" in text else "none")
+    listed = [entry.what for entry in made.reading.apart if f"nothing would read `{idle}`" in entry.reason]
+    given = {"sapo": "epsilon_high = 0.3", "std_level": "actor.reward_norm.eps = 0.5"}
+    assert listed == [what for word, what in given.items() if word in text]
+
+
+def test_trls_rollouts_that_serve_twice_are_said(tmp_path) -> None:
+    """60 optimiser steps of 2 a pass and 3 passes are 10 rollouts there; with one pass they take 30 here."""
+    sizes = "num_generations=8, gradient_accumulation_steps=2, steps_per_generation=4, max_steps=60"
+    once = import_text(f"from trl import GRPOConfig\na = GRPOConfig({sizes})", "a.py").text
+    assert "num_iterations" not in once
+    thrice = f"from trl import GRPOConfig\na = GRPOConfig({sizes}, num_iterations=3)"
+    made, recipe = imported(thrice, "a.py", tmp_path)
+    assert recipe.trainer.steps == 30
+    assert "serves num_iterations = 3 times there: 10 rollouts" in made.text
+    assert "trainer.steps=10 keeps the rollouts" in made.text
+
+
 def test_an_update_that_is_no_whole_groups_is_said() -> None:
     made = import_text("grpo: {num_prompts_per_step: 4}\npolicy: {train_global_batch_size: 24}", "a.yaml")
     assert made.reading.lines["learner.minibatch_prompts"].value == 4
