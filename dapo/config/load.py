@@ -151,7 +151,8 @@ def _load(
         raise refuse(problems, origin)
     difference = difference_from_preset(recipe)
     beneath = given if beneath is None else beneath
-    chosen = difference.keys() - _left_idle(recipe, difference, beneath, own, origin)
+    idle = _left_idle(recipe, difference, beneath, own, origin)
+    chosen = [path for path in difference if path not in idle]  # in the recipe's order, as warnings are told
     return LoadedRecipe(
         recipe=recipe,
         given=given,

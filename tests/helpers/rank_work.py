@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -40,8 +42,12 @@ def step_of(case: str, minibatches: int = 1) -> LearnStep:
     return LearnStep(parts, [1e-2] * minibatches, 0)
 
 
-def norms_as_wide_as_the_model() -> None:
-    """transformers' norms compute in float32 whatever the model's type, which would hide everything below 1e-7."""
+@contextmanager
+def norms_as_wide_as_the_model() -> Iterator[None]:
+    """transformers' norms compute in float32 whatever the model's type, which would hide everything below 1e-7.
+
+    Only for as long as a case runs: one rank may live in the process of the tests, and others follow there.
+    """
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -50,8 +56,14 @@ def norms_as_wide_as_the_model() -> None:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * wide.to(hidden.dtype)
 
-    for kind in (LlamaRMSNorm, Qwen3RMSNorm):
+    usual = [(kind, kind.forward) for kind in (LlamaRMSNorm, Qwen3RMSNorm)]
+    for kind, _ in usual:
         kind.forward = forward
+    try:
+        yield
+    finally:
+        for kind, own in usual:
+            kind.forward = own
 
 
 def model(folder, dtype: str, **options) -> schema.Model:
@@ -75,9 +87,9 @@ def settings() -> schema.Learner:
     return schema.Learner(microbatch_tokens=LIMIT, weight_decay=0.01, max_grad_norm=0.5, eps=1e-2)
 
 
+@norms_as_wide_as_the_model()
 def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, before=None, start=None, **options):
     """In a rank's process: statistics, and rank 0's view of gradients of the first minibatch and final weights."""
-    norms_as_wide_as_the_model()
     place = RankPlace(stage.rank, shape, "", 120.0)
     rank = make_rank(
         place,
@@ -108,9 +120,9 @@ def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, bef
     return stats, gradients, weights
 
 
+@norms_as_wide_as_the_model()
 def alone(folder, dtype, case: str, *, minibatches=2, frozen=(), start=None, **options):
     """The same in this process."""
-    norms_as_wide_as_the_model()
     loaded = load_model(folder, dtype=getattr(torch, dtype), device="cpu", attention_mode="packed", **options)
     for name, parameter in loaded.model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and not any(part in name for part in frozen))
