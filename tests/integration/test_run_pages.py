@@ -39,8 +39,6 @@ ELSEWHERE = {
     "python": "integration/test_run_documented.py",
     "extending": "integration/test_run_documented.py",
     "data_and_rewards": "integration/test_run_pages.py",
-    "scaling": "cluster/test_cluster_runs.py",
-    "overlap": "cluster/test_cluster_overlap.py",
     "algorithm": "unit/algorithms/test_algorithms_docs.py",
     "engines": "unit/rollout/test_rollout_own.py",
     "import": "unit/importing/test_importing_page.py",
