@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,16 +72,34 @@ def test_names_cannot_break_out_of_the_script():
 
 # ---------------------------------------------------------------------- what it does
 
-PYTHON = """#!/bin/bash
-echo "$*" >> "$TEST/calls"
-run=$TEST/runs/run
-mkdir -p "$run/checkpoints"; echo > "$run/recipe.resolved.yaml"
-touch -d '+1 hour' "$run/recipe.resolved.yaml"
-trap '[ -n "$SAVES" ] && mkdir -p "$run/checkpoints/step_00000$SAVES"; exit ${ENDS:-130}' TERM
-[ "$AT_ONCE" = 75 ] && mkdir -p "$run/checkpoints/step_00000$SAVES"
-[ -n "$AT_ONCE" ] && exit "$AT_ONCE"
-echo trains
-while :; do read -r -t 3600 <> <(:) ; done
+PYTHON = f"""#!{sys.executable} -SE
+import os, signal, sys
+from pathlib import Path
+
+told = os.environ.get
+test = Path(told("TEST"))
+with open(test / "calls", "a") as calls:
+    print(*sys.argv[1:], file=calls)
+run = test / "runs" / "run"
+(run / "checkpoints").mkdir(parents=True, exist_ok=True)
+(run / "recipe.resolved.yaml").touch()
+later = (test / "calls").stat().st_mtime + 3600
+os.utime(run / "recipe.resolved.yaml", (later, later))
+
+def save():
+    if told("SAVES"):
+        (run / "checkpoints" / f"step_00000{{told('SAVES')}}").mkdir(exist_ok=True)
+
+if told("AT_ONCE"):
+    if told("AT_ONCE") == "75":
+        save()
+    sys.exit(int(told("AT_ONCE")))
+# Blocked before anything is said: a signal that comes between the word and the waiting is not lost.
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
+print("trains", flush=True)
+signal.sigwait({{signal.SIGTERM}})
+save()
+sys.exit(int(told("ENDS", "130")))
 """
 SCONTROL = """#!/bin/bash
 echo "$*" >> "$TEST/scontrol"
