@@ -135,10 +135,3 @@ def describe_pool(recipe: Recipe) -> str:
     if engines_on_ray(recipe):
         place = "engine on a Ray cluster" if engine_count(recipe) == 1 else "engines on a Ray cluster"
     return f"{engine_count(recipe)} {place}, turns of {recipe.rollout.turn_steps} decode steps, {how}"
-
-
-def unread_without_pool(recipe: Recipe) -> list[str]:
-    """Settings that nothing reads where there is one engine."""
-    if is_pool(recipe):
-        return []
-    return ["rollout.turn_steps", "rollout.lockstep", "cluster"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from dapo.config.checks import correction_kind, kl_in_loss, penalty_interval, schedule_steps, uses_sampler_logprobs
-from dapo.config.pool import is_pool, unread_without_pool
+from dapo.config.pool import is_pool
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.staleness import staleness_warnings
+from dapo.config.transfer import weight_route
 
 
 def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
@@ -157,75 +158,116 @@ def _unread(r: Recipe, changed: Collection[str]) -> Iterator[str]:
 
 
 def unread(r: Recipe, changed: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Those of the paths that nothing reads, each with the reason."""
+    """Those of the paths that nothing reads, each once, with the first reason."""
+    told = set[str]()
     for reason, idle, paths in _readers(r):
-        if idle:
-            yield from ((p, reason) for p in changed if any(p == q or p.startswith(f"{q}.") for q in paths))
+        for path in changed if idle else ():
+            if path not in told and any(path == q or path.startswith(f"{q}.") for q in paths):
+                told.add(path)
+                yield path, reason
 
 
-def _readers(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
-    a, d = r.algorithm, r.algorithm.dynamic_sampling
+Readers = Iterator[tuple[str, bool, list[str]]]
+"""Why settings may go unread, whether they do, and which: a path stands for all below it."""
 
-    def below(section: str, names: str) -> list[str]:
-        return [f"{section}.{name}" for name in names.split()]
 
+def _readers(r: Recipe) -> Readers:
+    yield from _engine_readers(r)
+    yield from _cluster_readers(r)
+    yield from _sampling_readers(r)
+    yield from _reward_readers(r)
+    yield from _loss_readers(r)
+    yield from _correction_readers(r)
+    yield from _run_readers(r)
+
+
+def _below(section: str, names: str) -> list[str]:
+    return [f"{section}.{name}" for name in names.split()]
+
+
+def _engine_readers(r: Recipe) -> Readers:
     engine = r.rollout.engine
     yield f"rollout.engine is {engine}", engine != "embedded", ["rollout.embedded"]
     yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
     yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
-    yield "there is one engine, in the trainer's process", not is_pool(r), unread_without_pool(r)
-    yield "checkpoint.best is null", r.checkpoint.best is None, ["checkpoint.best_is"]
-    stop = r.trainer.early_stop.metric is None
-    yield "trainer.early_stop.metric is null", stop, below("trainer.early_stop", "best_is patience min_change")
-    on_ray = below("cluster", "address nodes gpus_per_node colocate cpus_per_host")
-    yield f"launch.backend is {r.launch.backend}", r.launch.backend != "ray", on_ray
-    sampling = "algorithm.dynamic_sampling"
-    yield f"{sampling}.mode is {d.mode}", d.mode != "filter", below(sampling, "oversample lookahead unfinished")
-    refill = "max_groups max_tokens on_cap surplus max_age on_max_age"
-    yield f"{sampling}.mode is {d.mode}", d.mode not in ("filter", "replace"), below(sampling, refill)
-    yield f"{sampling}.mode is {d.mode}", d.mode != "replace", below(sampling, "min_replace_ratio")
-    yield f"{sampling}.max_age is 0", d.max_age == 0 and d.on_max_age == "wait", below(sampling, "lookahead")
+    yield _ONE_ENGINE, not is_pool(r), _below("rollout", "turn_steps lockstep")
+
+
+_ONE_ENGINE = "there is one engine, in the trainer's process"
+
+
+def _cluster_readers(r: Recipe) -> Readers:
+    """Of processes beside the trainer's: engines of a pool, ranks, a learner beside which engines work."""
+    on_ray = r.launch.backend == "ray"
+    ray_alone = _below("cluster", "address nodes gpus_per_node colocate cpus_per_host")
+    yield f"launch.backend is {r.launch.backend}", not on_ray, ray_alone
+    yield _ONE_ENGINE, not is_pool(r) and not on_ray, ["cluster.start_timeout"]
+    yield _ONE_ENGINE, not is_pool(r), _below("cluster", "engine_timeout max_engine_restarts")
+    alone = r.learner.ranks == 1
+    here = alone and r.rollout.max_staleness == 0
+    yield "the learner is in the trainer's process", here, ["cluster.max_learner_restarts", "learner.timeout"]
+    yield "learner.ranks is 1", alone and weight_route(r) != "broadcast", ["learner.timeout"]
+
+
+def _sampling_readers(r: Recipe) -> Readers:
+    d, section = r.algorithm.dynamic_sampling, "algorithm.dynamic_sampling"
+    yield f"{section}.mode is {d.mode}", d.mode != "filter", _below(section, "oversample lookahead unfinished")
+    refill = _below(section, "max_groups max_tokens on_cap surplus max_age on_max_age")
+    yield f"{section}.mode is {d.mode}", d.mode not in ("filter", "replace"), refill
+    yield f"{section}.mode is {d.mode}", d.mode != "replace", _below(section, "min_replace_ratio")
+    yield f"{section}.max_age is 0", d.max_age == 0 and d.on_max_age == "wait", _below(section, "lookahead")
     carried = d.surplus == "carry" and d.unfinished == "carry"
-    yield "surplus and unfinished are not both carried", not carried, below(sampling, "lookahead")
-    yield f"{sampling}.retire_at is null", d.retire_at is None, below(sampling, "review_share")
-    yield f"{sampling}.greso is false", not d.greso, below(sampling, "greso_target")
-    keep = "metric keep correct_at tolerance band"
-    yield f"{sampling}.mode is off", d.mode == "off", below(sampling, keep)
-    yield f"{sampling}.keep is a rule of yours", d.keep is not None, below(sampling, "tolerance")
-    punishment = "algorithm.overlong_punishment"
-    penalty = below(punishment, "max_length cache_length factor")
+    yield "surplus and unfinished are not both carried", not carried, _below(section, "lookahead")
+    yield f"{section}.retire_at is null", d.retire_at is None, _below(section, "review_share")
+    yield f"{section}.greso is false", not d.greso, _below(section, "greso_target")
+    keep = _below(section, "metric keep correct_at tolerance band")
+    yield f"{section}.mode is off", d.mode == "off", keep
+    yield f"{section}.keep is a rule of yours", d.keep is not None, _below(section, "tolerance")
+
+
+def _reward_readers(r: Recipe) -> Readers:
+    a = r.algorithm
+    punishment, scaling, advantage = "algorithm.overlong_punishment", "algorithm.reward_scaling", "algorithm.advantage"
+    penalty = _below(punishment, "max_length cache_length factor")
     yield f"{punishment}.enabled is false", not a.overlong_punishment.enabled, penalty
-    scaling = "algorithm.reward_scaling"
-    bounds = below(scaling, "source_min source_max target_min target_max")
+    bounds = _below(scaling, "source_min source_max target_min target_max")
     yield f"{scaling}.enabled is false", not a.reward_scaling.enabled, bounds
     yield "algorithm.shaping is a function of yours", a.shaping is not None, [punishment, scaling]
-    loss = "algorithm.loss"
-    clip = ["algorithm.clip"]
-    unclipped = a.loss.kind in ("cispo", "sapo", "kl_cov")
-    yield f"{loss}.kind is {a.loss.kind}", unclipped, [*clip, f"{loss}.ratio"]
-    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "sapo", below(loss, "sapo_positive sapo_negative")
-    covariance = a.loss.kind in ("clip_cov", "kl_cov")
-    yield f"{loss}.kind is {a.loss.kind}", not covariance, below(loss, "cov_share")
-    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "clip_cov", below(loss, "cov_above cov_below")
-    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "kl_cov", below(loss, "cov_coefficient")
-    gdpo = [*below("algorithm.advantage", "baseline scale"), scaling]
-    yield "algorithm.advantage.kind is gdpo", a.advantage.kind == "gdpo", gdpo
-    yield f"{loss}.kind is {a.loss.kind}", a.loss.kind != "cispo", [f"{loss}.cispo_cap"]
-    weighted = [f"{loss}.micro_batch_weighted"]
-    yield f"{loss}.reduction is {a.loss.reduction}", a.loss.reduction != "micro_batch_mean", weighted
-    advantage = "algorithm.advantage"
-    yield f"{advantage}.scale is none", a.advantage.scale == "none", below(advantage, "ddof eps")
-    yield "algorithm.kl_coefficient is 0", not a.kl_coefficient, ["algorithm.kl_estimator", "algorithm.kl_in_reward"]
-    built_in = ":" not in a.loss.kind
-    yield "algorithm.kl_coefficient is 0", not a.kl_coefficient and built_in, ["algorithm.reference"]
+    gdpo = [*_below(advantage, "baseline scale"), scaling]
+    yield f"{advantage}.kind is gdpo", a.advantage.kind == "gdpo", gdpo
+    yield f"{advantage}.scale is none", a.advantage.scale == "none", _below(advantage, "ddof eps")
+
+
+def _loss_readers(r: Recipe) -> Readers:
+    a, section, kind = r.algorithm, "algorithm.loss", r.algorithm.loss.kind
+    unclipped = kind in ("cispo", "sapo", "kl_cov")
+    yield f"{section}.kind is {kind}", unclipped, ["algorithm.clip", f"{section}.ratio"]
+    yield f"{section}.kind is {kind}", kind != "sapo", _below(section, "sapo_positive sapo_negative")
+    yield f"{section}.kind is {kind}", kind not in ("clip_cov", "kl_cov"), _below(section, "cov_share")
+    yield f"{section}.kind is {kind}", kind != "clip_cov", _below(section, "cov_above cov_below")
+    yield f"{section}.kind is {kind}", kind != "kl_cov", _below(section, "cov_coefficient")
+    yield f"{section}.kind is {kind}", kind != "cispo", _below(section, "cispo_cap")
+    micro = a.loss.reduction == "micro_batch_mean"
+    yield f"{section}.reduction is {a.loss.reduction}", not micro, _below(section, "micro_batch_weighted")
+    without_kl = not a.kl_coefficient
+    yield "algorithm.kl_coefficient is 0", without_kl, ["algorithm.kl_estimator", "algorithm.kl_in_reward"]
+    yield "algorithm.kl_coefficient is 0", without_kl and ":" not in kind, ["algorithm.reference"]
     yield "algorithm.kl_in_reward is true: there it is k1", a.kl_in_reward, ["algorithm.kl_estimator"]
     control = "algorithm.entropy_control"
-    yield f"{control}.target is null", a.entropy_control.target is None, below(control, "delta min max")
-    lora = below("model.lora", "lora_alpha target_modules use_rslora modules_to_save")
+    yield f"{control}.target is null", a.entropy_control.target is None, _below(control, "delta min max")
+
+
+def _run_readers(r: Recipe) -> Readers:
+    lora = _below("model.lora", "lora_alpha target_modules use_rslora modules_to_save")
     yield "model.lora.rank is null", r.model.lora.rank is None, lora
-    yield from _correction(r)
     yield "learner.schedule is constant", r.learner.schedule == "constant", ["learner.final_ratio"]
-    yield f"logging.rollouts is {r.logging.rollouts}", r.logging.rollouts != "sample", ["logging.rollouts_sample"]
+    yield "checkpoint.best is null", r.checkpoint.best is None, ["checkpoint.best_is"]
+    stop = r.trainer.early_stop.metric is None
+    yield "trainer.early_stop.metric is null", stop, _below("trainer.early_stop", "best_is patience min_change")
+    logging = r.logging
+    yield f"logging.rollouts is {logging.rollouts}", logging.rollouts != "sample", ["logging.rollouts_sample"]
+    unnamed = not {"wandb", "mlflow", "trackio"} & set(logging.trackers)
+    yield "logging.trackers names none that has projects", unnamed, ["logging.project"]
 
 
 _BOUNDS = {
@@ -237,7 +279,7 @@ _BOUNDS = {
 """Bounds of the importance correction that each kind reads."""
 
 
-def _correction(r: Recipe) -> Iterator[tuple[str, bool, list[str]]]:
+def _correction_readers(r: Recipe) -> Readers:
     section = "algorithm.correction"
     sampler, kind = uses_sampler_logprobs(r), correction_kind(r)
     reason = "the ratio runs against the sampler's log-probabilities" if sampler else f"{section}.kind is {kind}"

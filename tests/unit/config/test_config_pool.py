@@ -82,6 +82,41 @@ def test_settings_of_a_ray_cluster_are_not_read_without_one():
     assert not [line for line in loaded.warnings if "nothing reads it" in line]
 
 
+_WAITS = {
+    "cluster.address": "head:6379",
+    "cluster.start_timeout": "60",
+    "cluster.engine_timeout": "60",
+    "cluster.max_engine_restarts": "1",
+    "cluster.max_learner_restarts": "1",
+    "learner.timeout": "60",
+}
+_OF_RAY, _START = {"cluster.address"}, {"cluster.start_timeout"}
+_OF_A_POOL = {"cluster.engine_timeout", "cluster.max_engine_restarts"}
+_OF_A_LEARNER = {"cluster.max_learner_restarts", "learner.timeout"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unread"),
+    [
+        ([], set(_WAITS)),
+        (["rollout.engines=2"], _OF_RAY | _OF_A_LEARNER),
+        (["learner.ranks=2"], _OF_RAY | _START | _OF_A_POOL),  # ranks are started again, beside one engine too
+        (["learner.ranks=2", "rollout.engines=2"], _OF_RAY),
+        (["rollout.max_staleness=2"], _OF_RAY | {"learner.timeout"}),
+        (["rollout.max_staleness=2", "rollout.weight_transfer=broadcast"], _OF_RAY),  # its members wait for each other
+        (["launch.backend=ray"], _OF_A_LEARNER),
+        (
+            ["launch.backend=ray", "learner.ranks=2", "rollout.engine=vllm_server", "rollout.server.url=http://a:1"],
+            _OF_A_POOL,  # the ranks alone live there
+        ),
+    ],
+)
+def test_each_setting_of_processes_is_read_where_there_are_such(overrides, unread):
+    loaded = recipe_from_dict(SMALL, [*overrides, *(f"{key}={value}" for key, value in _WAITS.items())])
+    told = [line.split(" ")[0] for line in loaded.warnings if "nothing reads it" in line]
+    assert sorted(told) == sorted(unread)  # each once
+
+
 @pytest.mark.parametrize(
     ("overrides", "lockstep"),
     [

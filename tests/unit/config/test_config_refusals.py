@@ -354,6 +354,7 @@ def test_our_own_keys_are_no_peers() -> None:
         (["learner.final_ratio=0.5"], "learner.schedule is constant"),
         (["checkpoint.best_is=highest"], "checkpoint.best is null"),
         (["trainer.early_stop.patience=9"], "trainer.early_stop.metric is null"),
+        (["logging.project=sums", "logging.trackers=[tensorboard]"], "logging.trackers names none"),
         (
             ["trainer.steps=50", "learner.warmup=100", "learner.learning_rate=1e-6"],
             "learner.warmup = 100 steps, and the run has 50: the learning rate ends at 5e-07 and never reaches",
