@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,8 @@ class Session:
     weights: Path | None  # through which the learner publishes
     folder: Path | None  # of the run
     say: Callable[[str], None]
+    closing: ExitStack  # whatever is to be ended, the newest first
     given: Given = NOTHING_GIVEN
-    learners: list[Learner] = field(default_factory=list)
     places: Places | None = None  # of ranks and engines on a cluster
 
     @classmethod
@@ -122,24 +122,18 @@ class Session:
             ClusterError: there is no room on the cluster that the recipe names.
             DataError: the data cannot be read, or a task refuses its options.
         """
-        if given.engine is None:
-            check_engine(recipe)
-        else:
-            check_beside_engine(recipe)
-        check_model(recipe.model)
+        _check_here(recipe, given)
         with ExitStack() as undo:  # what is there already, if something after it cannot be made
             if given.scorer is None:
                 scorer: Scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
                 undo.callback(scorer.close)
             tokenizer = make_tokenizer(recipe.model, recipe.data.chat_template)
             texts = make_texts(recipe, tokenizer)
-            data = _prepared(recipe, tokenizer, console, training)  # what is wrong with it is told before weights
+            data = _prepared(recipe, tokenizer, console, training)
             context = Context(recipe, tokenizer, data.train, folder)
             if given.scorer is not None:
                 scorer = make_scorer_of(given.scorer, context)
                 undo.callback(scorer.close)
-            if not is_builtin(recipe.model.path):
-                check_fits(recipe, facts_without_weights(recipe.model, tokenizer), data, training=training)
             places = open_places(recipe, training=training, engines=given.engine is None)
             if places is not None:
                 undo.callback(places.close)
@@ -151,22 +145,23 @@ class Session:
             undo.callback(_delete_weights, recipe, weights)
             context = replace(context, facts=facts, longest=_longest(recipe, data), weights=weights)
             engine = _engine_of(context, loaded, given, training, places)
-            undo.pop_all()
-        return cls(
-            recipe=recipe,
-            scorer=scorer,
-            loaded=loaded,
-            facts=facts,
-            tokenizer=tokenizer if loaded is None else loaded.tokenizer,
-            data=data,
-            engine=engine,
-            rollouts=Rollouts(engine, scorer, texts),
-            weights=weights,
-            folder=folder,
-            say=console.say,
-            given=given,
-            places=places,
-        )
+            undo.callback(engine.close)
+            return cls(
+                recipe=recipe,
+                scorer=scorer,
+                loaded=loaded,
+                facts=facts,
+                tokenizer=tokenizer if loaded is None else loaded.tokenizer,
+                data=data,
+                engine=engine,
+                rollouts=Rollouts(engine, scorer, texts),
+                weights=weights,
+                folder=folder,
+                say=console.say,
+                closing=undo.pop_all(),
+                given=given,
+                places=places,
+            )
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -204,7 +199,7 @@ class Session:
             places=self.places,
             engine=self.engine,
         )
-        self.learners.append(learner)
+        self.closing.callback(learner.close)
         return learner
 
     def sync_check(self, learner: Learner) -> SyncCheck:
@@ -276,13 +271,17 @@ class Session:
         return EpochStream(prompts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.data.epochs)
 
     def close(self) -> None:
-        self.scorer.close()
-        for learner in self.learners:
-            learner.close()
-        self.engine.close()
-        if self.places is not None:
-            self.places.close()
-        _delete_weights(self.recipe, self.weights)
+        """End all parts, also those after one that cannot be ended."""
+        self.closing.close()
+
+
+def _check_here(recipe: Recipe, given: Given) -> None:
+    """What this program and this machine lack, before anything is read or started."""
+    if given.engine is None:
+        check_engine(recipe)
+    else:
+        check_beside_engine(recipe)
+    check_model(recipe.model)
 
 
 def _delete_weights(recipe: Recipe, weights: Path | None) -> None:
@@ -324,10 +323,13 @@ def _engine_of(
 
 
 def _prepared(recipe: Recipe, tokenizer: Any, console: Console, training: bool) -> PreparedData:
-    """The data; what became of each source, and the first prompt, are told."""
+    """The data; what became of each source, and the first prompt, are told. What is wrong with it, or too long for the
+    model, is told before weights."""
     data = prepare(recipe.data, tokenizer)
     for line in [*data.report.lines(training=training), *(seen_lines(data.train[0], tokenizer) if training else ())]:
         console.say(line)
+    if not is_builtin(recipe.model.path):
+        check_fits(recipe, facts_without_weights(recipe.model, tokenizer), data, training=training)
     return data
 
 

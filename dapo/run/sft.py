@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Learner
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import Prompt
 from dapo.data.demonstrations import Demonstration, Demonstrations, prepare_demonstrations
@@ -54,7 +54,7 @@ class SftSession:
     weights: Path | None
     folder: Path | None
     say: Callable[[str], None]
-    learners: list[Learner] = field(default_factory=list)
+    closing: ExitStack  # as there
 
     @classmethod
     def make(cls, recipe: Recipe, console: Console, folder: Path | None = None) -> SftSession:
@@ -79,7 +79,10 @@ class SftSession:
         facts = facts if loaded is None else facts_of(loaded)
         weights = shared_weights(facts, folder) if over_ranks(recipe) else None
         tokenizer = tokenizer if loaded is None else loaded.tokenizer
-        return cls(used, recipe, loaded, facts, tokenizer, examples, weights, folder, console.say)
+        closing = ExitStack()
+        if weights is not None:
+            closing.callback(delete_sets, weights)
+        return cls(used, recipe, loaded, facts, tokenizer, examples, weights, folder, console.say, closing)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -90,7 +93,7 @@ class SftSession:
         learner = make_learner(
             self.recipe, self.facts, self.loaded, weights=self.weights, run=self.folder, say=self.say
         )
-        self.learners.append(learner)
+        self.closing.callback(learner.close)
         held_out = self.examples.validation
         return SupervisedTrainer(
             examples=self.examples.train,
@@ -110,10 +113,7 @@ class SftSession:
         )
 
     def close(self) -> None:
-        for learner in self.learners:
-            learner.close()
-        if self.weights is not None:
-            delete_sets(self.weights)
+        self.closing.close()
 
 
 def shown(one: Demonstration, tokenizer: Any) -> list[str]:

@@ -13,10 +13,12 @@ from dapo.config import recipe_from_dict
 from dapo.config.schema import Model
 from dapo.data.signed_sum import make_problem
 from dapo.errors import DataError, ModelError
+from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
 from dapo.run import session as module
+from dapo.run.given import Given
 from dapo.run.parts import make_tokenizer
 from dapo.run.session import Session
 
@@ -81,6 +83,37 @@ def test_a_pipe_in_a_model_folder_is_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(folder / "config.json")
     with pytest.raises(ModelError, match=r"config\.json is no regular file but a pipe"):
         make(model={"path": str(folder)})
+
+
+class Part:
+    """An engine, a scorer or a learner that is asked for nothing but its end."""
+
+    def __init__(self, name: str, ended: list[str]) -> None:
+        self.name, self.ended = name, ended
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: None
+
+    def close(self) -> None:
+        self.ended.append(self.name)
+        if self.name == "learner":
+            raise OSError("no room for its last word")
+
+
+def test_each_part_is_ended_the_newest_first_also_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_tiny_model(Path("model"), hidden=16, heads=2, ffn=32)
+    ended: list[str] = []
+    monkeypatch.setattr(module, "make_model", lambda recipe, console: load_model(folder))
+    monkeypatch.setattr(module, "make_learner", lambda *args, **named: Part("learner", ended))
+    given = Given(engine=Part("engine", ended), scorer=Part("scorer", ended))
+    recipe = recipe_from_dict({"model": {"path": str(folder)}, "data": {"train": [{"task": "signed_sum", "size": 5}]}})
+    session = Session.make(recipe.recipe, Console("quiet"), given=given)
+    session.learner()
+    with pytest.raises(OSError, match="last word"):
+        session.close()
+    assert ended == ["learner", "engine", "scorer"]
+    session.close()  # nothing is ended twice
+    assert len(ended) == 3
 
 
 def test_the_built_in_tokenizer_is_the_saved_one(tmp_path: Path) -> None:
