@@ -77,6 +77,23 @@ def close(values, expected, relative=1e-6):
     assert values == {step: pytest.approx(value, rel=relative, abs=1e-12) for step, value in expected.items()}
 
 
+def has_each_once(lines, expected):
+    """Every number of every step, and none twice: a resume adds to what is there.
+
+    Args:
+        lines: what was logged, a step and some of its numbers each.
+        expected: as the fixture.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for step, line in lines:
+        for key in expected.keys() & line.keys():
+            assert step not in found.setdefault(key, {}), (key, step)
+            found[key][step] = line[key]
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        close(found[key], values)
+
+
 @needs("tensorboard")
 def test_tensorboard_has_every_number_of_every_step_once(folder, expected):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -84,10 +101,7 @@ def test_tensorboard_has_every_number_of_every_step_once(folder, expected):
     events = EventAccumulator(str(folder / "run/tensorboard"))
     events.Reload()
     assert set(events.Tags()["scalars"]) == set(expected)
-    for key, values in expected.items():
-        logged = [(event.step, event.value) for event in events.Scalars(key)]
-        assert len(logged) == len(values), key
-        close(dict(logged), values)
+    has_each_once([(event.step, {key: event.value}) for key in expected for event in events.Scalars(key)], expected)
 
 
 @needs("mlflow")
@@ -126,15 +140,7 @@ def test_trackio_has_one_run_with_every_metric(folder, expected):
     name, config, logs = json.loads(out.read_text())
     assert name == "run"
     assert config["rollout"]["group_size"] == 4
-    found: dict[str, dict[int, float]] = {}
-    for line in logs:
-        for key, value in line.items():
-            if key in expected:
-                assert line["step"] not in found.setdefault(key, {}), key
-                found[key][line["step"]] = value
-    assert set(found) == set(expected)
-    for key, values in expected.items():
-        close(found[key], values)
+    has_each_once([(line["step"], line) for line in logs], expected)
 
 
 @needs("wandb")
@@ -144,19 +150,9 @@ def test_the_file_of_wandb_has_every_metric_the_answers_and_one_id(folder, expec
     files = sorted((folder / "run").glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime_ns)
     assert len(files) == 2  # one of each process, under one id: `wandb sync` makes one run of them
     assert len({file.name for file in files}) == 1
-    found: dict[str, dict[int, float]] = {}
-    tables = set()
-    for file in files:
-        for line in history(file):
-            tables |= {line["step"]} if any(key.split("/")[0] == "answers" for key in line) else set()
-            for key, value in line.items():
-                if key in expected:
-                    assert line["step"] not in found.setdefault(key, {}), key
-                    found[key][line["step"]] = value
-    assert set(found) == set(expected)
-    for key, values in expected.items():
-        close(found[key], values)
-    assert tables == {0, 3, 5}
+    lines = [line for file in files for line in history(file)]
+    has_each_once([(line["step"], line) for line in lines], expected)
+    assert {line["step"] for line in lines if any(key.split("/")[0] == "answers" for key in line)} == {0, 3, 5}
     for file in files:
         (run,) = {(r.run.project, r.run.display_name) for r in records(file) if r.HasField("run")}
         assert run == ("sums", "run")
