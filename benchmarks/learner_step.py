@@ -104,11 +104,8 @@ class Plain:
             start, stop = len(row.prompt_ids), len(row.prompt_ids) + len(row.token_ids)
             ids[index, :stop] = torch.from_numpy(np.concatenate([row.prompt_ids, row.token_ids]))
             mask[index, :stop] = 1
-            for target, values in (
-                (weights, row.loss_weights()),
-                (advantages, row.advantages()),
-                (old, row.sampler_logprobs),
-            ):
+            advantages[index, start:stop] = row.advantage
+            for target, values in ((weights, row.loss_weights()), (old, row.sampler_logprobs)):
                 target[index, start:stop] = torch.from_numpy(values)
         logits = self.loaded.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         logprobs = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)

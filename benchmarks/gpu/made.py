@@ -119,7 +119,7 @@ class Reference:
             logprobs = self.logprobs(row)
             old, advantage, weight = (
                 torch.from_numpy(np.array(x)).to(logprobs)
-                for x in (row.sampler_logprobs, row.advantages(), row.loss_weights())
+                for x in (row.sampler_logprobs, row.advantage, row.loss_weights())
             )
             ratio = (logprobs - old).exp()
             clipped = ratio.clamp(1 - CLIP[0], 1 + CLIP[1])

@@ -221,14 +221,15 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
 def _state_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
     from dapo.run.held import keeps_reference
 
-    yield from _adapter_lines(recipe, facts)
+    yield from adapter_lines(recipe, facts)
     yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}"
     if keeps_reference(recipe):
         where = "in the CPU's memory" if recipe.algorithm.reference.offload else size_text(memory.reference)
         yield f"the reference for the KL, frozen copies of the weights: {where}"
 
 
-def _adapter_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+def adapter_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    """How much is trained, where that is not the model's own weights."""
     from dapo.run.held import trained_parameters
 
     if recipe.model.lora.rank is not None:
@@ -239,7 +240,7 @@ def _adapter_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
 def _rank_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[str]:
     from dapo.run.held import keeps_reference
 
-    yield from _adapter_lines(recipe, facts)
+    yield from adapter_lines(recipe, facts)
     ranks, copies = recipe.learner.ranks, recipe.learner.replicas
     part = f"1/{shards(recipe)} of the model" + (f" ({copies} copies)" if copies > 1 else "")
     if recipe.learner.cpu_offload:

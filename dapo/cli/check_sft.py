@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_memory import estimate_memory, load_tokenizer_and_facts, size_text
+from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer_and_facts, size_text
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.check_sft import supervised
 from dapo.config.shipped import short_name
@@ -72,14 +72,11 @@ def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
 
 
 def _memory(recipe: Recipe, facts: ModelFacts, examples: Demonstrations) -> Iterator[str]:
-    from dapo.run.held import trained_parameters
-
     memory = estimate_memory(recipe, facts, max(map(len, examples.train)))
     ranks = recipe.learner.ranks
     each = f", on each of {ranks} ranks" if ranks > 1 else ""
     yield f"{facts.parameters:,} parameters in {recipe.model.dtype}: {size_text(memory.weights)}{each}"
-    if recipe.model.lora.rank is not None:
-        yield f"of them frozen; the adapter trains {trained_parameters(recipe, facts):,} of its own"
+    yield from adapter_lines(recipe, facts)
     yield f"gradients {size_text(memory.gradients)}, AdamW {size_text(memory.optimiser)}{each}"
     if ranks > 1:
         yield f"gathered from other ranks while it computes, with gradients: at most {size_text(memory.gathered)}"

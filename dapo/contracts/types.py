@@ -157,10 +157,10 @@ class Group:
         return np.array([len(c.token_ids) for c in self.completions_G], dtype=np.int64)
 
     def truncated(self) -> BoolArray:
-        return np.array([c.finish is FinishReason.LENGTH for c in self.completions_G], dtype=np.bool_)
+        return np.array([c.truncated for c in self.completions_G], dtype=np.bool_)
 
     def scored(self) -> BoolArray:
-        return np.array([s.reason is None for s in self.scores_G], dtype=np.bool_)
+        return np.array([s.scored for s in self.scores_G], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +270,8 @@ class Row:
     loss_mask: BoolArray  # tokens that carry loss
     sampler_logprobs: FloatArray  # of the engine that made them, at the sampling temperature
     versions: VersionArray  # of the weights that made each token
-    loss_weight: float | FloatArray  # the reduction: weight of each loss token's loss; one number unless they differ
-    advantage: float | FloatArray  # likewise
+    loss_weight: float  # the reduction: weight of each loss token's loss
+    advantage: float  # of each of its tokens
     reference_logprobs: FloatArray | None = None  # of a reference model; None: there is none
     marked: BoolArray | None = None  # tokens that the loss treats apart (clip_cov, kl_cov); None: none
     traced: bool = False  # the learner keeps what it computes of each token, see ``TokenTrace``
@@ -279,10 +279,6 @@ class Row:
     def loss_weights(self) -> FloatArray:
         """float32 [tokens], 0 where no loss is carried."""
         return np.where(self.loss_mask, np.float32(self.loss_weight), np.float32(0.0))
-
-    def advantages(self) -> FloatArray:
-        """float32 [tokens]."""
-        return np.full(self.loss_mask.shape, self.advantage, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)

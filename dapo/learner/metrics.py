@@ -25,6 +25,13 @@ class Rated:
     correction: FloatArray | None  # importance correction w of each token; None is 1
 
 
+def corrections(rated: Sequence[Rated]) -> FloatArray:
+    """Importance corrections of all tokens of the rows, float32 [tokens]; 1 where a row has none."""
+    return np.concatenate(
+        [np.ones(len(r.row.token_ids), np.float32) if r.correction is None else r.correction for r in rated]
+    )
+
+
 @dataclass(slots=True)
 class TokenRecord:
     """The tokens of some passes, gathered micro-batch by micro-batch; all arrays are [tokens].
@@ -88,7 +95,7 @@ class TokenRecord:
             logprobs=logprobs,
             log_ratios=log_ratio(logprobs, old),
             entropy=np.concatenate(self.entropy)[mask].astype(np.float64),
-            correction=self._corrections()[mask].astype(np.float64),
+            correction=corrections(self.rated)[mask].astype(np.float64),
             corrected=self._corrected()[mask],
             current=np.concatenate([row.versions for row in rows])[mask] == self.version,
             gaps=gaps,
@@ -97,13 +104,6 @@ class TokenRecord:
             if len(references) == len(rows)
             else None,
         )
-
-    def _corrections(self) -> FloatArray:
-        found = (
-            np.ones(len(rated.row.token_ids), np.float32) if rated.correction is None else rated.correction
-            for rated in self.rated
-        )
-        return np.concatenate(list(found))
 
     def _corrected(self) -> BoolArray:
         if all(rated.correction is None for rated in self.rated):

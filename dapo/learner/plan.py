@@ -59,7 +59,7 @@ def plan_step(
     kinds: list[tuple[bool, ...]] = []
     for rows, rate in zip(step.minibatches, step.learning_rates, strict=True):
         kept = [number for number, row in enumerate(rows) if row.loss_mask.any()]
-        live = [_has_advantage(rows[n]) for n in kept]
+        live = [rows[n].advantage != 0.0 for n in kept]
         free = zero_advantage_is_free and any(live)
         planned = plan_passes(
             [rows[n] for n in kept],
@@ -82,13 +82,6 @@ def plan_step(
         )
         for own in shares
     ]
-
-
-def _has_advantage(row: Row) -> bool:
-    """Of a row with loss tokens: whether any of them has an advantage other than 0."""
-    if isinstance(row.advantage, float):
-        return row.advantage != 0.0
-    return bool((row.advantages() * row.loss_mask).any())
 
 
 def check_in_step(planned: Sequence[Sequence[Pass]]) -> tuple[bool, ...]:

@@ -22,7 +22,7 @@ from dapo.contracts.stats import Stats, merge, stat
 from dapo.contracts.types import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
 from dapo.errors import LearnerError, first_line
 from dapo.learner.determinism import deterministic_algorithms
-from dapo.learner.metrics import Rated, TokenRecord
+from dapo.learner.metrics import Rated, TokenRecord, corrections
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.plan import Minibatch
 from dapo.learner.reference import Reference
@@ -173,10 +173,11 @@ class PolicyStep:
         with torch.set_grad_enabled(backward):
             logprobs, entropy = self.policy(batch, self.temperature, self.objective.entropy)
             rated = self._rated(rows, batch, logprobs, ratio_against, old_logprobs, record.version)
-            inputs = _inputs(rated, batch, logprobs, entropy, self.objective)
+            mask = np.concatenate([r.row.loss_mask for r in rated])
+            inputs = _inputs(rated, mask, batch, logprobs, entropy, self.objective)
             loss, flags = self.objective.loss(inputs)
-            weights = np.where(_masks(rated), _spread([r.row.loss_weight for r in rated], batch.lengths), np.float32(0))
-            weighted = torch.where(inputs.loss_mask, _tensor(_corrected(weights, rated), logprobs) * loss, 0.0)
+            weights = np.where(mask, _spread([r.row.loss_weight for r in rated], batch.lengths), np.float32(0))
+            weighted = torch.where(inputs.loss_mask, _tensor(weights * corrections(rated), logprobs) * loss, 0.0)
             terms = self.objective.terms(inputs, self.entropy_coefficient)
             if terms is not None:  # by the token's weight alone: no clip and no correction acts on them
                 weighted = weighted + _tensor(weights, logprobs) * terms
@@ -184,9 +185,8 @@ class PolicyStep:
         if backward:
             torch.autograd.backward(total)
             self.optimizer.accumulate()
-        record.add(
-            rated, logprobs, entropy, weighted, flags
-        )  # reads, so a card has been given the backward pass by now
+        # It reads what was computed, and waits for it: a card has been given the backward pass by now.
+        record.add(rated, logprobs, entropy, weighted, flags)
 
     @contextmanager
     def _computing(self, batch: PackedBatch) -> Iterator[None]:
@@ -285,7 +285,12 @@ def step_counts(*, skipped: bool = False, empty: bool = False) -> Stats:
 
 
 def _inputs(
-    rated: Sequence[Rated], batch: PackedBatch, logprobs: Tensor, entropy: Tensor, objective: Objective
+    rated: Sequence[Rated],
+    mask: BoolArray,
+    batch: PackedBatch,
+    logprobs: Tensor,
+    entropy: Tensor,
+    objective: Objective,
 ) -> LossInputs:
     rows = [r.row for r in rated]
     reference = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
@@ -298,7 +303,7 @@ def _inputs(
         logprobs=logprobs,
         old_logprobs=_tokens([r.old_logprobs for r in rated], logprobs),
         advantages=_tensor(_spread([row.advantage for row in rows], batch.lengths), logprobs),
-        loss_mask=torch.from_numpy(_masks(rated)).to(logprobs.device),
+        loss_mask=torch.from_numpy(mask).to(logprobs.device),
         rows=batch.row_of_token,
         num_rows=len(rows),
         entropy=entropy,
@@ -312,24 +317,9 @@ def _marks(rows: Sequence[Row], like: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate(parts)).to(like.device)
 
 
-def _masks(rated: Sequence[Rated]) -> BoolArray:
-    return np.concatenate([r.row.loss_mask for r in rated])
-
-
-def _corrected(weights: FloatArray, rated: Sequence[Rated]) -> FloatArray:
-    """Weights [tokens] times the importance corrections, where rows have them."""
-    if all(r.correction is None for r in rated):
-        return weights
-    ones = (np.ones(len(r.row.token_ids), np.float32) if r.correction is None else r.correction for r in rated)
-    corrected: FloatArray = weights * np.concatenate(list(ones))
-    return corrected
-
-
-def _spread(numbers: Sequence[float | FloatArray], lengths: Sequence[int]) -> FloatArray:
-    """One number a row, or one a token, as float32 [tokens]."""
-    if all(isinstance(number, float) for number in numbers):
-        return np.repeat(np.array(numbers, dtype=np.float32), lengths)
-    return np.concatenate([np.full(n, number, np.float32) for number, n in zip(numbers, lengths, strict=True)])
+def _spread(numbers: Sequence[float], lengths: Sequence[int]) -> FloatArray:
+    """One number a row, as float32 [tokens]."""
+    return np.repeat(np.array(numbers, dtype=np.float32), lengths)
 
 
 def _tokens(arrays: Sequence[NDArray], like: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from dapo.loop.fates import divide, expired
 from dapo.loop.history import PromptHistory
 from dapo.loop.open_group import OpenGroup
 from dapo.loop.outcomes import fails_on_everything, stopped, warn_of_old_groups
-from dapo.loop.progress import Watching, shares, step_metrics
+from dapo.loop.progress import Watching, end_step, shares
 from dapo.loop.refill import Refill, is_full
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
@@ -59,9 +59,10 @@ class StreamingCollector:
         overlaps: bool = False,
         turn: float | None = None,
     ) -> None:
-        """``watch`` hears of every judged group, and now and then; ``reads_answers``: see ``outcomes.shares_of``.
-
-        Args (of the last two, the others are settings):
+        """
+        Args (of the last four, the others are settings):
+            watch: hears of every judged group, and now and then.
+            reads_answers: the verifier of the accuracy names the answers that it reads.
             overlaps: engines work on while the learner learns: ``collect`` neither begins a step that has begun nor
                 pauses at its end.
             turn: seconds after which ``collect`` looks at scores again though no response ended; then no score is
@@ -205,7 +206,7 @@ class StreamingCollector:
             batch += copied
         finished, judged = account.finished_groups(batch), shares(self)
         self.begun = False
-        return StepBatch(self.step, batch, finished, step_metrics(self, batch), judged)
+        return StepBatch(self.step, batch, finished, end_step(self, batch), judged)
 
     def state(self) -> dict[str, Any]:
         """Everything the next batch depends on, as a tree of plain values and arrays.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from dapo.config.schema import DynamicSampling
 from dapo.contracts.enums import Verdict
@@ -30,44 +29,6 @@ log = logging.getLogger(__name__)
 HOPELESS = 32
 COMMONEST = 3
 """Reasons of unscored responses that are evidence, by their number."""
-
-
-def shares_of(
-    account: Account,
-    prompts_per_step: int,
-    group_size: int,
-    correct_at: float,
-    truncated_vote: bool,
-    reads_answers: bool,
-    ended: Literal["data", "retired"] | None = None,
-) -> Shares:
-    """What was judged in this step, for ``dapo.observe.why``.
-
-    Args:
-        reads_answers: the verifier of the accuracy names the answers that it reads.
-        ended: what ended the prompts.
-    """
-    return Shares(
-        kept=account.share(Verdict.KEPT),
-        all_correct=account.share(Verdict.ALL_CORRECT),
-        all_wrong=account.share(Verdict.ALL_WRONG),
-        uniform=account.share(Verdict.UNIFORM),
-        out_of_band=account.share(Verdict.OUT_OF_BAND),
-        too_few_scored=account.share(Verdict.TOO_FEW_SCORED),
-        judged=account.judged_groups,
-        truncated=account.truncated_share(),
-        accuracy=account.accuracy(),
-        correct_at=correct_at,
-        answered=account.answered / account.scored if reads_answers and account.scored else None,
-        truncated_vote=truncated_vote,
-        unscored=dict(account.unscored.most_common()),
-        prompts_per_step=prompts_per_step,
-        group_size=group_size,
-        dispatched=int(account.count["groups/dispatched"]),
-        generated_tokens=account.generated_tokens,
-        data_ended=ended == "data",
-        all_retired=ended == "retired",
-    )
 
 
 def filling(step: int, kept: int, shares: Shares, waiting: int = 0) -> CollectProgress:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dapo.contracts.enums import Verdict
 from dapo.contracts.evidence import CollectProgress, Shares
 from dapo.contracts.types import Group
 from dapo.loop.account import held_tokens
-from dapo.loop.outcomes import filling, shares_of
+from dapo.loop.outcomes import filling
 from dapo.loop.source_metrics import source_metrics
 
 if TYPE_CHECKING:
@@ -39,20 +40,34 @@ class Watching:
 
 
 def shares(collector: StreamingCollector) -> Shares:
-    """What became of the groups that were judged in this step."""
-    return shares_of(
-        collector.account,
-        collector.prompts_per_step,
-        collector.group_size,
-        collector.settings.correct_at,
-        collector.algorithm.truncated_vote,
-        collector.reads_answers,
-        collector.selector.ended,
+    """What became of the groups that were judged in this step, for ``dapo.observe.why``."""
+    account, ended = collector.account, collector.selector.ended
+    named = collector.reads_answers and account.scored
+    return Shares(
+        kept=account.share(Verdict.KEPT),
+        all_correct=account.share(Verdict.ALL_CORRECT),
+        all_wrong=account.share(Verdict.ALL_WRONG),
+        uniform=account.share(Verdict.UNIFORM),
+        out_of_band=account.share(Verdict.OUT_OF_BAND),
+        too_few_scored=account.share(Verdict.TOO_FEW_SCORED),
+        judged=account.judged_groups,
+        truncated=account.truncated_share(),
+        accuracy=account.accuracy(),
+        correct_at=collector.settings.correct_at,
+        answered=account.answered / account.scored if named else None,
+        truncated_vote=collector.algorithm.truncated_vote,
+        unscored=dict(account.unscored.most_common()),
+        prompts_per_step=collector.prompts_per_step,
+        group_size=collector.group_size,
+        dispatched=int(account.count["groups/dispatched"]),
+        generated_tokens=account.generated_tokens,
+        data_ended=ended == "data",
+        all_retired=ended == "retired",
     )
 
 
-def step_metrics(collector: StreamingCollector, batch: Sequence[Group]) -> dict[str, float]:
-    """The metrics of a step whose batch is taken; what comes from now on counts for the next one."""
+def end_step(collector: StreamingCollector, batch: Sequence[Group]) -> dict[str, float]:
+    """Close the books of a step whose batch is taken: its metrics. What comes from now on counts for the next one."""
     account, selector = collector.account, collector.selector
     account.count["sampling/skipped_prompts"] = selector.skipped
     engine = account.end(collector.engine.stats())

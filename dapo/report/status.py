@@ -57,7 +57,7 @@ def status_of(run: Run, now: float | None = None) -> Status:
     title = _TITLES[state]
     if state == "running" and not run.rows:
         title = "starting"
-    if state == "interrupted" and isinstance(_evidence(run), OutOfTime):
+    if state == "interrupted" and out_of_time(run):
         title = "out of time"
     return Status(
         state=state,

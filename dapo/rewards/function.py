@@ -61,8 +61,6 @@ def read_values(result: Any, name: str) -> dict[str, float]:
         ValueError: anything else; the message begins with "not a number", or with "name" where a key cannot name a
             metric.
     """
-    if type(result) is float and math.isfinite(result):
-        return {name: result}
     if not isinstance(result, Mapping):
         return {name: _number(result)}
     if len(result) > MAX_VALUES:

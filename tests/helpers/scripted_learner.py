@@ -174,7 +174,7 @@ class ScriptedLearner:
             flags={name: np.zeros(len(new), dtype=np.bool_) for name in ("clip_low", "clip_high", "clip_dual")},
         )
         loss = -sum(
-            float((row.loss_weights() * row.advantages() * one)[row.loss_mask].sum(dtype=np.float64))
+            float((row.loss_weights() * row.advantage * one)[row.loss_mask].sum(dtype=np.float64))
             for row, one in zip(rows, news, strict=True)
         )
         parts = [stat("train/loss", loss, 0), stat("train/loss_tokens", len(new), 0)]
@@ -187,7 +187,7 @@ class ScriptedLearner:
     def _update(self, rows: Sequence[Row], p: NDArray[np.float64], rate: float) -> Stats:
         gradient = np.zeros(len(p))
         for row in rows:
-            factors = (row.loss_weights() * row.advantages())[row.loss_mask].astype(np.float64)
+            factors = (row.loss_weights() * row.advantage)[row.loss_mask].astype(np.float64)
             np.subtract.at(gradient, row.token_ids[row.loss_mask] % len(p), factors)
             gradient += factors.sum() * p
         norm = math.nan if self.diverge else float(np.linalg.norm(gradient))
