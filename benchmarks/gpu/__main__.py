@@ -15,6 +15,7 @@ import platform
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ def main() -> int:
             return 2
         print("what needs them is left out, by name, and the rest is run")
     limits = (arguments.seconds or TOTAL_SECONDS, arguments.seconds or REHEARSAL_SECONDS)
-    results = Runner(parts, arguments.plan, arguments.device, limits, arguments.out, describe).run()
+    say = partial(print, flush=True)  # line by line, into a file or a pipe, too
+    results = Runner(parts, arguments.plan, arguments.device, limits, arguments.out, describe, say).run()
     print()
     print("\n".join(results.lines()))
     print(f"\nresults: {results.folder}")

@@ -149,7 +149,8 @@ def float32_memory(room: Room) -> None:
     """Grouped heads in float32: keeping all scores of 16,384 tokens would take ten gigabytes and more a layer."""
     if not room.on_card:
         raise Skipped("a CPU does not count its tensors' bytes")
-    segments = _segments(512, (1024,) * 7, groups=2)
+    prompt, lengths = room.sized((512, (1024,) * 7), (8, (12,) * 3))
+    segments = _segments(prompt, lengths, groups=2)
     q, k, v, weight = _tensors(room, torch.float32, segments[-1].stop, 14, 2, 64)
     context = PackedContext(segments, q.device)
     reset_peak(room.device)

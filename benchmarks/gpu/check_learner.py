@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.gpu.child import tidy
 from benchmarks.gpu.made import (
     CLIP,
     Reference,
@@ -104,7 +105,7 @@ def checkpointing(room: Room) -> None:
         )
         learner = make_learner(loaded, betas=BETAS, microbatch_tokens=1 << 20)
         rows = sampled_as(rows, learner.logprobs(rows).result()) if not flag else rows
-        reset_peak(room.device)
+        tidy(room.device)  # nothing of the first learner may go while the second is measured
         held = torch.cuda.memory_allocated() if room.on_card else 0
         learn(learner, rows)
         peak = peak_bytes(room.device) - held if room.on_card else 0
@@ -141,11 +142,12 @@ def cpu_offload(room: Room) -> None:
     for offload in (False, True):
         place = RankPlace(0, Shape(cpu_offload=offload), f"file://{room.folder / f'meet-{offload}'}", 60.0)
         held = torch.cuda.memory_allocated() if room.on_card else 0
-        rank = open_rank(
-            place, model, Learner(max_grad_norm=None, betas=BETAS, microbatch_tokens=4096), 1.0,
-            clip_objective(low=CLIP[0], high=CLIP[1]), device=torch.device(room.device),
-        )  # fmt: skip
+        rank = None
         try:
+            rank = open_rank(
+                place, model, Learner(max_grad_norm=None, betas=BETAS, microbatch_tokens=4096), 1.0,
+                clip_objective(low=CLIP[0], high=CLIP[1]), device=torch.device(room.device),
+            )  # fmt: skip
             (step,) = plan_step(LearnStep([rows], [RATE], 0), 4096)
             rank.learn(step)
             where = "in the processor's memory" if offload else "on the device"
@@ -158,8 +160,9 @@ def cpu_offload(room: Room) -> None:
             if room.on_card:
                 room.note(f"slices {where}: bytes on the card", torch.cuda.memory_allocated() - held, "B")
         finally:
-            del rank
-            dist.destroy_process_group()
+            rank = None
+            if dist.is_initialized():  # whatever failed: the parts behind this one are alone in their process
+                dist.destroy_process_group()
 
 
 def _whole(parameter: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """The process that runs parts, one after the other, and tells its parent of each row at once.
 
-It ends when its parent does, and after an error that leaves the card unusable: the parent then starts another one.
+It ends when its parent does, after an error that leaves the card unusable, and after a part that leaves memory or state
+behind: the parent then starts another one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from benchmarks.gpu.plan import Part
 from benchmarks.gpu.room import Room, Row, Skipped
 
-UNUSABLE = 3  # exit code: the card, or torch's view of it, is not to be trusted any more
+UNUSABLE = 3  # exit code: the next part needs a process of its own
 _RAN = ("passed", "failed", "error")
 LEAST_SECONDS = 4.0  # a part is not begun with less
 
@@ -50,7 +51,7 @@ def run_parts(
             device, Path(), min(ends, began + part.limit(device != "cpu")), lambda row, p=part: write(p, row), known
         )
         status, said = _run(part, room)
-        unusable = status in _RAN and not tidy(device)
+        unusable = status in _RAN and (part.spoils or not tidy(device))
         row = {"event": "end", "part": part.name, "status": status, "said": said, "unusable": unusable}
         tell({**row, "seconds": round(time.monotonic() - began, 2)})
         if unusable:
@@ -101,6 +102,8 @@ def tidy(device: str) -> bool:
 
     try:
         torch.cuda.synchronize()
+        # each stream that products ran on keeps some 32 MiB, and every engine records its graphs on one of its own
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     except Exception:
@@ -116,6 +119,17 @@ def find_device(wanted: str) -> tuple[str, str]:
     if wanted == "cpu" or not torch.cuda.is_available():
         return "cpu", ""
     return "cuda", torch.cuda.get_device_name()
+
+
+def why_no_card() -> str:
+    """What keeps torch from a card, in its own words: a build for CPUs, no driver, or one that is too old for it."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except Exception as error:  # torch's kinds differ by what is missing
+        return f"torch {torch.__version__}: {str(error).strip().partition(chr(10))[0]}"
+    return f"torch {torch.__version__} counts {torch.cuda.device_count()} devices"
 
 
 def _end_with_parent() -> None:
@@ -138,7 +152,8 @@ def main() -> None:
             report.write(json.dumps(row) + "\n")
 
         device, card = getattr(plan, "find_device", find_device)(order["device"])  # tests bring devices of their own
-        tell({"event": "hello", "device": device, "card": card})
+        why = "" if card or order["device"] == "cpu" else getattr(plan, "why_no_card", why_no_card)()
+        tell({"event": "hello", "device": device, "card": card, "why": why})
         with open(sys.stdin.readline().strip(), "ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)

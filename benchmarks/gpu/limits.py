@@ -19,6 +19,8 @@ def card_limits(room: Room) -> None:
 
 def _bandwidth(room: Room) -> float:
     count = room.sized(2**31, 2**22)  # 4 GiB of bfloat16, many times any cache
+    if room.on_card:
+        count = min(count, torch.cuda.mem_get_info()[0] // 16)  # a slice of a card
     source = torch.ones(count, device=room.device, dtype=torch.bfloat16)
     target = torch.empty_like(source)
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), room.device, 10)

@@ -27,6 +27,7 @@ class Part:
     arguments: tuple[tuple[str, str], ...] = ()
     needs: tuple[str, ...] = ()  # modules without which it is left out, by name
     card: str = ""  # why a rehearsal without a card leaves it out; "": it is rehearsed
+    spoils: bool = False  # what it starts does not leave the process as it was: the next part gets another one
 
     @property
     def keywords(self) -> dict[str, str]:
@@ -201,6 +202,7 @@ PLAN: tuple[Part, ...] = (
         "vLLM takes weights three times, sleeps, gives memory back and wakes",
         needs=("vllm", *_RECIPE),
         card=_VLLM,
+        spoils=True,  # its groups, compiled code and captured graphs
     ),
     _part(
         "benchmark",
@@ -255,6 +257,7 @@ PLAN: tuple[Part, ...] = (
         arguments={"size": "0.5b"},
         needs=("vllm", *_RECIPE),
         card=_VLLM,
+        spoils=True,  # its groups, compiled code and captured graphs
     ),
     _part(
         "check",

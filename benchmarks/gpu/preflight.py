@@ -47,7 +47,7 @@ def _card(room: Room) -> None:
     room.note("memory", total / _GIB, "GiB")
     room.expect("free memory, share of all", free / total, at_least=0.8)
     room.note("cards that torch sees", torch.cuda.device_count())
-    for name, value in _asked().items():
+    for name, value in _asked(f"GPU-{properties.uuid}").items():
         room.note(f"nvidia-smi: {name}", value)
     room.expect_true("bfloat16 is the card's own", torch.cuda.is_bf16_supported(including_emulation=False))
     for shape in PUBLISHED.values():
@@ -55,11 +55,11 @@ def _card(room: Room) -> None:
         room.expect_true(f"{shape.name}: heads of {size} fit the kernels", size % 8 == 0 and size <= 256)
 
 
-def _asked() -> dict[str, str]:
-    """What nvidia-smi says, where there is one."""
-    command = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
+def _asked(card: str) -> dict[str, str]:
+    """What nvidia-smi says of the card, where there is one; by name, as it numbers them its own way."""
+    command = ["nvidia-smi", f"--id={card}", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        said = subprocess.run(command, capture_output=True, text=True, timeout=8, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return {"answer": f"none ({type(error).__name__})"}
     return dict(zip(_FIELDS, (value.strip() for value in said.strip().split(",")), strict=False))
@@ -83,15 +83,17 @@ def _varlen(room: Room) -> None:
     """One call with two sequences: queries end where their keys end, as packed rows assume."""
     from torch.nn.attention.varlen import varlen_attn
 
-    generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v = (torch.randn(n, 4, 64, device="cuda", dtype=torch.bfloat16, generator=generator) for n in (5, 12, 12))
-    queries, keys = (torch.tensor(at, device="cuda", dtype=torch.int32) for at in ([0, 2, 5], [0, 5, 12]))
+    generator = torch.Generator(room.device).manual_seed(0)
+    q, k, v = (
+        torch.randn(n, 4, 64, device=room.device, dtype=torch.bfloat16, generator=generator) for n in (5, 12, 12)
+    )
+    queries, keys = (torch.tensor(at, device=room.device, dtype=torch.int32) for at in ([0, 2, 5], [0, 5, 12]))
     found = varlen_attn(q, k, v, queries, keys, 3, 7, scale=0.125, window_size=(-1, 0))
     found = found if isinstance(found, torch.Tensor) else found[0]
     expected = []
     for (q0, q1), (k0, k1) in (((0, 2), (0, 5)), ((2, 5), (5, 12))):
         scores = torch.einsum("qhd,khd->hqk", q[q0:q1].double(), k[k0:k1].double()) * 0.125
-        seen = torch.ones(q1 - q0, k1 - k0, device="cuda", dtype=torch.bool).tril((k1 - k0) - (q1 - q0))
+        seen = torch.ones(q1 - q0, k1 - k0, device=room.device, dtype=torch.bool).tril((k1 - k0) - (q1 - q0))
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         expected.append(torch.einsum("hqk,khd->qhd", weights, v[k0:k1].double()))
     wanted = torch.cat(expected)

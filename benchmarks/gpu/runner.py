@@ -154,8 +154,12 @@ class Runner:
         if self.results is None:
             card = row["card"]
             self._ends = self._began + self.seconds[not card]
-            self.results = Results(folder_for(self.out, card), self.describe(card), self.parts)
-            self.say(f"{card or 'no CUDA device: a rehearsal at small sizes on the CPU'}; {self.results.folder}")
+            machine = self.describe(card)
+            if why := row.get("why"):
+                machine["no card"] = why
+            self.results = Results(folder_for(self.out, card), machine, self.parts)
+            rehearsal = f"no CUDA device{f' ({why})' if why else ''}: a rehearsal at small sizes on the CPU"
+            self.say(f"{card or rehearsal}; {self.results.folder}")
         _tell(process, str(self.results.folder / LOG))
         self._since = time.monotonic()
 

@@ -74,6 +74,8 @@ def _embedded(
     took, made = time.perf_counter() - began, engine.clock - clock
     recorded = engine.graphs
     engine.close()
+    if not made:
+        raise Skipped("the time was over")
     rate = rows * made / took
     what = f"embedded ({engine.decoder_name}), {rows} rows" + (", no graphs" if graphs is False else "")
     if recorded is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape
@@ -83,7 +84,11 @@ def _recipe(room: Room, shape: Shape, steps: int) -> Any:
 
 
 def run_steps(room: Room, recipe: Any) -> tuple[list[dict[str, float]], int]:
-    """The metrics of each step, and the bytes that `dapo check` estimates for such a run."""
+    """The metrics of each step, and the bytes that `dapo check` estimates for such a run.
+
+    Raises:
+        Skipped: the card has less memory than that.
+    """
     from dapo.cli.check_memory import estimate_memory
     from dapo.observe.console import Console
     from dapo.run.session import Session
@@ -94,6 +99,8 @@ def run_steps(room: Room, recipe: Any) -> tuple[list[dict[str, float]], int]:
         try:
             longest = max(len(prompt.token_ids) for prompt in session.data.train)
             memory = estimate_memory(recipe, session.facts, longest).total
+            if room.on_card and memory > (whole := torch.cuda.mem_get_info()[1]):
+                raise Skipped(f"dapo check expects {memory / 2**30:.0f} GiB, the card has {whole / 2**30:.0f}")
             trainer = session.trainer(recorder, _Nowhere(room.folder / "checkpoints"))
             trainer.run()
         finally:

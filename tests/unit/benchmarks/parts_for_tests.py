@@ -12,7 +12,11 @@ from benchmarks.gpu.room import Skipped
 
 
 def find_device(wanted):
-    return ("cpu", "") if wanted == "cpu" else ("cuda", "Card of Paper 3000")
+    return ("cpu", "") if wanted == "cpu" or "NO_PAPER" in os.environ else ("cuda", "Card of Paper 3000")
+
+
+def why_no_card():
+    return "no paper"
 
 
 def tidy(device):
@@ -39,6 +43,10 @@ def raises(room):
     raise RuntimeError("the kernel\ndoes not like | this")
 
 
+def process(room):
+    room.note("process", os.getpid())
+
+
 def skips(room):
     raise Skipped("no such thing here")
 
@@ -53,8 +61,8 @@ def hangs(room):
     time.sleep(1000)
 
 
-def _part(name, seconds=30.0, **options):
-    return Part(name, "check", seconds, f"shows {name}", f"parts_for_tests:{name}", **options)
+def _part(name, seconds=30.0, target=None, **options):
+    return Part(name, "check", seconds, f"shows {name}", f"parts_for_tests:{target or name}", **options)
 
 
 PLAN = (
@@ -63,6 +71,8 @@ PLAN = (
     _part("raises"),
     _part("killed"),
     _part("reads"),
+    _part("spoils", target="process", spoils=True),
+    _part("afterwards", target="process"),
     _part("needs", needs=("no_such_module",)),
     _part("skips"),
     _part("hangs", seconds=8.0),

@@ -46,7 +46,8 @@ def test_every_part_ends_with_its_own_status_and_the_next_is_run(ran):
     ends = {name: row["status"] for name, row in results.ends.items()}
     assert ends == {
         "good": "passed", "bad": "failed", "raises": "error", "killed": "died", "reads": "passed",
-        "needs": "skipped", "skips": "skipped", "hangs": "timeout", "late": "not reached",
+        "spoils": "passed", "afterwards": "passed", "needs": "skipped", "skips": "skipped", "hangs": "timeout",
+        "late": "not reached",
     }  # fmt: skip
     assert results.bad == ["bad", "raises", "killed", "hangs"]
     assert len(said) == 1 + len(ends)
@@ -67,6 +68,24 @@ def test_rows_are_written_at_once_and_later_parts_read_them_in_another_process(r
     assert found["killed", "last words"] == 1  # its process died at once
     assert "before it" in {what for _, what in found}
     assert found["reads", "read"] == 14.0  # ``reads`` runs in another process than ``good``
+
+
+def test_behind_a_part_that_spoils_its_process_comes_another_one(ran):
+    processes = {row["part"]: row["value"] for row in rows(ran[0].folder) if row.get("what") == "process"}
+    assert processes["spoils"] != processes["afterwards"]
+
+
+def test_a_rehearsal_says_why_there_is_no_card_unless_it_was_asked_for(tmp_path):
+    for device, said in (("auto", "no CUDA device (no paper): a rehearsal"), ("cpu", "no CUDA device: a rehearsal")):
+        lines: list[str] = []
+        runner = Runner(parts_for_tests.PLAN[:1], "parts_for_tests", device, (600.0, 600.0), tmp_path / device,
+                        lambda card: {"card": card, "date": "2026-01-01"}, lines.append)  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(HERE))
+            patch.setenv("NO_PAPER", "1")
+            results = runner.run()
+        assert lines[0].startswith(said)
+        assert ("- no card: no paper" in results.lines()) == (device == "auto")
 
 
 def test_a_part_over_its_limit_takes_its_own_processes_with_it(ran):
