@@ -25,7 +25,7 @@ def import_recipe(
     force: Annotated[bool, typer.Option("--force", help="Write over RECIPE.")] = False,
 ) -> int:
     """Another trainer's configuration as a recipe, each line with its origin. Nothing in it is executed."""
-    from dapo.importing import import_file
+    from dapo.importing import ARGUMENTS, import_file
 
     if out is not None and out.exists() and not force:
         raise RecipeError(f"{out} exists; give another name, or --force to write over it")
@@ -45,7 +45,6 @@ def import_recipe(
         print(f"settings without a line, listed at its end with the reason: {len(reading.apart)}")
     if made.refused:
         print(f"`dapo check` will refuse it until this is settled:\n{made.refused}")
-    flags = {"model.path": "model.path=NAME_OR_FOLDER", "data.train": "data.train.0.path=FILE"}
-    needed = " ".join(flags[key] for key in made.missing)
+    needed = " ".join(ARGUMENTS[key] for key in made.missing)
     print(f"look at it with: dapo check {out}{f' {needed}' if needed else ''}")
     return 0

@@ -5,5 +5,6 @@ what several keys mean together is worked out by one module for each trainer.
 """
 
 from dapo.importing.convert import Imported, import_file, import_text
+from dapo.importing.recipe import ARGUMENTS
 
-__all__ = ["Imported", "import_file", "import_text"]
+__all__ = ["ARGUMENTS", "Imported", "import_file", "import_text"]

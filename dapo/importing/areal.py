@@ -67,7 +67,9 @@ def _loss(r: Reading) -> None:
     shared.plain_learner_ratio(r)
     apart = r.flag("actor.use_decoupled_loss", default=False)
     again = r.flag("actor.recompute_logprob", default=False)
-    if not apart.value and not again.value:
+    if apart.value or again.value:
+        r.put("algorithm.old_logprobs", "learner", *(found for found in (apart, again) if found.value))
+    else:
         r.put("algorithm.old_logprobs", "sampler", apart, note="without them AReaL's ratio runs against the sampler")
         if r.need("gconfig.top_p", default=1.0).value != 1:
             r.put("algorithm.old_logprobs", "learner", note="top_p below 1 needs it here")
@@ -219,9 +221,8 @@ def _running(r: Reading) -> None:
     top_k = r.number("gconfig.top_k")
     top_p = r.number("gconfig.top_p", default=1.0)
     shared.sampling(r, r.need("gconfig.temperature", default=1.0), top_p, top_k)
-    backend = str(r.text("allocation_mode", "rollout.backend", default="sglang").value)
-    name = r.text("allocation_mode", "rollout.backend", default="sglang")
-    shared.engine(r, Found("vllm" if "vllm" in backend else "sglang", name.said, name.given))
+    backend = r.text("allocation_mode", "rollout.backend", default="sglang")
+    shared.engine(r, Found("vllm" if "vllm" in backend.value else "sglang", backend.said, backend.given))
     stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
     if stale is not None and stale.value:
         r.put("rollout.max_staleness", int(stale.value), stale, note="the same unit: versions of the weights")
@@ -250,9 +251,7 @@ def _running(r: Reading) -> None:
             kind["split"] = "train" if part == "train" else "test"
         shared.data(r, part, found, **kind)
     shared.shuffled(r, "train_dataset.shuffle")
-    seed, trial, experiment = r.number("seed"), r.find("trial_name"), r.find("experiment_name")
+    shared.run_name(r, r.find("experiment_name"), r.find("trial_name"))
+    seed = r.number("seed")
     if seed is not None:
         r.put("run.seed", int(seed.value), seed)
-    if experiment is not None or trial is not None:
-        words = [str(f.value) for f in (experiment, trial) if f is not None]
-        r.put("run.name", "-".join(words).replace("/", "-"), experiment, trial)

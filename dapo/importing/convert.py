@@ -68,13 +68,14 @@ def import_text(
         raise RecipeError(f"--from {system}: expected one of {', '.join(SYSTEMS)}")
     source = _read(text, name, folder)
     system = system or recognise(source)
-    if system == "trl" or system == "ms-swift":
+    if system in ("trl", "ms-swift"):
         source.settings = {_flat(key): given for key, given in source.settings.items()}
     source.devices = devices or source.devices
     reading = Reading(source, SYSTEMS[system])
     _CONVERT[system](reading)
     _by_the_table(reading)
     refused = _without_idle_lines(reading)
+    _list_what_stands_nowhere(reading)
     missing = tuple(key for key in ("model.path", "data.train") if key not in reading.lines)
     return Imported(system, recipe_text(reading, missing), reading, missing, refused)
 
@@ -136,6 +137,19 @@ def _by_the_table(r: Reading) -> None:
             r.apart.append(Apart(what, "not known to `dapo import`: nothing was made of it"))
     for what, why in r.source.unresolved:
         r.apart.append(Apart(what, f"could not be read: {why}"))
+
+
+def _list_what_stands_nowhere(r: Reading) -> None:
+    """A switch that is off, what only such a switch would read, a word that no line was made of: nothing is lost."""
+    said = "\n".join([*(line.comment for line in r.lines.values()), *(entry.what for entry in r.apart), *r.said])
+    for key, given in r.source.settings.items():
+        if (
+            key in r.used
+            and given.value is not None
+            and not re.search(rf"(?<![\w.]){re.escape(key)}(?![\w-]|\.\w)", said)
+        ):
+            what = f"{key} = {shown(given.value)}"
+            r.apart.append(Apart(what, "read, and no line came of it beside the other settings"))
 
 
 def _without_idle_lines(r: Reading) -> str:

@@ -20,9 +20,6 @@ _MODES = {
 }
 
 
-_FEWER = "a rollout gives that many times fewer optimiser steps"
-
-
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What one of the two takes where nothing is said.
@@ -111,7 +108,8 @@ def _sizes(r: Reading, d: Defaults) -> None:
     shared.minibatch_of_responses(r, total, group, step)
     again = r.number("num_iterations", default=1)
     if again is not None and again.value > 1:
-        r.drop(again, f"every minibatch is trained on once here, {again.value} times there: {_FEWER}")
+        once = f"every minibatch is trained on once here, {again.value} times there"
+        r.drop(again, f"{once}: a rollout gives that many times fewer optimiser steps")
     longest = r.count("max_completion_length", default=512)
     r.put("rollout.max_response_tokens", longest.value, longest)
     prompt = r.number("max_prompt_length") or (r.number("max_length") if r.title == "ms-swift" else None)
@@ -203,10 +201,10 @@ def _rewards(r: Reading) -> None:
 
 def _soft_lengths(r: Reading, called: str) -> tuple[Found, Found | None]:
     """Lmax, Lcache of ``get_soft_overlong_punishment(...)``, the larger number first; of its name TRL's constants."""
-    words, numbers = called.partition("(")[1:], [int(n) for n in re.findall(r"\b\d{1,9}\b", called)]
-    if not words[0]:
+    if "(" not in called:
         said = "TRL's constant for the command line"
         return Found(1280, said, False), Found(256, said, False)
+    numbers = [int(n) for n in re.findall(r"\b\d{1,9}\b", called)]
     if len(numbers) == 2:
         said = f"from reward_funcs {called}"
         return Found(max(numbers), said, True), Found(min(numbers), said, True)
@@ -307,16 +305,11 @@ def _running(r: Reading, d: Defaults) -> None:
     r.choose("model.dtype", dtype if dtype.given else Found(dtype.value, half.said, half.given), dtypes)
     shared.data(r, "train", r.find("dataset", "train_dataset", "dataset_name"))
     shared.data(r, "validation", r.find("val_dataset", "eval_dataset"))
-    report = r.find("report_to")
-    if report is not None and "wandb" in str(report.value):
-        r.put("logging.wandb", "huggingface", report)
-    if report is not None and "tensorboard" in str(report.value):
-        r.put("logging.tensorboard", True, report)
-    seed, run = r.number("seed"), r.find("run_name")
+    shared.trackers(r, r.find("report_to"), otherwise="huggingface")
+    shared.run_name(r, r.find("run_name"))
+    seed = r.number("seed")
     if seed is not None:
         r.put("run.seed", int(seed.value), seed)
-    if run is not None:
-        r.put("run.name", str(run.value).replace("/", "-"), run)
 
 
 def _optimiser_steps(r: Reading) -> int:

@@ -88,8 +88,7 @@ def _correction(r: Reading) -> None:
         kind = Found("tis", high.said, True)
     if not r.choose(f"{FIX}.kind", kind, names):
         return
-    if not kind.value:
-        r.put(f"{FIX}.kind", "untruncated", on)
+    r.put(f"{FIX}.kind", r.lines[f"{FIX}.kind"].value, on, kind if kind.value else None)
     if high is not None:
         r.put(f"{FIX}.cap", float(high.value), high)
     if low is not None and kind.value in ("icepop", "seq-mask-tis"):
@@ -275,8 +274,7 @@ def _running(r: Reading) -> None:
     project, run = r.find("logger.wandb.project"), r.find("logger.wandb.name")
     if wandb.value:
         r.put("logging.wandb", str(project.value) if project else "grpo-dev", wandb, project)
-    if run is not None:
-        r.put("run.name", str(run.value).replace("/", "-"), run)
+    shared.run_name(r, run)
     board = r.flag("logger.tensorboard_enabled", default=False)
     if board.value:
         r.put("logging.tensorboard", True, board)

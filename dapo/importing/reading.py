@@ -104,7 +104,7 @@ class Reading:
         return Found(default, f"{self.title}'s default of {keys[0]}", False)
 
     def text(self, *keys: str, default: str = "") -> Found:
-        """As ``find``, for a word, in lower case."""
+        """As ``find``, for a word."""
         found = self.find(*keys)
         if found is not None:
             return Found(str(found.value), found.said, True)

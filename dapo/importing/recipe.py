@@ -15,6 +15,8 @@ from dapo.importing.reading import Reading
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "y", "n", "nan", "inf"}
 _WIDTH = 46
+ARGUMENTS = {"model.path": "model.path=NAME_OR_FOLDER", "data.train": "data.train.0.path=FILE"}
+"""How a command gives what the source does not hold."""
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,9 +40,10 @@ def recipe_text(r: Reading, missing: Sequence[str]) -> str:
         "# Look at it with `dapo check`. What is not here, or means something else, is listed at the end.",
         "preset: dapo                                  # what no line below sets",
     ]
-    flags = {"model.path": "model.path=NAME_OR_FOLDER", "data.train": "data.train.0.path=FILE"}
     for key in missing:
-        lines.append(f"# {key}: FILL IN. {_said(r.source.name)} does not say it; or give {flags[key]} with the command")
+        lines.append(
+            f"# {key}: FILL IN. {_said(r.source.name)} does not say it; or give {ARGUMENTS[key]} with the command"
+        )
     open_sections: list[str] = []
     for key in keys:
         *sections, last = key.split(".")

@@ -195,6 +195,44 @@ def epochs_and_steps(r: Reading, steps: Found | None, epochs: Found | None) -> N
         r.put("trainer.steps", ENDLESS, epochs, note="no number of steps there: the run ends with data.epochs")
 
 
+def trained_once(r: Reading, key: str) -> None:
+    """Passes over the same minibatches, of which there is one here."""
+    passes = r.number(key)
+    if passes is not None:
+        fewer = "every minibatch is trained on once here, so a step makes fewer updates"
+        r.drop(passes, "as here, where every minibatch is trained on once" if passes.value == 1 else fewer)
+
+
+def run_name(r: Reading, *founds: Found | None) -> None:
+    """Of the words that are given; a folder is called so."""
+    words = [str(found.value) for found in founds if found is not None]
+    if words:
+        r.put("run.name", "-".join(words).replace("/", "-"), *founds)
+
+
+def trackers(r: Reading, found: Found | None, project: Found | None = None, *, otherwise: str = "") -> None:
+    """Where numbers go as well, by the words of a setting or of a list.
+
+    Args:
+        r: what is read.
+        found: the setting, where it stands in the source.
+        project: of W&B.
+        otherwise: the trainer's project where none is given.
+    """
+    if found is None:
+        return
+    words = re.findall(r"\w+", str(found.value).lower())
+    if "wandb" in words:
+        r.put("logging.wandb", otherwise if project is None else str(project.value), found, project)
+    if "tensorboard" in words:
+        r.put("logging.tensorboard", True, found)
+    if others := [word for word in ("mlflow", "trackio") if word in words]:
+        r.put("logging.trackers", others, found)
+    ours = {"wandb", "tensorboard", "mlflow", "trackio", "console", "file", "none"}
+    if unknown := [word for word in words if word not in ours]:
+        r.drop(found, f"{', '.join(unknown)}: logging.trackers takes wandb, tensorboard, mlflow and trackio by name")
+
+
 def evaluation(r: Reading, samples: Found, temperature: Found, top_p: Found | None) -> None:
     """Sampled evaluation; temperature 0 there is a greedy response here."""
     if temperature.value == 0:
@@ -238,11 +276,8 @@ def data(r: Reading, part: str, found: Found | None, **fields: Any) -> None:
             r.drop(found, f"files or names of data sets are expected; set data.{part}")
             return
         local = path.startswith(("/", ".", "~")) or re.search(r"\.(jsonl?|parquet|csv|arrow)$", path)
-        hub = path.partition("#")[0].partition(":")
-        named = path if local else f"hub:{path.partition('#')[0]}"
-        if not local and hub[1]:  # `AI-MO/NuminaMath:subset`
-            named = f"hub:{path.partition('#')[0]}"
-        taken = path.partition("#")[2]
+        name, _, taken = path.partition("#")  # `AI-MO/NuminaMath:subset#500`
+        named = path if local else f"hub:{name}"
         sources.append({"path": named, **fields, **({"size": int(taken)} if taken.isdigit() and int(taken) else {})})
     r.put(f"data.{part}", sources, found, note="look at it with `dapo check`")
 

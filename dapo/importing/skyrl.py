@@ -28,9 +28,7 @@ def convert(r: Reading) -> None:
     prompt = r.count("trainer.max_prompt_length", "generator.max_input_length", default=512)
     r.used.add("generator.max_input_length")
     r.put("data.max_prompt_tokens", prompt.value, prompt)
-    again = r.number("trainer.update_epochs_per_batch", default=1)
-    if again is not None and again.value != 1:
-        r.drop(again, "every minibatch is trained on once here, so a step makes fewer updates")
+    shared.trained_once(r, "trainer.update_epochs_per_batch")
     _loss(r, prompts.value * group.value)
     _kl_and_correction(r)
     _sampling(r)
@@ -194,12 +192,8 @@ def _running(r: Reading) -> None:
     r.put("model.dtype", "bfloat16", note="SkyRL computes in bfloat16")
     shared.data(r, "train", r.find("data.train_data"), fields=_FIELDS)
     shared.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
-    logger, project = r.text("trainer.logger", default="wandb"), r.find("trainer.project_name")
-    run = r.find("trainer.run_name")
-    if run is not None:
-        r.put("run.name", str(run.value).replace("/", "-"), run)
-    if "wandb" in str(logger.value) and logger.given:
-        r.put("logging.wandb", str(project.value) if project else "skyrl", logger, project)
+    shared.run_name(r, r.find("trainer.run_name"))
+    shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="skyrl")
     stale = r.number("trainer.fully_async.max_staleness_steps")
     if stale is not None:
         r.put("rollout.max_staleness", int(stale.value), stale)

@@ -36,11 +36,7 @@ def _sizes(r: Reading, prompts: Found) -> None:
     shared.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
     r.put("data.max_prompt_tokens", (p := r.count("data.max_prompt_length", default=512)).value, p)
     r.put("rollout.max_response_tokens", (m := r.count("data.max_response_length", default=512)).value, m)
-    epochs = r.number(f"{_ACTOR}.ppo_epochs", default=1)
-    if epochs is not None and epochs.value != 1:
-        r.drop(epochs, "every minibatch is trained on once here, so a step makes fewer updates")
-    else:
-        r.find(f"{_ACTOR}.ppo_epochs")
+    shared.trained_once(r, f"{_ACTOR}.ppo_epochs")
 
 
 def _clip_and_loss(r: Reading) -> None:
@@ -291,14 +287,8 @@ def _running(r: Reading) -> None:
         r.put("data.overlong_prompts", "drop", cut, note="nothing is ever cut here: a prompt over the limit is dropped")
     elif dropped.given:
         r.put("data.overlong_prompts", "drop", dropped)
-    project, run = r.find("trainer.project_name"), r.find("trainer.experiment_name")
-    loggers = r.find("trainer.logger")
-    if run is not None:
-        r.put("run.name", str(run.value).replace("/", "-"), run)
-    if loggers is not None and "wandb" in str(loggers.value):
-        r.put("logging.wandb", str(project.value) if project else "verl_examples", loggers, project)
-    if loggers is not None and "tensorboard" in str(loggers.value):
-        r.put("logging.tensorboard", True, loggers)
+    shared.run_name(r, r.find("trainer.experiment_name"))
+    shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="verl_examples")
 
 
 def _every(r: Reading, key: str, ours: str, default: int, off: str) -> None:

@@ -20,5 +20,11 @@ def test_the_three_examples_of_the_page_are_what_comes_out() -> None:
     shown = [BLOCKS[1][1] + BLOCKS[2][1], BLOCKS[4][1] + BLOCKS[5][1], BLOCKS[7][1]]
     for result, excerpt in zip(made, shown, strict=True):
         assert [line for line in excerpt.splitlines() if line not in result.text.splitlines()] == []
-        assert f"{len(result.reading.lines)} settings of {result.reading.title}" in PAGE or result.system == "nemo-rl"
+        told = (
+            f"{len(result.reading.lines)} settings of {result.reading.title}, read from {result.reading.source.name} "
+            f"({result.reading.source.form})\n"
+            f"    things that mean something else here, listed at its end: {len(result.reading.said)}\n"
+            f"    settings without a line, listed at its end with the reason: {len(result.reading.apart)}\n"
+        )
+        assert told in PAGE or result.system == "nemo-rl"
     assert len(BLOCKS) == 8
