@@ -80,7 +80,7 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
     with tempfile.TemporaryDirectory() as folder:
         with quiet_transformers():
             make_tiny_model(folder, heads=2)
-        return tokenizer, read_facts(folder, model.dtype, tokenizer=tokenizer)
+        return tokenizer, replace(read_facts(folder, model.dtype, tokenizer=tokenizer), name=model.path)
 
 
 def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Memory:

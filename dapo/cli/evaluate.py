@@ -9,6 +9,7 @@ from typing import Any
 from dapo.config import LoadedRecipe, load_recipe, recipe_from_dict
 from dapo.config.check_data import source_name
 from dapo.config.files import RESOLVED
+from dapo.config.resume import no_run
 from dapo.config.schema import DataSource, Recipe
 from dapo.errors import RecipeError
 
@@ -48,7 +49,7 @@ def evaluation_recipe(
         given["data"]["train"] = _placeholders(trained_on)
     else:
         if not sources:
-            raise RecipeError(f"{model_or_run} is not a run folder, so its data must be given: --data FILE")
+            raise RecipeError(f"{no_run(model_or_run)}. As a model it needs data to be asked: --data FILE")
         kind = "task" if all("task" in s for s in sources) else "math"
         given = {
             "model": {"path": model_or_run},

@@ -83,11 +83,15 @@ def _tell(error: DapoError) -> None:
 
 
 def _tell_of_flag(flag: str) -> None:
-    """A flag that is another trainer's key is answered with its name here."""
+    """A flag that is another trainer's key, or a setting of ours, is answered with what to write."""
     from dapo.config.peers import peer_hint
+    from dapo.config.problems import nearest
 
     if hint := peer_hint(flag):
         print(f"{hint}. Settings are written KEY=VALUE here; whole commands: dapo import SCRIPT", file=sys.stderr)
+    elif flag.startswith("--") and (near := nearest(flag[2:].replace("-", "_"))):
+        meant = " or ".join(f"`{key}=VALUE`" for key in near)
+        print(f"Settings are written KEY=VALUE here: did you mean {meant}?", file=sys.stderr)
 
 
 def _version(show: bool) -> None:

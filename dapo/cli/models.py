@@ -14,6 +14,8 @@ Best = Annotated[bool, typer.Option("--best", help="The checkpoint that is best 
 
 def _best_or(step: int | None, best: bool, run: Path | None) -> int | None:
     """The step of ``--best``, or that of ``--step``."""
+    if step is not None and run is None:
+        raise typer.BadParameter("it names a checkpoint of a run, and this is a model", param_hint="--step")
     if not best:
         return step
     if step is not None:
@@ -79,6 +81,8 @@ def evaluate(
         raise typer.BadParameter("it needs --against RUN", param_hint="--against-step")
     answers = Path(against) if against is not None and Path(against).is_file() else None
     other = recipe_against(loaded.recipe, against) if against is not None and answers is None else None
+    if against_step is not None and (other is None or other[1] is None):
+        raise typer.BadParameter(f"it names a checkpoint of a run, and {against} is none", param_hint="--against-step")
     import dapo.run
 
     second = answers if other is None else dapo.run.Subject(*other, against_step)
@@ -96,9 +100,10 @@ def export(
 ) -> int:
     """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads, with a model card."""
     from dapo.config.files import RESOLVED
+    from dapo.config.resume import no_run
 
     if not (run / RESOLVED).is_file():
-        raise RecipeError(f"{run} is not a run folder: it holds no {RESOLVED}")
+        raise RecipeError(no_run(run))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not empty; give a new folder")
     step = _best_or(step, best, run)

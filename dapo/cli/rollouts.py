@@ -34,7 +34,7 @@ def rollouts(
     first: Annotated[int | None, typer.Option(metavar="STEP", help="Leave out what came before this step.")] = None,
     last: Annotated[int | None, typer.Option(metavar="STEP", help="Leave out what came behind this step.")] = None,
 ) -> int:
-    """A run's responses as lines of JSON, equal ones once: `dapo sft RECIPE sft.train=[{path: FILE}]` imitates them."""
+    """A run's responses as lines of JSON, equal ones once: `dapo sft RECIPE sft.train.0.path=FILE` imitates them."""
     if form not in ("prompt", "messages"):
         raise typer.BadParameter(f"{form!r} is neither prompt nor messages", param_hint="--format")
     if out is not None and out.exists():

@@ -243,6 +243,10 @@ def _source(key: str, source: DataSource) -> Iterator[Problem]:
         yield Problem(key, f"a source has either `path` or `task`; {given}")
     if source.task is None and source.options:
         yield Problem(f"{key}.options", "are arguments of a procedural `task`", source.options)
+    if source.task is None and source.seed != DataSource.model_fields["seed"].default:
+        yield Problem(f"{key}.seed", "is that of a procedural `task`; files are shuffled by run.seed", source.seed)
+    if source.task is not None and source.split != DataSource.model_fields["split"].default:
+        yield Problem(f"{key}.split", "belongs to a folder or hub data set, not to a procedural task", source.split)
     if source.task is not None and (source.fields or source.format != "auto"):
         yield Problem(key, "`fields` and `format` belong to a file, not to a procedural task")
     if source.task is not None and source.task != "signed_sum" and not re.fullmatch(r"reasoning_gym/\w+", source.task):

@@ -97,8 +97,8 @@ def check_sft(r: Recipe) -> Iterator[Problem]:
         yield Problem("launch.backend", "`dapo sft` keeps its ranks on this machine: leave it local", r.launch.backend)
     if not r.sft.train:
         move = (
-            "is empty: name a file of prompts and responses or of messages, sft.train=[{path: FILE}] (`dapo rollouts "
-            "RUN --correct` makes one of a run's correct responses)"
+            "is empty: name a file of prompts and responses or of messages, sft.train.0.path=FILE (`dapo rollouts RUN "
+            "--correct` makes one of a run's correct responses)"
         )
         yield Problem("sft.train", move)
     for key, metric in (

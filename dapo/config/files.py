@@ -309,15 +309,16 @@ def _not_found(what: str, path: str, folder: Path) -> str:
     own = _expanded_user(path)
     searched = "" if own.is_absolute() else f" in {' or '.join(map(str, places))}"
     try:
-        return f"no such {what}{searched}{_nearest_place(places, own, path)}"
+        return f"no such {what}{searched}{_nearest_place(places, own, path, what != 'file')}"
     except (OSError, ValueError) as error:
         return f"no such {what}{searched} ({getattr(error, 'strerror', None) or error})"
 
 
-def _nearest_place(places: list[Path], own: Path, path: str) -> str:
+def _nearest_place(places: list[Path], own: Path, path: str, folders: bool) -> str:
     for place in places:
         target = place / own
-        there = sorted(p.name for p in target.parent.iterdir()) if target.parent.is_dir() else []
+        beside = target.parent.iterdir() if target.parent.is_dir() else []
+        there = sorted(p.name for p in beside if p.is_dir() or not folders)
         near = difflib.get_close_matches(target.stem, [Path(p).stem for p in there], 1, 0.5)
         if near:
             name = next(p for p in there if Path(p).stem == near[0])

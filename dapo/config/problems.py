@@ -92,7 +92,10 @@ def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Prob
             for key, value in _leaves(path, entry["input"]):
                 found.setdefault(key, Problem(key, unknown_key(key), value))
         elif entry["type"] == "missing" and (setting := settings().get(generic(_dotted(entry["loc"])))):
-            found.setdefault(path, Problem(path, f"missing, and it has no default: {setting.expected}. {setting.doc}"))
+            such_as = f", such as {_SUCH_AS[path]}" if path in _SUCH_AS else ""
+            found.setdefault(
+                path, Problem(path, f"missing, and it has no default: {setting.expected}{such_as}. {setting.doc}")
+            )
         else:
             value = value_at(given, path, entry["input"])
             found.setdefault(path, Problem(path, _wrong_value(path, value, entry["msg"]), value))
@@ -140,6 +143,8 @@ def _wrong_value(path: str, value: Any, message: str) -> str:
     text = f"expected {setting.expected}"
     if value is None:
         return text + "; leave the key out to get the default" if setting.default is not REQUIRED else text
+    if setting.section:
+        return text + _hint_for_section(path, value)
     if isinstance(value, str) and setting.choices:
         near = difflib.get_close_matches(value.lower().replace("-", "_"), setting.choices, 1, 0.5)
         text += f"; did you mean `{near[0]}`?" if near else ""
@@ -149,13 +154,35 @@ def _wrong_value(path: str, value: Any, message: str) -> str:
         text += f"; write {int(value)}"
     elif isinstance(value, bool) and setting.choices:
         text += "; true and false are not among them"
-    elif setting.section and not isinstance(value, (dict, list)):
-        inside = [s.name for s in settings().values() if s.path.rpartition(".")[0] in (path, f"{path}.N")]
-        text += f"; its keys: {', '.join(inside)}"
     return text
 
 
+_SUCH_AS = {
+    "model": "{path: ./my-model}",
+    "data": "{train: [{path: train.jsonl}]}",
+    "data.train": "[{path: train.jsonl}]",
+    "data.validation": "[{path: test.jsonl}]",
+    "sft.train": "[{path: examples.jsonl}]",
+    "sft.validation": "[{path: held_out.jsonl}]",
+    "rewards": "[{name: accuracy, kind: math}]",
+}
+
+
+def _hint_for_section(path: str, value: Any) -> str:
+    """What a section looks like to somebody who gave its first key alone, or one section where a list is meant."""
+    if value == []:
+        return " with at least one in it, such as " + _SUCH_AS[path] if path in _SUCH_AS else ""
+    if path in _SUCH_AS:
+        return f", such as {_SUCH_AS[path]}"
+    if isinstance(value, (dict, list)):
+        return ""
+    inside = [s.name for s in settings().values() if s.path.rpartition(".")[0] in (path, f"{path}.N")]
+    return f"; its keys: {', '.join(inside)}"
+
+
 def _hint_for_text(expected: str, value: str) -> str:
+    if expected.startswith("a list of texts"):
+        return f"; write {json.dumps([value], ensure_ascii=False)}"
     if "true or false" in expected and value.lower() in ("on", "yes", "off", "no"):
         return f"; write {'true' if value.lower() in ('on', 'yes') else 'false'}"
     try:
@@ -177,6 +204,8 @@ def unknown_key(path: str) -> str:
         return f"no such key; did you mean {' or '.join(f'`{n}`' for n in near)}?"
     if apart := apart_hint(path):
         return apart
+    if tight := re.search(r"(\w+):(\S.*)", path):
+        return f"no such key; YAML wants a space behind the colon: `{tight[1]}: {tight[2]}`"
     inside: dict[str, list[str]] = {}
     for setting in settings().values():
         inside.setdefault(setting.path.rpartition(".")[0], []).append(setting.name)

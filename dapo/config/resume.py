@@ -203,6 +203,14 @@ def changed_since(saved: Mapping[str, Any], new: Recipe) -> list[Change]:
     return changes
 
 
+def no_run(folder: str | Path) -> str:
+    """What to say of a path that is no run folder: why it is none, and which there are in ``runs``."""
+    why = f"it holds no {RESOLVED}" if Path(folder).exists() else "there is nothing of that name"
+    runs = sorted(p.parent for p in Path("runs").glob(f"*/{RESOLVED}"))
+    there = f"; there are {', '.join(map(str, runs[:8]))}" if runs else ""
+    return f"{folder} is not a run folder: {why}{there}"
+
+
 def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tuple[LoadedRecipe, list[Change]]:
     """The recipe of a run folder with overrides on top, and what they change.
 
@@ -212,9 +220,7 @@ def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tu
     """
     file = Path(run_folder) / RESOLVED
     if not file.is_file():
-        runs = sorted(p.parent for p in Path("runs").glob(f"*/{RESOLVED}"))
-        there = f"; there are {', '.join(map(str, runs[:8]))}" if runs else ""
-        raise CheckpointError(f"{run_folder} is not a run folder: it holds no {RESOLVED}{there}")
+        raise CheckpointError(no_run(run_folder))
     old = load_recipe(file, of_a_run=True)
     new = load_recipe(file, overrides)
     return new, check_resume(old.recipe, new.recipe, overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dapo.errors import ModelError, first_line, raise_for_machine
@@ -26,7 +27,8 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
     except Exception as error:
         raise_for_machine(error, f"loading the tokenizer of {name!r}")
         raise ModelError(
-            f"no tokenizer can be loaded from {name!r}: {first_line(error)}; expected tokenizer.json beside the model "
+            f"no tokenizer can be loaded from {name!r}{'' if Path(name).is_dir() else ', which is no folder here'}: "
+            f"{first_line(error).rstrip('.')}; expected tokenizer.json beside the model "
             "(tokenizer.save_pretrained(folder) writes it)"
         ) from error
     if reference is None:

@@ -45,7 +45,8 @@ def load_function(path: str) -> RewardFunction:
         near = get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         found = "has no such name" if function is None else f"has it as {type(function).__name__}, not as a function"
-        raise RewardError(f"reward function {path!r}: the module {found}{hint}")
+        place = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+        raise RewardError(f"reward function {path!r}: the module {module_name!r}{place} {found}{hint}")
     return function  # type: ignore[no-any-return]
 
 

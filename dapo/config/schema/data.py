@@ -16,7 +16,7 @@ class DataSource(Section):
     """JSONL, JSON, CSV, Parquet or Arrow file; a pattern such as ``data/*.jsonl``; a folder that ``save_to_disk`` wrote
     or that was downloaded from the hub; or ``hub:owner/name[:subset]`` (needs the extra ``data``)."""
     split: str = "train"
-    """Split of a folder or hub data set."""
+    """Split of a folder or hub data set; a file, or a pattern of files, is taken whole."""
     format: Literal["auto", "plain", "gsm8k", "dapo_math", "aime", "amc", "math", "svamp", "multiarith"] = "auto"
     """Named record layout of the public sets; ``plain`` uses ``fields``."""
     fields: dict[str, str] = Field(default_factory=dict)

@@ -40,6 +40,17 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("learner.lr=1e-5", ["`learner.learning_rate`"]),
         ("trainer.seed=3", ["`run.seed`"]),
         ("zzzz=1", ["zzzz: 1", "no such key"]),
+        ("data.train=[{path:a.jsonl}]", ["data.train.0.path:a.jsonl", "a space behind the colon: `path: a.jsonl`"]),
+        # a section that is given by its first key, or as one where a list is meant
+        ("model=builtin/signed-sum", ['model: "builtin/signed-sum"', "a section", "such as {path: ./my-model}"]),
+        ("data.train=a.jsonl", ["a list of sections", "such as [{path: train.jsonl}]"]),
+        ("data.train=[]", ["data.train: []", "with at least one in it, such as [{path: train.jsonl}]"]),
+        ("rewards={kind: exact}", ["a list of sections", "such as [{name: accuracy, kind: math}]"]),
+        ("algorithm.clip=high", ["a section", "its keys: low, high, dual"]),
+        ("rollout.stop=</a>", ["a list of texts", 'write ["</a>"]']),
+        # settings of another kind of source
+        ("data.train.1={path: a.jsonl, seed: 3}", ["data.train.1.seed: 3", "procedural `task`", "run.seed"]),
+        ("data.train.0.split=test", ['data.train.0.split: "test"', "not to a procedural task"]),
         # wrong types and values
         ("trainer.steps=1e2", ["trainer.steps: 100.0", "a whole number >= 0", "write 100"]),
         ("trainer.steps=-1", ["trainer.steps: -1", ">= 0"]),
@@ -258,6 +269,10 @@ def test_missing_files_name_the_nearest(tmp_path: Path, monkeypatch: pytest.Monk
     )
     assert "did you mean `problems.jsonl`?" in message
     assert "model.path" in message
+    (tmp_path / "models.yaml").touch()  # no model, whatever its name
+    assert "models.yaml" not in refusal(given={**SMALL, "model": {"path": "./modl"}})
+    (tmp_path / "model").mkdir()
+    assert "did you mean `model`?" in refusal(given={**SMALL, "model": {"path": "./modl"}})
     assert f"the folder {tmp_path / 'x'} does not exist" in message
     with pytest.raises(RecipeError, match=r"did you mean .*good\.yaml"):
         load_recipe(tmp_path / "goood.yaml")
