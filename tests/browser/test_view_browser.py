@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_samples import Seen
 
 from dapo.report.runs_list import RunsFolder
 from dapo.report.serve import make_app, make_server
@@ -64,16 +65,8 @@ class Server:
         return f"http://127.0.0.1:{self.port}{path}"
 
 
-class Watched:
-    """A page whose errors and requests are written down."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
+class Watched(Seen):
+    """A page that asks a server."""
 
     def well(self, server: Server) -> None:
         """No error, and nothing asked of anyone else."""

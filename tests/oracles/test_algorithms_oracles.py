@@ -55,18 +55,9 @@ def answer_reduction(batch, settings):
 def answer_loss(batch, settings):
     mask = torch.tensor(batch["mask"], dtype=torch.bool)
     leaf = torch.tensor(batch["logprobs"]).requires_grad_()
-    rows, width = mask.shape
-    inputs = LossInputs(
-        logprobs=leaf.where(mask, BACKGROUND).flatten(),
-        old_logprobs=torch.tensor(batch["old_logprobs"]).where(mask, -2 * BACKGROUND).flatten(),
-        advantages=torch.tensor(batch["advantages"]).repeat_interleave(width),
-        loss_mask=mask.flatten(),
-        rows=torch.arange(rows).repeat_interleave(width),
-        num_rows=rows,
-    )
     names = ("cap", "floor") if settings["kind"] == "cispo" else ("low", "high", "dual", "ratio")
     function = cispo_loss if settings["kind"] == "cispo" else clipped_loss
-    loss_T, _ = function(inputs, **{name: settings[name] for name in names})
+    loss_T, _ = function(laid_flat(batch, leaf, mask), **{name: settings[name] for name in names})
     loss = (loss_T * torch.tensor(weights_matrix(batch, settings)).flatten()).sum()
     loss.backward()
     return {"loss": loss.item(), "gradient": leaf.grad.numpy()}

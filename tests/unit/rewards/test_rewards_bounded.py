@@ -184,7 +184,6 @@ def test_equal_hostile_answers_cost_one_time_limit(caplog: pytest.LogCaptureFixt
 
 
 def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr("dapo.rewards.losses.TOLD_SECONDS", 0.4)
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=0.2)])
     try:
@@ -197,7 +196,6 @@ def test_what_time_limits_cost_is_told(caplog: pytest.LogCaptureFixture, monkeyp
 
 def test_what_lost_workers_cost_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward that ends its process on half of the responses costs those verdicts, and the starts are told."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr("dapo.rewards.losses.TOLD_SECONDS", 1e-6)
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=60)])
     try:
@@ -211,9 +209,8 @@ def test_what_lost_workers_cost_is_told(caplog: pytest.LogCaptureFixture, monkey
     assert len(told) < 3, "again at each doubling, not each time"
 
 
-def test_a_time_limit_of_a_function_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_of_a_function_is_not_remembered() -> None:
     """It may depend on anything, the time of day included."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     scorer = build_scorer([Reward(kind="function", function="verifiers_for_tests:obey", timeout=0.2)])
     try:
         score_all(scorer, ["hang"] * 3)

@@ -25,11 +25,6 @@ HERE = Path(__file__).parent
 OBEY = "verifiers_for_tests:obey"
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-
-
 @pytest.fixture
 def make() -> Iterator[Callable[..., CompositeScorer]]:
     made: list[CompositeScorer] = []
