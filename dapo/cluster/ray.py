@@ -11,13 +11,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -35,6 +36,8 @@ from dapo.errors import ClusterError
 log = logging.getLogger(__name__)
 
 _PATIENCE = 10.0  # seconds for hosts to be gone once they were killed
+_LOOK = 5.0  # seconds between two looks at the machines while a plan waits for room
+_NO_MACHINE = "its node has died"  # in Ray's words
 _FREE = Place(-1, 0.0, 0.0)  # of a host that no plan speaks of: anywhere
 
 
@@ -99,21 +102,30 @@ class RayCluster:
         Raises:
             ClusterError: the machines do not have it; or others have it for longer than ``patience`` seconds.
         """
+        self._check_size(plan)
+        bundles = [_resources(bundle.cpus, bundle.gpus) for bundle in plan.bundles]
+        self._group, until = placement_group(bundles, strategy="PACK"), time.monotonic() + patience
+        try:
+            while not self._group.wait(min(_LOOK, max(0.0, until - time.monotonic()))):
+                self._check_size(plan)  # a machine may be gone of whose end the cluster had not heard
+                if time.monotonic() >= until:
+                    free = ray.available_resources()
+                    raise ClusterError(late(plan, free.get("CPU", 0.0), free.get("GPU", 0.0), patience, self.address))
+        except ClusterError:
+            remove_placement_group(self._group)
+            self._group = None
+            raise
+        machines = placement_group_table(self._group)["bundles_to_node_id"]
+        granted = by_machine(plan.bundles, [machines[number] for number in range(len(bundles))])
+        places = {name: replace(one, bundle=granted[one.bundle]) for name, one in plan.places.items()}
+        self.plan = Plan(plan.bundles, places)
+
+    def _check_size(self, plan: Plan) -> None:
         if why := misfit(plan, self.nodes()):
             raise ClusterError(
                 f"the Ray cluster at {self.address} is too small for this recipe: it wants {why}. Add machines, ask "
                 "for fewer (learner.ranks, rollout.engines), or let them share processors (cluster.cpus_per_host)"
             )
-        bundles = [_resources(bundle.cpus, bundle.gpus) for bundle in plan.bundles]
-        self._group = placement_group(bundles, strategy="PACK")
-        if not self._group.wait(patience):
-            remove_placement_group(self._group)
-            self._group, free = None, ray.available_resources()
-            raise ClusterError(late(plan, free.get("CPU", 0.0), free.get("GPU", 0.0), patience, self.address))
-        machines = placement_group_table(self._group)["bundles_to_node_id"]
-        granted = by_machine(plan.bundles, [machines[number] for number in range(len(bundles))])
-        places = {name: replace(one, bundle=granted[one.bundle]) for name, one in plan.places.items()}
-        self.plan = Plan(plan.bundles, places)
 
     def transport(self, output: Path | None) -> RayTransport:
         """For hosts in the places of the plan; what they print goes to files of the folder ``output``."""
@@ -169,7 +181,8 @@ class RayHost:
             max_task_retries=0,
             runtime_env={"env_vars": passed_on()},
         )(Seat)
-        self._actor = actor.remote()
+        self._make: Callable[[], Any] = actor.remote
+        self._actor = self._make()
         self._killed = False
         self.line = Line(order.name, self, told)
         self.line.put(order)
@@ -183,7 +196,7 @@ class RayHost:
                 asked = self._actor.ask_with.remote(message.content, message.folders, *message.parts)
                 lost, answer = ray.get(asked)
             elif isinstance(message, Order):
-                lost, self.seated = ray.get(self._actor.open.remote(message))
+                lost, self.seated = self._seat(message)
                 if self.seated is not None:
                     log.info("%s is process %d on %s", self.name, self.seated.process, self.seated.machine)
             else:
@@ -193,6 +206,19 @@ class RayHost:
         if lost:
             raise HostLost(lost)
         return answer
+
+    def _seat(self, order: Order) -> tuple[str, Seated | None]:
+        """Have the actor start the host. Ray may have put it on a machine of whose end it had not heard: it is made
+        anew then, and waits for a place."""
+        while True:
+            try:
+                return ray.get(self._actor.open.remote(order))  # type: ignore[no-any-return]
+            except ActorDiedError as error:
+                if self._killed or _NO_MACHINE not in str(error):
+                    raise
+            self._actor = self._make()
+            if self._killed:  # perhaps by somebody who saw the old one
+                self._kill()
 
     def left(self) -> None:
         """Nobody asks any more: the actor is killed by the transport."""
@@ -214,9 +240,12 @@ class RayHost:
 
     def reap(self) -> None:
         """Kill the actor."""
+        self._kill()
+        self.line.join(_PATIENCE)
+
+    def _kill(self) -> None:
         with contextlib.suppress(Exception):
             ray.kill(self._actor)
-        self.line.join(_PATIENCE)
 
     def gone(self, error: Exception) -> str:
         """How, in words."""
@@ -353,6 +382,8 @@ def _unreachable(address: str, error: Exception) -> str:
 
 def _brief(error: Exception) -> str:
     """The first words of Ray's many."""
+    if isinstance(error, ActorUnavailableError):  # "temporarily", in Ray's words: it is given up
+        return "its connection ended, as it does when its machine is lost"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(line for line in lines if ":" not in line[:16])[:240] or type(error).__name__
     return said.rstrip(". ")

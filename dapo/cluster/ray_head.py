@@ -39,8 +39,6 @@ _QUIET = {
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",  # hosts have processes of their own; none is kept ready
     "RAY_worker_niceness": "0",  # as processes without Ray
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_failure_threshold": "10",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 

@@ -185,8 +185,7 @@ class Crew:
                 self.give_up(member, error, flight)
         heard = {everyone[index].index for index in ready}
         for member in everyone:
-            if member.index not in heard and self._now() >= member.due:
-                late = EngineError(f"it did not answer for {member.patience:g} s")
+            if member.index not in heard and (late := member.overdue()) is not None:
                 self.give_up(member, late, member.flight)
         return landed
 

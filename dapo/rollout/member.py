@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ class Limits:
     start: float = 600.0  # until a started engine answers
     engine: float = 300.0  # until a turn, or another call, comes back
     restarts: int = 10  # of engines, together
+
+
+class NotStartedError(EngineError):
+    """A new host has not answered in time: it may be that there is no room for it."""
 
 
 class Source(Protocol):
@@ -87,6 +92,7 @@ class Flight:
     call: Call
     until: float  # on the pool's watch: given up then
     opening: list[tuple[str, Call]]  # what was asked of a new host before; looked at first
+    starts_until: float = math.inf  # when a new host has to have answered for the first time
 
 
 @dataclass(eq=False, slots=True)
@@ -145,12 +151,20 @@ class Member:
     @property
     def due(self) -> float:
         """When it is given up, if it does not answer before."""
-        return self.until if self.flight is None else self.flight.until
+        return self.until if self.flight is None else min(self.flight.until, self.flight.starts_until)
 
-    @property
-    def patience(self) -> float:
-        """Seconds that this was set to."""
-        return self.limits.start if self.flight is None else self.limits.engine
+    def overdue(self) -> EngineError | None:
+        """Why it is given up now, if it is."""
+        now, flight = self.now(), self.flight
+        if flight is not None and now >= flight.starts_until:
+            if not self.transport.wait([flight.opening[0][1]], timeout=0.0):
+                return NotStartedError(_unstarted(self.limits.start))
+            flight.starts_until = math.inf
+        if now < self.due:
+            return None
+        if flight is None:
+            return NotStartedError(_unstarted(self.limits.start))
+        return EngineError(f"it did not answer for {self.limits.engine:g} s (cluster.engine_timeout)")
 
     # ------------------------------------------------------------------ starting
 
@@ -246,6 +260,8 @@ class Member:
         patience = self.limits.engine * (1 + len(opening)) + (self.limits.start if opening else 0.0)
         _, call = self._asked(method, *args)
         self.flight = Flight(method, args, call, self.now() + patience, opening)
+        if opening:
+            self.flight.starts_until = self.now() + self.limits.start
         return self.flight
 
     def land(self) -> Any:
@@ -311,3 +327,7 @@ class Member:
         self.stats.update(self.own_stats)
         self.own_stats = Counter()
         self.clock = 0
+
+
+def _unstarted(seconds: float) -> str:
+    return f"it did not start within {seconds:g} s (cluster.start_timeout)"

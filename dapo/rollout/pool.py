@@ -5,8 +5,9 @@ engine has belongs to it in its present incarnation: what a lost one still says 
 are submitted again, with the prefix that they came with, since a token is a function of (seed, position).
 
 *Lockstep*: every engine with work gets a turn, all are waited for, and what ended is ordered by (tick, key): what comes
-out is a function of what went in. A lost engine is started again and led through its turns once more. *Free*: whoever
-comes back goes on. A lost engine's work goes to the others, and it comes back in the background.
+out is a function of what went in. A lost engine is started again and led through its turns once more, unless it does
+not start in time: then as if free. *Free*: whoever comes back goes on. A lost engine's work goes to the others, and it
+comes back in the background.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dapo.errors import EngineError
 from dapo.rollout.crew import Crew, keys_of
 from dapo.rollout.host import Answer
 from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.member import Flight, Limits, Member, Source
+from dapo.rollout.member import Flight, Limits, Member, NotStartedError, Source
 from dapo.rollout.requests import Gate, empty_event, ended_before
 from dapo.rollout.tally import Tally
 
@@ -344,24 +345,16 @@ class EnginePool:
         self._crew.weights.left()
         self._why = f"{member.name} was lost last ({error})"
         again = self._restarts < self.limits.restarts
-        replays = again and self.lockstep and member.journal is not None
+        at_once = again and self.lockstep and member.at_work and not isinstance(error, NotStartedError)
+        replays = at_once and member.journal is not None
         if not replays:
             self._give_back(member, keys_of(flight))
         sent = len(member.owned) - len(member.mail)
         self._tally.loss(sent)
-        log.warning(
-            "%s is lost (%s); %d unfinished responses are made again%s%s",
-            member.name,
-            error,
-            sent,
-            "" if self.lockstep and again else " by the other engines",
-            f", and it is started again (restart {self._restarts + 1} of at most {self.limits.restarts})"
-            if again
-            else ", and it is not started again: cluster.max_engine_restarts is used up",
-        )
+        self._say_lost(member, error, sent, again=again, at_once=at_once)
         self._restarts += again
         try:
-            if again and self.lockstep:
+            if at_once:
                 self._revive(member, flight, replays)
                 return
             if again:
@@ -376,6 +369,16 @@ class EnginePool:
         for request in requests:
             del self._owner[request.key]
         self._assign(requests)
+
+    def _say_lost(self, member: Member, error: Exception, sent: int, *, again: bool, at_once: bool) -> None:
+        others = any(not other.gone for other in self._crew.members if other is not member)
+        after = ", and it is not started again: cluster.max_engine_restarts is used up"
+        if again:
+            after = f", and it is started again (restart {self._restarts + 1} of at most {self.limits.restarts})"
+        if self.lockstep and not at_once and member.at_work:
+            after += ". The others do not wait for it: from here on what comes out depends on when it was lost"
+        by = " by the other engines" if others and not at_once else ""
+        log.warning("%s is lost (%s); %d unfinished responses are made again%s%s", member.name, error, sent, by, after)
 
     def _revive(self, member: Member, flight: Flight | None, replays: bool) -> None:
         """Lockstep: the same work at the same place, so that what comes out does not tell that it was gone."""

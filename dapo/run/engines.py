@@ -65,7 +65,7 @@ def check_engine(recipe: Recipe) -> None:
 def missing_card(recipe: Recipe) -> str | None:
     """Why CUDA graphs that the recipe insists on cannot be here; None: they can, or are not wanted.
 
-    On a Ray cluster devices are elsewhere, and the engine that gets none refuses there.
+    On a Ray cluster devices are elsewhere: ``Places`` looks for them.
 
     Raises:
         ModelError: there is no such device here.

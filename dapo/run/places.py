@@ -41,6 +41,12 @@ class Places:
         wanted = recipe.cluster
         nodes = await_machines(cluster.nodes, wanted.nodes, wanted.gpus_per_node, wanted.start_timeout)
         self.cuda = wants_devices(recipe, nodes)
+        if engines and recipe.rollout.embedded.cuda_graphs and not self.cuda:
+            raise ClusterError(
+                "rollout.embedded.cuda_graphs is true, and no machine of the Ray cluster has a GPU "
+                f"({describe_machines(nodes)}): take the setting out (a card gets graphs anyway), or add a machine "
+                "with a card"
+            )
         self.plan = plan_of(recipe, cuda=self.cuda, training=training, engines=engines)
         self.one_machine = cluster.one_machine
         self.here = cluster.here
@@ -53,8 +59,7 @@ class Places:
 
     def sentence(self) -> str:
         """What was taken, for the console."""
-        nodes = self._cluster.nodes()
-        machines = ", ".join(map(str, nodes[:4])) + (f", and {len(nodes) - 4} more" if len(nodes) > 4 else "")
+        machines = describe_machines(self._cluster.nodes())
         return f"Ray cluster at {self._cluster.address} ({machines}): {describe_plan(self.plan)}"
 
     def transport(self, run: Path | None) -> Transport:
@@ -143,6 +148,11 @@ def describe_place(recipe: Recipe) -> str:
     if os.environ.get("RAY_ADDRESS"):
         return f"the Ray cluster at {os.environ['RAY_ADDRESS']} (RAY_ADDRESS)"
     return "a Ray cluster of this machine, which is started for the run"
+
+
+def describe_machines(nodes: list[Node]) -> str:
+    """The first few by name."""
+    return ", ".join(map(str, nodes[:4])) + (f", and {len(nodes) - 4} more" if len(nodes) > 4 else "")
 
 
 def describe_plan(plan: Plan) -> str:

@@ -1,73 +1,84 @@
-"""A Ray cluster of two machines, one of which is lost: two raylets of this one."""
+"""A Ray cluster of two machines, one of which is lost or cut off: two raylets of this one."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
-import sys
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from number_engine import GATE, NumberEngine, sums, ticket, token
-from ray_processes import NEEDS_RAY, ancestors, command_of, wait_for_end
+from pool_runs import OVER, train
+from ray_machines import CPUS, join
+from ray_processes import NEEDS_RAY, ancestors, wait_for_end
+from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.cluster.placement import plan_places
 from dapo.cluster.ray_head import OwnCluster
 from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import Key, SampleRequest, SamplingParams
-from dapo.rewards.guarded import start_guarded
+from dapo.learner.group import LearnerGroup
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 
-_NODE = "from ray.scripts.scripts import main; main()"
+
+@pytest.fixture(scope="module")
+def head():
+    """It gives up a silent machine after half a minute; by Ray's defaults after more than one."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("timeout_ms", "2000"), ("period_ms", "1000"), ("failure_threshold", "10")):
+            patch.setenv(f"RAY_health_check_{name}", value)
+        own = OwnCluster()
+    yield own
+    own.close()
 
 
 @pytest.fixture
-def two_machines(tmp_path):
-    """A cluster with a second raylet of one processor; its process. Joined by its address, as a user's own would be."""
-    own = OwnCluster()
+def machine(head):
+    """The second machine. The cluster is joined by its address, as a user's own would be."""
+    made = join(head.address)
+    yield made
+    made.close()
+
+
+def on(machine, process):
+    return machine.guard.pid in ancestors(process)
+
+
+def away_of(pool, machine):
+    """The one engine of a pool that is on that machine."""
+    (away,) = [member for member in pool._crew.members if on(machine, member.facts.process)]
+    return away
+
+
+def test_a_machine_that_is_lost_is_an_engine_lost(head, machine, tmp_path, caplog):
     from dapo.cluster.ray import RayCluster
 
-    arguments = ["start", f"--address={own.address}", "--num-cpus=1", "--block", "--disable-usage-stats"]
-    with (tmp_path / "node.txt").open("wb") as sink:
-        guard, connection, lifeline = start_guarded(
-            lambda _: [sys.executable, "-c", _NODE, *arguments], sink, {"RAY_worker_niceness": "0"}
-        )
-    made = RayCluster(own)
-    while len(made.nodes()) < 2:  # joins by itself, or its command ends
-        assert guard.poll() is None, (tmp_path / "node.txt").read_text()
-    yield made, guard.pid
-    made.close()
-    os.close(lifeline)
-    guard.wait()
-    connection.close()
-
-
-def test_a_machine_that_is_lost_is_an_engine_lost(two_machines, tmp_path, caplog):
-    cluster, guard = two_machines
+    cluster = RayCluster(head.address)
     assert not cluster.one_machine
-    cpus = int(sum(node.cpus for node in cluster.nodes()))
-    names = [f"engine-{n}" for n in range(cpus)]
-    cluster.place(plan_places([], names, cpus=1.0, colocate=False), 600.0)
+    names = ["engine-0", "engine-1"]
+    cluster.place(plan_places([], names, cpus=float(CPUS), colocate=False), 600.0)
     transport = cluster.transport(tmp_path / "output")
     pool = EnginePool(
         transport, [HostSpec(name, EngineHost, (NumberEngine, 3)) for name in names], GATE, lockstep=False
     )
     pool.load(ticket(1))
-    away = [member for member in pool._crew.members if guard in ancestors(member.facts.process)]
-    assert len(away) == 1
-    watched = os.pidfd_open(away[0].facts.process)
-    raylet = next(p for p in ancestors(away[0].facts.process) if "raylet" in command_of(p).partition(" ")[0])
+    away = away_of(pool, machine)
+    process = away.facts.process
+    watched = os.pidfd_open(process)
     asked = [
         SampleRequest(Key("train", g, i), np.array([5, 6]), SamplingParams(max_tokens=1 + (7 * g + i) % 29), 9 * g + i)
         for g in range(8)
         for i in range(3)
     ]
     pool.submit(asked)
-    assert away[0].owned
-    os.kill(raylet, signal.SIGKILL)
+    assert away.owned
+    os.kill(machine.raylet, signal.SIGKILL)
     events = []
     while came := pool.poll():
         events += came
@@ -76,8 +87,98 @@ def test_a_machine_that_is_lost_is_an_engine_lost(two_machines, tmp_path, caplog
     assert found == {r.key: [token(r.seed, t) for t in range(r.sampling.max_tokens)] for r in asked}
     assert pool.metrics()["cluster/engine_losses"] == 1
     (line,) = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
-    assert line.startswith(f"{away[0].name} is lost ({away[0].name} (process {away[0].facts.process} on ")
+    assert line.startswith(f"{away.name} is lost ({away.name} (process {process} on ")
     assert "\n" not in line
     wait_for_end(watched)
     assert pool.checksums() == sums(1)
-    assert away[0].index not in pool.members()  # there is no room for another one, and the others go on
+    assert away.index not in pool.members()  # there is no room for another one, and the others go on
+    pool.close()
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return write_recipe(tmp_path_factory.mktemp("machines"))
+
+
+def shoot_at(machine, how, monkeypatch, patience=None):
+    """While the engine there makes responses for the third step, in the middle of a turn. Gives who it was, when it
+    has happened. ``patience``: seconds that it is waited for from then on."""
+    shots, depart = [], EnginePool._depart
+
+    def shooting(pool):
+        depart(pool)
+        if pool.version < 2 or shots:
+            return
+        away = away_of(pool, machine)
+        if away.flight is not None and any(key.lane == "train" for key in away.owned):
+            shots.append((away.index, away.facts.process, os.pidfd_open(away.facts.process)))
+            if patience is not None:
+                away.limits = replace(away.limits, start=patience)
+            for process in machine.processes if how == "cut off" else [machine.raylet]:
+                os.kill(process, signal.SIGSTOP if how == "cut off" else signal.SIGKILL)
+
+    monkeypatch.setattr(EnginePool, "_depart", shooting)
+    return shots
+
+
+@pytest.mark.parametrize(("how", "lockstep"), [("lost", False), ("cut off", False), ("lost", True)])
+def test_a_run_goes_on_without_a_machine(recipe, head, machine, monkeypatch, how, lockstep):
+    """Its raylet is killed, or everything on it stands still. There is no room elsewhere, so nothing starts again; in
+    lockstep, where an engine is waited for, that is found out."""
+    shots = shoot_at(machine, how, monkeypatch, patience=5.0 if lockstep else None)
+    run = recipe.parent / f"{how.replace(' ', '-')}-{lockstep}"
+    joined = ("launch.backend=ray", f"cluster.address={head.address}", "cluster.nodes=2")
+    over = (f"cluster.cpus_per_host={CPUS}", "cluster.start_timeout=3600", "cluster.max_engine_restarts=1")
+    rows = train(recipe, run.name, *joined, *over, f"rollout.lockstep={lockstep}")
+    ((index, process, watched),) = shots
+    assert_none_lost_or_doubled(run, 6)
+    assert [row["cluster/engines"] for row in rows[1:3]] == [2.0, 2.0]
+    assert rows[-1]["cluster/engines"] == 1.0
+    assert sum(row["cluster/engine_losses"] for row in rows[1:]) == 1.0 + lockstep
+    first, *others = [
+        line for line in (run / "log.txt").read_text().splitlines() if f"engine-{index} is lost (" in line
+    ]
+    assert f"engine-{index} is lost (engine-{index} (process {process} on " in first
+    assert ") went with its Ray actor: " in first
+    again = "are made again" if lockstep else "are made again by the other engines"
+    assert f"{again}, and it is started again (restart 1 of at most 1)" in first
+    assert len(others) == lockstep
+    if lockstep:
+        assert "it did not start within 5 s (cluster.start_timeout)" in others[0]
+        assert "are made again by the other engines, and it is not started again" in others[0]
+        assert "The others do not wait for it" in others[0]
+    if how == "cut off":  # when it comes to itself again, it is not wanted any more, and knows it
+        for one in machine.processes:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGCONT)
+    wait_for_end(watched)
+    machine.guard.wait()
+
+
+def test_ranks_that_lost_a_machine_stop_saved_and_go_on_with_fewer(recipe, head, machine, monkeypatch):
+    """In the second step behind a checkpoint. Two ranks have no room on what is left; one has, when it is resumed."""
+    learn, shots = LearnerGroup.learn, []
+
+    def shooting(group, step):
+        handle = learn(group, step)
+        if step.version == 3 and not shots:
+            shots.append([os.pidfd_open(one.process) for one in group.facts if on(machine, one.process)])
+            os.kill(machine.raylet, signal.SIGKILL)
+        return handle
+
+    run = recipe.parent / "ranks"
+    over = ("learner.ranks=2", *OVER, f"cluster.cpus_per_host={CPUS}", "trainer.steps=4", f"run.name={run.name}")
+    with monkeypatch.context() as patch:
+        patch.setattr(LearnerGroup, "learn", shooting)
+        done = dapo("train", recipe, "launch.backend=ray", f"cluster.address={head.address}", *over, expect=1)
+    ((watched,),) = shots
+    wait_for_end(watched)
+    room = (
+        rf"too small for this recipe: it wants 2 bundles of {CPUS} CPUs?, .* there are {CPUS} CPUs? and 0 GPUs on 1 mac"
+    )
+    assert re.search(room, done.stderr)
+    assert "Restart 1 of at most 3, from the last checkpoint" in (run / "log.txt").read_text()
+    dapo("train", "--resume", run, "learner.ranks=1", "rollout.engines=1")
+    assert "resuming after step 2" in (run / "log.txt").read_text()
+    assert_none_lost_or_doubled(run, 4)

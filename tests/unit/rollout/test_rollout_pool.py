@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -235,6 +236,43 @@ def test_an_engine_lost_in_another_call_comes_back(method, lockstep):
         assert {v for e in events.values() for v in e.versions.tolist()} == {1}
     assert pool.members() == [0, 1]
     assert pool.metrics()["cluster/engine_losses"] == len(transport.faults) >= 1
+
+
+@pytest.mark.parametrize("method", ["turn", "abort", "checksums", "load"])
+def test_in_lockstep_an_engine_without_room_is_not_waited_for(method, caplog):
+    """Lost in a call; the new one does not start, as there may be no place for it. When there is one, it comes back."""
+    first = Once("engine-1", method, "before", 2 if method == "load" else 1)
+    transport = FaultyTransport(
+        lambda name, called: first(name, called) or ("freeze" if transport.faults and called == "describe" else None)
+    )
+    pool = make_pool(2, 2, transport=transport, lockstep=True, limits=Limits(start=60.0), now=transport.watch)
+    requests = work()
+    pool.submit(requests)
+    if method == "turn":
+        ended = [*drain(pool).values()]
+    else:
+        ended = [*pool.poll(), *pool.abort()]
+        pool.load(ticket(1))
+        assert pool.checksums() == sums(1)
+        left = {event.key for event in ended if event.finish is FinishReason.ABORTED}
+        ended = [event for event in ended if event.finish is not FinishReason.ABORTED]
+        pool.submit([request for request in requests if request.key in left])
+        ended += drain(pool).values()
+    check_whole(requests, ended)
+    assert pool.members() == [0]
+    assert transport.watch.seconds == 60.0  # once, and not for each call that it was asked
+    lost = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert len(lost) == 2
+    assert "made again, and it is started again (restart 1 of at most 10)" in lost[0]
+    assert re.search(r"did not start within 60 s \(cluster.start_timeout\).*by the other engines.*restart 2", lost[1])
+    assert "The others do not wait for it" in lost[1]
+
+    transport.fault = lambda name, called: None
+    transport.frozen.clear()
+    pool.submit(again := [request(g, 0, 30) for g in range(20, 26)])
+    check_whole(again, [*drain(pool).values()])
+    assert pool.members() == [0, 1]
+    assert pool.checksums_each() == dict.fromkeys((0, 1), sums(pool.version))
 
 
 def test_a_new_engine_must_have_the_weights_of_the_others():

@@ -123,6 +123,15 @@ def test_a_device_that_the_cluster_does_not_know_of_is_refused():
     assert Places(Cluster(Node("a", 8.0, 4)), recipe("rollout.max_staleness=2")).cuda
 
 
+def test_graphs_without_a_card_are_refused_before_anything_is_placed():
+    wanted, plain = recipe("rollout.embedded.cuda_graphs=true", "learner.ranks=2"), Cluster(Node("a", 8.0, 0))
+    with pytest.raises(ClusterError, match=r"cuda_graphs is true, and no machine .* \(a: 8 CPUs and 0 GPUs\): take"):
+        Places(plain, wanted)
+    assert plain.placed is None
+    Places(plain, wanted, engines=False)  # the caller's own engine has settings of its own
+    Places(Cluster(Node("a", 8.0, 0), Node("b", 8.0, 4)), wanted)
+
+
 def test_without_the_package_the_next_move_is_told(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"pip install 'dapo-rl\[ray\]'.*launch\.backend: local"):
