@@ -273,6 +273,13 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
         yield f"{whose}{on}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else f" {_of_all_slots(recipe, memory)}; rollout.slots bounds it"
     yield f"key-value cache{on}: at most {size_text(memory.cache)}{slots}"
+    if recipe.rollout.engine == "vllm" and recipe.model.device != "cpu" and recipe.rollout.vllm.kv_cache_mib is None:
+        share = recipe.rollout.vllm.gpu_memory_utilization
+        taken = ", ".join(f"{share * card:.0f} of {card} GB" for card in (24, 80, 141))
+        yield (
+            f"while it generates, vLLM takes {share:.0%} of a card for weights and cache, needed or not "
+            f"(rollout.vllm.gpu_memory_utilization): {taken}; responses that its cache cannot hold wait"
+        )
     if memory.graphs:
         yield (
             f"recorded decode steps (CUDA graphs){on}: about {size_text(memory.graphs)}, by arithmetic that no card "

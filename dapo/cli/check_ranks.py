@@ -85,7 +85,12 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
     billions = f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
     server, ranks = recipe.rollout.engine == "vllm_server", recipe.learner.ranks
     if ranks == 1 and not is_pool(recipe) and not server:
-        yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
+        if recipe.rollout.engine != "vllm":
+            yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
+        elif (workers := recipe.rollout.vllm.tensor_parallel_size) > 1:
+            yield f"a publish copies {billions} into the weights of vLLM's {workers} workers, by this machine's memory"
+        else:
+            yield f"a publish copies {billions} into the weights of vLLM, within this process and without a file"
         return
     whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
     writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 and weight_route(recipe) in _FILES else ""
