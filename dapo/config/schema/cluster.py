@@ -40,4 +40,5 @@ class Cluster(Section):
     """Engines of a pool that are started again in a run, together; after a further loss the others go on. When none is
     left the run is saved and stops."""
     max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often one command starts a learner over ranks again, from the last checkpoint, after a rank was lost."""
+    """How often one command starts a lost learner again, from the last checkpoint: one over ranks, or one beside which
+    engines work (``rollout.max_staleness``)."""
