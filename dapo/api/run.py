@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dapo.errors import RecipeError
 from dapo.observe.metrics import Row, read_metrics, series
@@ -15,6 +15,7 @@ from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import read_samples
 from dapo.observe.status import RunStatus, read_status
+from dapo.observe.tokens import read_tokens
 
 
 class Records(list[dict[str, Any]]):
@@ -85,11 +86,28 @@ class Run:
         Raises:
             RecipeError: nothing was recorded of that step.
         """
-        there = sorted(int(p.stem.rpartition("_")[2]) for p in self._folder.rollouts.glob("step_*.parquet"))
+        return Records(read_rollouts(self._folder.rollout_file(self._step_of("rollouts", step))).to_pylist())
+
+    def tokens(self, step: int | None = None) -> Records:
+        """The responses of a step that were recorded token by token (``logging.tokens``), a record each: texts of the
+        tokens, log-probabilities of sampler and learner, entropies, what was clipped.
+
+        Args:
+            step: as for ``rollouts``.
+
+        Raises:
+            RecipeError: nothing was recorded of that step.
+        """
+        return Records(read_tokens(self._folder.tokens_file(self._step_of("tokens", step))).to_pylist())
+
+    def _step_of(self, kind: Literal["rollouts", "tokens"], step: int | None) -> int:
+        """``step``, or the last one recorded."""
+        folder: Path = getattr(self._folder, kind)
+        there = sorted(int(p.stem.rpartition("_")[2]) for p in folder.glob("step_*.parquet"))
         if not there or (step is not None and step not in there):
-            what = f"of step {step}; there are {there[0]} to {there[-1]}" if there else "(logging.rollouts)"
-            raise RecipeError(f"{self.path} holds no rollouts {what}")
-        return Records(read_rollouts(self._folder.rollout_file(there[-1] if step is None else step)).to_pylist())
+            what = f"of step {step}; there are {there[0]} to {there[-1]}" if there else f"(logging.{kind})"
+            raise RecipeError(f"{self.path} holds no {kind} {what}")
+        return there[-1] if step is None else step
 
     @property
     def best(self) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Training from Python, in this process: functions, data, callbacks, steps one at a time, resumes."""
 
 import random
+import re
 import threading
 from types import SimpleNamespace
 
@@ -86,8 +87,17 @@ def test_a_run_is_what_its_folder_holds(world):
     assert "given" in repr(run)
     assert "<svg" in run._repr_html_()
     assert run.checkpoints == [3]
-    with pytest.raises(RecipeError, match="there are 1 to 3"):
-        run.rollouts(step=9)
+    texts = {(row["group"], row["sample"]): row["response"] for row in responses}
+    recorded = run.tokens(step=2)
+    assert recorded
+    for row in recorded:
+        assert len(row["pieces"]) == len(row["sampler"]) > 0
+        plain = re.sub(r"<\w+>", "", "".join(row["pieces"]))  # special tokens are shown here
+        assert plain.strip() == texts[row["group"], row["sample"]].strip()
+    assert run.tokens().column("step")[0] == 3
+    for read in (run.rollouts, run.tokens):
+        with pytest.raises(RecipeError, match=f"no {read.__name__} of step 9; there are 1 to 3"):
+            read(step=9)
 
 
 def test_records_become_a_data_frame_where_pandas_is(world):
