@@ -51,6 +51,7 @@ from dapo.run.given import (
 from dapo.run.learners import lives_elsewhere, make_learner, over_ranks, without_adapter
 from dapo.run.parts import (
     check_model,
+    check_model_path,
     facts_without_weights,
     make_algorithm,
     make_facts,
@@ -58,7 +59,7 @@ from dapo.run.parts import (
     make_schedule,
     make_tokenizer,
 )
-from dapo.run.places import Places, open_places
+from dapo.run.places import Places, learner_hosts, open_places
 from dapo.run.pools import delete_sets
 from dapo.run.sampling import make_sampling, make_validation_sampling
 from dapo.run.texts import make_texts
@@ -281,7 +282,10 @@ def _check_here(recipe: Recipe, given: Given) -> None:
         check_engine(recipe)
     else:
         check_beside_engine(recipe)
-    check_model(recipe.model)
+    if recipe.launch.backend == "ray" and learner_hosts(recipe):
+        check_model_path(recipe.model.path)  # the devices are those of other machines
+    else:
+        check_model(recipe.model)
 
 
 def _delete_weights(recipe: Recipe, weights: Path | None) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import torch
 
 from dapo.cluster.placement import Bundle, Node
 from dapo.config.load import recipe_from_dict
-from dapo.errors import ClusterError, RecipeError
+from dapo.errors import ClusterError, ModelError, RecipeError
 from dapo.observe.console import Console
 from dapo.run import session
 from dapo.run.given import Given
@@ -146,3 +147,15 @@ def test_which_cluster_it_is(monkeypatch):
     assert describe_place(recipe()) == "the Ray cluster at b:6379 (RAY_ADDRESS)"
     assert describe_place(recipe("cluster.address=c:6379")) == "the Ray cluster at c:6379"
     assert open_places(recipe_from_dict(SMALL, []).recipe) is None
+
+
+@pytest.mark.parametrize("learner", ["learner.ranks=2", "rollout.max_staleness=2"])
+def test_the_devices_of_a_cluster_need_not_be_where_the_run_is_started(monkeypatch, learner):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    session._check_here(recipe("model.device=cuda", learner), Given())
+
+
+def test_a_learner_in_this_process_needs_its_device_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="'cuda', but torch sees no CUDA device here"):
+        session._check_here(recipe("model.device=cuda"), Given())
