@@ -40,12 +40,16 @@ def export(
     ``adapter``: of a run with ``model.lora`` the adapter alone; otherwise it is merged into the model.
 
     Raises:
-        CheckpointError: the adapter of a run that trained every parameter.
+        CheckpointError: the adapter of a run that trained every parameter, or ``out`` cannot be made.
     """
     with nullcontext(console) if console is not None else Console("plain") as console:
         folder = RunFolder.open(run)
         if adapter and load_recipe(folder.resolved_recipe, of_a_run=True).recipe.model.lora.rank is None:
             raise CheckpointError(f"{run} trained every parameter and has no adapter: leave --adapter out")
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{out} cannot be made: {error.strerror or error}; give another folder") from None
         recipe, saved, loaded = _load_trained(folder, step, console)
         if adapter:
             storage.export_adapter(out, loaded)

@@ -10,10 +10,12 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dapo.config import recipe_from_dict
+from dapo.config.files import RESOLVED
+from dapo.errors import CheckpointError
 from dapo.learner import storage
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.run.export import model_card, tokenizer_class
+from dapo.run.export import export, model_card, tokenizer_class
 
 
 def modes(folder):
@@ -86,3 +88,11 @@ def test_a_model_card_hides_neither_unscored_responses_nor_a_tokenizer_that_auto
     assert "PreTrainedTokenizerFast.from_pretrained" in text
     assert "AutoTokenizer.from_pretrained" not in text
     assert "not evaluated" in card([])
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RESOLVED).touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file/out cannot be made: Not a directory; give another folder"):
+        export(tmp_path / "run", tmp_path / "file" / "out")
