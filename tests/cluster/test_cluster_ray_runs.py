@@ -8,7 +8,7 @@ import re
 import signal
 
 import pytest
-from pool_runs import begin, computed, read_until, train
+from pool_runs import assert_lost_once, begin, computed, read_until, shoot_at_the_second_publish, train
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
@@ -59,8 +59,7 @@ def test_the_numbers_are_those_of_the_driver_also_with_an_engine_killed(recipe, 
     rows = train(recipe, "killed", *joined)
     assert len(shots) == 1
     assert computed(rows) == computed(whole)
-    log = (recipe.parent / "killed" / "log.txt").read_text()
-    assert len(re.findall(rf"engine-1 is lost \(engine-1 \(process {shots[0]}\) was ended by SIGKILL", log)) == 1
+    assert_lost_once(recipe.parent / "killed", shots[0])
 
 
 RANKS = ("learner.ranks=2", "trainer.steps=4")
@@ -110,21 +109,11 @@ def test_a_rank_that_is_killed_is_started_again_from_the_checkpoint(recipe, loca
 def test_weights_by_the_object_store_are_the_same_run_also_with_an_engine_killed(recipe, local, joined, monkeypatch):
     """From ranks to engines, one of which is gone when the second publish comes; nothing is left in memory."""
     before = set(pools.room_of().parent.glob(f"{ROOM}*"))
-    load, loads, shots = EnginePool.load, [], []
-
-    def shooting(pool, ticket, in_flight="abort"):
-        loads.append(ticket.route)
-        if len(loads) == 2:
-            shots.append(pool._crew.members[1].facts.process)
-            os.kill(shots[0], signal.SIGKILL)
-        load(pool, ticket, in_flight)
-
-    monkeypatch.setattr(EnginePool, "load", shooting)
+    loads, shots = shoot_at_the_second_publish(monkeypatch)
     rows = train(recipe, "store", *RANKS, *joined, "rollout.weight_transfer=object_store")
     assert computed(rows) == local
     assert loads == ["object_store"] * 5
-    log = (recipe.parent / "store" / "log.txt").read_text()
-    assert len(re.findall(rf"engine-1 is lost \(engine-1 \(process {shots[0]}\) was ended by SIGKILL", log)) == 1
+    assert_lost_once(recipe.parent / "store", shots[0])
     assert set(pools.room_of().parent.glob(f"{ROOM}*")) <= before
     assert not (recipe.parent / "store" / "weights").exists()
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-
 import pytest
 import torch
-from pool_runs import computed, train
+from pool_runs import assert_lost_once, computed, shoot_at_the_second_publish, train
 from small_run import write_recipe
 from ticket_contract import CHECKS, Desk
 
 from dapo.cluster.processes import ProcessTransport
-from dapo.rollout.pool import EnginePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 RANKS = ("learner.ranks=2", "trainer.steps=3", "validation.every=0")
@@ -75,21 +70,11 @@ def test_a_run_is_the_same_by_broadcast(recipe, by_files):
 
 def test_also_with_an_engine_killed_while_it_takes_weights(recipe, by_files, monkeypatch):
     """At the second publish: one of the two members of the group is gone before it comes."""
-    load, loads, shots = EnginePool.load, [], []
-
-    def shooting(pool, ticket, in_flight="abort"):
-        loads.append(ticket.route)
-        if len(loads) == 2:
-            shots.append(pool._crew.members[1].facts.process)
-            os.kill(shots[0], signal.SIGKILL)
-        load(pool, ticket, in_flight)
-
-    monkeypatch.setattr(EnginePool, "load", shooting)
+    loads, shots = shoot_at_the_second_publish(monkeypatch)
     rows = train(recipe, "killed", *RANKS, "rollout.weight_transfer=broadcast")
     assert computed(rows) == by_files
     assert loads == ["broadcast"] * 4
-    log = (recipe.parent / "killed" / "log.txt").read_text()
-    assert len(re.findall(rf"engine-1 is lost \(engine-1 \(process {shots[0]}\) was ended by SIGKILL", log)) == 1
+    assert_lost_once(recipe.parent / "killed", shots[0])
 
 
 def test_a_learner_beside_engines_broadcasts_to_them(recipe):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dapo.contracts.stats import values
 from dapo.contracts.types import FloatArray, Learned, LearnStep, Row, SavedFile
 
 
@@ -55,6 +56,31 @@ def learn(
     rates = [rate] * len(minibatches) if isinstance(rate, float) else list(rate)
     found: Learned = learner.learn(LearnStep(minibatches, rates, version, against)).result(timeout=600)
     return found
+
+
+def assert_curve_goes_on(
+    whole: Any,
+    turns: Sequence[Callable[[], Any]],
+    batches: Sequence[Sequence[Row]],
+    folder: Path,
+    tolerance: float,
+    look: Callable[[int, Path, set[str]], None] = lambda number, saved, files: None,
+) -> None:
+    """Learners that each go on from what the one before has saved say together what ``whole`` says alone; each has as
+    many batches as the others. ``look`` is shown each checkpoint, and the names of its files."""
+    expected = [values(learn(whole, [rows]).stats) for rows in batches]
+    found: list[Any] = []
+    saved, each = None, len(batches) // len(turns)
+    for number, make in enumerate(turns):
+        learner = make()
+        if saved is not None:
+            learner.load(saved)
+        found += [values(learn(learner, [rows]).stats) for rows in batches[each * number : each * (number + 1)]]
+        saved = folder / str(number)
+        look(number, saved, {file.name for file in save(learner, saved)})
+    for got, wanted in zip(found, expected, strict=True):
+        for key in ("train/loss", "train/grad_norm", "train/entropy", "train/loss_tokens"):
+            assert abs(got[key] - wanted[key]) <= tolerance * abs(wanted[key]), key
 
 
 def logprobs(learner: Any, rows: Sequence[Any]) -> list[FloatArray]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 
 from small_run import command, dapo, environment
 
 from dapo.observe.metrics import read_metrics, without_clock
+from dapo.rollout.pool import EnginePool
 
 OVER = ("rollout.engines=2", "rollout.slots=8", "rollout.turn_steps=4")
 _OF_THE_ENGINES = re.compile(r"cluster/|decode_steps|prefill_tokens|slot_use")
@@ -25,6 +28,28 @@ def computed(rows) -> list[dict[str, float]]:
     return [
         {key: value for key, value in without_clock(row).items() if not _OF_THE_ENGINES.search(key)} for row in rows
     ]
+
+
+def shoot_at_the_second_publish(monkeypatch) -> tuple[list[str], list[int]]:
+    """Kill engine 1 when the pool is to take weights for the second time. The routes of all publishes, and the process
+    that it was, as they come."""
+    load, routes, shots = EnginePool.load, [], []
+
+    def shooting(pool, ticket, in_flight="abort"):
+        routes.append(ticket.route)
+        if len(routes) == 2:
+            shots.append(pool._crew.members[1].facts.process)
+            os.kill(shots[0], signal.SIGKILL)
+        load(pool, ticket, in_flight)
+
+    monkeypatch.setattr(EnginePool, "load", shooting)
+    return routes, shots
+
+
+def assert_lost_once(run, process) -> None:
+    """Engine 1, by SIGKILL."""
+    said = rf"engine-1 is lost \(engine-1 \(process {process}\) was ended by SIGKILL"
+    assert len(re.findall(said, (run / "log.txt").read_text())) == 1
 
 
 def begin(recipe, name, *over):

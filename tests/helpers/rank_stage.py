@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from dapo.algorithms.objective import Objective, clip_objective
+from dapo.cluster.inline import InlineTransport
+from dapo.cluster.processes import ProcessTransport
 from dapo.config import schema
 from dapo.contracts.remote import HostSpec
 from dapo.learner.group import LearnerGroup
 from dapo.learner.rank import RankPlace, make_rank
 from dapo.learner.sharding import Shape
 
+MODELS = {
+    "tied": {"hidden": 16, "heads": 2, "ffn": 24},
+    "untied": {"hidden": 16, "heads": 2, "ffn": 24, "tied": False},
+    "qwen3": {"architecture": "qwen3", "hidden": 16, "heads": 2, "ffn": 24, "kv_heads": 1},
+}
 OBJECTIVES = {
     "clip": lambda: clip_objective(low=0.2, high=0.28),
     "explosive": lambda: Objective(lambda inputs: (inputs.logprobs * math.inf, {})),
@@ -112,3 +122,21 @@ class Stage:
     def all(self, method: str, *args):
         calls = [self.transport.call(host, method, *args) for host in self.hosts]
         return [self.transport.get(call) for call in calls]
+
+
+@contextmanager
+def open_stages(folder: Path) -> Iterator[Callable[[int], Stage]]:
+    """Sets of so many ranks, started when a test wants them; one alone lives in this process."""
+    transport, made = ProcessTransport(folder / "output"), {}
+
+    def stage(ranks: int) -> Stage:
+        if ranks not in made:
+            made[ranks] = Stage(InlineTransport() if ranks == 1 else transport, ranks, folder)
+        return made[ranks]
+
+    try:
+        yield stage
+    finally:
+        transport.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()

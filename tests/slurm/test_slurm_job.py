@@ -35,6 +35,22 @@ def slurm(tmp_path_factory):
         yield variables | environment() | {"PYTHONPATH": str(ROOT), "SLURM_CONF": variables["SLURM_CONF"]}
 
 
+def launch_paced(slurm, folder, *arguments):
+    """A job that is slow enough for something to happen to it before its end."""
+    recipe = write_recipe(folder)
+    (folder / "pace.py").write_text(PACE)
+    return launch(
+        slurm,
+        folder,
+        recipe,
+        "rewards.1={name: short, kind: function, function: 'pace:reward', weight: 0.1}",
+        "run.reward_workers=1",
+        "algorithm.dynamic_sampling.mode=off",
+        "validation.every=0",
+        *arguments,
+    )
+
+
 def launch(slurm, folder, *arguments):
     """Submit as a person does; the job's number and its output, line by line, from the beginning."""
     done = subprocess.run(
@@ -88,22 +104,9 @@ def assert_each_step_once(run, steps):
 
 def test_a_job_saves_before_its_time_is_up_is_put_back_and_goes_on(slurm, tmp_path):
     """Slurm's own clock and signal; its second start ends the run. A step trained twice or left out would be seen."""
-    recipe = write_recipe(tmp_path)
-    (tmp_path / "pace.py").write_text(PACE)
     steps = 80  # 16 rewards of 0.1 s each: more than the two minutes after which Slurm has asked for sure
-    number, output = launch(
-        slurm,
-        tmp_path,
-        recipe,
-        f"trainer.steps={steps}",
-        "rewards.1={name: short, kind: function, function: 'pace:reward', weight: 0.1}",
-        "run.reward_workers=1",
-        "algorithm.dynamic_sampling.mode=off",
-        "checkpoint.every=1000",
-        "validation.every=0",
-        "slurm.time=3",
-        "slurm.signal_seconds=60",
-    )
+    times = ("slurm.time=3", "slurm.signal_seconds=60")
+    number, output = launch_paced(slurm, tmp_path, f"trainer.steps={steps}", "checkpoint.every=1000", *times)
     saved = []
     with Output(output) as told:
         while "ended with 0" not in told.until("dapo train ended with (0|130)"):  # a slow machine takes more starts
@@ -146,20 +149,8 @@ def test_who_stops_a_job_gets_a_saved_run_and_goes_on_with_it(slurm, tmp_path):
 
 def test_a_preempted_job_goes_on_from_what_it_has_saved(slurm, tmp_path):
     """Its processes are ended and it starts again, as Slurm does it for another job's sake (PreemptMode=REQUEUE)."""
-    recipe = write_recipe(tmp_path)
-    (tmp_path / "pace.py").write_text(PACE)
     steps = 40
-    number, output = launch(
-        slurm,
-        tmp_path,
-        recipe,
-        f"trainer.steps={steps}",
-        "rewards.1={name: short, kind: function, function: 'pace:reward', weight: 0.1}",
-        "run.reward_workers=1",
-        "algorithm.dynamic_sampling.mode=off",
-        "checkpoint.every=1",
-        "validation.every=0",
-    )
+    number, output = launch_paced(slurm, tmp_path, f"trainer.steps={steps}", "checkpoint.every=1")
     with Output(output) as told:
         told.until(r"step +3/")
         subprocess.run(["scontrol", "requeue", number], env=slurm, check=True)

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rank_stage
 import rank_work
 import torch
-import torch.distributed as dist
 from learner_rows import make_rows
-from learner_subject import learn, logprobs
-from rank_stage import OBJECTIVES, Stage
+from learner_subject import assert_curve_goes_on, learn, logprobs
+from rank_stage import OBJECTIVES, open_stages
 from rank_work import CASES, alone, assert_equal, trained_a_little
 from torch.distributed.tensor import DTensor
 
-from dapo.cluster.inline import InlineTransport
-from dapo.cluster.processes import ProcessTransport
 from dapo.config import schema
 from dapo.contracts.stats import merge, values
 from dapo.errors import CheckpointError
@@ -31,12 +29,7 @@ from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import read_weights
 
 over_processes = pytest.mark.cluster
-MODELS = {
-    "tied": {"hidden": 16, "heads": 2, "ffn": 24},
-    "untied": {"hidden": 16, "heads": 2, "ffn": 24, "tied": False},
-    "qwen3": {"architecture": "qwen3", "hidden": 16, "heads": 2, "ffn": 24, "kv_heads": 1},
-    "other": {"hidden": 16, "heads": 2, "ffn": 24, "seed": 5},
-}
+MODELS = rank_stage.MODELS | {"other": {"hidden": 16, "heads": 2, "ffn": 24, "seed": 5}}
 LORA = {"rank": 3, "lora_alpha": 6.0}
 SETTINGS = {"microbatch_tokens": 48}
 
@@ -51,20 +44,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stages(folder):
-    """Sets of ranks, started when a test wants them; one alone lives in this process."""
-    transport, made = ProcessTransport(folder / "output"), {}
-
-    def stage(ranks):
-        if ranks not in made:
-            made[ranks] = Stage(InlineTransport() if ranks == 1 else transport, ranks, folder)
-        return made[ranks]
-
-    try:
+    with open_stages(folder) as stage:
         yield stage
-    finally:
-        transport.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 # ---------------------------------------------------------------- gradients, weights and statistics
@@ -193,29 +174,19 @@ def test_published_and_exported_is_the_merge_of_one_process_to_the_bit(
 @over_processes
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_then_one_process_then_three_continue_the_curve(stages, folder, dtype, tmp_path):
-    batches = [make_rows(seed) for seed in range(6)]
-    whole = local(folder, dtype)
-    expected = [values(learn(whole, [rows]).stats) for rows in batches]
-    found, before = [], None
-    for number, make in enumerate(
-        [lambda: over(stages(2), folder, dtype), lambda: local(folder, dtype), lambda: over(stages(3), folder, dtype)]
-    ):
-        learner = make()
-        if before is not None:
-            learner.load(before)
-        found += [values(learn(learner, [rows]).stats) for rows in batches[2 * number : 2 * number + 2]]
-        before = tmp_path / str(number)
-        files = {file.name for file in learner.save(before).result(timeout=600)}
+    def look(number, saved, files):
         assert "adapter_config.json" in files
         if number == 1:
             assert "adapter_model.safetensors" in files
         else:
-            held = [name for name in sharded_tensors(before) if name.startswith("model/")]
+            held = [name for name in sharded_tensors(saved) if name.startswith("model/")]
             assert len(held) == 2 * 2 * 7  # A and B of seven layers in each of two blocks
             assert all(".lora_" in name for name in held)
-    for got, wanted in zip(found, expected, strict=True):
-        for key in ("train/loss", "train/grad_norm", "train/entropy", "train/loss_tokens"):
-            assert got[key] == pytest.approx(wanted[key], rel=1e-4 if dtype == "float32" else 0.1), key
+
+    makers = (partial(over, stages(2)), local, partial(over, stages(3)))
+    turns = [partial(make, folder, dtype) for make in makers]
+    batches = [make_rows(seed) for seed in range(6)]
+    assert_curve_goes_on(local(folder, dtype), turns, batches, tmp_path, 1e-4 if dtype == "float32" else 0.1, look)
 
 
 @over_processes

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from learner_rows import make_rows
-from learner_subject import learn, publish
-from rank_stage import OBJECTIVES, Stage
+from learner_subject import assert_curve_goes_on, learn, publish
+from rank_stage import OBJECTIVES, open_stages
 
-from dapo.cluster.processes import ProcessTransport
 from dapo.config import schema
-from dapo.contracts.stats import values
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -31,11 +30,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stages(folder):
-    transport = ProcessTransport(folder / "output")
-    try:
-        yield {ranks: Stage(transport, ranks, folder) for ranks in (2, 3)}
-    finally:
-        transport.close()
+    with open_stages(folder) as stage:
+        yield stage
 
 
 def local(folder, dtype):
@@ -50,26 +46,14 @@ def over(stage, folder, dtype, **options):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_then_one_process_then_three_continue_the_curve(stages, folder, dtype, tmp_path):
+    makers = (partial(over, stages(2)), local, partial(over, stages(3)))
+    turns = [partial(make, folder, dtype) for make in makers]
     batches = [make_rows(seed) for seed in range(6)]
-    whole = local(folder, dtype)
-    expected = [values(learn(whole, [rows]).stats) for rows in batches]
-    found, before = [], None
-    for number, make in enumerate(
-        [lambda: over(stages[2], folder, dtype), lambda: local(folder, dtype), lambda: over(stages[3], folder, dtype)]
-    ):
-        learner = make()
-        if before is not None:
-            learner.load(before)
-        found += [values(learn(learner, [rows]).stats) for rows in batches[2 * number : 2 * number + 2]]
-        before = tmp_path / str(number)
-        learner.save(before).result(timeout=600)
-    for got, wanted in zip(found, expected, strict=True):
-        for key in ("train/loss", "train/grad_norm", "train/entropy", "train/loss_tokens"):
-            assert got[key] == pytest.approx(wanted[key], rel=1e-4 if dtype == "float32" else 0.1), key
+    assert_curve_goes_on(local(folder, dtype), turns, batches, tmp_path, 1e-4 if dtype == "float32" else 0.1)
 
 
 def test_saved_beside_training_is_the_state_of_then(stages, folder, tmp_path):
-    learner = over(stages[2], folder, "float32", asynchronous=True)
+    learner = over(stages(2), folder, "float32", asynchronous=True)
     learn(learner, [make_rows(0)])
     dtypes = dict.fromkeys(publish(learner, 1), "float32")
     then = learner.checksums(dtypes)
@@ -78,13 +62,13 @@ def test_saved_beside_training_is_the_state_of_then(stages, folder, tmp_path):
     assert learner.checksums(dtypes) != then
     assert saving.result(timeout=600)
     assert saving.done()
-    for other in (over(stages[3], folder, "float32"), local(folder, "float32")):
+    for other in (over(stages(3), folder, "float32"), local(folder, "float32")):
         other.load(tmp_path / "saved")
         assert other.checksums(dtypes) == then
 
 
 def test_what_is_published_and_exported_is_what_ranks_hold(stages, folder, tmp_path):
-    learner, alone = over(stages[3], folder, "float32"), local(folder, "float32")
+    learner, alone = over(stages(3), folder, "float32"), local(folder, "float32")
     ticket = learner.publish(0)
     tensors = dict(alone.loaded.model.named_parameters())
     found = dict(read_weights(Path(ticket.address)))

@@ -7,10 +7,9 @@ from functools import partial
 import pytest
 import rank_work
 import torch
-from rank_stage import Stage
+from rank_stage import MODELS, open_stages
 from rank_work import CASES, alone, assert_equal
 
-from dapo.cluster.processes import ProcessTransport
 from dapo.contracts.stats import merge
 from dapo.learner import sharding
 from dapo.learner.sharding import Shape
@@ -18,11 +17,6 @@ from dapo.models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.cluster
 EXACT = {"float64": 1e-12, "float32": 1e-6}
-MODELS = {
-    "tied": {"hidden": 16, "heads": 2, "ffn": 24},
-    "untied": {"hidden": 16, "heads": 2, "ffn": 24, "tied": False},
-    "qwen3": {"architecture": "qwen3", "hidden": 16, "heads": 2, "ffn": 24, "kv_heads": 1},
-}
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +29,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stages(folder):
-    """Sets of 2, 3 and 4 ranks, started when a test wants them."""
-    transport, made = ProcessTransport(folder / "output"), {}
-
-    def stage(ranks):
-        if ranks not in made:
-            made[ranks] = Stage(transport, ranks, folder)
-        return made[ranks]
-
-    try:
+    with open_stages(folder) as stage:
         yield stage
-    finally:
-        transport.close()
 
 
 def together(stage, function, *args, **options):
