@@ -49,7 +49,7 @@ def evaluation_recipe(
         given["data"]["train"] = _placeholders(trained_on)
     else:
         if not sources:
-            raise RecipeError(f"{no_run(model_or_run)}. As a model it needs data to be asked: --data FILE")
+            raise RecipeError(f"{no_run(model_or_run)}. If it is a model, its data must be given: --data FILE")
         kind = "task" if all("task" in s for s in sources) else "math"
         given = {
             "model": {"path": model_or_run},

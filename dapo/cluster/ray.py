@@ -169,6 +169,7 @@ class RayHost:
     def __init__(self, order: Order, place: Place, group: Any, told: threading.Condition) -> None:
         self.name = order.name
         self.seated: Seated | None = None
+        self.placed = False  # on a machine
         strategy = None
         if place.bundle >= 0:
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle)
@@ -212,11 +213,13 @@ class RayHost:
         anew then, and waits for a place."""
         while True:
             try:
+                ray.get(self._actor.__ray_ready__.remote())
+                self.placed = True
                 return ray.get(self._actor.open.remote(order))  # type: ignore[no-any-return]
             except ActorDiedError as error:
                 if self._killed or _NO_MACHINE not in str(error):
                     raise
-            self._actor = self._make()
+            self._actor, self.placed = self._make(), False
             if self._killed:  # perhaps by somebody who saw the old one
                 self._kill()
 
@@ -256,8 +259,8 @@ class RayHost:
 
 
 class RayTransport(PackedTransport[RayHost]):
-    """Keeps ``dapo.contracts.remote.Transport`` and ``CarriesFiles``. What a host has started is killed before
-    its actor is.
+    """Keeps ``dapo.contracts.remote.Transport``, ``FindsPlaces`` and ``CarriesFiles``. What a host has started is
+    killed before its actor is.
 
     Args:
         places: of hosts, by their names; any other host may be anywhere and takes nothing.
@@ -281,6 +284,10 @@ class RayTransport(PackedTransport[RayHost]):
         host = RayHost(order, place, self._group, self._told)
         self._hosts.append(host)
         return host
+
+    def has_place(self, host: RayHost) -> bool:
+        """Whether Ray has made its actor."""
+        return host.placed
 
     def call(self, host: RayHost, method: str, *args: Any) -> LineCall:
         """Pickled now: whoever changes an argument afterwards changes nothing. What a ticket has shipped goes ahead."""

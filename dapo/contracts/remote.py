@@ -80,6 +80,14 @@ class Transport(Protocol):
 
 
 @runtime_checkable
+class FindsPlaces(Protocol):
+    """A transport whose hosts may wait, before they start, until a machine has a place for them."""
+
+    def has_place(self, host: Host) -> bool:
+        """Whether one was found. A host that is slow to start has one."""
+
+
+@runtime_checkable
 class CarriesFiles(Protocol):
     """A transport between whose hosts' machines files can travel, past the driver."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dapo.contracts.remote import Call, Host, HostLost, HostSpec, Transport
+from dapo.contracts.remote import Call, FindsPlaces, Host, HostLost, HostSpec, Transport
 from dapo.contracts.types import PASSING, Key, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.host import Answer, HostFacts
@@ -26,8 +26,8 @@ class Limits:
     restarts: int = 10  # of engines, together
 
 
-class NotStartedError(EngineError):
-    """A new host has not answered in time: it may be that there is no room for it."""
+class NoPlaceError(EngineError):
+    """No machine had a place for a new host in time, and nobody knows when one will."""
 
 
 class Source(Protocol):
@@ -92,7 +92,7 @@ class Flight:
     call: Call
     until: float  # on the pool's watch: given up then
     opening: list[tuple[str, Call]]  # what was asked of a new host before; looked at first
-    starts_until: float = math.inf  # when a new host has to have answered for the first time
+    placed_until: float = math.inf  # when a new host has to have a place
 
 
 @dataclass(eq=False, slots=True)
@@ -151,19 +151,20 @@ class Member:
     @property
     def due(self) -> float:
         """When it is given up, if it does not answer before."""
-        return self.until if self.flight is None else min(self.flight.until, self.flight.starts_until)
+        return self.until if self.flight is None else min(self.flight.until, self.flight.placed_until)
 
     def overdue(self) -> EngineError | None:
         """Why it is given up now, if it is."""
         now, flight = self.now(), self.flight
-        if flight is not None and now >= flight.starts_until:
-            if not self.transport.wait([flight.opening[0][1]], timeout=0.0):
-                return NotStartedError(_unstarted(self.limits.start))
-            flight.starts_until = math.inf
+        if flight is not None and now >= flight.placed_until:
+            flight.placed_until = math.inf
+            if isinstance(self.transport, FindsPlaces) and not self.transport.has_place(self.host):
+                within = f"{self.limits.start:g} s (cluster.start_timeout)"
+                return NoPlaceError(f"no machine had a place for it within {within}")
         if now < self.due:
             return None
         if flight is None:
-            return NotStartedError(_unstarted(self.limits.start))
+            return EngineError(f"it did not start within {self.limits.start:g} s (cluster.start_timeout)")
         return EngineError(f"it did not answer for {self.limits.engine:g} s (cluster.engine_timeout)")
 
     # ------------------------------------------------------------------ starting
@@ -261,7 +262,7 @@ class Member:
         _, call = self._asked(method, *args)
         self.flight = Flight(method, args, call, self.now() + patience, opening)
         if opening:
-            self.flight.starts_until = self.now() + self.limits.start
+            self.flight.placed_until = self.now() + self.limits.start
         return self.flight
 
     def land(self) -> Any:
@@ -327,7 +328,3 @@ class Member:
         self.stats.update(self.own_stats)
         self.own_stats = Counter()
         self.clock = 0
-
-
-def _unstarted(seconds: float) -> str:
-    return f"it did not start within {seconds:g} s (cluster.start_timeout)"

@@ -5,9 +5,9 @@ engine has belongs to it in its present incarnation: what a lost one still says 
 are submitted again, with the prefix that they came with, since a token is a function of (seed, position).
 
 *Lockstep*: every engine with work gets a turn, all are waited for, and what ended is ordered by (tick, key): what comes
-out is a function of what went in. A lost engine is started again and led through its turns once more, unless it does
-not start in time: then as if free. *Free*: whoever comes back goes on. A lost engine's work goes to the others, and it
-comes back in the background.
+out is a function of what went in. A lost engine is started again and led through its turns once more, unless no machine
+has a place for it in time: then as if free. *Free*: whoever comes back goes on. A lost engine's work goes to the
+others, and it comes back in the background.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dapo.errors import EngineError
 from dapo.rollout.crew import Crew, keys_of
 from dapo.rollout.host import Answer
 from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.member import Flight, Limits, Member, NotStartedError, Source
+from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Source
 from dapo.rollout.requests import Gate, empty_event, ended_before
 from dapo.rollout.tally import Tally
 
@@ -345,7 +345,7 @@ class EnginePool:
         self._crew.weights.left()
         self._why = f"{member.name} was lost last ({error})"
         again = self._restarts < self.limits.restarts
-        at_once = again and self.lockstep and member.at_work and not isinstance(error, NotStartedError)
+        at_once = again and self.lockstep and member.at_work and not isinstance(error, NoPlaceError)
         replays = at_once and member.journal is not None
         if not replays:
             self._give_back(member, keys_of(flight))

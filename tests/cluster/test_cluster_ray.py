@@ -13,7 +13,7 @@ from transport_contract import CHECKS, Subject
 
 from dapo.cluster.placement import Bundle, Plan
 from dapo.cluster.ray_head import OwnCluster
-from dapo.contracts.remote import HostLost, HostSpec
+from dapo.contracts.remote import FindsPlaces, HostLost, HostSpec
 from dapo.errors import ClusterError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
@@ -50,6 +50,8 @@ def test_what_a_host_prints_is_in_its_file_and_its_machine_is_known(transport, t
     other = transport.start(HostSpec("engine-2", Desk))
     transport.get(transport.call(other, "process"))
     assert transport.where() == {"engine-2": os.uname().nodename}
+    assert isinstance(transport, FindsPlaces)
+    assert transport.has_place(other)
 
 
 def test_a_killed_actor_takes_its_host_along(transport):
