@@ -79,6 +79,7 @@ def test_a_machine_that_is_lost_is_an_engine_lost(head, machine, tmp_path, caplo
     pool.submit(asked)
     assert away.owned
     os.kill(machine.raylet, signal.SIGKILL)
+    wait_for_end(watched)  # a quick engine would be done before it is ended
     events = []
     while came := pool.poll():
         events += came
@@ -89,7 +90,6 @@ def test_a_machine_that_is_lost_is_an_engine_lost(head, machine, tmp_path, caplo
     (line,) = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
     assert line.startswith(f"{away.name} is lost ({away.name} (process {process} on ")
     assert "\n" not in line
-    wait_for_end(watched)
     assert pool.checksums() == sums(1)
     assert away.index not in pool.members()  # there is no room for another one, and the others go on
     pool.close()
