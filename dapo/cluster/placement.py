@@ -160,6 +160,14 @@ def misfit(plan: Plan, nodes: Sequence[Node]) -> str:
     return ""
 
 
+def too_small(why: str, address: str) -> str:
+    """What to do about a plan that does not fit (``misfit``) the cluster at ``address``."""
+    return (
+        f"the Ray cluster at {address} is too small for this recipe: it wants {why}. Add machines, ask for fewer "
+        "(learner.ranks, rollout.engines), or let them share processors (cluster.cpus_per_host)"
+    )
+
+
 def late(plan: Plan, cpus: float, gpus: float, patience: float, address: str) -> str:
     """Why a plan that the machines of the cluster at ``address`` could take is not placed; so much is free there."""
     return (

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from dapo.cluster.environment import own_paths, passed_on
 from dapo.cluster.lines import Line, LineCall
 from dapo.cluster.packed import PackedTransport
-from dapo.cluster.placement import Node, Place, Plan, by_machine, late, misfit
+from dapo.cluster.placement import Node, Place, Plan, by_machine, late, misfit, too_small
 from dapo.cluster.ray_head import OwnCluster
 from dapo.cluster.ray_seat import Order, Seat, Seated
 from dapo.cluster.served import packed
@@ -122,10 +122,7 @@ class RayCluster:
 
     def _check_size(self, plan: Plan) -> None:
         if why := misfit(plan, self.nodes()):
-            raise ClusterError(
-                f"the Ray cluster at {self.address} is too small for this recipe: it wants {why}. Add machines, ask "
-                "for fewer (learner.ranks, rollout.engines), or let them share processors (cluster.cpus_per_host)"
-            )
+            raise ClusterError(too_small(why, self.address))
 
     def transport(self, output: Path | None) -> RayTransport:
         """For hosts in the places of the plan; what they print goes to files of the folder ``output``."""
