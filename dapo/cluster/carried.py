@@ -22,6 +22,7 @@ from dapo.contracts.remote import ROOM
 
 _KEPT = 2  # sets: the one that is loaded, and the one before, which somebody may still be reading
 _LOCK = ".lock"
+_TURN = ".turn"  # locked by the seat that lays out: others wait, and find the files
 
 Content = NDArray[np.uint8]
 
@@ -40,7 +41,7 @@ class Rooms:
         """
         self._enter(Path(folder).parent)
         found = {}
-        for file in sorted(Path(folder).glob("*.safetensors")):
+        for file in _files(Path(folder)):
             mine = file.with_name(f"{file.name}.{os.getpid()}")
             try:
                 file.rename(mine)
@@ -53,25 +54,25 @@ class Rooms:
         return found
 
     def lay_out(self, folder: str, parts: Sequence[Mapping[str, Content]]) -> None:
-        """Write files into a folder, unless they are there; older ones go.
+        """Write files into a folder, unless they are there; older ones go. Of several hosts on a machine one writes.
 
         Raises:
             OSError: there is no room for them.
         """
         target = Path(folder)
         self._enter(target.parent)
-        target.mkdir(mode=0o700, exist_ok=True)
-        for part in parts:
-            for name, content in part.items():
-                if not (target / name).exists():
-                    unfinished = target / f"{name}.{os.getpid()}"
-                    content.tofile(unfinished)
-                    unfinished.rename(target / name)
-        now = time.time_ns()
-        os.utime(target, ns=(now, now))  # the kernel's own clock is too coarse to tell which set is the newer one
-        sets = [path for path in target.parent.iterdir() if path.is_dir()]
-        for old in sorted(sets, key=lambda path: path.stat().st_mtime_ns)[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+        with (target.parent / _TURN).open("w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            target.mkdir(mode=0o700, exist_ok=True)
+            for part in parts:
+                for name, content in part.items():
+                    if not (target / name).exists():
+                        unfinished = target / f"{name}.{os.getpid()}"
+                        content.tofile(unfinished)
+                        unfinished.rename(target / name)
+            now = time.time_ns()
+            os.utime(target, ns=(now, now))  # the kernel's own clock is too coarse to tell which set is the newer one
+            _delete_old(target.parent)
 
     def leave(self) -> None:
         """Delete what nobody else uses."""
@@ -88,10 +89,10 @@ class Rooms:
             if other != room:
                 _delete_if_left(other)
         while True:
-            room.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
+                room.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = (room / _LOCK).open("w")
-            except FileNotFoundError:  # deleted by the last one that left, just now
+            except (FileNotFoundError, FileExistsError):  # deleted by the last one that left, just now
                 continue
             fcntl.flock(lock, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
@@ -99,6 +100,24 @@ class Rooms:
                     self._locks[room] = lock
                     return
             lock.close()
+
+
+def _delete_old(room: Path) -> None:
+    ages = {}
+    for path in room.iterdir():
+        with suppress(FileNotFoundError):  # what a learner on this machine has written is taken away at any time
+            if path.is_dir():
+                ages[path] = path.stat().st_mtime_ns
+    for old in sorted(ages, key=ages.__getitem__)[:-_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    """None, where another taker was quicker and the folder is gone; on its way there or in the midst of looking."""
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name.endswith(".safetensors"))
+    except FileNotFoundError:
+        return []
 
 
 def _delete_if_left(room: Path) -> None:

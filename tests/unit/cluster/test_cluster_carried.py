@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
+import os
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -78,3 +82,116 @@ def test_a_room_whose_users_were_killed_goes_and_one_in_use_stays(tmp_path):
     assert used.exists()
     using.leave()
     assert not used.exists()
+
+
+CALLS = ["listdir", "scandir", "stat", "lstat", "mkdir", "rmdir", "rename", "unlink", "utime", "open"]
+
+
+class Waits(Exception):
+    """For a lock that another one holds."""
+
+
+def between_its_calls(monkeypatch, before, first, second):
+    """Run ``first``, with all of ``second`` just before its n-th call of the file system: for n = 1, 2, ... to its end.
+
+    As of two processes: where ``second`` would wait for a lock, it comes after ``first``. ``before`` makes what both
+    find; yields that, and what the two gave.
+    """
+    flock = fcntl.flock
+
+    def impatient(file, kind):
+        try:
+            flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise (BlockingIOError if kind & fcntl.LOCK_NB else Waits) from None
+
+    for number in itertools.count(1):
+        made, left, other = before(), [number], []
+
+        def counted(call, made=made, left=left, other=other):
+            def counting(*args, **options):
+                left[0] -= 1
+                if left[0] == 0:
+                    with pytest.MonkeyPatch.context() as elsewhere, suppress(Waits):
+                        elsewhere.setattr(os, "getpid", lambda: -1)
+                        elsewhere.setattr(fcntl, "flock", impatient)
+                        other.append(second(*made))
+                return call(*args, **options)
+
+            return counting
+
+        with monkeypatch.context() as patch:
+            for name in CALLS:
+                patch.setattr(os, name, counted(getattr(os, name)))
+            patch.setattr(fcntl, "flock", counted(flock))
+            found = first(*made)
+        if left[0] > 0:
+            assert number > 5, "calls of the file system are not seen"
+            return
+        yield (*made, found, other[0] if other else second(*made))
+
+
+def test_whenever_another_taker_comes_each_file_has_one(tmp_path, monkeypatch):
+    numbers = itertools.count()
+
+    def before():
+        folder = tmp_path / f"{ROOM}{next(numbers)}" / "set"
+        write(folder, a=b"some", b=b"more")
+        return Rooms(), Rooms(), folder
+
+    def first(mine, _, folder):
+        return mine.collect(str(folder))
+
+    def second(_, other, folder):
+        return other.collect(str(folder))
+
+    for *_, folder, mine, others in between_its_calls(monkeypatch, before, first, second):
+        assert sorted([*mine, *others]) == ["a.safetensors", "b.safetensors"]
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize("set_of_other", [2, 3])
+def test_whenever_another_host_lays_out_the_set_is_whole_and_old_ones_go(tmp_path, monkeypatch, set_of_other):
+    """The same set, or already the next one."""
+    numbers = itertools.count()
+
+    def part(number):
+        return [{"a.safetensors": np.full(3, number, np.uint8), "b.safetensors": np.full(2, number, np.uint8)}]
+
+    def before():
+        room, mine, other = tmp_path / f"{ROOM}{next(numbers)}", Rooms(), Rooms()
+        for number in range(2):
+            mine.lay_out(str(room / f"set-{number}"), part(number))
+        return mine, other, room
+
+    def first(mine, _, room):
+        mine.lay_out(str(room / "set-2"), part(2))
+
+    def second(_, other, room):
+        other.lay_out(str(room / f"set-{set_of_other}"), part(set_of_other))
+
+    for *_, room, _, _ in between_its_calls(monkeypatch, before, first, second):
+        sets = {path.name for path in room.iterdir() if path.is_dir()}
+        assert {"set-2", f"set-{set_of_other}"} <= sets
+        assert len(sets) == 2
+        assert lie(room / "set-2") == {"a.safetensors": bytes([2] * 3), "b.safetensors": bytes([2] * 2)}
+
+
+def test_whenever_the_last_one_leaves_another_can_come(tmp_path, monkeypatch):
+    numbers = itertools.count()
+
+    def before():
+        room, leaving = tmp_path / f"{ROOM}{next(numbers)}", Rooms()
+        leaving.lay_out(str(room / "set"), [{"a.safetensors": np.zeros(3, np.uint8)}])
+        return Rooms(), leaving, room
+
+    def first(coming, _, room):
+        coming.lay_out(str(room / "next"), [{"a.safetensors": np.ones(3, np.uint8)}])
+
+    def second(_, leaving, __):
+        leaving.leave()
+
+    for coming, _, room, _, _ in between_its_calls(monkeypatch, before, first, second):
+        assert lie(room / "next") == {"a.safetensors": bytes([1] * 3)}
+        coming.leave()
+        assert not room.exists()
