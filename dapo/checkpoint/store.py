@@ -15,7 +15,8 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 
 _NAME = re.compile(r"step_(\d{6,})$")
+_OLD = ".old-"  # begins the name of a checkpoint that makes room for another one of its step
 _MANIFEST = "manifest.json"
 _BEST = "best.json"
 
@@ -35,7 +37,7 @@ BeginWrite = Callable[[Path], Handle[Iterable[SavedFile]]]
 
 
 class CheckpointStore:
-    """The checkpoints of one run."""
+    """The checkpoints of one run. The process that holds the run's folder saves, marks and mends; any may look."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
@@ -55,7 +57,7 @@ class CheckpointStore:
         ``best``: it is the best so far, and what is to be told of that (JSON-able).
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._mend()
+        self.mend()
         aside = self.folder / f".writing-step_{step:06d}"
         fresh(aside)
         return Saving(self, step, self.folder / f"step_{step:06d}", aside, write(aside), best)
@@ -63,10 +65,10 @@ class CheckpointStore:
     def appear(self, target: Path, aside: Path, best: Mapping[str, Any] | None = None) -> None:
         """What was written aside, and is on the disk, becomes a checkpoint; with ``best`` the one that is kept."""
         if target.exists():  # the same step again: a boundary saved with more state than before
-            old = self.folder / f".old-{target.name}"
+            old = self.folder / f"{_OLD}{target.name}"
             target.rename(old)
             aside.rename(target)
-            shutil.rmtree(old)
+            _clear(old)
         else:
             aside.rename(target)
         if best is not None:
@@ -122,36 +124,57 @@ class CheckpointStore:
         return sorted(int(match.group(1)) for match in found if match)
 
     def path(self, step: int | None = None) -> Path:
-        """Folder of a step's checkpoint (default: the newest), checked against its manifest.
+        """Folder of a step's checkpoint (default: the newest), checked against its manifest. Changes nothing: the run
+        may be going on in another process, and save or remove one meanwhile.
 
         Raises:
             CheckpointError: there is none, or a file is missing or is not what was written.
         """
-        self._mend()
-        steps = self.steps()
-        if not steps:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder}. The run was stopped before its first one; start it again with "
-                "`dapo train RECIPE run.if_exists=backup`."
-            )
-        if step is not None and step not in steps:
-            raise CheckpointError(f"no checkpoint of step {step} in {self.folder}; there are: {steps}")
-        folder = self.folder / f"step_{steps[-1] if step is None else step:06d}"
-        check_manifest(folder)
-        return folder
+        while True:
+            found = self._found()
+            if not found:
+                raise CheckpointError(
+                    f"no checkpoint in {self.folder}. The run was stopped before its first one; start it again with "
+                    "`dapo train RECIPE run.if_exists=backup`."
+                )
+            if step is not None and step not in found:
+                raise CheckpointError(f"no checkpoint of step {step} in {self.folder}; there are: {sorted(found)}")
+            folder = found[max(found) if step is None else step]
+            before = _identity(folder)
+            try:
+                check_manifest(folder)
+            except CheckpointError:
+                if before is not None and _identity(folder) == before:
+                    raise
+            else:
+                return folder
 
-    def _mend(self) -> None:
-        """Undo a save that a crash interrupted."""
+    def mend(self) -> None:
+        """Undo a save that a crash interrupted. Only for the process that holds the run's folder: to any other one a
+        save that is under way looks like that."""
         if not self.folder.is_dir():
             return
-        for old in self.folder.glob(".old-step_*"):
-            target = self.folder / old.name.removeprefix(".old-")
+        for old in self.folder.glob(f"{_OLD}step_*"):
+            target = self.folder / old.name.removeprefix(_OLD)
             if target.exists():
-                _delete(old)
+                _clear(old)
             else:
                 old.rename(target)
         for left_over in [*self.folder.glob(".writing-step_*"), *self.folder.glob(".removing-step_*")]:
-            _delete(left_over)
+            _clear(left_over)
+
+    def _found(self) -> dict[int, Path]:
+        """Step -> folder of a whole checkpoint; of one that was making room when its process ended, under the name that
+        it has now."""
+        before = self.steps()
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            names = []
+        aside = [name for name in names if name.startswith(_OLD)]
+        found = {int(match[1]): self.folder / name for name in aside if (match := _NAME.search(name))}
+        # Before and after, since one that is replaced just now may be missed by one look, and stand aside no more.
+        return found | {step: self.folder / f"step_{step:06d}" for step in [*before, *self.steps()]}
 
     def _prune(self) -> None:
         best = self.best()
@@ -162,7 +185,7 @@ class CheckpointStore:
     def _remove(self, step: int) -> None:
         """Renamed first: a crash half-way must not leave a folder that looks like a checkpoint."""
         folder = self.folder / f"step_{step:06d}"
-        shutil.rmtree(folder.rename(self.folder / f".removing-{folder.name}"))
+        _clear(folder.rename(self.folder / f".removing-{folder.name}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +212,25 @@ class Saving:
         seal(self.aside, self.files.result())
         self.store.appear(self.target, self.aside, self.best)
         return self.target
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Around whatever reads a checkpoint of a run that may be going on.
+
+    Raises:
+        CheckpointError: in place of whatever went wrong, where the run has removed the checkpoint meanwhile.
+    """
+    before = _identity(folder)
+    try:
+        yield
+    except Exception as error:
+        if before is not None and _identity(folder) == before:
+            raise
+        raise CheckpointError(
+            f"checkpoint {folder} was removed while it was read: the run goes on and keeps its newest checkpoints "
+            "(checkpoint.keep) and the best one; take a newer one, or wait until the run has ended"
+        ) from error
 
 
 def fresh(folder: Path) -> None:
@@ -259,6 +301,24 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _clear(path: Path) -> None:
+    """Delete what is no checkpoint any more, as far as that goes now: in a folder of another machine files stay that
+    somebody reads. The next ``mend`` deletes the rest."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Equal as long as the same folder has the name; None: none has it."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _checksum(path: Path) -> int:

@@ -72,7 +72,7 @@ def load_run(folder: RunFolder, step: int | None = None) -> RunData:
 
 
 def _load_history(data: RunData, step: int | None) -> None:
-    store = CheckpointStore(data.folder.checkpoints)  # its ``path`` mends the folder, and would disturb a running save
+    store = CheckpointStore(data.folder.checkpoints)
     for _ in range(3):  # a running process may remove the checkpoint while it is read
         steps = store.steps()
         if step is not None and step not in steps:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console as RichConsole
 
 from dapo.algorithms.statistics import mean_of_estimates
-from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.config.load import LoadedRecipe
 from dapo.contracts.evaluation import EvaluationResult
 from dapo.errors import AccuracyUnknown, DataError
@@ -88,7 +88,8 @@ def evaluated(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
     try:
         learner = session.learner(training=False)
         if saved is not None:
-            learner.load(saved / "learner")
+            with reading(saved):
+                learner.load(saved / "learner")
             console.say(f"weights of {saved}")
         session.engine.load(learner.publish(0))
         session.sync_check(learner)(0)

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.checkpoint.tree import as_damage, load_state
 from dapo.config.check_sft import sft_source_name
 from dapo.config.load import load_recipe
@@ -89,10 +89,11 @@ def _load_trained(folder: RunFolder, step: int | None, console: Console) -> tupl
     recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
     saved = CheckpointStore(folder.checkpoints).path(step)
     facts = make_facts(recipe, console)  # another model is refused before any weight of it is read
-    with as_damage(saved):
-        check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
-    loaded = make_model(recipe, console)
-    storage.load(saved / "learner", loaded)
+    with reading(saved):
+        with as_damage(saved):
+            check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
+        loaded = make_model(recipe, console)
+        storage.load(saved / "learner", loaded)
     return recipe, saved, loaded
 
 

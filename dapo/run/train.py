@@ -147,6 +147,7 @@ def go_on(
         read_steps(folder.metrics)
         given.check(folder.path)
         checkpoints = CheckpointStore(folder.checkpoints)
+        checkpoints.mend()
         if checkpoints.steps():
             checkpoints.path()  # a damaged one is refused before anything is written
         greet = partial(say_changes, console, changes)
@@ -319,6 +320,7 @@ def _load(trainer: AnyTrainer, checkpoints: CheckpointStore, loaded: LoadedRecip
         CheckpointError: it is damaged, of another model, or of a recipe with other fixed settings.
         DataError: the training data are others.
     """
+    checkpoints.mend()
     if not checkpoints.steps():
         return {}
     saved = trainer.load(checkpoints.path())

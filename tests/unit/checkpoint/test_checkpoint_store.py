@@ -1,17 +1,19 @@
 """Checkpoints are whole or absent, whatever instant a crash picks."""
 
+import itertools
 import json
 import os
 import zlib
 
 import numpy as np
 import pytest
+from between import between_its_calls
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dapo.checkpoint import store as store_module
-from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
@@ -106,11 +108,70 @@ def test_a_crash_at_every_operation_leaves_the_previous_checkpoint_whole(tmp_pat
                 break
             except Crash:
                 crashed += 1
-        found = CheckpointStore(folder, keep=1).path()
+        found = CheckpointStore(folder, keep=1).path()  # as another process, which mends nothing
         assert (found / "data.txt").read_text() in ("old", "new")
+        owner = CheckpointStore(folder, keep=1)
+        owner.mend()
+        assert found.name.endswith(owner.path().name)
+        assert (owner.path() / "data.txt").read_text() in ("old", "new")
         CheckpointStore(folder, keep=1).save(3, writer("after"))
         assert [p.name for p in folder.iterdir()] == ["step_000003"]
     assert crashed
+
+
+def test_whoever_looks_leaves_a_save_under_way_alone(tmp_path):
+    """``dapo export`` of a run that is saving just then: neither of them may hear of the other."""
+    store = CheckpointStore(tmp_path)
+    store.save(1, writer("old"))
+
+    def looked_at(folder):
+        described = writer("new")(folder)
+        assert (CheckpointStore(tmp_path).path() / "data.txt").read_text() == "old"
+        return described
+
+    assert (store.save(2, looked_at) / "data.txt").read_text() == "new"
+
+
+@pytest.mark.parametrize("step", [2, 1], ids=["a new step, and the old one goes", "the same step again"])
+@pytest.mark.parametrize("reads_first", [True, False], ids=["reader", "run"])
+def test_whenever_a_run_saves_a_reader_finds_a_whole_checkpoint(tmp_path, monkeypatch, step, reads_first):
+    numbers = itertools.count()
+
+    def before():
+        folder = tmp_path / str(next(numbers))
+        CheckpointStore(folder, keep=1).save(1, writer("old"))
+        return (folder,)
+
+    def looks(folder):
+        return CheckpointStore(folder, keep=1).path()
+
+    def saves(folder):
+        return CheckpointStore(folder, keep=1).save(step, writer("new"))
+
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # for the sake of time: nothing is lost here
+    pair = (looks, saves) if reads_first else (saves, looks)
+    for folder, *found in between_its_calls(monkeypatch, before, *pair):
+        assert found[0 if reads_first else 1].name.endswith(("step_000001", f"step_{step:06d}"))
+        assert [path.name for path in folder.iterdir()] == [f"step_{step:06d}"]
+        assert (looks(folder) / "data.txt").read_text() == "new"
+
+
+def test_one_that_is_removed_while_it_is_read_is_not_called_damaged(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    saved = store.save(1, writer("old"))
+    with pytest.raises(ValueError, match="of its own"), reading(saved):
+        raise ValueError("of its own")
+
+    @reading(saved)
+    def reads():
+        store.save(2, writer("new"))
+        return (saved / "data.txt").read_text()
+
+    with pytest.raises(CheckpointError, match=r"removed while it was read: .*checkpoint.keep") as raised:
+        reads()
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
+    with reading(saved := store.path()):
+        assert (saved / "data.txt").read_text() == "new"
 
 
 def test_damage_is_named(tmp_path):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import os
 import subprocess
 import sys
 import textwrap
-from contextlib import suppress
 
 import numpy as np
 import pytest
+from between import between_its_calls
 
 from dapo.cluster.carried import Rooms
 from dapo.contracts.remote import ROOM
@@ -82,53 +80,6 @@ def test_a_room_whose_users_were_killed_goes_and_one_in_use_stays(tmp_path):
     assert used.exists()
     using.leave()
     assert not used.exists()
-
-
-CALLS = ["listdir", "scandir", "stat", "lstat", "mkdir", "rmdir", "rename", "unlink", "utime", "open"]
-
-
-class Waits(Exception):
-    """For a lock that another one holds."""
-
-
-def between_its_calls(monkeypatch, before, first, second):
-    """Run ``first``, with all of ``second`` just before its n-th call of the file system: for n = 1, 2, ... to its end.
-
-    As of two processes: where ``second`` would wait for a lock, it comes after ``first``. ``before`` makes what both
-    find; yields that, and what the two gave.
-    """
-    flock = fcntl.flock
-
-    def impatient(file, kind):
-        try:
-            flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise (BlockingIOError if kind & fcntl.LOCK_NB else Waits) from None
-
-    for number in itertools.count(1):
-        made, left, other = before(), [number], []
-
-        def counted(call, made=made, left=left, other=other):
-            def counting(*args, **options):
-                left[0] -= 1
-                if left[0] == 0:
-                    with pytest.MonkeyPatch.context() as elsewhere, suppress(Waits):
-                        elsewhere.setattr(os, "getpid", lambda: -1)
-                        elsewhere.setattr(fcntl, "flock", impatient)
-                        other.append(second(*made))
-                return call(*args, **options)
-
-            return counting
-
-        with monkeypatch.context() as patch:
-            for name in CALLS:
-                patch.setattr(os, name, counted(getattr(os, name)))
-            patch.setattr(fcntl, "flock", counted(flock))
-            found = first(*made)
-        if left[0] > 0:
-            assert number > 5, "calls of the file system are not seen"
-            return
-        yield (*made, found, other[0] if other else second(*made))
 
 
 def test_whenever_another_taker_comes_each_file_has_one(tmp_path, monkeypatch):
