@@ -56,7 +56,8 @@ class LearnerGroup:
         self._saving: Saving | None = None
         self._hosts = LearnerHosts(transport, specs, settings.timeout)
         self.ranks, self.facts = self._hosts.ranks, self._hosts.facts
-        self.publisher = Publisher(self._hosts, self.facts[0].names, self._in_folder, audience or Audience())
+        self._audience = audience or Audience()
+        self.publisher = Publisher(self._hosts, self.facts[0].names, self._in_folder, self._audience)
         self.notes = tuple(dict.fromkeys(note for rank in self.facts for note in rank.notes))
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
@@ -104,7 +105,8 @@ class LearnerGroup:
         return self.publisher.publish(version)
 
     def _in_folder(self, version: int) -> Ticket:
-        self._folder.keep_newest()
+        if not self._audience.deletes:
+            self._folder.keep_newest()
         folder = self._folder.new(version)
         self._hosts.ask("publish", folder)
         return Ticket(version, "folder", str(folder), self.facts[0].names)

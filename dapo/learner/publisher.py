@@ -30,6 +30,9 @@ class Audience:
     seconds: float = 600.0
     present: Callable[[], Sequence[tuple[int, int]]] = field(default=tuple)
     """Engines that will load the next ticket: each one's number and incarnation. Set once there are engines."""
+    deletes: bool = False
+    """It deletes a set of weights in a folder itself, once no engine reads it: one that starts may take long. Set once
+    there are engines."""
 
 
 class Publisher:

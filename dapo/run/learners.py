@@ -85,7 +85,7 @@ def make_learner(
         training: False: it is asked for nothing but its weights and log-probabilities.
         say: hears what a person should know of a model that is loaded elsewhere.
         places: where a learner that lives elsewhere does; None: in processes of this machine.
-        engine: that its weights go to, where it is a pool whose engines they reach by more than a folder.
+        engine: that its weights go to.
 
     Raises:
         ModelError: the model cannot be loaded in its process.
@@ -123,7 +123,8 @@ def make_audience(recipe: Recipe, places: Places | None) -> Audience:
 
 
 def _heard(learner: LearnerGroup | LearnerApart, audience: Audience, engine: Engine | None) -> Learner:
-    """Where weights can be had only just after a publish, learner and engines know of each other."""
+    """A pool deletes weights itself; where they can be had only just after a publish, both know of each other."""
+    audience.deletes = isinstance(engine, EnginePool)
     if audience.route in PASSING and isinstance(engine, EnginePool):
         audience.present = engine.weights_from(learner.publisher)
     return learner

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from learner_rows import make_rows
+from number_engine import GATE, NumberEngine
 
 from dapo.cluster.inline import InlineTransport
 from dapo.config import schema
@@ -21,7 +23,9 @@ from dapo.models.load import load_model
 from dapo.models.read import check_buffers, give_memory
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part
+from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part, write_weights
+from dapo.rollout.host import EngineHost
+from dapo.rollout.pool import EnginePool
 from dapo.run import learners
 
 
@@ -56,6 +60,33 @@ def test_the_cause_is_told_and_not_its_echo(tmp_path):
     with pytest.raises(LearnerLost, match="rank 1 of 3"):  # and none of them is asked again
         group.learn(step)
     group.close()
+
+
+class Publishes(StandIn):
+    """A rank whose weights are one number."""
+
+    def publish(self, folder):
+        write_weights(folder, [("w", torch.ones(1))])
+
+
+def test_an_engine_of_a_pool_that_starts_slowly_finds_the_set_that_it_was_sent_to(tmp_path, monkeypatch):
+    """However often the ranks publish meanwhile: the pool alone knows when nobody reads a set."""
+    monkeypatch.setattr(learners, "start_rank", lambda recipe, model, place: Publishes(None))
+    monkeypatch.setattr(learners, "transport_of", lambda run, places: InlineTransport())
+    ranks = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "learner": {"ranks": 2}}
+    recipe, facts = recipe_from_dict(ranks).recipe, SimpleNamespace(name="a/b")
+    pool = EnginePool(InlineTransport(), [HostSpec("engine-0", EngineHost, (NumberEngine, 2))], GATE)
+    group = learners.make_learner(recipe, facts, None, weights=tmp_path / "sets", run=None, engine=pool)
+    tickets = [group.publish(version) for version in range(4)]
+    assert all(read_shapes(Path(ticket.address)) == {"w": [1]} for ticket in tickets)
+    group.close()
+    assert not any((tmp_path / "sets").iterdir())
+    pool.close()
+
+    alone = learners.make_learner(recipe, facts, None, weights=tmp_path / "own", run=None)
+    tickets = [alone.publish(version) for version in range(4)]
+    assert [Path(ticket.address).exists() for ticket in tickets] == [False, False, True, True]
+    alone.close()
 
 
 def test_what_ranks_say_of_their_model_is_said_once(tmp_path, monkeypatch):
