@@ -27,6 +27,8 @@ class Rated:
 
 def corrections(rated: Sequence[Rated]) -> FloatArray:
     """Importance corrections of all tokens of the rows, float32 [tokens]; 1 where a row has none."""
+    if all(r.correction is None for r in rated):
+        return np.ones(sum(len(r.row.token_ids) for r in rated), np.float32)
     return np.concatenate(
         [np.ones(len(r.row.token_ids), np.float32) if r.correction is None else r.correction for r in rated]
     )

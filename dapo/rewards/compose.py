@@ -211,13 +211,13 @@ class CompositeScorer:
                 unknown.add(reward.name)
                 reasons.insert(0 if own else len(reasons), outcome if own else f"{outcome} (reward {reward.name!r})")
                 continue
-            twice = sorted(values.keys() & outcome.keys())
-            if twice:
+            if values and (twice := sorted(values.keys() & outcome.keys())):
                 reasons.append(f"exception: two rewards are called {twice[0]!r}")
                 unknown.update(twice)
             values.update(outcome)
             total += reward.weight * outcome[reward.name]
-        values = {name: value for name, value in values.items() if name not in unknown}
+        for name in unknown:
+            values.pop(name, None)
         if ACCURACY not in values and not reasons:
             reasons.append(f"accuracy: no reward called accuracy applies to the source {pending.source!r}")
         if not 0.0 <= values.get(ACCURACY, 0.0) <= 1.0:

@@ -14,6 +14,7 @@ from dapo.loop.texts import Texts, Thinking
 from dapo.rollout.stops import StopStrings
 
 _TAIL = 256  # tokens of a prompt whose end is read
+_FEW = 32  # tokens of a response that are quicker as a list than as an array
 
 
 def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
@@ -122,13 +123,16 @@ def make_decode(tokenizer: Any, response_prefix: str | None = None) -> Callable[
     behind its tokens, because some tokenizers drop the space before the first word of a text.
     """
     prefix = response_prefix or ""
-    before = tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else []
-    shown = tokenizer.decode(before, skip_special_tokens=True) if prefix else ""
+    before = np.asarray(tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else [], dtype=np.int64)
+    shown = str(tokenizer.decode(before.tolist(), skip_special_tokens=True)) if prefix else ""
+
+    def text_of(row: IntArray) -> str:
+        whole = np.concatenate([before, row]) if prefix else row
+        # The tokenizer looks at each number of a list, and at an array once, which takes as long as some tens of them.
+        given = whole if len(whole) > _FEW else whole.tolist()
+        return str(tokenizer.decode(given, skip_special_tokens=True)).removeprefix(shown)
 
     def decode(ids: Sequence[IntArray]) -> list[str]:
-        if not ids:
-            return []
-        texts = tokenizer.batch_decode([[*before, *row.tolist()] for row in ids], skip_special_tokens=True)
-        return [text.removeprefix(shown) for text in texts] if prefix else texts
+        return [text_of(row) for row in ids]
 
     return decode

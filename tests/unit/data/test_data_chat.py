@@ -148,6 +148,18 @@ def test_a_response_is_decoded_behind_its_beginning() -> None:
     assert make_decode(tokenizer, "So")([]) == []
 
 
+@pytest.mark.parametrize("prefix", [None, "So"])
+def test_short_and_long_responses_are_decoded_as_the_tokenizer_does(prefix: str | None) -> None:
+    tokenizer = real()
+    tokenizer.add_special_tokens({"eos_token": "</s>"})
+    words = np.array(tokenizer("so 2 </s> 4", add_special_tokens=False)["input_ids"])
+    rows = [np.resize(words, count) for count in (0, 1, 31, 32, 33, 200)]
+    before = [] if prefix is None else tokenizer(prefix, add_special_tokens=False)["input_ids"]
+    whole = tokenizer.batch_decode([[*before, *row.tolist()] for row in rows], skip_special_tokens=True)
+    assert make_decode(tokenizer, prefix)(rows) == [text.removeprefix(prefix or "") for text in whole]
+    assert max(map(len, whole)) > 200
+
+
 def test_a_beginning_of_sequence_that_stands_twice_is_refused(one: DataSource) -> None:
     tokenizer = make_word_tokenizer(["[user]", "1+1?"])
     tokenizer.add_special_tokens({"bos_token": "<s>"})
