@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention import varlen
 
 from dapo.contracts.types import TokenRow
@@ -173,6 +174,27 @@ def test_chunks_of_the_head_add_up_in_float32(tmp_path, monkeypatch, fp32_head):
     chunked = _head_gradient(loaded, rows)
     assert 0 < relative(whole, right) < 3e-3
     assert relative(chunked, right) < 1.3 * relative(whole, right)
+
+
+@pytest.mark.parametrize(("device", "chunks"), [("cpu", [300, 300, 300, 100]), ("cuda", [1000])])
+def test_a_chunk_of_the_head_is_as_large_as_the_device_bears(tmp_path, monkeypatch, device, chunks):
+    """Device and shapes alone, no memory and no card: what decides is where the hidden states lie."""
+    loaded, seen = load_model(make_tiny_model(tmp_path, tied=False), dtype=torch.bfloat16), []
+    words = loaded.model.get_output_embeddings().weight.shape[0]
+    monkeypatch.setattr(policy, "MAX_LOGITS", 300 * words)
+    monkeypatch.setattr(policy, "MAX_LOGITS_CUDA", 2400 * words)
+
+    def logprobs(_, hidden, targets, *__):
+        assert hidden.device.type == device
+        seen.append(len(hidden))
+        return targets.float(), targets.float()
+
+    monkeypatch.setattr(policy, "_head_logprobs", logprobs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        hidden = torch.empty(1000, loaded.model.config.hidden_size, device=device)
+        found, _ = Policy(loaded).output(hidden, torch.zeros(1000, dtype=torch.long, device=device), 1.0, "value")
+    assert seen == chunks
+    assert (tuple(found.shape), found.device.type) == ((1000,), device)
 
 
 def test_a_head_with_a_bias_keeps_it(tmp_path):
