@@ -1,7 +1,7 @@
 """What several processes cost: pools of engines, the driver of 1,024 engines, ranks, publishes, a growing fleet.
 
     python benchmarks/cluster.py [--rounds 5] [--engines 1024] [--tokens 8000] [--only driver overhead learner publish
-                                  fleet] [--out results/cluster.md]
+                                  fleet texts] [--out results/cluster.md]
 
 Parts that are not asked for stay as they are in the results.
 
@@ -14,7 +14,7 @@ does. Whatever travels is pickled and unpickled as for a process; packing and co
 ``together``: whenever the driver looks, every engine has answered. ``one by one``: it is woken for each answer by
 itself, the worst case.
 
-*Learner*, *publish*, *fleet*: ``cluster_parts.py`` says what is measured.
+*Learner*, *publish*, *fleet*, *texts*: ``cluster_parts.py`` says what is measured.
 """
 
 from __future__ import annotations
@@ -279,6 +279,7 @@ TITLES = {
     "learner": "A learner over ranks",
     "publish": "A publish",
     "fleet": "A fleet that grows with its batch, simulated",
+    "texts": "Reading responses",
 }
 TABLES = {"overhead": overhead_table, "driver": driver_table, **cluster_parts.TABLES}
 
@@ -297,6 +298,7 @@ def main() -> None:
         "learner": lambda: cluster_parts.learner_rows(options.rounds),
         "publish": lambda: cluster_parts.publish_rows(options.rounds),
         "fleet": lambda: cluster_parts.fleet_rows(options.engines),
+        "texts": lambda: cluster_parts.text_rows(options.rounds),
     }
     kept = options.out.with_suffix(".json")
     before = json.loads(kept.read_text()) if kept.exists() else {}

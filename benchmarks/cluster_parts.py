@@ -9,6 +9,9 @@ for models of several sizes: wall-clock seconds until both engines have them.
 
 *Fleet*: the collector that trains over a simulated fleet (``overlap_simulation.py``), two prompts of a batch for every
 device: how much of a device's work is left when there are 64 times as many, and what the collector costs.
+
+*Texts*: token ids of responses to texts, which the driver does for each of them: as it does, and beside it all of them
+as lists of numbers; in turn, processor time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from learner_step import CASES, make_rows, minibatches
 from overlap_simulation import Case, OverlappedFleet, make_collector
 from sampling_simulation import SLOTS, make_lengths
@@ -30,17 +34,23 @@ from dapo.config.load import recipe_from_dict
 from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import LearnStep, Ticket
 from dapo.models.facts import read_facts
+from dapo.models.text import make_text_tokenizer
 from dapo.models.tiny import make_tiny_model
 from dapo.rollout.hosted import EngineOrder, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run.learners import make_learner
+from dapo.run.texts import make_decode
 
 CASE = "3m-tail"
 PROMPTS_A_DEVICE = 2
 FLEETS = (16, 64, 256, 1024)
 SIZES = {"4 M": (256, 4), "16 M": (512, 4), "67 M": (1024, 4)}
 """Width and layers by about the number of parameters, in float32."""
+RESPONSES = {8: 4096, 64: 512, 1000: 64, 8000: 16}
+"""How many there are of each length in tokens."""
+STEP = 8192 * 8000
+"""Tokens of a large step."""
 
 
 def recipe_of(folder: str, **sections: Any) -> Any:
@@ -154,6 +164,28 @@ def fleet_rows(largest: int) -> list[dict[str, Any]]:
     return rows
 
 
+def text_rows(rounds: int) -> list[dict[str, Any]]:
+    """Microseconds of processor time a token, median of the rounds."""
+    folder = Path(__file__).resolve().parents[1] / "docs"
+    tokenizer = make_text_tokenizer([page.read_text() for page in sorted(folder.glob("*.md"))], vocabulary=4096)
+    decode, rng, rows = make_decode(tokenizer), np.random.default_rng(0), []
+
+    def as_lists(ids: list[Any]) -> list[str]:
+        return list(tokenizer.batch_decode([row.tolist() for row in ids], skip_special_tokens=True))
+
+    for length, count in RESPONSES.items():
+        ids = [rng.integers(2, len(tokenizer), length) for _ in range(count)]
+        assert decode(ids) == as_lists(ids)
+        spent: dict[str, list[float]] = {"own": [], "lists": []}
+        for _ in range(rounds):
+            for name, way in (("own", decode), ("lists", as_lists)):
+                began = time.process_time()
+                way(ids)
+                spent[name].append(1e6 * (time.process_time() - began) / (length * count))
+        rows.append({"length": length} | {name: statistics.median(seconds) for name, seconds in spent.items()})
+    return rows
+
+
 def _learner_table(rows: list[dict[str, Any]]) -> list[str]:
     first = rows[0]
     lines = [
@@ -207,4 +239,20 @@ def _fleet_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-TABLES = {"learner": _learner_table, "publish": _publish_table, "fleet": _fleet_table}
+def _text_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "Random ids of a byte-level tokenizer of 4,096 pieces; for scale, "
+        f"{STEP / 1e6:.0f} million tokens, 8,192 responses of 8,000, at that price.",
+        "",
+        "| tokens of a response | us a token | all as lists | ratio | seconds of such a step |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['length']:,} | {row['own']:.2f} | {row['lists']:.2f} | {row['own'] / row['lists']:.2f} | "
+            f"{STEP * row['own'] / 1e6:.0f} |"
+        )
+    return lines
+
+
+TABLES = {"learner": _learner_table, "publish": _publish_table, "fleet": _fleet_table, "texts": _text_table}

@@ -126,13 +126,14 @@ def make_decode(tokenizer: Any, response_prefix: str | None = None) -> Callable[
     before = np.asarray(tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else [], dtype=np.int64)
     shown = str(tokenizer.decode(before.tolist(), skip_special_tokens=True)) if prefix else ""
 
-    def text_of(row: IntArray) -> str:
-        whole = np.concatenate([before, row]) if prefix else row
-        # The tokenizer looks at each number of a list, and at an array once, which takes as long as some tens of them.
-        given = whole if len(whole) > _FEW else whole.tolist()
-        return str(tokenizer.decode(given, skip_special_tokens=True)).removeprefix(shown)
-
     def decode(ids: Sequence[IntArray]) -> list[str]:
-        return [text_of(row) for row in ids]
+        # The tokenizer looks at every number of a list, and at an array once, which takes as long as some tens of them.
+        whole = [np.concatenate([before, row]) for row in ids] if prefix else ids
+        lists = [row.tolist() for row in whole if len(row) <= _FEW]
+        short = iter(tokenizer.batch_decode(lists, skip_special_tokens=True) if lists else ())
+        texts = [
+            next(short) if len(row) <= _FEW else str(tokenizer.decode(row, skip_special_tokens=True)) for row in whole
+        ]
+        return [text.removeprefix(shown) for text in texts] if prefix else texts
 
     return decode
