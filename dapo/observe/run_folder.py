@@ -20,13 +20,10 @@ The folder can be entered by its owner alone: prompts, responses and recipes are
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import itertools
 import os
 import re
 import shlex
-import struct
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,15 +31,12 @@ from typing import Literal, Self
 
 from dapo.config.files import RESOLVED, parse_yaml
 from dapo.errors import DISK_FULL, DapoError, DataError, RecipeError
-from dapo.observe.files import open_regular
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
+from dapo.observe.run_lock import LOCK, drop, take
 
-LOCK = "lock"
 _BEGUN = {LOCK, "recipe.yaml", "difference.txt"}
 """What stands in the folder of a run that ended before its recipe was written: as good as none."""
 _FOLDERS = ("rollouts", "tokens", "stopped", "checkpoints", "tensorboard", "export")
-_HELD: dict[tuple[int, int], int] = {}
-"""Lock files that a process holds: device and inode -> its pid."""
 
 
 @dataclass(slots=True)
@@ -64,24 +58,44 @@ class RunFolder:
             raise RecipeError(f"run.name is {name!r}, expected the name of one folder. Put the path into run.dir.")
         path = Path(directory) / name
         try:
-            if path.exists() and (not path.is_dir() or not _begun(path)):
-                if if_exists == "refuse":
-                    raise RecipeError(
-                        f"{path} exists already. Continue it with `dapo {command_of(path)} --resume "
-                        f"{shlex.quote(str(path))}`, "
-                        "choose another run.name, or set run.if_exists=backup to move it aside."
-                    )
-                _move_aside(path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)  # one that is there already keeps its rights
-            run = cls(path)
-            run.lock()
+            run = cls._taken(path, if_exists)
         except (OSError, ValueError) as error:
             if isinstance(error, DapoError) or getattr(error, "errno", None) in DISK_FULL:
                 raise
             said = getattr(error, "strerror", None) or error
             raise RecipeError(f"no run can be made at {path}: {said}. Change run.dir or run.name.") from None
         return run
+
+    @classmethod
+    def _taken(cls, path: Path, if_exists: Literal["refuse", "backup"]) -> Self:
+        """The folder, made and locked. What stands in it is looked at, and moved aside, under its lock: another process
+        may want the same name at the same time."""
+        while True:
+            there = path.exists() and (not path.is_dir() or not _begun(path))
+            if there and if_exists == "refuse":
+                raise RecipeError(
+                    f"{path} exists already. Continue it with `dapo {command_of(path)} --resume "
+                    f"{shlex.quote(str(path))}`, "
+                    "choose another run.name, or set run.if_exists=backup to move it aside."
+                )
+            if there and not path.is_dir():
+                _move_aside(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)  # one that is there already keeps its rights
+            run = cls(path)
+            try:
+                run.lock()
+            except FileNotFoundError:  # the folder was moved aside, or deleted, just now
+                if (path / LOCK).is_symlink():
+                    raise
+                continue
+            if _begun(path):
+                return run
+            try:
+                if if_exists == "backup":
+                    _move_aside(path)
+            finally:
+                run.release()
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -196,10 +210,7 @@ class RunFolder:
         if directory is None or self.checkpoints.is_dir():
             return
         try:
-            place, number = Path(directory).absolute() / self.path.name, 1
-            while os.path.lexists(place):  # of another run of that name
-                place, number = place.with_name(f"{self.path.name}.{number}"), number + 1
-            place.mkdir(mode=0o700, parents=True)
+            place = _new_folder(Path(directory).absolute() / self.path.name)
             self.checkpoints.unlink(missing_ok=True)
             self.checkpoints.symlink_to(place, target_is_directory=True)
         except OSError as error:
@@ -262,33 +273,15 @@ class RunFolder:
 
         Raises:
             RecipeError: another process holds it, or something else has the lock's name.
+            FileNotFoundError: the folder is gone.
         """
-        if self._lock is not None:
-            return
-        if (self.path / LOCK).exists() and not (self.path / LOCK).is_file():
-            raise RecipeError(f"{self.path / LOCK} is no file, which a run keeps there; move it away")
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 100).decode(errors="replace").strip()
-            os.close(descriptor)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise RecipeError(
-                    f"{self.path} is being written by another process ({holder}). "
-                    "Wait for it to end, or choose another run.name."
-                ) from None
-            return  # a file system without locks: go on without
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode())
-        self._lock = descriptor
-        _HELD[_identity(os.fstat(descriptor))] = os.getpid()
+        if self._lock is None:
+            self._lock = take(self.path)
 
     def release(self) -> None:
         """Let other processes in."""
         if self._lock is not None:
-            _HELD.pop(_identity(os.fstat(self._lock)), None)
-            os.close(self._lock)  # closing drops the lock
+            drop(self._lock)
             self._lock = None
 
 
@@ -315,50 +308,28 @@ def _names(folder: Path, pattern: str) -> list[tuple[int, Path]]:
 
 
 def _begun(path: Path) -> bool:
-    """Whether a folder is empty, or of a run that ended before its recipe was written."""
-    return all(p.name in _BEGUN or p.is_symlink() or re.fullmatch(r"\.\S+\.tmp", p.name) for p in path.iterdir())
-
-
-def is_held(path: str | Path) -> bool:
-    """Whether another process holds the run folder ``path``, that is, the run goes on there. Changes nothing.
-
-    The kernel is asked, so a killed run is known at once. Where the file system has no locks nobody is seen to hold
-    anything. For the process that holds the folder itself the answer is False, and its lock stays: it is known here
-    without a look at the file, since a process that closes any descriptor of a file drops its own record locks on it.
-    """
-    lock = Path(path) / LOCK
+    """Whether a folder is empty, or of a run that ended before its recipe was written, or is gone just now."""
     try:
-        if _HELD.get(_identity(lock.stat())) == os.getpid():  # a fork knows of its parent's lock and has none
-            return False
-        with open_regular(lock) as file:
-            return _is_locked(file.fileno())
-    except OSError:
-        return False
+        there = list(path.iterdir())
+    except FileNotFoundError:
+        return True
+    return all(p.name in _BEGUN or p.is_symlink() or re.fullmatch(r"\.\S+\.tmp", p.name) for p in there)
 
 
-def _is_locked(descriptor: int) -> bool:
-    if sys.platform == "linux":
-        # struct flock: type, whence, start, length (0: all), pid. The answer has the type of the lock in the way.
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return bool(struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
-    try:  # elsewhere the struct differs: take a shared lock for an instant
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EACCES, errno.EAGAIN)
-    fcntl.lockf(descriptor, fcntl.LOCK_UN)
-    return False
-
-
-def _identity(of: os.stat_result) -> tuple[int, int]:
-    return of.st_dev, of.st_ino
+def _new_folder(path: Path) -> Path:
+    """Make it, or, where another run of that name has it, the next free ``name.1``, ``name.2``..."""
+    place = path
+    for number in itertools.count(1):
+        try:
+            place.mkdir(mode=0o700, parents=True)
+            break
+        except FileExistsError:
+            place = path.with_name(f"{path.name}.{number}")
+    return place
 
 
 def _move_aside(path: Path) -> None:
-    """Rename a run folder to the next free ``name.1``, ``name.2``...; refused while a process writes there."""
-    if path.is_dir():
-        owner = RunFolder(path)
-        owner.lock()
-        owner.release()
+    """Rename to the next free ``name.1``, ``name.2``...; a run's folder by whoever has locked it."""
     taken = [re.fullmatch(re.escape(path.name) + r"\.(\d+)", p.name) for p in path.parent.iterdir()]
     number = 1 + max((int(match[1]) for match in taken if match), default=0)
     path.rename(path.with_name(f"{path.name}.{number}"))

@@ -1,7 +1,7 @@
 """RUN/status.json: how a run stands, or how it ended.
 
 A run that was killed could not say so: its file says ``running``, and no process holds its folder
-(``run_folder.is_held``).
+(``run_lock.is_held``).
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from dapo.errors import RecipeError
 from dapo.observe import jsonl, machine
 from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row, in_order
-from dapo.observe.run_folder import RunFolder, is_held
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_lock import is_held
 from dapo.observe.samples import Sample
 from dapo.observe.status import read_status
 from dapo.observe.text import utf8

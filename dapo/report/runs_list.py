@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from dapo.errors import RecipeError
 from dapo.observe.files import read_regular
-from dapo.observe.run_folder import is_held
+from dapo.observe.run_lock import is_held
 
 DEEPEST = 4
 """Folders between the served one and a run's."""

@@ -118,19 +118,20 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
     console = console or Console(recipe.logging.console)
     with console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
-        folder.place_checkpoints(recipe.checkpoint.dir)
-        _write_recipe(folder, loaded)
-        given.record(folder.path)
-        try:
-            greet = partial(say_recipe, console, loaded, given)
-            return (yield from _run(loaded, folder, console, greet, given, deadline, resume=False))
-        except DapoError as error:
-            started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
-            if not started and (error.exit_code == REFUSED or isinstance(error, EngineError | ClusterError)):
-                # nothing was done: the mended command finds its place free
-                folder.drop_checkpoints()
-                shutil.rmtree(folder.path, ignore_errors=True)
-            raise
+        with _released(folder):
+            folder.place_checkpoints(recipe.checkpoint.dir)
+            _write_recipe(folder, loaded)
+            given.record(folder.path)
+            try:
+                greet = partial(say_recipe, console, loaded, given)
+                return (yield from _run(loaded, folder, console, greet, given, deadline, resume=False))
+            except DapoError as error:
+                started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
+                if not started and (error.exit_code == REFUSED or isinstance(error, EngineError | ClusterError)):
+                    # nothing was done: the mended command finds its place free
+                    folder.drop_checkpoints()
+                    shutil.rmtree(folder.path, ignore_errors=True)
+                raise
 
 
 def go_on(
@@ -143,15 +144,26 @@ def go_on(
     with console, _machine_told(run_folder, resume=True):
         folder = RunFolder.open(run_folder)
         folder.lock()
-        folder.check_kinds()
-        read_steps(folder.metrics)
-        given.check(folder.path)
-        checkpoints = CheckpointStore(folder.checkpoints)
-        checkpoints.mend()
-        if checkpoints.steps():
-            checkpoints.path()  # a damaged one is refused before anything is written
-        greet = partial(say_changes, console, changes)
-        return (yield from _run(loaded, folder, console, greet, given, deadline, resume=True))
+        with _released(folder):
+            folder.check_kinds()
+            read_steps(folder.metrics)
+            given.check(folder.path)
+            checkpoints = CheckpointStore(folder.checkpoints)
+            checkpoints.mend()
+            if checkpoints.steps():
+                checkpoints.path()  # a damaged one is refused before anything is written
+            greet = partial(say_changes, console, changes)
+            return (yield from _run(loaded, folder, console, greet, given, deadline, resume=True))
+
+
+@contextmanager
+def _released(folder: RunFolder) -> Iterator[None]:
+    """Others may have the folder once all is done: last, since a run whose status says "running" while nobody holds its
+    folder was killed; and what came to nothing is deleted while it is still ours."""
+    try:
+        yield
+    finally:
+        folder.release()
 
 
 def _run(
@@ -165,22 +177,19 @@ def _run(
     resume: bool,
 ) -> Steps:
     """``greet`` says the first words, so that they stand in the log as well."""
-    try:
-        with logging_to(folder.log, console.show_warning), _outliving_its_terminal():
-            greet()
-            try:
-                code = yield from _train(loaded, folder, console, given, deadline, resume=resume)
-            except GeneratorExit:  # whoever takes the steps has left, behind the last one perhaps
-                status = read_status(folder.status)
-                say_end(folder, console, loaded, status is not None and status.state == "finished")
-                raise
-            except Exception as error:
-                # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
-                log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)
-                raise
-            say_end(folder, console, loaded, code == FINISHED)
-    finally:
-        folder.release()  # last: a run whose status says "running" while nobody holds its folder was killed
+    with logging_to(folder.log, console.show_warning), _outliving_its_terminal():
+        greet()
+        try:
+            code = yield from _train(loaded, folder, console, given, deadline, resume=resume)
+        except GeneratorExit:  # whoever takes the steps has left, behind the last one perhaps
+            status = read_status(folder.status)
+            say_end(folder, console, loaded, status is not None and status.state == "finished")
+            raise
+        except Exception as error:
+            # INFO: for the file alone; the console is told by our caller. An error of ours needs no traceback.
+            log.info("the run ended: %s", error, exc_info=None if isinstance(error, DapoError) else error)
+            raise
+        say_end(folder, console, loaded, code == FINISHED)
     return code
 
 

@@ -30,7 +30,9 @@ def between_its_calls(monkeypatch, before, first, second):
         try:
             flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise (BlockingIOError if kind & fcntl.LOCK_NB else Waits) from None
+            if kind & fcntl.LOCK_NB:
+                raise
+            raise Waits from None
 
     for number in itertools.count(1):
         made, left, other = before(), [number], []

@@ -25,7 +25,7 @@ from dapo.loop.evaluation import Evaluator
 from dapo.observe.jsonl import read_jsonl
 from dapo.observe.metrics import MetricWriter, read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
-from dapo.observe.run_folder import is_held
+from dapo.observe.run_lock import is_held
 from dapo.observe.status import read_status
 from dapo.observe.tokens import read_tokens
 from dapo.rollout.embedded import EmbeddedEngine

@@ -1,3 +1,5 @@
+import fcntl
+import itertools
 import json
 import os
 import subprocess
@@ -5,6 +7,7 @@ import sys
 from fnmatch import fnmatch
 
 import pytest
+from between import between_its_calls
 
 from dapo.errors import DataError, RecipeError
 from dapo.observe.metrics import MetricWriter, read_metrics
@@ -146,6 +149,65 @@ def test_a_second_process_is_kept_out_until_the_first_dies(tmp_path):
     holder.wait()
     run.lock()
     run.release()
+
+
+@pytest.mark.parametrize("if_exists", ["refuse", "backup"])
+@pytest.mark.parametrize("there", ["nothing", "a run"])
+@pytest.mark.parametrize("ends", [False, True], ids=["the other goes on", "the other ends"])
+def test_whenever_another_process_begins_a_run_of_that_name_each_has_its_folder(
+    tmp_path, monkeypatch, if_exists, there, ends
+):
+    """No run is written over, moved away while it goes on, or lost."""
+    monkeypatch.setattr(fcntl, "lockf", lambda *args: fcntl.flock(*args))  # which keeps out the same process, too
+    numbers = itertools.count()
+
+    def begins(runs, said):
+        try:
+            run = RunFolder.create(runs, "r", if_exists)
+        except RecipeError as refused:
+            return str(refused)
+        run.write(run.resolved_recipe, said)
+        return run
+
+    def before():
+        runs = tmp_path / str(next(numbers))
+        if there == "a run":
+            begins(runs, "earlier").release()
+        return (runs,)
+
+    def first(runs):
+        return begins(runs, "first")
+
+    def second(runs):
+        run = begins(runs, "second")
+        if ends and isinstance(run, RunFolder):
+            run.release()
+        return run
+
+    counts = set()
+    for runs, *found in between_its_calls(monkeypatch, before, first, second):
+        begun = [said for said, run in zip(("first", "second"), found, strict=True) if isinstance(run, RunFolder)]
+        refused = [said for said in found if isinstance(said, str)]
+        assert all("exists already" in said or "written by another process" in said for said in refused), refused
+        earlier = ["earlier"] * (there == "a run")
+        assert sorted(p.read_text() for p in runs.glob("*/*.yaml")) == sorted(earlier + begun)
+        counts.add(len(begun))
+        for run in found:
+            if isinstance(run, RunFolder):
+                if run._lock is not None:
+                    assert run.resolved_recipe.read_text() == ("first" if run is found[0] else "second")
+                run.release()
+    if there == "a run" and if_exists == "refuse":
+        assert counts == {0}
+    else:
+        assert counts == ({1, 2} if ends and if_exists == "backup" else {1})
+
+
+def test_a_lock_that_leads_nowhere_is_said(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "lock").symlink_to(tmp_path / "gone" / "lock")
+    with pytest.raises(RecipeError, match="no run can be made at"):
+        RunFolder.create(tmp_path, "r")
 
 
 def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path):

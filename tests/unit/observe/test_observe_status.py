@@ -22,7 +22,8 @@ from dapo.contracts.evidence import (
     UnscoredEvidence,
 )
 from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
-from dapo.observe.run_folder import RunFolder, is_held
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_lock import is_held
 from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
 from dapo.observe.stopped import stop_said
 
@@ -230,7 +231,7 @@ def test_a_folder_in_the_place_of_the_file_is_none(path):
 
 # ---------------------------------------------------------------------------------------------- who holds the folder
 
-ASK = "import sys; from dapo.observe.run_folder import is_held; print(is_held(sys.argv[1]))"
+ASK = "import sys; from dapo.observe.run_lock import is_held; print(is_held(sys.argv[1]))"
 HOLD = """
 import sys, time
 from dapo.observe.run_folder import RunFolder

@@ -13,7 +13,7 @@ from serving import serving
 
 from dapo.cli.main import main
 from dapo.errors import DataError
-from dapo.observe.run_folder import is_held
+from dapo.observe.run_lock import is_held
 from dapo.observe.status import read_status
 from dapo.report import browse, pictures, runs_list, write
 from dapo.report.bundle import bundle_of
