@@ -210,6 +210,8 @@ class WorkerPool:
         try:
             if worker.outbox:
                 del worker.outbox[: worker.connection.send(worker.outbox)]
+                if worker.ready:  # whose time begins when it has all: we may have been away meanwhile
+                    worker.since = time.monotonic()
         except BlockingIOError:
             pass
         except OSError:

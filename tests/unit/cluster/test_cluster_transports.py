@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from desk import Desk
+from processes import alive
 from transport_contract import CHECKS, Subject
 
 from dapo.cluster.inline import InlineTransport
@@ -83,14 +84,6 @@ DRIVER = """
     print(*found, flush=True)
     sys.stdin.readline()
 """
-
-
-def alive(process: int) -> bool:
-    """Whether it still runs; one that has ended and waits to be collected does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "SIGINT", "leaves"])

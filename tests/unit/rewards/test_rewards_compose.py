@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import alive
 from scoring import completion, prompt, score_all
 
 from dapo.config.schema import DataSource, Reward
@@ -305,14 +306,6 @@ def test_contradictions_are_refused(make: Any, rewards: list[Reward], message: s
 def children(scorer: CompositeScorer) -> list[int]:
     assert scorer._pool is not None
     return [worker.process.pid for worker in scorer._pool._workers]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_workers_are_lazy_and_end_at_close(make: Any) -> None:

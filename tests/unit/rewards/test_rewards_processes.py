@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scoring import prompt, score_all
+from processes import alive
+from scoring import completion, prompt, score_all
 
 from dapo.config.schema import Reward
 from dapo.errors import RewardError
@@ -36,14 +39,6 @@ def make() -> Iterator[Callable[..., CompositeScorer]]:
     yield build
     for scorer in made:
         scorer.close()
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -96,6 +91,25 @@ def test_a_worker_that_does_not_read_holds_up_nobody(make: Any) -> None:
     (lost, *rest) = score_all(scorer, ["half"] * 4, prompt("x" * 4_000_000))
     assert lost.reason == "timeout: no answer within 2 s"
     assert [s.reward for s in rest] == [0.5] * 3
+
+
+def test_a_worker_waits_for_the_rest_of_a_batch_while_the_driver_is_away(make: Any, monkeypatch: Any) -> None:
+    """The learner works for minutes, and nobody sends what no socket holds: that is no time of the worker's."""
+    scorer = make()  # a minute for each
+    assert score_all(scorer, ["half"])[0].reward == 0.5
+    assert scorer._pool is not None
+    (worker,) = scorer._pool._workers
+    for index in range(4):
+        scorer.submit((7, index), prompt("x" * 1_000_000), completion("half"))
+    found = scorer.poll(0)
+    assert worker.outbox
+    assert select.select([], [worker.connection], [], 120)[1]  # the worker has read what there was
+    away = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
+    monkeypatch.setattr("dapo.rewards.pool.time", away)
+    while len(found) < 4:
+        found += scorer.poll(120)
+    assert [(score.reason, score.reward) for _, score in found] == [(None, 0.5)] * 4
+    assert scorer.stats()["worker_restarts"] == 0
 
 
 def test_frames_are_cut_wherever_the_stream_is() -> None:
