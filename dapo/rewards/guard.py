@@ -104,10 +104,12 @@ def _end(worker: int) -> None:
 def _children() -> list[int]:
     """Processes of which this one is the parent; empty where there is no /proc."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(entry.parent.name))
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it may end, or be hidden, at any moment
+                stat = Path("/proc", name, "stat").read_text(errors="replace")
+                if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+                    found.append(int(name))
     return found
 
 

@@ -14,7 +14,6 @@ from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.cluster.inline import InlineTransport
 from dapo.cluster.ray_head import OwnCluster
-from dapo.contracts.remote import ROOM
 from dapo.learner.group import LearnerGroup
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run
@@ -108,13 +107,14 @@ def test_a_rank_that_is_killed_is_started_again_from_the_checkpoint(recipe, loca
 
 def test_weights_by_the_object_store_are_the_same_run_also_with_an_engine_killed(recipe, local, joined, monkeypatch):
     """From ranks to engines, one of which is gone when the second publish comes; nothing is left in memory."""
-    before = set(pools.room_of().parent.glob(f"{ROOM}*"))
+    rooms, room_of = [], pools.room_of
+    monkeypatch.setattr(pools, "room_of", lambda: rooms.append(room_of()) or rooms[-1])
     loads, shots = shoot_at_the_second_publish(monkeypatch)
     rows = train(recipe, "store", *RANKS, *joined, "rollout.weight_transfer=object_store")
     assert computed(rows) == local
     assert loads == ["object_store"] * 5
     assert_lost_once(recipe.parent / "store", shots[0])
-    assert set(pools.room_of().parent.glob(f"{ROOM}*")) <= before
+    assert [room.exists() for room in rooms] == [False]
     assert not (recipe.parent / "store" / "weights").exists()
 
 

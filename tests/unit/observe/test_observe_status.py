@@ -233,11 +233,11 @@ def test_a_folder_in_the_place_of_the_file_is_none(path):
 
 ASK = "import sys; from dapo.observe.run_lock import is_held; print(is_held(sys.argv[1]))"
 HOLD = """
-import sys, time
+import sys
 from dapo.observe.run_folder import RunFolder
 RunFolder.create(sys.argv[1], "r")
 print("held", flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
@@ -249,7 +249,9 @@ def ask(path):
 
 def test_a_folder_is_held_while_its_process_lives(tmp_path):
     assert not is_held(tmp_path / "r")
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline() == "held\n"
     assert is_held(tmp_path / "r")
     assert is_held(str(tmp_path / "r"))

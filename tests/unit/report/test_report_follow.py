@@ -70,7 +70,7 @@ import fcntl, pathlib, sys, time
 file = open(sys.argv[1], "r+")
 fcntl.lockf(file, fcntl.LOCK_EX)
 pathlib.Path(sys.argv[2]).touch()
-time.sleep(60)
+time.sleep(3600)
 """
 
 

@@ -7,11 +7,11 @@ made a token. Token t of a request is a function of (seed, t).
 from __future__ import annotations
 
 import json
-import random
 import socket
 import struct
 import threading
 import time
+import weakref
 from collections import Counter
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,13 +27,14 @@ from dapo.rollout.vllm_worker import WeightWorker
 LOADED_AT_START = 0.5  # the number in a server that nothing was published to
 
 
-def free_port() -> int:
-    """One that nobody listens at, outside of those given to whoever connects: free between a kill and a start, too."""
-    numbers = random.SystemRandom()
-    while True:
-        with suppress(OSError), socket.socket() as one:
-            one.bind(("127.0.0.1", numbers.randrange(15_000, 30_000)))
-            return int(one.getsockname()[1])
+def held_port() -> socket.socket:
+    """A port at which servers may listen, one after another, and which nobody else is given before, between or after:
+    this socket has it, and does not listen itself."""
+    one = socket.socket()
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        one.setsockopt(socket.SOL_SOCKET, option, 1)
+    one.bind(("127.0.0.1", 0))
+    return one
 
 
 class Life:
@@ -63,7 +64,9 @@ class StandIn:
         self.unasked_aborts = 0
         self.logprob: float | None = None  # of the fourth token
         self.ill = False
-        self.port = free_port()
+        held = held_port()
+        weakref.finalize(self, held.close)
+        self.port = held.getsockname()[1]
         self.start()
 
     @property
@@ -100,7 +103,8 @@ class StandIn:
                 stand_in.serve(self, life, json.loads(raw) if raw else None)
 
         class Server(ThreadingHTTPServer):
-            daemon_threads, block_on_close, allow_reuse_address, request_queue_size = True, False, True, 512
+            daemon_threads, block_on_close, request_queue_size = True, False, 512
+            allow_reuse_address = allow_reuse_port = True
 
             def handle_error(self, *_: Any) -> None:
                 pass
