@@ -30,6 +30,11 @@ def read_by_sft(path: str) -> bool:
     return section not in _OF_REWARDS and rest.partition(".")[0] not in _OF_REWARDS_TOO.get(section, "").split()
 
 
+def read_by_train(path: str) -> bool:
+    """Whether ``dapo train`` reads the setting at this path, of a recipe that may be for both."""
+    return path.partition(".")[0] != "sft"
+
+
 def unread_by_sft(overrides: Collection[str]) -> list[str]:
     """A warning where the command line of ``dapo sft`` sets what it does not read. A file may: it is for both."""
     unread = [
@@ -38,6 +43,19 @@ def unread_by_sft(overrides: Collection[str]) -> list[str]:
         if not read_by_sft(key)
     ]
     return [f"`dapo sft` does not read {', '.join(unread)}"] if unread else []
+
+
+def unread_by_train(beneath: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """A warning where what is laid on top of a file sets what training by reward does not read. As ``unread_by_sft``.
+
+    Args:
+        beneath: settings of the file.
+        own: these with the command line, or a caller's settings, on top.
+    """
+    old, new = (of.get("sft") for of in (beneath, own))
+    old, new = (section if isinstance(section, Mapping) else {} for section in (old, new))
+    unread = [f"sft.{name}" for name, value in new.items() if name not in old or old[name] != value]
+    return [f"`dapo train` does not read {', '.join(unread)}: `dapo sft` does"] if unread else []
 
 
 def sft_source_name(source: SftSource) -> str:

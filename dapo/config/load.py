@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dapo.config.check_sft import for_sft, read_by_sft, unread_by_sft
+from dapo.config.check_sft import for_sft, read_by_sft, read_by_train, unread_by_sft, unread_by_train
 from dapo.config.checks import check
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.config.older import of_today
@@ -152,6 +152,9 @@ def _load(
     difference = difference_from_preset(recipe)
     beneath = given if beneath is None else beneath
     idle = _left_idle(recipe, difference, beneath, own, origin)
+    of_the_other = unread_by_sft([key for key, _ in changed]) if sft else []
+    if recipe.run.stage != "sft":
+        of_the_other = unread_by_train(beneath, own)
     chosen = [path for path in difference if path not in idle]  # in the recipe's order, as warnings are told
     return LoadedRecipe(
         recipe=recipe,
@@ -159,7 +162,7 @@ def _load(
         text=without_secrets(text, given),
         difference={p: (redact(before, p), redact(after, p)) for p, (before, after) in difference.items()},
         overrides=tuple(redact_override(override) for override in overrides),
-        warnings=(*warnings_of(recipe, chosen), *(unread_by_sft([key for key, _ in changed]) if sft else ())),
+        warnings=(*warnings_of(recipe, chosen), *of_the_other),
         path=path,
     )
 
@@ -274,7 +277,7 @@ def _empty(path: str) -> Any:
 
 
 def difference_from_preset(recipe: Recipe) -> Difference:
-    """Every setting that is not as the recipe's preset has it; of a supervised run those that it reads.
+    """Every setting that is not as the recipe's preset has it and that the run, supervised or by reward, reads.
 
     What a run is made of (``model.path``, ``data.train``, ``data.validation``) has no preset value and is left out.
     """
@@ -282,7 +285,7 @@ def difference_from_preset(recipe: Recipe) -> Difference:
     preset = Recipe.model_validate(merge(preset_settings(recipe.preset), own))
     before, after = dict(_flat(preset)), dict(_flat(recipe))
     skipped = {"preset", "model.path", "data.train", "data.validation", "sft.train", "sft.validation", "run.stage"}
-    read = read_by_sft if recipe.run.stage == "sft" else bool
+    read = read_by_sft if recipe.run.stage == "sft" else read_by_train
     return {p: (before[p], v) for p, v in after.items() if v != before[p] and p not in skipped and read(p)}
 
 

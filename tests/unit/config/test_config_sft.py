@@ -40,6 +40,7 @@ def test_a_supervised_run_names_the_settings_that_it_reads(recipe):
     }
     both = set(recipe_from_dict(recipe).difference)
     assert {"rollout.group_size", "learner.learning_rate", "trainer.steps", "run.reward_workers"} <= both
+    assert not [path for path in both if path.startswith("sft.")]
 
 
 def test_its_command_line_is_told_of_what_it_does_not_read(recipe):
@@ -48,6 +49,16 @@ def test_its_command_line_is_told_of_what_it_does_not_read(recipe):
         "`dapo sft` does not read learner.learning_rate (it has sft.learning_rate), algorithm.clip.high",
     )
     assert recipe_from_dict(recipe, ["sft.epochs=2", "learner.eps=1e-6", "run.name=x"], sft=True).warnings == ()
+
+
+def test_training_by_reward_is_told_of_settings_on_top_that_only_the_supervised_start_reads(recipe):
+    """A file is for both, and says nothing; a command line, or a caller of the Python functions, is for one."""
+    assert not [word for word in recipe_from_dict(recipe).warnings if "sft" in word]
+    said = recipe_from_dict(recipe, ["sft.epochs=2", "sft.learning_rate=1e-3", "trainer.steps=4"]).warnings
+    assert [word for word in said if "sft" in word] == ["`dapo train` does not read sft.epochs: `dapo sft` does"]
+    laid = {**recipe, "sft": {**recipe["sft"], "batch_size": 4}}
+    said = recipe_from_dict(laid, beneath=recipe).warnings
+    assert [word for word in said if "sft" in word] == ["`dapo train` does not read sft.batch_size: `dapo sft` does"]
 
 
 def test_every_name_of_the_rule_is_a_setting():
