@@ -41,7 +41,7 @@ def read_recipe_file(path: Path) -> str:
         RecipeError: it is not there or not text; the message names recipes that are.
     """
     try:
-        return _read(path).decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except FileNotFoundError:
         there = sorted({p for d in (path.parent, Path("recipes")) if d.is_dir() for p in d.glob("*.y*ml")})
         shipped = recipe_names()
@@ -57,8 +57,12 @@ def read_recipe_file(path: Path) -> str:
         raise RecipeError(f"recipe file {path} cannot be read: {error}") from None
 
 
-def _read(path: Path) -> bytes:
-    """A file, or the pipe of ``<(command)``; never a device or a named pipe, which may not end or never begin."""
+def read_bytes(path: Path) -> bytes:
+    """A small file, or the pipe of ``<(command)``; never a device or a named pipe, which may not end or never begin.
+
+    Raises:
+        OSError: it is not there, is something else, or has more than ``MOST_BYTES``.
+    """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISFIFO(mode) and str(path).startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):

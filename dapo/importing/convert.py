@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo.config.files import read_recipe_file
 from dapo.config.load import difference_from_preset, recipe_from_dict
 from dapo.config.peers import peer_entry
 from dapo.config.peers_apart import apart_reason
@@ -21,6 +20,7 @@ from dapo.importing.reading import Apart, Reading
 from dapo.importing.recipe import nested, recipe_text
 from dapo.importing.recognise import SYSTEMS, recognise
 from dapo.importing.script_source import read_script
+from dapo.importing.text import read_source
 from dapo.importing.values import shown
 from dapo.importing.yaml_source import read_yaml
 
@@ -57,7 +57,7 @@ def import_file(path: str | Path, system: str | None = None, devices: int | None
         RecipeError: it cannot be read, or whose it is is unclear.
     """
     path = Path(path)
-    return import_text(read_recipe_file(path), path.name, system, devices, path.parent)
+    return import_text(read_source(path), path.name, system, devices, path.parent)
 
 
 def import_text(
@@ -103,7 +103,7 @@ def _base(path: str, folder: Path | None) -> Source | None:
     for place in (folder, Path.cwd()):
         try:
             if place is not None and (place / path).is_file():
-                return read_yaml(read_recipe_file(place / path), path, (place / path).parent)
+                return read_yaml(read_source(place / path), path, (place / path).parent)
         except (OSError, ValueError):
             continue
     return None

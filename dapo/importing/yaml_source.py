@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dapo.config.files import check_plain, parse_yaml, read_recipe_file
+from dapo.config.files import check_plain, parse_yaml
 from dapo.config.load import merge
 from dapo.errors import RecipeError
 from dapo.importing.given import MOST_SETTINGS, Source, leaves
+from dapo.importing.text import read_source
 
 _DEEPEST = 8  # files that name each other as defaults
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
@@ -54,7 +55,7 @@ def _with_defaults(given: dict[str, Any], source: Source, folder: Path | None, d
                 (f"defaults: {entry}", "not found beside the file; the usual defaults of the trainer are taken")
             )
             continue
-        read, _ = parse_yaml(read_recipe_file(path), str(path))
+        read, _ = parse_yaml(read_source(path), str(path))
         below = merge(below, _with_defaults(read, source, path.parent, depth + 1))
     return merge(below, own)
 

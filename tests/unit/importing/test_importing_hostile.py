@@ -108,6 +108,27 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         import_text("a: 1", "a.yaml", "openrlhf")
 
 
+def test_a_file_that_is_not_there_is_answered_with_those_that_could_be_meant(tmp_path: Path, monkeypatch) -> None:
+    """Never with our own recipes: what is imported is somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    takes = "`dapo import` takes YAML, a launch script, or Python with config objects"
+
+    def said(path: str) -> str:
+        with pytest.raises(RecipeError) as refused:
+            import_file(path)
+        return str(refused.value)
+
+    assert said("nothing.sh") == f"nothing.sh is not there. {takes}"
+    assert said("no/folder.sh") == f"no/folder.sh is not there, nor is the folder no. {takes}"
+    Path("notes.txt").touch()
+    Path("run_dapo.sh").touch()
+    assert said("nothing.yaml") == f"nothing.yaml is not there; in {tmp_path} there is run_dapo.sh. {takes}"
+    Path("args.py").touch()
+    assert said("run-dapo.sh") == f"run-dapo.sh is not there; did you mean run_dapo.sh? {takes}"
+    assert said("zzz") == f"zzz is not there; in {tmp_path} there are args.py, run_dapo.sh. {takes}"
+    assert said(".") == f". is a folder; give a file: there are args.py, run_dapo.sh. {takes}"
+
+
 def test_a_value_cannot_end_its_comment_or_show_a_secret() -> None:
     made = import_text(
         'actor_rollout_ref: {rollout: {n: 8}}\ntrainer: {experiment_name: "x\\nrun: {seed: 7}"}\n'
