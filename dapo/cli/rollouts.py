@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ def rollouts(
     lines = list(chosen.lines(per_prompt))
     text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
     if not lines:
-        raise DataError(f"no response to write: {chosen.sentence(0)}")
+        raise DataError(f"no response to write: {chosen.sentence(0)}. {chosen.next_move(run)}")
     if out is None:
         sys.stdout.write(text)
     else:
@@ -61,6 +62,8 @@ class Chosen:
     of: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # prompt id -> response -> line
     seen: int = 0
     wrong: int = 0
+    cut_off: int = 0  # of those: right, and ended by a limit
+    unscored: int = 0  # of those
     unnamed: int = 0  # of problems whose text alone does not say what was asked
 
     def lines(self, per_prompt: int | None) -> Iterator[dict[str, Any]]:
@@ -74,6 +77,21 @@ class Chosen:
         if self.unnamed:
             parts.append(f"{self.unnamed:,} answer conversations or problems that prompts.parquet does not hold")
         return "; ".join(parts)
+
+    def next_move(self, run: Path) -> str:
+        """What to do where nothing is left to write."""
+        shown = shlex.quote(str(run))
+        if self.cut_off:
+            ones = "one was" if self.cut_off == 1 else "ones were"
+            return f"{self.cut_off:,} right {ones} cut off at a limit: train with a larger rollout.max_response_tokens"
+        if self.unnamed:
+            return f"{shown}/rollouts holds them, with the conversations that they answer"
+        why = "every one is without a score" if self.unscored == self.seen else "none was right"
+        return (
+            f"Look at them, as {why}: `dapo rollouts {shown}` writes all of them with their accuracy, `dapo report "
+            f"{shown}` shows them with their rewards. A model that is never right needs examples from elsewhere first "
+            "(docs/base_to_trained.md)"
+        )
 
 
 def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, last: int | None = None) -> Chosen:
@@ -114,6 +132,8 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
             problem = texts.get(row["prompt_id"])
             if correct and not ((row["accuracy"] or 0.0) >= CORRECT and row["finish"] == "stop"):
                 chosen.wrong += 1
+                chosen.cut_off += (row["accuracy"] or 0.0) >= CORRECT
+                chosen.unscored += row["accuracy"] is None
             elif problem is None or content_id(problem) != row["prompt_id"]:
                 chosen.unnamed += 1
             else:

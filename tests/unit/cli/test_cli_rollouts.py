@@ -1,0 +1,56 @@
+"""``dapo rollouts`` where there is nothing to write: the reason decides what to do next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folder_for_tests import make_prompts, make_run
+
+from dapo.cli.main import main
+from dapo.contracts.enums import FinishReason
+from dapo.contracts.types import Completion, Group, Score
+from dapo.observe.rollouts import write_rollouts
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+WRONG, RIGHT, UNSCORED = Score({"accuracy": 0.0}, 0.0), Score({"accuracy": 1.0}, 1.0), Score(reason="crash")
+
+
+def run_with(folder: Path, *responses: tuple[Score, FinishReason], known: bool = True) -> Path:
+    """A run that recorded these responses to one problem, which its table of prompts holds or not."""
+    (prompt,) = make_prompts(1)
+    run = make_run(folder, prompts=[prompt] if known else [])
+    made = [
+        Completion(np.array([n]), np.zeros(1, np.float32), np.zeros(1, np.int32), finish, f"answer {n}")
+        for n, (_, finish) in enumerate(responses)
+    ]
+    group = Group(0, prompt, made, [score for score, _ in responses])
+    write_rollouts(run / "rollouts" / "step_000001.parquet", 1, [group])
+    return run
+
+
+@pytest.mark.parametrize(
+    ("responses", "known", "move"),
+    [
+        ([(WRONG, STOP), (UNSCORED, STOP)], True, "Look at them, as none was right: `dapo rollouts"),
+        ([(UNSCORED, STOP), (UNSCORED, STOP)], True, "as every one is without a score: `dapo rollouts"),
+        ([(WRONG, STOP), (RIGHT, LENGTH)], True, "1 right one was cut off at a limit: train with a larger rollout.max_response_tokens"),
+        ([(WRONG, STOP), (RIGHT, STOP)], False, "/rollouts holds them, with the conversations that they answer"),
+    ],
+)
+def test_nothing_right_names_the_next_move(tmp_path, capsys, responses, known, move) -> None:
+    run = run_with(tmp_path / "a run", *responses, known=known)
+    assert main(["rollouts", str(run), "--correct"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: no response to write: 0 of 2 recorded responses")
+    assert move in err
+    if "report" in err:
+        assert f"`dapo report '{run}'`" in err
+
+
+def test_what_is_right_is_written_whatever_else_there_is(tmp_path, capsys) -> None:
+    run = run_with(tmp_path / "r", (RIGHT, LENGTH), (RIGHT, STOP), (UNSCORED, STOP), (WRONG, STOP))
+    assert main(["rollouts", str(run), "--correct"]) == 0
+    assert capsys.readouterr().out == '{"prompt": "problem 0", "response": "answer 1"}\n'
