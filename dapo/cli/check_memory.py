@@ -67,7 +67,6 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
     """
     from dapo.models.builtin import is_builtin
     from dapo.models.facts import read_facts
-    from dapo.models.load import quiet_transformers
     from dapo.models.tiny import make_tiny_model
     from dapo.run.parts import check_model_path, make_tokenizer
 
@@ -78,8 +77,7 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
         facts = read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)
         return tokenizer, facts
     with tempfile.TemporaryDirectory() as folder:
-        with quiet_transformers():
-            make_tiny_model(folder, heads=2)
+        make_tiny_model(folder, heads=2)
         return tokenizer, replace(read_facts(folder, model.dtype, tokenizer=tokenizer), name=model.path)
 
 

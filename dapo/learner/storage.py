@@ -22,6 +22,7 @@ from dapo.errors import CheckpointError
 from dapo.models import adapter
 from dapo.models.adapter import published
 from dapo.models.loaded import LoadedModel
+from dapo.models.quiet import quiet_transformers
 from dapo.models.weights import model_tensors
 
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -239,10 +240,9 @@ def check_names(
 
 def export(folder: Path, loaded: LoadedModel) -> None:
     """Model, tokenizer and generation settings as an ordinary Hugging Face folder; an adapter is merged."""
-    if loaded.adapter:
-        loaded.model.save_pretrained(folder, state_dict=dict(published(loaded.model, aliases=True)))
-    else:
-        loaded.model.save_pretrained(folder)
+    merged = {"state_dict": dict(published(loaded.model, aliases=True))} if loaded.adapter else {}
+    with quiet_transformers():
+        loaded.model.save_pretrained(folder, **merged)
     loaded.tokenizer.save_pretrained(folder)
     readable_as(folder / "config.json", folder)
 

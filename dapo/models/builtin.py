@@ -19,6 +19,7 @@ import torch
 from dapo.data import signed_sum
 from dapo.errors import ModelError
 from dapo.models import tiny, warmup
+from dapo.models.quiet import quiet_transformers
 from dapo.models.warmup import Progress, WarmupSettings
 
 PREFIX = "builtin/"
@@ -106,8 +107,10 @@ def _make(settings: WarmupSettings, seed: int, folder: Path, progress: Progress 
     # Llama, not Qwen2: beside a Qwen2 configuration AutoTokenizer would replace the saved tokenizer's rules.
     tiny.make_tiny_model(folder, "llama", heads=2, seed=seed)  # heads of 32: vLLM's CPU kernels know no smaller ones
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     examples = warmup.demonstrations(settings, seed, tokenizer.get_vocab(), tokenizer.eos_token_id)
     warmup.train(model, examples, settings, torch.Generator().manual_seed(seed), progress)
-    model.save_pretrained(folder)
+    with quiet_transformers():
+        model.save_pretrained(folder)
     (folder / "warmup.json").write_text(json.dumps({"seed": seed, **asdict(settings)}, indent=2) + "\n")

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from dapo.models.cuda_notes import notes_on_cuda
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import exact_positions
 from dapo.models.probe import probe, unseen_threshold
+from dapo.models.quiet import quiet_transformers
 from dapo.models.recompute import recompute
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
@@ -84,19 +84,24 @@ def load_model(
     _quiet(model, activation_checkpointing)
     inside = _as_it_is if spread is None else spread(loaded)
     loaded.packed = _choose_attention(loaded, attention_mode, notes, inside)
-    if (unseen := unseen_threshold(loaded)) is not None:
-        notes.append(
-            f"the model's attention changes beyond {unseen} tokens; sequences that long were not compared with its own "
-            "attention, which would take too long here"
-        )
     if lora is not None and lora.rank is not None:
         add_adapter(model, lora, name=name, seed=seed)
         loaded.adapter = True
-    notes += notes_on_cuda(loaded)
+    notes += _not_seen(loaded)
     loaded.notes = tuple(notes)
     for note in notes:
         log.warning("%s: %s", name, note)
     return loaded
+
+
+def _not_seen(loaded: LoadedModel) -> Iterator[str]:
+    """What the probe could not compare."""
+    if (unseen := unseen_threshold(loaded)) is not None:
+        yield (
+            f"the model's attention changes beyond {unseen} tokens; sequences that long were not compared with its own "
+            "attention, which would take too long here"
+        )
+    yield from notes_on_cuda(loaded)
 
 
 def _unprobed(
@@ -184,20 +189,6 @@ def check_files(name: str) -> None:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{name}/config.json is not valid JSON ({error}); fetch the model again") from error
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars for reading a few tensors."""
-    from transformers.utils import logging as hf_logging
-
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
 
 
 def whole_model(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:

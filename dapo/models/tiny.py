@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from dapo.models.quiet import quiet_transformers
+
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 
 SIGNED_SUM_WORDS: tuple[str, ...] = (
@@ -81,8 +83,6 @@ def make_tiny_model(
 
     The initial scale 0.08 (not the usual 0.02) lets a model of this size learn within a minute.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     tokenizer = make_word_tokenizer(words)
     settings: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -100,12 +100,21 @@ def make_tiny_model(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
+    _save_random(Path(folder), architecture, settings | config, tokenizer, seed, dtype)
+    return Path(folder)
+
+
+def _save_random(
+    folder: Path, architecture: str, config: dict[str, Any], tokenizer: Any, seed: int, dtype: torch.dtype
+) -> None:
+    """A model of that configuration with random weights, and its tokenizer; both name the same special tokens."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **(settings | config)), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **config), dtype=dtype)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    folder = Path(folder)
-    model.save_pretrained(folder)
+    with quiet_transformers():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder

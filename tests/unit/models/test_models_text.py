@@ -75,3 +75,17 @@ def test_the_folder_is_a_model_whose_tokenizer_keeps_its_ids(merging, tmp_path: 
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.vocab_size == len(tokenizer) == model.get_input_embeddings().weight.shape[0]
     assert model.generation_config.eos_token_id == 1
+
+
+def test_making_one_says_nothing_and_leaves_progress_bars_as_they_were(tmp_path: Path, capfd):
+    from transformers.utils import logging as hf_logging
+
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.enable_progress_bar()
+    try:
+        make_text_model(tmp_path / "model", hidden=16, layers=1, heads=2, ffn=16)
+        assert hf_logging.is_progress_bar_enabled()
+    finally:
+        if not shown:
+            hf_logging.disable_progress_bar()
+    assert capfd.readouterr() == ("", "")
