@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.api.recipe import RecipeLike, RewardLike, ask
-from dapo.cli.check import check_run
+from dapo.cli.check import NOT_HERE_TITLE, check_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is unusual in the recipe, or missing on this machine."""
+        """What is unusual in the recipe."""
         return self.sections.get("warnings", ())
 
     @property
@@ -31,9 +31,14 @@ class Report:
         return self.sections.get("look at this before you start", ())
 
     @property
+    def not_here(self) -> tuple[str, ...]:
+        """Why ``train`` would refuse the recipe on this machine as it is now; elsewhere it may start."""
+        return self.sections.get(NOT_HERE_TITLE, ())
+
+    @property
     def good(self) -> bool:
-        """No doubts. (What cannot work is refused with an error.)"""
-        return not self.doubts
+        """No doubts, and it starts on this machine. (What cannot work anywhere is refused with an error.)"""
+        return not self.doubts and not self.not_here
 
     def __str__(self) -> str:
         return "\n\n".join(

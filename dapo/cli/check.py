@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,15 @@ if TYPE_CHECKING:
     from dapo.data import PreparedData
 
 
-def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterable[str]], None] | None = None) -> None:
+NOT_HERE = 3
+"""Exit code where nothing is wrong with the recipe, and this machine would not start it."""
+NOT_HERE_TITLE = "would not start on this machine"
+
+
+def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterable[str]], None] | None = None) -> int:
     """Load tokenizer and data, try the rewards, and print the run's arithmetic, memory, files and everything odd.
+
+    Returns the exit code: 0, or ``NOT_HERE``.
 
     Args:
         loaded: the recipe.
@@ -49,6 +56,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     from dapo.data import prepare
     from dapo.data.render import seen_lines
     from dapo.run.fits import check_fits
+    from dapo.run.here import lacking
 
     recipe = loaded.recipe
     called = short_name(loaded.path) if loaded.path else "RECIPE"
@@ -56,7 +64,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     if printed:
         print(f"{called if loaded.path else 'recipe'}: preset {recipe.preset}")
     show("different from the preset", difference_lines(loaded))
-    show("warnings", [*loaded.warnings, *_missing(recipe)])
+    show("warnings", loaded.warnings)
     check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     data = prepare(recipe.data, tokenizer)
@@ -75,28 +83,40 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     show("engine", _engine_lines(recipe, facts))
     show("generation beside learning", overlap_lines(recipe))
     show("files", files(recipe, facts))
+    here = here_lines(recipe)
     if tries:
-        show(f"{tries} groups, generated and scored", try_groups(recipe, tries))
-    verdict = "Apart from the doubts above the recipe is good" if trial.doubts else "The recipe is good"
+        lacks = list(lacking(recipe))
+        tried = ["not tried, for what this machine lacks (below)"] if lacks else try_groups(recipe, tries)
+        show(f"{tries} groups, generated and scored", tried)
+    show(NOT_HERE_TITLE, here)
     if printed:
-        print(f"\n{verdict}. Start it with: dapo train {shlex.join([called, *loaded.overrides])}")
+        print(f"\n{verdict(f'dapo train {shlex.join([called, *loaded.overrides])}', here, trial.doubts)}")
+    return NOT_HERE if here else 0
 
 
-def _missing(recipe: Recipe) -> Iterator[str]:
-    """What this machine lacks. Another one may have it, so it is no reason to end here."""
-    from dapo.errors import ModelError
-    from dapo.models.load import find_device
-    from dapo.run.engines import missing_card, missing_package
+def here_lines(recipe: Recipe) -> list[str]:
+    """Why `dapo train` would refuse the recipe on this machine as it is now, whatever the recipe is worth elsewhere."""
+    from dapo.run.here import lacking, without_place
 
-    if missing := missing_package(recipe):
-        yield missing
-    try:
-        if recipe.launch.backend != "ray":  # devices are the cluster's
-            find_device(recipe.model.device)
-        if missing := missing_card(recipe):
-            yield f"{missing}; training here would end with that"
-    except ModelError as error:
-        yield f"{error}; training here would end with that"
+    return [*lacking(recipe), *without_place(recipe)]
+
+
+def verdict(command: str, here: Sequence[str], doubts: Sequence[str] = ()) -> str:
+    """The last line: whether the recipe is good, whether it starts here, and how.
+
+    Args:
+        command: that starts it.
+        here: from ``here_lines``.
+        doubts: what was told to be looked at.
+    """
+    said = "the recipe is good. Start it with"
+    if here:
+        said = (
+            "nothing is wrong with the recipe itself. It would not start on this machine as it is now, for what is "
+            "named above. Elsewhere, or when that is settled"
+        )
+    said = f"apart from the doubts above {said}" if doubts else said
+    return f"{said[0].upper()}{said[1:]}: {command}"
 
 
 def section(title: str, lines: Iterable[str]) -> None:
@@ -310,9 +330,8 @@ def files(recipe: Recipe, facts: ModelFacts) -> list[str]:
         lines += [f"{folder}/export/: the model, for `dapo train`"] if recipe.sft.export else []
     elif recipe.logging.rollouts != "none":
         lines.append(f"{folder}/rollouts/: one Parquet file a step, {recipe.logging.rollouts} groups")
-    if folder.exists():
-        what = "training will refuse to start" if recipe.run.if_exists == "refuse" else "it will be moved aside"
-        lines.append(f"{folder} exists already: {what} (run.if_exists: {recipe.run.if_exists})")
+    if folder.exists() and recipe.run.if_exists == "backup":
+        lines.append(f"{folder} exists already: it will be moved aside (run.if_exists: backup)")
     return lines
 
 

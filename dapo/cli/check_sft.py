@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from dapo.data.demonstrations import Demonstrations
 
 
-def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], None]) -> None:
+def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], None]) -> int:
     """Load tokenizer and examples, and print the run's arithmetic, memory and files.
+
+    Returns the exit code: 0, or ``NOT_HERE`` of ``dapo.cli.check``.
 
     Args:
         loaded: the recipe, of a supervised run.
@@ -29,7 +31,7 @@ def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], Non
         DataError: the examples cannot be read, or none is left to train on.
         RecipeError: an example is longer than the model reads.
     """
-    from dapo.cli.check import difference_lines, files
+    from dapo.cli.check import NOT_HERE, NOT_HERE_TITLE, difference_lines, files, here_lines, verdict
     from dapo.data.demonstrations import prepare_demonstrations
     from dapo.run.sampling import stop_tokens
     from dapo.run.sft import check_lengths, shown
@@ -48,7 +50,10 @@ def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], Non
     show("memory, estimated", _memory(supervised(recipe, 1), facts, examples))
     show("files", files(recipe, facts))
     overrides = [override for override in loaded.overrides if not override.startswith("run.stage")]
-    print(f"\nThe recipe is good. Start it with: dapo sft {shlex.join([called, *overrides])}")
+    here = here_lines(recipe)
+    show(NOT_HERE_TITLE, here)
+    print(f"\n{verdict(f'dapo sft {shlex.join([called, *overrides])}', here)}")
+    return NOT_HERE if here else 0
 
 
 def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:

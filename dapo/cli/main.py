@@ -1,6 +1,7 @@
 """``dapo``: train, sft, launch, check, recipes, init, import, explain, data, evaluate, export, rollouts, report, view.
 
-Exit codes: 0 done, 1 a failure while working, 2 refused input, 75 saved at trainer.max_hours, 130 after Ctrl-C.
+Exit codes: 0 done, 1 a failure while working, 2 refused input, 3 (`dapo check`) nothing wrong with the recipe and it
+would not start on this machine, 75 saved at trainer.max_hours, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -166,11 +167,7 @@ def check(
     from dapo.cli.check import check_run, section
     from dapo.cli.check_sft import check_sft_run
 
-    if loaded.recipe.run.stage == "sft":
-        check_sft_run(loaded, section)
-    else:
-        check_run(loaded, tries)
-    return 0
+    return check_sft_run(loaded, section) if loaded.recipe.run.stage == "sft" else check_run(loaded, tries)
 
 
 @app.command(epilog=pages("README.md", "docs/tutorial.md"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +74,23 @@ def replacing(path: Path) -> Iterator[Path]:
 def leads_out(path: Path, folder: Path) -> bool:
     """Whether a path in a folder lies elsewhere once every link is followed."""
     return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def no_room_in(folder: Path) -> str | None:
+    """Why nothing can be made in a folder, which perhaps is not there yet itself; None: something can.
+
+    The nearest folder that is there is asked by an empty one of a moment: rights alone do not tell of a file system
+    that takes nothing.
+    """
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".dapo-", dir=folder))
+    except OSError as error:
+        return f"{folder} takes no folder ({error.strerror or error})"
+    return None
 
 
 def _check_place(path: Path, within: Path | None) -> None:

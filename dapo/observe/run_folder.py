@@ -31,8 +31,9 @@ from typing import Literal, Self
 
 from dapo.config.files import RESOLVED, parse_yaml
 from dapo.errors import DISK_FULL, DapoError, DataError, RecipeError
+from dapo.observe.files import no_room_in
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
-from dapo.observe.run_lock import LOCK, drop, take
+from dapo.observe.run_lock import LOCK, drop, is_held, take
 
 _BEGUN = {LOCK, "recipe.yaml", "difference.txt"}
 """What stands in the folder of a run that ended before its recipe was written: as good as none."""
@@ -54,30 +55,41 @@ class RunFolder:
             RecipeError: the name is no folder name; or the folder holds a run and ``if_exists`` is ``refuse``; or
                 another process is writing there; or no folder can be made there.
         """
-        if name in ("", ".", "..") or Path(name).name != name:
-            raise RecipeError(f"run.name is {name!r}, expected the name of one folder. Put the path into run.dir.")
+        if said := _no_name(name):
+            raise RecipeError(said)
         path = Path(directory) / name
         try:
             run = cls._taken(path, if_exists)
         except (OSError, ValueError) as error:
             if isinstance(error, DapoError) or getattr(error, "errno", None) in DISK_FULL:
                 raise
-            said = getattr(error, "strerror", None) or error
-            raise RecipeError(f"no run can be made at {path}: {said}. Change run.dir or run.name.") from None
+            raise RecipeError(_impossible(path, getattr(error, "strerror", None) or error)) from None
         return run
+
+    @staticmethod
+    def refusal(directory: str | Path, name: str, if_exists: Literal["refuse", "backup"] = "refuse") -> str | None:
+        """What ``create`` would say, found without making or moving anything; None: nothing is in the way."""
+        path = Path(directory) / name
+        try:
+            if said := _no_name(name):
+                return said
+            if if_exists == "refuse" and _is_taken(path):
+                return _in_the_way(path)
+            if is_held(path):
+                return f"{path} is being written by another process. Wait for it to end, or choose another run.name."
+            said = no_room_in(path.parent.absolute())
+        except (OSError, ValueError) as error:
+            said = str(getattr(error, "strerror", None) or error)
+        return _impossible(path, said) if said else None
 
     @classmethod
     def _taken(cls, path: Path, if_exists: Literal["refuse", "backup"]) -> Self:
         """The folder, made and locked. What stands in it is looked at, and moved aside, under its lock: another process
         may want the same name at the same time."""
         while True:
-            there = path.exists() and (not path.is_dir() or not _begun(path))
+            there = _is_taken(path)
             if there and if_exists == "refuse":
-                raise RecipeError(
-                    f"{path} exists already. Continue it with `dapo {command_of(path)} --resume "
-                    f"{shlex.quote(str(path))}`, "
-                    "choose another run.name, or set run.if_exists=backup to move it aside."
-                )
+                raise RecipeError(_in_the_way(path))
             if there and not path.is_dir():
                 _move_aside(path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -305,6 +317,28 @@ def _names(folder: Path, pattern: str) -> list[tuple[int, Path]]:
     except OSError:
         return []
     return sorted((int(match[1]), entry) for match, entry in found if match)
+
+
+def _no_name(name: str) -> str | None:
+    if name in ("", ".", "..") or Path(name).name != name:
+        return f"run.name is {name!r}, expected the name of one folder. Put the path into run.dir."
+    return None
+
+
+def _in_the_way(path: Path) -> str:
+    return (
+        f"{path} exists already. Continue it with `dapo {command_of(path)} --resume {shlex.quote(str(path))}`, choose "
+        "another run.name, or set run.if_exists=backup to move it aside."
+    )
+
+
+def _impossible(path: Path, said: object) -> str:
+    return f"no run can be made at {path}: {said}. Change run.dir or run.name."
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether something is there that is not merely begun."""
+    return path.exists() and (not path.is_dir() or not _begun(path))
 
 
 def _begun(path: Path) -> bool:

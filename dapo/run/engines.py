@@ -32,12 +32,7 @@ _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
 def missing_package(recipe: Recipe) -> str | None:
     """Why engine, adapter or backend of the recipe cannot start, and the next move; None if all packages are there."""
-    if recipe.model.lora.rank is not None and importlib.util.find_spec("peft") is None:
-        return (
-            "model.lora.rank needs the package peft, which is not installed: `pip install 'dapo-rl[lora]'`, or leave "
-            "the setting out and train every parameter"
-        )
-    if missing := missing_ray(recipe):
+    if missing := missing_peft(recipe) or missing_ray(recipe):
         return missing
     engine = recipe.rollout.engine
     package = _PACKAGES.get(engine)
@@ -47,6 +42,16 @@ def missing_package(recipe: Recipe) -> str | None:
     return (
         f"rollout.engine: {engine} needs the package {package}, which is not installed: "
         f"`pip install 'dapo-rl[{engine}]'`{without_cuda}, or set rollout.engine: embedded. See docs/engines.md"
+    )
+
+
+def missing_peft(recipe: Recipe) -> str | None:
+    """As ``missing_package``, of the adapter alone."""
+    if recipe.model.lora.rank is None or importlib.util.find_spec("peft") is not None:
+        return None
+    return (
+        "model.lora.rank needs the package peft, which is not installed: `pip install 'dapo-rl[lora]'`, or leave the "
+        "setting out and train every parameter"
     )
 
 
@@ -140,7 +145,7 @@ def make_engine(
         from dapo.run.pools import make_pool
 
         assert weights is not None  # weights_folder
-        key = _api_key(rollout.server.api_key_variable) if server_urls(recipe) else None
+        key = _api_key(recipe) if server_urls(recipe) else None
         return make_pool(
             recipe, facts, longest=longest, weights=weights, run=run, api_key=key, strings=strings, places=places
         )
@@ -159,7 +164,7 @@ def make_engine(
         )
     if rollout.engine == "vllm_server":
         (url,) = server_urls(recipe)
-        return _server_engine(rollout, url, facts, longest, weights, slots, strings)
+        return _server_engine(rollout, url, facts, longest, weights, slots, strings, _api_key(recipe))
     assert loaded is not None
     return _over_model(recipe, facts, loaded, longest=longest, slots=slots, learner=learner)
 
@@ -231,6 +236,7 @@ def _server_engine(
     weights: Path | None,
     slots: int | None,
     strings: StopStrings | None,
+    api_key: str | None,
 ) -> Engine:
     from dapo.rollout.vllm_server import ServerEngine
 
@@ -244,20 +250,27 @@ def _server_engine(
         config=facts.config,
         slots=slots,
         patience=server.patience,
-        api_key=_api_key(server.api_key_variable),
+        api_key=api_key,
         own_folder=server.weights_dir is None,
         strings=strings,
     )
 
 
-def _api_key(variable: str | None) -> str | None:
-    """The key in the environment.
+def missing_key(recipe: Recipe) -> str | None:
+    """That the environment lacks the servers' key which the recipe names; None: it has it, or none is needed."""
+    variable = recipe.rollout.server.api_key_variable
+    if variable is None or not server_urls(recipe) or variable in os.environ:
+        return None
+    return f"rollout.server.api_key_variable names {variable}, which is not set in the environment: export it first"
+
+
+def _api_key(recipe: Recipe) -> str | None:
+    """The servers' key in the environment; None: they want none.
 
     Raises:
         RecipeError: the environment has no such variable.
     """
-    if variable is None:
-        return None
-    if variable not in os.environ:
-        raise RecipeError(f"rollout.server.api_key_variable names {variable}, which is not set in the environment")
-    return os.environ[variable]
+    if missing := missing_key(recipe):
+        raise RecipeError(missing)
+    variable = recipe.rollout.server.api_key_variable
+    return None if variable is None else os.environ[variable]

@@ -10,7 +10,7 @@ import pytest
 
 from dapo.cli.check_memory import estimate_memory, memory_lines
 from dapo.cli.main import main
-from dapo.config import recipe_from_dict
+from dapo.config import load_recipe, recipe_from_dict
 from dapo.contracts.model import ModelFacts
 
 ROOT = Path(__file__).parents[3]
@@ -78,21 +78,94 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert not (recipe.parent / "runs").exists()
 
 
+NOT_HERE = 3
+
+
+def last_line(told: str) -> str:
+    return told.splitlines()[-1]
+
+
 def test_check_of_an_engine_that_is_not_here(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing is wrong with the recipe, all of it is explained, and this machine would not start it."""
     monkeypatch.setattr("dapo.run.engines.importlib.util.find_spec", lambda name: None)
-    assert main(["check", str(recipe), "rollout.engine=vllm_server", "rollout.server.url=http://h:1"]) == 0
+    settings = ["rollout.engine=vllm_server", "rollout.server.url=http://h:1"]
+    assert main(["check", str(recipe), *settings, "--try", "1"]) == NOT_HERE
     told = capsys.readouterr().out
-    assert "needs the package aiohttp, which is not installed" in told
     assert "vllm_server at http://h:1; old log-probabilities: the learner's" in told
     assert "no server was asked anything" in told
+    assert "not tried, for what this machine lacks" in told
+    here = told.partition("\nwould not start on this machine\n")[2]
+    assert "needs the package aiohttp, which is not installed" in here
+    assert last_line(told).startswith("Nothing is wrong with the recipe itself. It would not start on this machine")
+    assert last_line(told).endswith(f"dapo train {recipe} {settings[0]} {settings[1]}")
+    assert "good" not in last_line(told)
 
 
-def test_check_says_that_the_run_exists(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["model.device=cuda"], "torch sees no CUDA device here"),
+        (["model.device=cuda:7"], "torch sees no CUDA device here"),
+        (["rollout.embedded.cuda_graphs=true"], "rollout.embedded.cuda_graphs is true"),
+        (
+            ["rollout.engine=vllm_server", "rollout.server={url: 'http://h:1', api_key_variable: NO_SUCH_KEY}"],
+            "names NO_SUCH_KEY, which is not set in the environment",
+        ),
+        (["run.dir=problems.jsonl"], "no run can be made at problems.jsonl/run: "),
+        (["run.dir=problems.jsonl/deep/below"], "no run can be made at problems.jsonl/deep/below/run: "),
+        (["checkpoint.dir=problems.jsonl/there"], "checkpoint.dir = problems.jsonl/there: no folder can be made there"),
+        (["run.name=there", "run.dir=."], "there exists already. Continue it with `dapo train --resume there`"),
+    ],
+)
+def test_what_training_would_refuse_here_is_named_and_counted(
+    recipe: Path, settings: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lacking` and `without_place` find what `dapo train` says when it is started."""
+    import torch
+
+    from dapo.cli.check import here_lines
+    from dapo.errors import DapoError
+    from dapo.run import train
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (recipe.parent / "there").mkdir()
+    (recipe.parent / "there" / "metrics.jsonl").touch()
+    before = sorted(recipe.parent.iterdir())
+    loaded = load_recipe(recipe, [*settings, "model.dtype=float32"])
+    (line,) = here_lines(loaded.recipe)
+    assert told in line
+    assert sorted(recipe.parent.iterdir()) == before
+    with pytest.raises(DapoError) as refused:
+        train(loaded)
+    assert refused.value.exit_code == 2
+    assert told.partition(":")[0].split()[-1] in str(refused.value)
+
+
+def test_an_unfinished_start_and_a_free_name_are_no_obstacle(recipe: Path) -> None:
+    """A folder that is empty, or of a run that wrote no recipe, is taken; one that goes on elsewhere is not."""
+    from dapo.cli.check import here_lines
+
     (recipe.parent / "runs" / "run").mkdir(parents=True)
-    assert main(["check", str(recipe)]) == 0
-    assert "exists already: training will refuse to start" in capsys.readouterr().out
+    assert here_lines(load_recipe(recipe).recipe) == []
+    (recipe.parent / "runs" / "run" / "metrics.jsonl").touch()
+    assert len(here_lines(load_recipe(recipe).recipe)) == 1
+    assert here_lines(load_recipe(recipe, ["run.if_exists=backup"]).recipe) == []
+
+
+def test_ranks_want_a_device_each(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from dapo.run.here import lacking
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    settings = ["model.device=cuda", "learner.ranks=4"]
+    (line,) = lacking(load_recipe(recipe, settings).recipe)
+    assert "learner.ranks is 4, and torch sees 2 CUDA devices here" in line
+    assert list(lacking(load_recipe(recipe, [*settings, "launch.backend=ray"]).recipe)) == []  # of other machines
+    assert list(lacking(load_recipe(recipe, ["model.device=cuda", "learner.ranks=2"]).recipe)) == []
 
 
 @pytest.mark.parametrize(

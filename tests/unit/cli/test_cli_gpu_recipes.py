@@ -124,18 +124,21 @@ def test_check_explains_it_offline(name, folder, tmp_path, capsys, monkeypatch):
     settings = [f"model.path={folder}", "data.train.0.path=train.jsonl", "data.validation.0.path=test.jsonl"]
     if not name.startswith(("qwen3", "llama")):
         settings.append("data.prompt=raw")
-    assert main(["check", name, *settings]) == 0
+    vllm = load_recipe(name).recipe.rollout.engine == "vllm"
+    monkeypatch.setattr("dapo.run.here.missing_package", lambda recipe: "no vLLM" if vllm else None)  # as on a laptop
+    assert main(["check", name, *settings]) == (3 if vllm else 0)
     told = capsys.readouterr().out
     assert "time on a card, by arithmetic" in told
     assert "H200: " in told
     assert "while learning (the engine sleeps)" in told
-    vllm = load_recipe(name).recipe.rollout.engine == "vllm"
     assert ("a publish copies" in told) == vllm
     assert ("vLLM takes" in told) == vllm
     if name == "gsm8k_0.5b_1gpu":  # 0.4 of it, by hand
         assert "vLLM takes 40% of a card" in told
         assert "10 of 24 GB, 32 of 80 GB, 56 of 141 GB" in told
-    assert "The recipe is good" in told
+    assert ("nothing is wrong with the recipe itself" in told.lower()) == vllm
+    assert ("would not start on this machine\n  no vLLM\n" in told) == vllm
+    assert ("The recipe is good" in told) == (not vllm)
 
 
 def test_lines_and_comment_speak_of_the_same_cards(name, estimated):

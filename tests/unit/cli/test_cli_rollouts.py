@@ -35,7 +35,7 @@ def run_with(folder: Path, *responses: tuple[Score, FinishReason], known: bool =
     [
         ([(WRONG, STOP), (UNSCORED, STOP)], True, "Look at them, as none was right: `dapo rollouts"),
         ([(UNSCORED, STOP), (UNSCORED, STOP)], True, "as every one is without a score: `dapo rollouts"),
-        ([(WRONG, STOP), (RIGHT, LENGTH)], True, "1 right one was cut off at a limit: train with a larger rollout.max_response_tokens"),
+        ([(WRONG, STOP), (RIGHT, LENGTH)], True, "1 right one was cut off at a limit: train with a larger"),
         ([(WRONG, STOP), (RIGHT, STOP)], False, "/rollouts holds them, with the conversations that they answer"),
     ],
 )

@@ -1,0 +1,50 @@
+"""What keeps a sound recipe from starting on this machine as it is now: another machine may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from dapo.config.schema import Recipe
+from dapo.errors import ModelError
+from dapo.models.load import find_device
+from dapo.observe.files import no_room_in
+from dapo.observe.run_folder import RunFolder
+from dapo.run.engines import missing_card, missing_key, missing_package, missing_peft
+from dapo.run.places import learner_hosts
+
+
+def lacking(recipe: Recipe) -> Iterator[str]:
+    """Packages, devices and variables that the run needs and this machine has not, each with the next move."""
+    supervised = recipe.run.stage == "sft"
+    if missing := missing_peft(recipe) if supervised else missing_package(recipe):
+        yield missing
+    if not supervised and (missing := missing_key(recipe)):
+        yield missing
+    if recipe.launch.backend == "ray" and learner_hosts(recipe):
+        return  # the devices are those of other machines
+    try:
+        device = find_device(recipe.model.device)
+        if not supervised and (missing := missing_card(recipe)):
+            yield missing
+    except ModelError as error:
+        yield str(error)
+        return
+    ranks = recipe.learner.ranks
+    if device.type == "cuda" and ranks > torch.cuda.device_count():
+        yield (
+            f"learner.ranks is {ranks}, and torch sees {torch.cuda.device_count()} CUDA devices here: every rank needs "
+            "one of its own; set learner.ranks accordingly, or start this where there are as many"
+        )
+
+
+def without_place(recipe: Recipe) -> Iterator[str]:
+    """Why the folders of the run cannot be made, as far as can be seen without making them."""
+    run = recipe.run
+    if said := RunFolder.refusal(run.dir, run.name, run.if_exists):
+        yield said
+    place = recipe.checkpoint.dir
+    if place is not None and (said := no_room_in(Path(place).absolute())):
+        yield f"checkpoint.dir = {place}: no folder can be made there: {said}. Change checkpoint.dir"
