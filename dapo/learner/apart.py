@@ -84,10 +84,6 @@ class LearnerHost:
         """Restore what ``save`` wrote, or ranks."""
         self._learner.load(folder)
 
-    def export(self, folder: Path) -> None:
-        """A Hugging Face folder."""
-        self._learner.export(folder)
-
     def close(self) -> None:
         """Finish what is being written; delete published weights that no engine came for."""
         self._learner.close()
@@ -169,10 +165,6 @@ class LearnerApart:
             CheckpointError: the folder is incomplete, or belongs to another model; nothing has changed.
         """
         self._host.ask("load", folder)
-
-    def export(self, folder: Path) -> None:
-        """A Hugging Face folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load."""
-        self._host.ask("export", folder)
 
     def close(self) -> None:
         """End it. Delete published weights, also of one that was killed."""

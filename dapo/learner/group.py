@@ -133,10 +133,6 @@ class LearnerGroup:
         self._hosts.ask("check", folder)
         self._hosts.ask("load", folder)
 
-    def export(self, folder: Path) -> None:
-        """A Hugging Face folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load."""
-        self._hosts.ask("export", folder)
-
     def close(self) -> None:
         """End the ranks; what they are writing is finished first. Delete published weights."""
         self._hosts.close()

@@ -179,10 +179,6 @@ class LocalLearner:
         self.rank.skipped_in_a_row = int(counters["skipped_in_a_row"])
         self._weights_moved = False
 
-    def export(self, folder: Path) -> None:
-        """A Hugging Face folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load."""
-        storage.export(folder, self.loaded)
-
     def close(self) -> None:
         """Finish what is being written; delete published weights that no engine came for."""
         if self._writer is not None:

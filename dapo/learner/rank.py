@@ -240,10 +240,6 @@ class Rank:
         self.step.skipped_in_a_row = int(counters["skipped_in_a_row"])
         self._weights_moved = False
 
-    def export(self, folder: Path) -> None:
-        """A Hugging Face folder of all ranks' slices."""
-        self.store.export(folder)
-
     def close(self) -> None:
         """Finish what is being written and leave the others."""
         self.store.finish()

@@ -1,4 +1,4 @@
-"""A rank's part of checkpoints and exports, by torch's distributed checkpoint: tensors by name, whoever holds them.
+"""A rank's part of checkpoints, by torch's distributed checkpoint: tensors by name, whoever holds them.
 
 learner/
     .metadata            which tensor lies where (rank 0)
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -40,18 +39,15 @@ from dapo.learner.storage import (
     no_reference,
     parameter_names,
     read_state,
-    readable_as,
     trained,
     weights_file,
 )
 from dapo.models import adapter
 from dapo.models.loaded import LoadedModel
 from dapo.models.slices import own_part, own_rows
-from dapo.models.weights import model_tensors
 
 METADATA = ".metadata"
 MODEL, OPTIMIZER, REFERENCE = "model/", "optimizer/", "reference/"
-LARGEST_FILE = 5 * 10**9  # bytes of a file of an exported model
 
 
 class ShardStore:
@@ -146,30 +142,6 @@ class ShardStore:
         self._optimizer.load({n.removeprefix(OPTIMIZER): t for n, t in wanted.items() if n.startswith(OPTIMIZER)})
         counters: dict[str, Any] = state["counters"]
         return counters
-
-    def export(self, folder: Path) -> None:
-        """A Hugging Face folder in the model's own type; rank 0 puts the slices together, file by file."""
-        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        self.finish()
-        folder.mkdir(parents=True, exist_ok=True)
-        dtype = self._loaded.dtype
-        tensors = {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in model_tensors(self._loaded.model).items()
-        }
-        writer = HuggingFaceStorageWriter(
-            str(folder), _files_of(tensors), save_distributed=True, enable_consolidation=True
-        )
-        save(tensors, storage_writer=writer)
-        if self._rank == 0:
-            shutil.rmtree(folder / "sharded", ignore_errors=True)
-            self._loaded.model.config.save_pretrained(folder)
-            if (generation := getattr(self._loaded.model, "generation_config", None)) is not None:
-                generation.save_pretrained(folder)
-            self._loaded.tokenizer.save_pretrained(folder)
-            readable_as(folder / "config.json", folder)
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {MODEL + name: tensor for name, tensor in trained(self._loaded).items()}
@@ -303,18 +275,6 @@ def _read_local(folder: Path, wanted: Mapping[str, Tensor], there: Mapping[str, 
                 own_part(tensor).copy_(files[prefix].get_slice(own)[first : first + rows])
             else:
                 tensor.copy_(files[prefix].get_tensor(own))
-
-
-def _files_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number of the file that each tensor goes into, from 1."""
-    number, used, files = 1, 0, {}
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        if used and used + size > LARGEST_FILE:
-            number, used = number + 1, 0
-        files[name] = number
-        used += size
-    return files
 
 
 def _described(folder: Path, name: str) -> SavedFile:

@@ -53,7 +53,7 @@ class Contents:
         for name, text in self.texts.items():
             (folder / name).write_bytes(text.encode())
             files.append(SavedFile(name, len(text.encode()), zlib.crc32(text.encode())))
-        readable_as(folder / STATE, folder)
+        _readable_as(folder / STATE, folder)
         for file in files:
             _flush(folder / file.name)
         return files
@@ -244,7 +244,7 @@ def export(folder: Path, loaded: LoadedModel) -> None:
     with quiet_transformers():
         loaded.model.save_pretrained(folder, **merged)
     loaded.tokenizer.save_pretrained(folder)
-    readable_as(folder / "config.json", folder)
+    _readable_as(folder / "config.json", folder)
 
 
 def export_adapter(folder: Path, loaded: LoadedModel) -> None:
@@ -253,10 +253,10 @@ def export_adapter(folder: Path, loaded: LoadedModel) -> None:
     (folder / adapter.CONFIG).write_text(adapter.adapter_config(loaded.model), encoding="utf-8")
     _save_tensors(folder / adapter.TENSORS, adapter.adapter_tensors(loaded.model))
     loaded.tokenizer.save_pretrained(folder)
-    readable_as(folder / adapter.CONFIG, folder)
+    _readable_as(folder / adapter.CONFIG, folder)
 
 
-def readable_as(file: Path, folder: Path) -> None:
+def _readable_as(file: Path, folder: Path) -> None:
     """Tensors get the mode of ``file``, written the ordinary way: safetensors makes them the owner's alone."""
     for tensors in folder.glob("*.safetensors"):
         shutil.copymode(file, tensors)

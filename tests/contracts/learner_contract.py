@@ -292,7 +292,7 @@ def checksums_are_of_the_named_types_and_of_known_names(s: Subject, folder: Path
         assert any(wide[name] != narrow[name] for name in names)
 
 
-# ---------------------------------------------------------------- save, load, export, close
+# ---------------------------------------------------------------- save, load, close
 
 
 def save_and_load_restore_the_bit(s: Subject, folder: Path) -> None:
@@ -347,8 +347,6 @@ def saving_changes_nothing(s: Subject, folder: Path) -> None:
     learn(learner, [rows])
     learn(plain, [rows])
     save(learner, folder / "learner")
-    learner.export(folder / "export")
-    assert any((folder / "export").iterdir())
     assert learn(learner, [rows]).stats == learn(plain, [rows]).stats
 
 

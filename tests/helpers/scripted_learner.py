@@ -123,11 +123,6 @@ class ScriptedLearner:
         self.scores, self.moments, self.skipped_in_a_row = scores, moments, skipped
         self._weights_moved = False
 
-    def export(self, folder: Path) -> None:
-        self._asked("export")
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / "scores.npy", self.scores)
-
     def close(self) -> None:
         self._asked("close")
 

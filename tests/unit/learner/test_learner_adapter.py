@@ -71,7 +71,7 @@ def gradients(learner, rows):
 
 
 def merged_folder(learner, path):
-    learner.export(path)
+    storage.export(path, learner.loaded)
     return path
 
 
@@ -270,7 +270,7 @@ def test_exports_load_in_transformers_and_in_peft(folder, tmp_path):
     rows = make_rows()
     learner = randomise(make(folder, rank=4, lora_alpha=8.0, modules_to_save=["norm"]))
     learn(learner, rows, rate=1e-2)
-    learner.export(tmp_path / "merged")
+    storage.export(tmp_path / "merged", learner.loaded)
     storage.export_adapter(tmp_path / "adapter", learner.loaded)
     ids = torch.arange(3, 20)[None]
     with torch.no_grad():

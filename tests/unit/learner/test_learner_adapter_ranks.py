@@ -110,7 +110,7 @@ def test_modules_that_are_trained_whole(stages, folder, work):
     check(stages, folder, 2, "untied", "float64", "uneven", work=work, lora=lora)
 
 
-# ---------------------------------------------------------------- what is published, saved and exported
+# ---------------------------------------------------------------- what is published and saved
 
 
 def local(folder, dtype="float32", kind="tied", reference=None, **lora):
@@ -147,9 +147,7 @@ def types_of_slices(stage, number):
 
 @over_processes
 @pytest.mark.parametrize(("dtype", "ranks", "replicas"), [("float32", 3, 1), ("bfloat16", 3, 1), ("bfloat16", 4, 2)])
-def test_published_and_exported_is_the_merge_of_one_process_to_the_bit(
-    stages, folder, dtype, ranks, replicas, tmp_path
-):
+def test_published_is_the_merge_of_one_process_to_the_bit(stages, folder, dtype, ranks, replicas):
     """Frozen slices have the model's type; A and B of a bfloat16 model are wider, and merged as they compute."""
     lora = LORA | {"modules_to_save": ["norm"]}
     learner = over(stages(ranks), folder, dtype, lora=lora, shape=Shape(ranks, replicas=replicas))
@@ -166,9 +164,6 @@ def test_published_and_exported_is_the_merge_of_one_process_to_the_bit(
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
     dtypes = dict.fromkeys([*ticket.names, "lm_head.weight"], dtype)
     assert learner.checksums(dtypes) == one.checksums(dtypes)
-    learner.export(tmp_path / "out")
-    again = load_model(tmp_path / "out", dtype=getattr(torch, dtype), device="cpu").model
-    assert [name for name, tensor in again.named_parameters() if not torch.equal(tensor, expected[name])] == []
 
 
 @over_processes

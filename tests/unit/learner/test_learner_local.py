@@ -24,6 +24,7 @@ from dapo.contracts.stats import Max, Mean, Min, Sum, merge, values
 from dapo.contracts.token_metrics import TOKEN_METRICS
 from dapo.contracts.types import LearnStep
 from dapo.errors import CheckpointError, LearnerError
+from dapo.learner import storage
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -465,7 +466,7 @@ def test_an_incomplete_checkpoint_is_refused(folder, tmp_path, name, damage):
 def test_an_export_loads_in_transformers_and_says_the_same(tmp_path, tied):
     learner = make_learner(make_tiny_model(tmp_path / "model", tied=tied))
     learn(learner, make_rows(), 1e-2)
-    learner.export(tmp_path / "export")
+    storage.export(tmp_path / "export", learner.loaded)
     shutil.rmtree(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
