@@ -92,7 +92,7 @@ def _load_trained(folder: RunFolder, step: int | None, console: Console) -> tupl
     with reading(saved):
         with as_damage(saved):
             check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
-        loaded = make_model(recipe, console)
+        loaded = make_model(recipe, console, facts)
         storage.load(saved / "learner", loaded)
     return recipe, saved, loaded
 

@@ -260,8 +260,11 @@ def make_schedule(recipe: Recipe) -> Schedule:
     )
 
 
-def make_model(recipe: Recipe, console: Console) -> LoadedModel:
-    """Load (for a built-in one: first make) the model, and say what a person should know about it."""
+def make_model(recipe: Recipe, console: Console, facts: ModelFacts | None = None) -> LoadedModel:
+    """Load (for a built-in one: first make) the model, and say what a person should know about it.
+
+    ``facts``: from ``make_facts``, which has found or made a built-in one and said so.
+    """
     model = recipe.model
     disable_progress_bar()  # transformers' own bars would run across the console
     torch.set_num_threads(recipe.run.threads)
@@ -269,7 +272,7 @@ def make_model(recipe: Recipe, console: Console) -> LoadedModel:
     if recipe.learner.deterministic:
         reserve_workspace()
     loaded = load_model(
-        model_path(model.path, recipe, console),
+        model_path(model.path, recipe, console) if facts is None else facts.name,
         dtype=getattr(torch, model.dtype),
         device=model.device,
         trust_remote_code=model.trust_remote_code,

@@ -75,7 +75,7 @@ class SftSession:
         check_lengths(examples, facts)
         sft = recipe.sft
         used = supervised(recipe, steps_of(len(examples.train), sft.batch_size, sft.epochs, sft.steps))
-        loaded = None if over_ranks(recipe) else make_model(used, console)
+        loaded = None if over_ranks(recipe) else make_model(used, console, facts)
         facts = facts if loaded is None else facts_of(loaded)
         weights = shared_weights(facts, folder) if over_ranks(recipe) else None
         tokenizer = tokenizer if loaded is None else loaded.tokenizer

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from dapo.checkpoint.store import CheckpointStore
+from dapo.checkpoint.tree import save_tree
 from dapo.config import recipe_from_dict
 from dapo.config.files import RESOLVED
 from dapo.errors import CheckpointError
@@ -96,3 +98,26 @@ def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"file/out cannot be made: Not a directory; give another folder"):
         export(tmp_path / "run", tmp_path / "file" / "out")
+
+
+def test_the_base_model_is_named_once(tmp_path, monkeypatch, capsys):
+    """Facts come before weights, so that another model is refused early; both are of one built-in model."""
+    base = make_tiny_model(tmp_path / "base", hidden=16, layers=1, heads=2, ffn=16)
+    monkeypatch.setattr("dapo.run.parts.find_builtin_model", lambda *args, **options: base)
+    loaded = load_model(base)
+    run = tmp_path / "run"
+    given = {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum"}]}}
+    recipe = recipe_from_dict({**given, "run": {"name": "run", "dir": str(tmp_path)}})
+    run.mkdir()
+    (run / RESOLVED).write_text(recipe.resolved)
+
+    def write(folder):
+        save_tree({"fingerprint": loaded.fingerprint}, folder, "state")
+        storage.contents(loaded, {}, {}).write(folder / "learner")
+        return ()  # nobody describes them: the store looks at them itself
+
+    CheckpointStore(run / "checkpoints").save(3, write)
+    assert export(run, tmp_path / "out") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if "base model" in line] == [f"the warmed-up base model is {base}"]
+    assert any(line.startswith("load it with AutoModelForCausalLM") for line in said)
