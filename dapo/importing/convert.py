@@ -19,7 +19,7 @@ from dapo.importing.python_source import read_python
 from dapo.importing.reading import Apart, Reading
 from dapo.importing.recipe import nested, recipe_text
 from dapo.importing.recognise import SYSTEMS, recognise
-from dapo.importing.script_source import read_script
+from dapo.importing.script_source import APART, read_script
 from dapo.importing.text import read_source
 from dapo.importing.values import shown
 from dapo.importing.yaml_source import read_yaml
@@ -95,7 +95,10 @@ def _read(text: str, name: str, folder: Path | None) -> Source:
         return read_yaml(text, name, folder)
     looks_like_yaml = re.search(r"(?m)^[\w.]+:(\s|$)", text) and not re.search(r"(?m)^#!|\\$|^\s*(python|swift) ", text)
     if looks_like_yaml and ending != ".sh":
-        return read_yaml(text, name, folder)
+        try:
+            return read_yaml(text, name, folder)
+        except RecipeError as error:
+            raise RecipeError(f"{error}. Its name does not say what it is, and it looked like YAML: {APART}") from None
     return read_script(text, name, lambda path: _base(path, folder))
 
 

@@ -8,6 +8,7 @@ from dapo.config.peer_key import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
 from dapo.config.settings import lookup
 from dapo.errors import RecipeError
 from dapo.importing.given import Source
+from dapo.importing.script_source import APART
 
 SYSTEMS = {"nemo-rl": NEMO, "skyrl": SKYRL, "areal": AREAL, "ms-swift": SWIFT, "verl": VERL, "trl": TRL}
 _KEYS = {
@@ -53,7 +54,9 @@ def recognise(source: Source) -> str:
         ours = sum(1 for key in source.settings if lookup(key))
         if source.settings and ours == len(source.settings):
             raise RecipeError(f"{source.name} is a recipe of dapo already: dapo check {source.name}")
-        seen = ", ".join(list(source.settings)[:5]) or "no settings at all"
+        if not source.settings:
+            raise RecipeError(f"{source.name}, read as {source.form}, holds no settings at all; {APART}")
+        seen = ", ".join(list(source.settings)[:5])
         raise RecipeError(
             f"{source.name}, read as {source.form}, holds {seen}: of no known trainer; say --from, one of {names}"
         )

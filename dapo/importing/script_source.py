@@ -16,6 +16,9 @@ from dapo.importing.values import from_text
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w/@-]*(?:\.[\w@-]+)*)=(.*)", re.DOTALL)
+_SENTENCE = re.compile(r"\s*(?:- )?[A-Z][\w,-]*(?: [^\s=]+){8,}$")
+_A_PAGE = 3  # sentences; a script has one or two, in a quotation
+APART = "copy a page's YAML block, command or Python into a file of its own (.yaml, .sh, .py), and import that"
 _OPENING = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "done": -1, "esac": -1}
 _WORDS = {"then", "else", "elif", "do", "{", "}", "!", "time", "nohup", "exec", "function"}
 _DEVICES = {"NPROC_PER_NODE", "nproc_per_node", "num_processes", "nproc-per-node"}
@@ -45,7 +48,12 @@ def read_script(text: str, name: str, base: Callable[[str], Source | None]) -> S
             if len(line) > 10 * LONGEST:
                 raise RecipeError(f"{name}: line {number} opens a quotation or an array that does not end")
         script.line(number, line)
-    return script.chosen()
+    source = script.chosen()
+    if len(prose := [line for line in text.splitlines() if _SENTENCE.match(line)]) >= _A_PAGE:
+        source.unresolved.append(
+            (f"{len(prose)} lines of prose, the first {prose[0][:60]!r}", f"{name} is a page: {APART}")
+        )
+    return source
 
 
 def _open(line: str) -> bool:

@@ -72,7 +72,8 @@ def test_unknown_keys_are_listed() -> None:
     [
         ("epsilon_high: 0.28\nnum_generations: 8", "a.yaml", "TRL's or ms-swift's"),
         ("a: 1", "a.yaml", "no known trainer"),
-        ("echo hello", "a.sh", "no settings at all"),
+        ("echo hello", "a.sh", "no settings at all; copy a page's YAML block, command or Python into"),
+        ("Note: this is: prose\n", "page.txt", "not valid YAML.*Its name does not say what it is.*copy a page's YAML"),
         ("algorithm: {clip: {high: 0.28}}", "a.yaml", "a recipe of dapo already"),
         ("grpo: {x: 1}\nactor_rollout_ref: {y: 1}", "a.yaml", "say which with --from"),
         ("a\0b", "a.sh", "NUL"),
@@ -89,6 +90,15 @@ def test_unknown_keys_are_listed() -> None:
 def test_what_is_unclear_or_hostile_is_refused_by_name(text: str, name: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         import_text(text, name)
+
+
+def test_a_page_around_a_command_is_named_as_one() -> None:
+    """Its YAML blocks are not read, so a recipe that holds the command alone has to say so."""
+    page = "To enable the filter you can set its type to the word filter and then run\n"
+    assert not [what for what in apart(page * 2 + LAUNCH, "a.txt") if "prose" in what]
+    (found,) = [(what, why) for what, why in apart(page * 3 + LAUNCH, "a.txt").items() if "prose" in what]
+    assert found[0] == "3 lines of prose, the first 'To enable the filter you can set its type to the word filter'"
+    assert "a.txt is a page: copy a page's YAML block" in found[1]
 
 
 def test_references_that_go_round_are_listed() -> None:
