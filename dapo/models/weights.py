@@ -8,7 +8,7 @@ import secrets
 import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dapo.models.slices import own_part
 WEIGHTS_FILE = "model.safetensors"
 PART = "rank-{rank:05d}-of-{ranks:05d}.safetensors"
 SETS = "dapo-"  # how the folder of every set of weights begins
+_TRIES = 10  # at making a folder, each of which another trainer's end may undo
 
 _offered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -193,13 +194,22 @@ def write_part(folder: Path, rank: int, ranks: int, tensors: Mapping[str, Tensor
 
 
 def _write(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(file.parent)
     unfinished = file.with_name(f"{file.name}.part")
     try:
         save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, unfinished)
     except SafetensorError as error:  # how a full disk is told
         raise OSError(f"{unfinished}: {error}") from error
     unfinished.rename(file)
+
+
+def _make_folder(folder: Path) -> None:
+    """Also where a trainer that ends removes the folder around it, which is empty before this one is in it."""
+    for _ in range(_TRIES - 1):
+        with suppress(FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _not_written(folder: Path, error: OSError) -> EngineError:

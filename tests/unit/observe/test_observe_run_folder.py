@@ -14,7 +14,7 @@ from dapo.observe.metrics import MetricWriter, read_metrics
 from dapo.observe.run_folder import RunFolder
 
 HOLD = """
-import sys, time
+import sys
 from dapo.observe.run_folder import RunFolder
 run = RunFolder.create(sys.argv[1], "r")
 print("held", flush=True)
@@ -22,14 +22,15 @@ if len(sys.argv) > 2:
     import os
     if os.fork() == 0:  # a worker that outlives its parent
         print(os.getpid(), flush=True)
-        time.sleep(60)
+        sys.stdin.read()
         os._exit(0)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 def hold(tmp_path, *more):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path), *more], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", HOLD, str(tmp_path), *more]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
 
