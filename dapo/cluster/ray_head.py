@@ -19,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dapo.cluster.left_over import claim, delete_left, leave
 from dapo.errors import ClusterError
 from dapo.rewards.guarded import start_guarded
 
@@ -55,7 +56,8 @@ class OwnCluster:
     """
 
     def __init__(self) -> None:
-        _delete_left_over()
+        for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:
+            delete_left(folder, _PREFIX)
         if "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
@@ -75,7 +77,7 @@ class OwnCluster:
     def _start(self) -> tuple[str, str]:
         """Its address; "" if it ended first, and its last line."""
         parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
-        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
+        self.folder = claim(lambda: tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         output = Path(self.folder) / "head.txt"
         command = [sys.executable, "-P", "-c", _HEAD]
         try:
@@ -84,7 +86,7 @@ class OwnCluster:
                     lambda end: [*command, str(end)], sink, {**_QUIET, "DAPO_RAY_FOLDER": self.folder}
                 )
         except OSError as error:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._leave()
             raise ClusterError(f"no Ray cluster can be started here: {error}") from error
         address = said = ""
         try:
@@ -103,7 +105,11 @@ class OwnCluster:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(_PATIENCE)
         self._connection.close()
+        self._leave()
+
+    def _leave(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        leave(self.folder)
 
     def _said(self) -> str:
         """Its address; "" if it ended first."""
@@ -134,13 +140,3 @@ def _unstarted(said: str) -> str:
         "start the cluster beforehand (`ray start --head`) and name it, cluster.address=HOST:PORT; or use "
         "launch.backend=local, which needs no Ray"
     )
-
-
-def _delete_left_over() -> None:
-    """Files of clusters whose program was killed."""
-    for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:
-        for left in folder.glob(f"{_PREFIX}*-*"):
-            owner = left.name.removeprefix(_PREFIX).partition("-")[0]
-            with contextlib.suppress(OSError, ValueError):
-                if left.stat().st_uid == os.getuid() and not Path(f"/proc/{int(owner)}").exists():
-                    shutil.rmtree(left, ignore_errors=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dapo.cluster.left_over import claim, delete_left, leave
 from dapo.cluster.threads import ThreadTransport
 from dapo.config.pool import engine_count, engine_slots, is_lockstep, server_urls
 from dapo.config.schema import Recipe
@@ -143,14 +144,12 @@ def shared_weights(facts: ModelFacts, run: Path | None, *, memory: bool = True) 
     What runs that were killed left there is deleted. With ``memory=False``, for processes of several machines: in the
     run's folder.
     """
-    _delete_left_over()
+    delete_left(_MEMORY, _PREFIX)
     if run is not None:
         delete_sets(run / "weights")
     if memory and _room() >= _SETS * _size(facts):
-        folder = _MEMORY / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         with suppress(OSError):
-            folder.mkdir(mode=0o700)
-            return folder
+            return Path(claim(_new_folder))
     return Path(tempfile.mkdtemp(prefix=_PREFIX)) if run is None else run / "weights"
 
 
@@ -165,10 +164,13 @@ _PREFIX = "dapo-weights-"
 
 def delete_sets(folder: Path) -> None:
     """Weights that a trainer left in a folder of its own, and the folder, when nothing else is in it."""
-    for left in folder.glob(f"{SETS}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        for left in os.listdir(folder):
+            if left.startswith(SETS):
+                shutil.rmtree(folder / left, ignore_errors=True)
     with suppress(OSError):
         folder.rmdir()
+    leave(str(folder))
 
 
 def _size(facts: ModelFacts) -> int:
@@ -183,9 +185,7 @@ def _room() -> int:
     return found.f_bavail * found.f_frsize if os.access(_MEMORY, os.W_OK) else 0
 
 
-def _delete_left_over() -> None:
-    for folder in _MEMORY.glob(f"{_PREFIX}*-*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        with suppress(OSError, ValueError):
-            if folder.stat().st_uid == os.getuid() and not Path(f"/proc/{int(owner)}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+def _new_folder() -> str:
+    folder = _MEMORY / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    return str(folder)

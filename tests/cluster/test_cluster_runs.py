@@ -12,6 +12,7 @@ from pool_runs import begin, computed, read_until, train
 from small_run import assert_none_lost_or_doubled, write_recipe
 
 from dapo.cluster.inline import InlineTransport
+from dapo.cluster.left_over import delete_left
 from dapo.rollout.pool import EnginePool
 from dapo.run import pools
 
@@ -108,5 +109,5 @@ def test_no_engine_outlives_its_driver(recipe, by):
     left = list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))
     if by == "SIGTERM":
         assert not left
-    pools._delete_left_over()  # what the next run does first
+    delete_left(Path("/dev/shm"), pools._PREFIX)  # what the next run does first
     assert not list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))

@@ -55,6 +55,6 @@ def between_its_calls(monkeypatch, before, first, second):
             patch.setattr(fcntl, "flock", counted(flock))
             found = first(*made)
         if left[0] > 0:
-            assert number > 5, "calls of the file system are not seen"
+            assert number > 3, "calls of the file system are not seen"
             return
         yield (*made, found, other[0] if other else second(*made))
