@@ -63,6 +63,7 @@ class StandIn:
         self.faults: list[tuple[str, int]] = []  # (route, status instead of an answer; 0: the connection is lost)
         self.unasked_aborts = 0
         self.logprob: float | None = None  # of the fourth token
+        self.turn = threading.Lock()  # requests are answered by threads, and each fault is for one of them
         self.ill = False
         held = held_port()
         weakref.finalize(self, held.close)
@@ -135,27 +136,35 @@ class StandIn:
 
     # ------------------------------------------------------------------ routes
 
+    def due(self, name: str) -> bool:
+        """Whether one of so many is left, and this request is the one."""
+        with self.turn:
+            left = getattr(self, name)
+            setattr(self, name, max(0, left - 1))
+        return left > 0
+
     def serve(self, handler: Any, life: Life, body: Any) -> None:
         path = handler.path.partition("?")[0]
-        self.routes[path] += 1
-        self.order.append(handler.path)
+        with self.turn:
+            self.routes[path] += 1
+            self.order.append(handler.path)
         if self.delay:
             time.sleep(self.delay)
-        if path == "/inference/v1/generate" and self.drops and len(body["token_ids"]) > 1:
-            self.drops -= 1
+        asks = path == "/inference/v1/generate" and len(body["token_ids"]) > 1
+        if asks and self.due("drops"):
             handler.close_connection = True
             return self.reset(handler.request)
-        if path == "/inference/v1/generate" and self.deadly and len(body["token_ids"]) > 1:
-            self.deadly -= 1
+        if asks and self.due("deadly"):
             self.generated.append(body)
             threading.Thread(target=lambda: (self.kill(), self.start())).start()
             return None
-        fault = next((one for one in self.faults if one[0] == path), None)
-        if fault is not None:
-            self.faults.remove(fault)
-            if not fault[1]:
-                handler.close_connection = True
-                return self.reset(handler.request)
+        with self.turn:
+            fault = next((one for one in self.faults if one[0] == path), None)
+            if fault is not None:
+                self.faults.remove(fault)
+        if fault is not None and not fault[1]:
+            handler.close_connection = True
+            return self.reset(handler.request)
         key = self.options["key"]
         if fault is not None:
             status, answer = fault[1], "out of order"
@@ -234,8 +243,9 @@ class StandIn:
             return 400, {"error": {"message": f"Token id {max(body['token_ids'])} is out of vocabulary"}}
         if "priority" in body and not self.options["priority"]:
             return 400, {"error": {"message": "Got priority 1 but priority scheduling is not enabled"}}
-        if self.answers and not probe:
-            return self.answers.pop(0)
+        with self.turn:
+            if self.answers and not probe:
+                return self.answers.pop(0)
         sampling, name = body["sampling_params"], f"generate-tokens-{body.get('request_id', 'x')}"
         tokens = [(sampling["seed"] * 31 + t * 7 + t * t) % 37 + 2 for t in range(sampling["max_tokens"])]
         stops = [t for t, token in enumerate(tokens) if token in sampling.get("stop_token_ids", ())]
@@ -244,8 +254,7 @@ class StandIn:
         life = self.life
         while (self.hold or self.paused) and life.alive and name not in self.aborted:
             time.sleep(0.01)
-        if name in self.aborted or self.unasked_aborts:
-            self.unasked_aborts -= name not in self.aborted
+        if name in self.aborted or self.due("unasked_aborts"):
             tokens, finish = tokens[: self.partial], "abort"
         made += [self.made() for _ in tokens[len(made) :]]
         logprobs = [value for _, value in made]
