@@ -75,12 +75,12 @@ class Broadcaster:
         """
         meeting = ticket.meeting
         assert meeting is not None
-        store = _store(meeting)
-        number = store.add(f"{meeting.key}/count", 1)
-        store.set(f"{meeting.key}/here/{number}", b"")
         try:
+            store = _store(meeting)
+            number = store.add(f"{meeting.key}/count", 1)
+            store.set(f"{meeting.key}/here/{number}", b"")
             said = bytes(store.get(f"{meeting.key}/begin"))
-        except RuntimeError as error:
+        except RuntimeError as error:  # the place to meet at may be gone as well
             raise _off(ticket, f"its sender did not come within {meeting.seconds:g} s") from error
         if said == _CALLED_OFF:
             raise _off(ticket, "it was called off")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -140,6 +141,11 @@ def test_a_receiver_that_leaves_in_the_middle_is_told_to_the_others_and_the_send
 def test_a_sender_that_does_not_come_is_not_waited_for_without_end(group):
     with pytest.raises(EngineError, match=r"its sender did not come within 0.2 s"):
         take(Broadcaster(), group(1, 1, seconds=0.2))
+    with socket.socket() as silent:  # the driver is gone, and with it the place to meet at
+        silent.bind(("127.0.0.1", 0))
+        gone = Meeting("127.0.0.1", silent.getsockname()[1], "gone", 1, 1, 0.2)
+        with pytest.raises(EngineError, match=r"its sender did not come within 0.2 s"):
+            take(Broadcaster(), gone)
 
 
 def test_an_engine_on_another_kind_of_device_is_refused(group, store):
