@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,7 +110,7 @@ def _print_only(job: Job, recipe: Recipe) -> int:
 
 def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
     """Write the job's files and hand it to Slurm. ``text``: the recipe of a new run."""
-    from dapo.cluster.slurm import RECIPE, SCRIPT, job_script
+    from dapo.cluster.slurm import SCRIPT, job_script
 
     sbatch = shutil.which("sbatch")
     if sbatch is None:
@@ -120,7 +122,7 @@ def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         if text is not None:
-            (job.folder / RECIPE).write_text(text, encoding="utf-8")
+            job = replace(job, recipe=_kept(job.folder, text))
         script.write_text(job_script(job, recipe.slurm), encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"{job.folder} cannot be written: {error.strerror or error}. Change run.dir") from None
@@ -138,6 +140,24 @@ def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
     print(f"  state     squeue --job {number}")
     print(f"  stop      scancel --batch --signal=USR2 {number}   # saves first; plain scancel may not have the time")
     return 0
+
+
+def _kept(folder: Path, text: str) -> str:
+    """The name of a file in the folder that holds the text. One of an earlier job stays as it is: that job may be
+    waiting in the queue, or be put back into it."""
+    from dapo.cluster.slurm import RECIPE
+
+    file = folder / RECIPE
+    for number in itertools.count(1):
+        try:
+            with file.open("x", encoding="utf-8") as new:
+                new.write(text)
+            return file.name
+        except FileExistsError:
+            if file.read_text("utf-8", errors="replace") == text:
+                return file.name
+        file = file.with_stem(f"{Path(RECIPE).stem}.{number}")
+    raise AssertionError("numbers do not end")
 
 
 def _machine(recipe: Recipe) -> str:

@@ -28,6 +28,7 @@ class Job:
     directory: Path  # where it was submitted: modules of the user's are found there
     programs: Path  # the folder with the python that submitted it
     said: str = ""  # where the recipe came from, in words, on one line
+    recipe: str = RECIPE  # in its folder; another one where that is of a job of the same name
     resume: bool = False  # the run is there already
     overrides: Sequence[str] = ()  # key=value of a resume
 
@@ -41,7 +42,7 @@ def job_script(job: Job, slurm: Slurm) -> str:
     """The whole script."""
     joins = " launch.backend=ray cluster.address=$RAY_ADDRESS" if slurm.nodes > 1 else ""
     again = f'$container python -m dapo train --resume "$run"{joins}'
-    start = f'$container python -m dapo train "$job/{RECIPE}"{joins}'
+    start = f'$container python -m dapo train "$job/{job.recipe}"{joins}'
     if job.resume:
         start = " ".join([again, *map(shlex.quote, job.overrides)])
     return "\n".join(

@@ -48,6 +48,18 @@ def test_a_job_is_written_and_handed_over(here, capsys):
     assert (as_submitted.trainer.steps, as_submitted.slurm.gpus_per_node) == (7, 8)
 
 
+def test_a_job_that_waits_keeps_its_recipe_when_another_of_that_name_is_submitted(here):
+    """Both are for the same run folder: the one that starts later is refused, and the first is what it was."""
+    job = here / "runs" / ".jobs" / "run"
+    found = []
+    for steps in (7, 8, 7):
+        assert main(["launch", "mine.yaml", f"trainer.steps={steps}"]) == 0
+        (line,) = [line for line in (job / "job.sh").read_text().splitlines() if " train " in line and "$job" in line]
+        name = line.partition("$job/")[2].partition('"')[0]
+        found.append((name, load_recipe(job / name).recipe.trainer.steps))
+    assert found == [("recipe.yaml", 7), ("recipe.1.yaml", 8), ("recipe.yaml", 7)]
+
+
 def test_a_dry_run_shows_the_script_and_leaves_nothing(here, capsys):
     assert main(["launch", "mine.yaml", "--dry-run", "run.name=mine"]) == 0
     assert capsys.readouterr().out.startswith("#!/bin/bash\n# Trains ")
