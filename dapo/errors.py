@@ -190,3 +190,7 @@ class NothingScored(SamplingStopped):
 
 class AccuracyUnknown(WithEvidence, RewardError):
     """Not one response of a held-out set has an accuracy, so that the run could not be judged by it."""
+
+
+class ClusterEnded(WithEvidence, ClusterError):
+    """The run's Ray cluster was lost, and the step at hand with it. The last checkpoint has what came before."""

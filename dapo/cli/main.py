@@ -1,7 +1,7 @@
 """``dapo``: train, sft, launch, check, recipes, init, import, explain, data, evaluate, export, rollouts, report, view.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 3 (`dapo check`) nothing wrong with the recipe and it
-would not start on this machine, 75 saved at trainer.max_hours, 130 after Ctrl-C.
+would not start on this machine, 75 saved at trainer.max_hours or where the cluster was lost, 130 after Ctrl-C.
 """
 
 from __future__ import annotations

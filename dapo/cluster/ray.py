@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -27,10 +28,15 @@ from dapo.cluster.lines import Line, LineCall
 from dapo.cluster.packed import PackedTransport
 from dapo.cluster.placement import Node, Place, Plan, by_machine, late, misfit, too_small
 from dapo.cluster.ray_head import OwnCluster
-from dapo.cluster.ray_seat import Order, Seat, Seated
+from dapo.cluster.ray_said import brief, unreachable
+from dapo.cluster.ray_seat import Laden, Order, Seat, Seated
 from dapo.cluster.served import packed
+from dapo.cluster.signals import signals_kept
+from dapo.cluster.watch import Life
+from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.remote import HostLost, HostSpec
 from dapo.contracts.types import Ticket
+from dapo.contracts.words import lost_said
 from dapo.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -53,26 +59,34 @@ class RayCluster:
     """
 
     def __init__(self, address: str | OwnCluster) -> None:
-        self._own = None if isinstance(address, str) else address
         self._group: Any = None
         self.plan = Plan((), {})
         self._transports: list[RayTransport] = []
-        self._joined = not ray.is_initialized()  # else by the caller's program, which goes on with it
-        if not self._joined:
-            return
-        named = address if isinstance(address, str) else address.address
+        self._closing = contextlib.ExitStack()
+        named, folder = (address, None) if isinstance(address, str) else (address.address, address.folder)
         try:
-            _join(named, None if self._own is None else self._own.folder)
+            if not isinstance(address, str):
+                self._closing.callback(address.close)
+            if not ray.is_initialized():  # else by the caller's program, which goes on with it
+                self._closing.callback(_leave)
+                _join(named, folder)
+            self._life = _look()
+            self._closing.callback(self._life.close)
         except BaseException as error:
-            self.close()
+            self._closing.close()
             if isinstance(error, Exception):
-                raise ClusterError(_unreachable(named, error)) from error
+                raise ClusterError(unreachable(named, brief(error))) from error
             raise
 
     @property
     def address(self) -> str:
         """Of its head."""
-        return str(ray.get_runtime_context().gcs_address)
+        return self._life.address
+
+    @property
+    def lost(self) -> Future[ClusterLost]:
+        """Done, once it is: nothing starts on it any more, and what was started may live on."""
+        return self._life.lost
 
     @property
     def here(self) -> str:
@@ -85,14 +99,14 @@ class RayCluster:
         return len(self.nodes()) == 1
 
     def nodes(self) -> list[Node]:
-        """Its living machines."""
+        """Its living machines. As for whatever asks the head: a ClusterError where it is lost."""
         return [
             Node(
                 str(node["NodeManagerHostname"]),
                 float(node["Resources"].get("CPU", 0.0)),
                 float(node["Resources"].get("GPU", 0.0)),
             )
-            for node in ray.nodes()
+            for node in self._life.asked(ray.nodes)
             if node["Alive"]
         ]
 
@@ -102,6 +116,9 @@ class RayCluster:
         Raises:
             ClusterError: the machines do not have it; or others have it for longer than ``patience`` seconds.
         """
+        self._life.asked(lambda: self._place(plan, patience))
+
+    def _place(self, plan: Plan, patience: float) -> None:
         self._check_size(plan)
         bundles = [_resources(bundle.cpus, bundle.gpus) for bundle in plan.bundles]
         self._group, until = placement_group(bundles, strategy="PACK"), time.monotonic() + patience
@@ -126,8 +143,10 @@ class RayCluster:
 
     def transport(self, output: Path | None) -> RayTransport:
         """For hosts in the places of the plan; what they print goes to files of the folder ``output``."""
-        self._transports.append(RayTransport(self.plan.places, self._group, output))
-        return self._transports[-1]
+        transport = RayTransport(self.plan.places, self._group, output)
+        self.lost.add_done_callback(lambda lost: transport.lose(lost_said(lost.result())))
+        self._transports.append(transport)
+        return transport
 
     def where(self) -> dict[str, str]:
         """The machine of each host that has started, by the host's name."""
@@ -140,24 +159,9 @@ class RayCluster:
         self._transports.clear()
         with contextlib.suppress(RayError, RuntimeError, OSError):
             if self._group is not None and ray.is_initialized():
-                remove_placement_group(self._group)
+                self._life.asked(partial(remove_placement_group, self._group))
         self._group = None
-        if self._joined:
-            with _signals_kept():
-                ray.shutdown()
-        self._joined = False
-        if self._own is not None:
-            self._own.close()
-            self._own = None
-
-
-@dataclass(frozen=True, slots=True)
-class Laden:
-    """A call before which files have to be on the host's machine."""
-
-    content: bytes
-    folders: tuple[str, ...]  # of each part
-    parts: tuple[Any, ...]  # references, in whose place the actor finds what they stand for
+        self._closing.close()
 
 
 class RayHost:
@@ -180,19 +184,17 @@ class RayHost:
             runtime_env={"env_vars": passed_on()},
         )(Seat)
         self._make: Callable[[], Any] = actor.remote
-        self._actor = self._make()
+        self._actor: Any = None
         self._killed = False
         self.line = Line(order.name, self, told)
         self.line.put(order)
-        self.line.start()
 
     def ask(self, message: Order | Laden | bytes) -> bytes:
         """In the line's thread: ask, and wait for the answer."""
         answer = b""
         try:
             if isinstance(message, Laden):
-                asked = self._actor.ask_with.remote(message.content, message.folders, *message.parts)
-                lost, answer = ray.get(asked)
+                lost, answer = ray.get(self._actor.ask_with.remote(message.content, message.folders, *message.parts))
             elif isinstance(message, Order):
                 lost, self.seated = self._seat(message)
                 if self.seated is not None:
@@ -206,9 +208,12 @@ class RayHost:
         return answer
 
     def _seat(self, order: Order) -> tuple[str, Seated | None]:
-        """Have the actor start the host. Ray may have put it on a machine of whose end it had not heard: it is made
-        anew then, and waits for a place."""
+        """Have an actor made that starts the host. Ray may have put it on a machine of whose end it had not heard: it
+        is made anew then, and waits for a place."""
         while True:
+            self._actor, self.placed = self._make(), False
+            if self._killed:  # perhaps by somebody who saw none, or the old one
+                self._kill()
             try:
                 ray.get(self._actor.__ray_ready__.remote())
                 self.placed = True
@@ -216,43 +221,40 @@ class RayHost:
             except ActorDiedError as error:
                 if self._killed or _NO_MACHINE not in str(error):
                     raise
-            self._actor, self.placed = self._make(), False
-            if self._killed:  # perhaps by somebody who saw the old one
-                self._kill()
 
     def left(self) -> None:
         """Nobody asks any more: the actor is killed by the transport."""
 
     def collect(self, folder: str) -> tuple[Any, Any]:
         """Have the files of a folder of its machine put into the object store: what went wrong, and they, to come."""
-        went_wrong, content = self._actor.collect.options(num_returns=2).remote(folder)
-        return went_wrong, content
+        return tuple(self._actor.collect.options(num_returns=2).remote(folder))  # type: ignore[return-value]
 
-    def let_go(self) -> Any:
-        """Ask the actor to kill the host; the call, None where there is nothing to wait for."""
+    def let_go(self, *, alone: bool) -> Any:
+        """Ask the actor to kill the host, ``alone``: and itself; the call, None where there is nothing to wait for."""
         if self._killed:
             return None
         self._killed = True
         self.line.lose(f"{self.name} was killed by the driver")
         with contextlib.suppress(Exception):
-            return self._actor.end.options(concurrency_group="control").remote() if self.seated else None
+            return self._actor.end.options(concurrency_group="control").remote(alone) if self.seated else None
         return None
 
-    def reap(self) -> None:
+    def reap(self, patience: float) -> None:
         """Kill the actor."""
         self._kill()
-        self.line.join(_PATIENCE)
+        self.line.join(patience)
 
     def _kill(self) -> None:
-        with contextlib.suppress(Exception):
-            ray.kill(self._actor)
+        if self._actor is not None:
+            with contextlib.suppress(Exception):
+                ray.kill(self._actor)
 
     def gone(self, error: Exception) -> str:
         """How, in words."""
         who = f"{self.name} (not started yet)"
         if self.seated is not None:
             who = f"{self.name} (process {self.seated.process} on {self.seated.machine})"
-        return f"{who} went with its Ray actor: {_brief(error)}"
+        return f"{who} went with its Ray actor: {brief(error)}"
 
 
 class RayTransport(PackedTransport[RayHost]):
@@ -269,9 +271,23 @@ class RayTransport(PackedTransport[RayHost]):
         super().__init__()
         self._places, self._group = places, group
         self._output = None if output is None else str(output.absolute())
+        self._lost = ""  # how the cluster was
+
+    def lose(self, why: str) -> None:
+        """Nothing is placed any more, so who waits for a place is lost. Called in another thread; those that have one
+        are reached without the head."""
+        with self._told:
+            self._lost = why
+            for host in self._hosts:
+                if not host.placed:
+                    host.line.lose(f"{host.name} did not start: {why}")
 
     def start(self, spec: HostSpec) -> RayHost:
-        """Ask for the actor; Ray starts it when its place is free."""
+        """Ask for the actor; Ray starts it when its place is free.
+
+        Raises:
+            ClusterError: the cluster is lost.
+        """
         place = self._places.get(spec.name, _FREE)
         environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
         if not place.gpus:
@@ -279,7 +295,11 @@ class RayTransport(PackedTransport[RayHost]):
         make = packed((spec.make, spec.args))  # refused here if it cannot travel
         order = Order(spec.name, make, environment, str(Path.cwd()), self._output)
         host = RayHost(order, place, self._group, self._told)
-        self._hosts.append(host)
+        with self._told:
+            if self._lost:
+                raise ClusterError(self._lost)
+            self._hosts.append(host)
+        host.line.start()
         return host
 
     def has_place(self, host: RayHost) -> bool:
@@ -319,12 +339,12 @@ class RayTransport(PackedTransport[RayHost]):
 
     def _end(self, hosts: Sequence[RayHost]) -> None:
         mine = [host for host in hosts if host in self._hosts]
-        ending = [call for host in mine if (call := host.let_go()) is not None]
+        ending = [call for host in mine if (call := host.let_go(alone=bool(self._lost))) is not None]
         if ending:
             with contextlib.suppress(Exception):
                 ray.wait(ending, num_returns=len(ending), timeout=_PATIENCE)
         for host in mine:
-            host.reap()
+            host.reap(0.0 if self._lost else _PATIENCE)  # whoever asks a head that is gone is not waited for
             self._hosts.remove(host)
 
 
@@ -348,7 +368,7 @@ def start_head(folder: str, object_store: int) -> str:
 def _join(address: str, folder: str | None) -> None:
     for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")):
         os.environ.setdefault(name, value)
-    with _signals_kept():
+    with signals_kept():
         ray.init(
             address=address,
             log_to_driver=False,
@@ -358,39 +378,20 @@ def _join(address: str, folder: str | None) -> None:
         )
 
 
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray answers SIGTERM by ending the program, without a save; who handles signals goes on doing so."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in zip(numbers, before, strict=True):
-                if handler is not None:
-                    signal.signal(number, handler)
+def _leave() -> None:
+    with signals_kept():
+        ray.shutdown()
+
+
+def _look() -> Life:
+    context = ray.get_runtime_context()
+    me = context.get_node_id()
+    (here,) = [node for node in ray.nodes() if node["NodeID"] == me]
+    return Life(str(context.gcs_address), f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}")
 
 
 def _resources(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-
-
-def _unreachable(address: str, error: Exception) -> str:
-    return (
-        f"the Ray cluster at {address} cannot be joined: {_brief(error)}. The driver has to run on a machine of the "
-        "cluster (`ray start --address=HOST:PORT` adds one); cluster.address=null without RAY_ADDRESS starts a "
-        "cluster of this machine alone"
-    )
-
-
-def _brief(error: Exception) -> str:
-    """The first words of Ray's many."""
-    if isinstance(error, ActorUnavailableError):  # "temporarily", in Ray's words: it is given up
-        return "its connection ended, as it does when its machine is lost"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(line for line in lines if ":" not in line[:16])[:240] or type(error).__name__
-    return said.rstrip(". ")
 
 
 # What `import ray` puts before everything else are old copies of packages that may be installed: behind them.

@@ -35,6 +35,10 @@ _LONGEST = 24  # letters of the folder that the folder is in
 _OBJECT_STORE = 512 << 20  # bytes; what is larger goes through the disk
 _TOKEN = secrets.token_hex(32)
 """One for the life of this program: Ray's libraries read it once."""
+OUTLIVING = "RAY_gcs_rpc_server_reconnect_timeout_s"
+TOLD = "RAY_task_events_report_interval_ms"
+"""Each call is told to the head by default, for Ray's dashboard, which a cluster of ours does not have; the head keeps
+4 KiB of it."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
@@ -58,9 +62,11 @@ class OwnCluster:
     def __init__(self) -> None:
         for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:
             delete_left(folder, _PREFIX)
+        outlive_head()
         if "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
+            os.environ.setdefault(TOLD, "0")  # of this program's calls, and by inheritance of all others
         elif os.environ.get("RAY_AUTH_MODE") != "token":
             log.warning(
                 "ray was imported before, without RAY_AUTH_MODE=token: the cluster that is started now takes calls "
@@ -116,6 +122,12 @@ class OwnCluster:
         with self._connection.makefile("r") as said:
             line = said.readline()
         return str(json.loads(line)) if line else ""
+
+
+def outlive_head() -> None:
+    """Called before ray is imported: let this program, and a cluster that it starts, do without a head for as long as
+    a step may take. By Ray's default each process ends itself a minute after the head."""
+    os.environ.setdefault(OUTLIVING, "86400")
 
 
 def main(descriptor: int) -> None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dapo.cluster.carried import Content, Rooms
 from dapo.cluster.processes import ProcessHost, ProcessTransport
@@ -37,6 +38,15 @@ class Seated:
 
     process: int  # of the host
     machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Laden:
+    """A call before which files have to be on the host's machine."""
+
+    content: bytes
+    folders: tuple[str, ...]  # of each part
+    parts: tuple[Any, ...]  # references, in whose place the actor finds what they stand for
 
 
 class Seat:
@@ -98,11 +108,14 @@ class Seat:
         except OSError as error:
             return f"{error} (on {socket.gethostname()})", {}
 
-    def end(self) -> None:
-        """Kill the host, frozen or not; returns when it is gone."""
+    def end(self, myself: bool) -> None:
+        """Kill the host, frozen or not; returns when it is gone. ``myself``: end the actor as well, as a cluster
+        without a head ends none."""
         if self._transport is not None:
             self._transport.close()
         self._rooms.leave()
+        if myself:
+            os._exit(0)
 
 
 def _end_with_parent() -> None:

@@ -125,6 +125,8 @@ _RAY = """\
 # A Ray cluster of this job alone: a head here, a worker on each other machine.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
 export RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0   # hosts have the priority of processes without Ray
+export RAY_task_events_report_interval_ms=0   # else the head keeps some KiB of each call
+export RAY_gcs_rpc_server_reconnect_timeout_s=86400   # without a head a step is finished and saved, not given up
 ip=$(hostname -I | cut -d' ' -f1); export RAY_ADDRESS=$ip:$((20000 + SLURM_JOB_ID % 10000))
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST")) steps=()
 on() { local node=$1; shift   # a command on one machine, with all that the job has there
@@ -171,7 +173,8 @@ echo "$(date +%FT%T) dapo train ended with $code"
 """
 
 _REQUEUE = """\
-# 130: stopped and saved. 143: it was asked before there was anything to save. 75: trainer.max_hours ended it, saved.
+# 130: stopped and saved. 143: it was asked before there was anything to save.
+# 75: trainer.max_hours or the loss of the Ray cluster ended it, saved.
 if [ $code = 75 ] || { [ -n "$again" ] && { [ $code = 130 ] || [ $code = 143 ]; }; }; then
   if [ "$(newest)" = "$had" ]; then
     echo "no step was finished in this job's time, so it is not put back into the queue: give it more (slurm.time)"

@@ -174,7 +174,16 @@ class OutOfTime:
     kind: Literal["out_of_time"] = "out_of_time"
 
 
-Evidence = StopEvidence | UnscoredEvidence | SilentEvidence | DataEnded | NoGain | OutOfTime
+@dataclass(frozen=True, slots=True)
+class ClusterLost:
+    """Nothing starts on the run's Ray cluster any more. What runs there may go on for a while; a resume goes on."""
+
+    part: Literal["head", "machine"]  # its gcs_server; the raylet of the driver's own machine
+    address: str  # of the head
+    kind: Literal["cluster_lost"] = "cluster_lost"
+
+
+Evidence = StopEvidence | UnscoredEvidence | SilentEvidence | DataEnded | NoGain | OutOfTime | ClusterLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +235,7 @@ class LeftAtOnce:
     folder: str  # of the checkpoints
 
 
-Ending = DataEnded | NoGain | OutOfTime | Interrupted | LeftAtOnce
+Ending = DataEnded | NoGain | OutOfTime | ClusterLost | Interrupted | LeftAtOnce
 """Why no further step is begun, told at once; a run that ends well at ``trainer.steps`` has none."""
 
 

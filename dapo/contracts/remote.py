@@ -47,7 +47,11 @@ class Transport(Protocol):
 
     def start(self, spec: HostSpec) -> Host:
         """A new host, at once: its object may still be in the making. What ``make`` raises, ``get`` raises of every
-        call."""
+        call.
+
+        Raises:
+            ClusterError, OSError: the cluster or the machine starts nothing more.
+        """
 
     def call(self, host: Host, method: str, *args: Any) -> Call:
         """Ask, and do not wait: neither for the answer nor for a host that does not read."""

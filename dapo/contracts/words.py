@@ -1,6 +1,8 @@
-"""Words that depend on a number."""
+"""Words that depend on a number or a fact, and are said on more than one floor."""
 
 from __future__ import annotations
+
+from dapo.contracts.evidence import ClusterLost
 
 
 def counted(count: float, thing: str, things: str = "") -> str:
@@ -11,3 +13,10 @@ def counted(count: float, thing: str, things: str = "") -> str:
 def in_a_row(times: int) -> str:
     """``once``, ``3 times in a row``."""
     return "once" if times == 1 else f"{times:,} times in a row"
+
+
+def lost_said(lost: ClusterLost) -> str:
+    """How a cluster was lost."""
+    if lost.part == "head":
+        return f"the head of the Ray cluster at {lost.address} (its gcs_server) is gone"
+    return f"this machine's raylet, its part of the Ray cluster at {lost.address}, is gone"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.contracts.evidence import DataEnded, Interrupted, LeftAtOnce, NoGain, OutOfTime, Signal
+from dapo.contracts.evidence import ClusterLost, DataEnded, Interrupted, LeftAtOnce, NoGain, OutOfTime, Signal
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import Metrics
 from dapo.loop.best import Best
@@ -56,7 +56,7 @@ class Stopping:
     Attributes:
         by: "Ctrl-C", "SIGTERM" or what ``stop`` was told, where the run was stopped; "" otherwise.
         early: why the run is at its end before ``trainer.steps``; None otherwise.
-        out_of_time: that it was stopped by ``trainer.max_hours``; None otherwise.
+        cause: why it was stopped, where nobody asked for it: ``trainer.max_hours``, or its cluster was lost.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Stopping:
         self._best, self._patience = best, patience
         self.by = ""
         self.early: DataEnded | NoGain | None = None
-        self.out_of_time: OutOfTime | None = None
+        self.cause: OutOfTime | ClusterLost | None = None
         self._interrupt = Interrupt(self._interrupted, self._interrupted_again)
 
     @property
@@ -83,6 +83,12 @@ class Stopping:
     def stop(self, why: str) -> None:
         """End after the step at hand, as Ctrl-C does; the first reason stays."""
         self.by = self.by or why
+
+    def lose(self, cluster: ClusterLost) -> None:
+        """End after the step at hand, as long as it can be done with what was started. Called in any thread."""
+        if not self.by:
+            self.by, self.cause = "the loss of its cluster", cluster
+        self._recorder.ending(cluster)
 
     def end(self, why: DataEnded | NoGain) -> None:
         """There is nothing left to do: the run is at its end."""
@@ -113,7 +119,7 @@ class Stopping:
             self.end(NoGain(best.metric, best.since, self._patience, best.value, best.step))
             return True
         if out_of_time is not None:
-            self.by, self.out_of_time = "trainer.max_hours", out_of_time
+            self.by, self.cause = "trainer.max_hours", out_of_time
             self._recorder.ending(out_of_time)
         return out_of_time is not None
 

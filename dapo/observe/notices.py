@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dapo.contracts.evidence import (
     Clamping,
+    ClusterLost,
     DataEnded,
     Ending,
     HeldOutLoss,
@@ -14,7 +15,7 @@ from dapo.contracts.evidence import (
     OutOfTime,
     PoorBatch,
 )
-from dapo.contracts.words import counted, in_a_row
+from dapo.contracts.words import counted, in_a_row, lost_said
 from dapo.observe.stopped import silent_said
 from dapo.observe.text import percent
 from dapo.observe.why import why
@@ -51,6 +52,8 @@ def ending_said(ending: Ending) -> str:
     if isinstance(ending, Interrupted):
         again = "Press it again" if ending.cause == "Ctrl-C" else "Send it again"
         return f"{ending.cause}: finishing this step, then saving. {again} to leave at once."
+    if isinstance(ending, ClusterLost):
+        return f"{lost_said(ending)}: finishing this step with what was started there, then saving"
     if isinstance(ending, LeftAtOnce):
         there = f"step {ending.saved} in {ending.folder}"
         last = "not there yet: the run has to start again" if ending.saved is None else there

@@ -9,7 +9,15 @@ from typing import Any
 
 from dapo.config.schema import Logging
 from dapo.contracts.evaluation import Evaluated, EvaluationProgress, EvaluationResult
-from dapo.contracts.evidence import CollectProgress, Ending, HeldOutLoss, Interrupted, LeftAtOnce, Notice
+from dapo.contracts.evidence import (
+    ClusterLost,
+    CollectProgress,
+    Ending,
+    HeldOutLoss,
+    Interrupted,
+    LeftAtOnce,
+    Notice,
+)
 from dapo.contracts.phases import Span
 from dapo.contracts.types import Group, Metrics, TokenTrace
 from dapo.observe.callbacks import Callbacks
@@ -119,7 +127,7 @@ class RunRecorder:
         tell(notice_said(step, notice))
 
     def ending(self, ending: Ending) -> None:
-        tell = self.console.warn if isinstance(ending, Interrupted | LeftAtOnce) else self.console.say
+        tell = self.console.warn if isinstance(ending, Interrupted | LeftAtOnce | ClusterLost) else self.console.say
         tell(ending_said(ending))
 
     def state(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from dapo.observe.jsonl import write_atomically
 from dapo.observe.text import shorten, utf8
 
 State = Literal["running", "finished", "interrupted", "unfilled", "failed"]
-"""``interrupted``: Ctrl-C or SIGTERM. ``unfilled``: the batch could not be filled. ``failed``: any other error."""
+"""``interrupted``: stopped, and saved. ``unfilled``: the batch could not be filled. ``failed``: any other error."""
 
 PATIENCE = 1.0
 """Seconds between two writes while a run goes on."""

@@ -9,8 +9,8 @@ import shlex
 import time
 from typing import Any, get_args
 
-from dapo.contracts.evidence import DataEnded, Evidence, NoGain, OutOfTime, StopEvidence
-from dapo.contracts.words import counted
+from dapo.contracts.evidence import ClusterLost, DataEnded, Evidence, NoGain, OutOfTime, StopEvidence
+from dapo.contracts.words import counted, lost_said
 from dapo.observe.notices import early_said, time_said
 from dapo.observe.status import read_evidence
 from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said
@@ -59,6 +59,8 @@ def status_of(run: Run, now: float | None = None) -> Status:
         title = "starting"
     if state == "interrupted" and out_of_time(run):
         title = "out of time"
+    if state == "interrupted" and lost_cluster(run):
+        title = "lost its cluster"
     return Status(
         state=state,
         title=title,
@@ -93,6 +95,12 @@ def out_of_time(run: Run) -> str:
     """What ``trainer.max_hours`` left no room for; "" of a run that it did not stop."""
     found = _evidence(run)
     return time_said(found) if isinstance(found, OutOfTime) else ""
+
+
+def lost_cluster(run: Run) -> str:
+    """How the cluster of a run was lost, which ended it; "" of any other."""
+    found = _evidence(run)
+    return sentence(clean(lost_said(found), newlines=False)) if isinstance(found, ClusterLost) else ""
 
 
 def unfilled_said(run: Run) -> tuple[str, str, str]:
@@ -200,7 +208,7 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
         return _running(run, done, steps - step, silent)
     if state == "interrupted":
         late = out_of_time(run)
-        how = f"{late}." if late else sentence(brief(last_words(run), LONGEST))
+        how = f"{late}." if late else lost_cluster(run) or sentence(brief(last_words(run), LONGEST))
         return f"{done}. {how or 'Stopped by Ctrl-C, and saved.'} {go_on}"
     if state == "unfilled":
         met, cause, _ = unfilled_said(run)

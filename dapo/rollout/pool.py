@@ -23,7 +23,7 @@ from typing import Any, Literal
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.remote import HostSpec, Transport
 from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
-from dapo.errors import EngineError
+from dapo.errors import ClusterError, EngineError
 from dapo.rollout.crew import Crew, keys_of
 from dapo.rollout.host import Answer
 from dapo.rollout.inbox import check_idle, check_requests
@@ -360,7 +360,7 @@ class EnginePool:
             if again:
                 member.at_work = False
                 self._crew.start_again(member)
-        except OSError as refused:  # the machine starts nothing more
+        except (OSError, ClusterError) as refused:  # the machine or the cluster starts nothing more
             log.warning("%s cannot be started again (%s): the others go on", member.name, refused)
             again = False
         if not again:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dapo.cluster.placement import Node, Plan, amounts, await_machines, plan_places
 from dapo.cluster.processes import ProcessTransport
-from dapo.cluster.ray_head import OwnCluster
+from dapo.cluster.ray_head import OwnCluster, outlive_head
 from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
+from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.remote import Transport
 from dapo.errors import ClusterError, RecipeError
 
@@ -70,6 +73,16 @@ class Places:
         """The machine of each host that has started, by the host's name."""
         return self._cluster.where()
 
+    def tell(self, lose: Callable[[ClusterLost], None]) -> None:
+        """Have a loss of the cluster told, in a thread of its own."""
+        self._cluster.lost.add_done_callback(lambda lost: lose(lost.result()))
+
+    def lost(self) -> ClusterLost | None:
+        """How the cluster was lost, if it was: it is asked, as that may not have been seen yet."""
+        with suppress(ClusterError):
+            self._cluster.nodes()
+        return self._cluster.lost.result() if self._cluster.lost.done() else None
+
     def close(self) -> None:
         """Give everything back."""
         self._cluster.close()
@@ -103,6 +116,7 @@ def open_places(recipe: Recipe, *, training: bool = True, engines: bool = True) 
         return None
     if missing := missing_ray(recipe):
         raise RecipeError(missing)
+    outlive_head()
     address: str | OwnCluster | None = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
     if not address:
         address = "" if _is_open() else OwnCluster()

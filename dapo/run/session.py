@@ -15,6 +15,7 @@ from dapo.config.pool import is_pool
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.evaluation import EvaluationProgress
+from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import Engine, Learner, PromptStream, Scorer
@@ -237,7 +238,7 @@ class Session:
             overlaps=rollout.max_staleness > 0,
             turn=SECONDS_A_TURN if rollout.max_staleness and rollout.overlap_turns is None else None,
         )
-        return Trainer(
+        trainer = Trainer(
             collector=collector,
             learner=learner,
             engine=self.engine,
@@ -257,6 +258,13 @@ class Session:
             overlap=Overlap(collector, phases, rollout.overlap_turns) if rollout.max_staleness else None,
             deadline=deadline,
         )
+        if self.places is not None:
+            self.places.tell(trainer.stopping.lose)
+        return trainer
+
+    def lost(self) -> ClusterLost | None:
+        """How its cluster was lost, if it was."""
+        return None if self.places is None else self.places.lost()
 
     def stream(self) -> PromptStream:
         """The prompts that training takes, from the first one."""

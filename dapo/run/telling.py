@@ -14,6 +14,8 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import LoadedRecipe
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
+from dapo.contracts.evidence import ClusterLost
+from dapo.contracts.words import lost_said
 from dapo.observe.console import Console
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder, command_of
@@ -91,6 +93,17 @@ def _export(folder: RunFolder, console: Console, recipe: Recipe) -> Path | None:
     shutil.rmtree(folder.export, ignore_errors=True)  # of an earlier end
     export(folder.path, folder.export, None if best is None else best["step"], console=console)
     return folder.export
+
+
+def lost_with(lost: ClusterLost, error: Exception, folder: RunFolder, checkpoints: CheckpointStore) -> str:
+    """What to do where a cluster was lost, and a step with it."""
+    steps = checkpoints.steps()
+    last = f"The last checkpoint is that of step {steps[-1]}, in {checkpoints.folder}" if steps else "There is none yet"
+    return (
+        f"{lost_said(lost)}, and a step could not be finished without it: {str(error).rstrip('. ')}. {last}: "
+        f"`{resume_command(folder.path)}` goes on from there, on a cluster that lives (cluster.address=HOST:PORT, or "
+        "null for one of this machine alone) or with launch.backend=local"
+    )
 
 
 def resume_command(folder: Path) -> str:

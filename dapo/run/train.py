@@ -21,7 +21,16 @@ from dapo.config.resume import changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.events import Callback, StartEvent
-from dapo.errors import ClusterError, DapoError, DiskError, EngineError, LearnerLost, WithEvidence, of_the_machine
+from dapo.errors import (
+    ClusterEnded,
+    ClusterError,
+    DapoError,
+    DiskError,
+    EngineError,
+    LearnerLost,
+    WithEvidence,
+    of_the_machine,
+)
 from dapo.loop.counters import StepDone
 from dapo.loop.stopping import Deadline
 from dapo.loop.supervised import SupervisedTrainer
@@ -43,13 +52,14 @@ from dapo.run.given import NOTHING_GIVEN, Given
 from dapo.run.parts import make_algorithm, make_objective, make_schedule
 from dapo.run.session import Session
 from dapo.run.sft import SftSession
-from dapo.run.telling import difference_lines, resume_command, say_changes, say_end, say_recipe
+from dapo.run.telling import difference_lines, lost_with, resume_command, say_changes, say_end, say_recipe
 
 log = logging.getLogger(__name__)
 
 FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
-OUT_OF_TIME = 75
-"""``trainer.max_hours`` ended it, saved: sysexits.h calls that number a failure for now, to be tried again."""
+FOR_NOW = 75
+"""``trainer.max_hours`` or the loss of its cluster ended it, saved: sysexits.h calls that number a failure for now, to
+be tried again."""
 
 
 AnyTrainer = Trainer | SupervisedTrainer
@@ -86,7 +96,7 @@ Steps = Generator[Opened | StepDone, None, int]
 
 def train(loaded: LoadedRecipe) -> int:
     """Start a new run. Returns the exit code: 0, or where it was stopped early, its step finished and saved: 130 after
-    Ctrl-C, 75 at ``trainer.max_hours``."""
+    Ctrl-C, 75 at ``trainer.max_hours`` and where its cluster was lost."""
     return _to_the_end(begin(loaded))
 
 
@@ -275,6 +285,11 @@ def _attempt(
             finished = trainer.finished
         except WithEvidence as error:
             raise error.in_words(stop_said(error.evidence, folder.path)) from None
+        except DapoError as error:
+            lost = session.lost() if isinstance(session, Session) else None
+            if lost is None:
+                raise
+            raise ClusterEnded(lost, lost_with(lost, error, folder, checkpoints)) from error
         finally:
             try:
                 recorder.close()
@@ -285,9 +300,9 @@ def _attempt(
             status.end("finished", early, stopping.early)
         else:
             said = f"stopped by {stopping.by} after step {status.status.step}, and saved"
-            status.end("interrupted", said, stopping.out_of_time)
+            status.end("interrupted", said, stopping.cause)
         callbacks.end(finished, early or ("" if finished else stopping.by))
-    return FINISHED if finished else INTERRUPTED if stopping.out_of_time is None else OUT_OF_TIME
+    return FINISHED if finished else INTERRUPTED if stopping.cause is None else FOR_NOW
 
 
 def _session(recipe: Recipe, console: Console, folder: RunFolder, given: Given) -> Session | SftSession:

@@ -29,7 +29,7 @@ connection.recv(1)
 @pytest.fixture
 def tries(tmp_path, monkeypatch):
     """Where each start notes its folder."""
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", ray_head.OUTLIVING, ray_head.TOLD):
         monkeypatch.setenv(name, "token")  # what is set beside them is put back
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(ray_head, "_HEAD", _STAND_IN)

@@ -17,7 +17,7 @@ from small_recipe import small_recipe
 
 from dapo.algorithms.keep import judge_group
 from dapo.checkpoint.store import CheckpointStore
-from dapo.contracts.evidence import HeldOutLoss, Interrupted, LeftAtOnce
+from dapo.contracts.evidence import ClusterLost, HeldOutLoss, Interrupted, LeftAtOnce
 from dapo.contracts.phases import Phases
 from dapo.contracts.types import Prompt, SamplingParams, TensorSum
 from dapo.errors import EngineError
@@ -154,7 +154,9 @@ class Recording:
         (self.said if isinstance(notice, HeldOutLoss) else self.warned).append(notice_said(step, notice))
 
     def ending(self, ending):
-        (self.warned if isinstance(ending, Interrupted | LeftAtOnce) else self.said).append(ending_said(ending))
+        (self.warned if isinstance(ending, Interrupted | LeftAtOnce | ClusterLost) else self.said).append(
+            ending_said(ending)
+        )
 
     def state(self):
         return {"rows": len(self.rows)}

@@ -1,6 +1,7 @@
 """When a run ends before its last step, and which checkpoint it keeps for its metric."""
 
 import math
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from scripted_run import make_run
 
 from dapo.config.check_stopping import is_highest
-from dapo.contracts.evidence import DataEnded, NoGain, OutOfTime
+from dapo.contracts.evidence import ClusterLost, DataEnded, NoGain, OutOfTime
 from dapo.errors import CheckpointError, RecipeError
 from dapo.loop.best import Best
 from dapo.loop.stopping import Deadline
@@ -217,8 +218,30 @@ def test_a_run_ends_before_its_time_is_over(tmp_path):
     # 3,600 s: behind five steps 600 are left, which is one more step, and no time to save
     assert (run.trainer.counters.training_steps, run.recorder.checkpoints) == (5, [2, 4, 5])
     assert run.trainer.stopping.by == "trainer.max_hours"
-    assert run.trainer.stopping.out_of_time == OutOfTime(hours=1.0, passed=3000.0, longest=600.0)
+    assert run.trainer.stopping.cause == OutOfTime(hours=1.0, passed=3000.0, longest=600.0)
     assert run.recorder.said[0].startswith("trainer.max_hours = 1: 600 s are left, and a step took up to 600 s")
+
+
+def test_a_lost_cluster_ends_a_run_behind_the_step_at_hand_saved(tmp_path):
+    """Told by another thread, in the middle of a step; a first reason to stop stays."""
+    run = make_run(tmp_path, steps=9, evaluate_every=0, save_every=4)
+    lost = ClusterLost("head", "a:1")
+    for done in run.trainer.each_step():
+        if done.step == 3:
+            thread = threading.Thread(target=run.trainer.stopping.lose, args=(lost,))
+            thread.start()
+            thread.join()
+    assert (run.trainer.counters.training_steps, run.recorder.checkpoints) == (3, [3])
+    assert not run.trainer.finished
+    assert (run.trainer.stopping.by, run.trainer.stopping.cause) == ("the loss of its cluster", lost)
+    said = (
+        "the head of the Ray cluster at a:1 (its gcs_server) is gone: finishing this step with what was started there"
+    )
+    assert run.recorder.warned == [f"{said}, then saving"]
+    asked = make_run(tmp_path / "asked", steps=9)
+    asked.trainer.stopping.stop("its caller")
+    asked.trainer.stopping.lose(lost)
+    assert (asked.trainer.stopping.by, asked.trainer.stopping.cause) == ("its caller", None)
 
 
 def test_a_time_that_no_step_fits_into_says_so():

@@ -11,6 +11,7 @@ import pytest
 
 from dapo.contracts.evidence import (
     Cause,
+    ClusterLost,
     DataEnded,
     Example,
     Hopeless,
@@ -125,7 +126,14 @@ def test_how_a_run_ended_is_told_and_the_error_goes_on(path, error, state, said)
 
 @pytest.mark.parametrize(
     "ending",
-    [DataEnded(25, retired=False), NoGain("a", 3, 3, 0.5, 20), OutOfTime(1.5, 5000.0, None), OutOfTime(1.5, 5e3, 40.0)],
+    [
+        DataEnded(25, retired=False),
+        NoGain("a", 3, 3, 0.5, 20),
+        OutOfTime(1.5, 5000.0, None),
+        OutOfTime(1.5, 5e3, 40.0),
+        ClusterLost("head", "192.0.2.1:6379"),
+        ClusterLost("machine", "192.0.2.1:6379"),
+    ],
 )
 def test_an_end_before_the_last_step_is_written_as_data(path, ending):
     StatusWriter(path, steps=9).end("finished", "said", ending)

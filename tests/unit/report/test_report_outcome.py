@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_rows import UNFILLED, rows, run_of, unfilled_run
 
 import dapo
-from dapo.contracts.evidence import DataEnded, NoGain, OutOfTime, Shares
+from dapo.contracts.evidence import ClusterLost, DataEnded, NoGain, OutOfTime, Shares
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import shorten
 from dapo.report.outcome import sentences_of, status_of, tiles_of
@@ -167,6 +167,15 @@ def test_a_run_whose_time_was_over_was_not_stopped_by_hand():
     said = "25 of 60 steps are done. trainer.max_hours = 1: 600 s are left, and a step took up to 700 s. `dapo train"
     assert status["said"].startswith(said)
     assert "The run was stopped by its limit of time after 25 of 60 steps." in words(run)
+
+
+def test_a_run_whose_cluster_was_lost_was_not_stopped_by_hand():
+    run = run_of(rows(25), state="interrupted", said="other words", evidence=ClusterLost("head", "a:1\x1b[31m"))
+    status = status_of(run)
+    assert status["title"] == "lost its cluster"
+    said = "25 of 60 steps are done. The head of the Ray cluster at a:1␛[31m (its gcs_server) is gone. `dapo train"
+    assert status["said"].startswith(said)
+    assert "The run was stopped as its cluster was lost after 25 of 60 steps." in words(run)
 
 
 def test_a_run_without_a_status_is_inferred(tmp_path):

@@ -15,7 +15,7 @@ from dapo.cluster.inline import InlineTransport
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import Key, Partial, SampleRequest, SamplingParams
-from dapo.errors import EngineError
+from dapo.errors import ClusterError, EngineError
 from dapo.rollout.host import EngineHost
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
@@ -279,6 +279,24 @@ def test_in_lockstep_an_engine_without_room_is_not_waited_for(method, caplog):
     check_whole(again, [*drain(pool).values()])
     assert pool.members() == [0, 1]
     assert pool.checksums_each() == dict.fromkeys((0, 1), sums(pool.version))
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("refused", [ClusterError("the head is gone"), OSError("no further process")])
+def test_where_nothing_can_be_started_the_others_go_on(refused, lockstep, caplog):
+    transport = FaultyTransport(Once("engine-1", "turn", "before"))
+    pool = make_pool(3, 3, transport=transport, lockstep=lockstep)
+
+    def start(spec):
+        raise refused
+
+    transport.start = start
+    pool.submit(work())
+    check_whole(work(), [*drain(pool).values()])
+    assert pool.members() == [0]
+    assert [record.getMessage() for record in caplog.records if "cannot be started again" in record.getMessage()] == [
+        f"engine-1 cannot be started again ({refused}): the others go on"
+    ]
 
 
 def test_a_new_engine_must_have_the_weights_of_the_others():

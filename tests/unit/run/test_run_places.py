@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import Future
 
 import pytest
 import torch
 
 from dapo.cluster.placement import Bundle, Node
 from dapo.config.load import recipe_from_dict
+from dapo.contracts.evidence import ClusterLost
 from dapo.errors import ClusterError, ModelError, RecipeError
 from dapo.observe.console import Console
 from dapo.run import session
@@ -33,8 +35,13 @@ class Cluster:
     def __init__(self, *nodes):
         self.machines, self.placed = list(nodes), None
         self.one_machine = len(nodes) == 1
+        self.lost = Future()
+        self.dies = None  # and how, when it is asked
 
     def nodes(self):
+        if self.dies is not None:
+            self.lost.set_result(self.dies)
+            raise ClusterError("it is gone")
         return self.machines
 
     def place(self, plan, patience):
@@ -82,6 +89,17 @@ def test_what_is_asked_for_is_placed_with_the_recipes_patience():
     assert not places.one_machine
     line = places.sentence()
     assert line.startswith("Ray cluster at a:1 (a: 8 CPUs and 0 GPUs, b: 8 CPUs and 0 GPUs): 3 hosts in 2 bundles")
+
+
+def test_a_loss_is_told_and_looked_for():
+    cluster, told = Cluster(Node("a", 2.0, 0)), []
+    places = Places(cluster, recipe())
+    places.tell(told.append)
+    assert (places.lost(), told) == (None, [])
+    cluster.dies = ClusterLost("head", "a:1")
+    assert (places.lost(), told) == (cluster.dies, [cluster.dies])
+    places.tell(told.append)  # late
+    assert told == [cluster.dies] * 2
 
 
 def test_beside_an_engine_of_the_callers_own_only_the_learner_takes_places():

@@ -46,7 +46,8 @@ while :; do   # a signal ends the waiting, and not the run
 done
 echo "$(date +%FT%T) dapo train ended with $code"
 
-# 130: stopped and saved. 143: it was asked before there was anything to save. 75: trainer.max_hours ended it, saved.
+# 130: stopped and saved. 143: it was asked before there was anything to save.
+# 75: trainer.max_hours or the loss of the Ray cluster ended it, saved.
 if [ $code = 75 ] || { [ -n "$again" ] && { [ $code = 130 ] || [ $code = 143 ]; }; }; then
   if [ "$(newest)" = "$had" ]; then
     echo "no step was finished in this job's time, so it is not put back into the queue: give it more (slurm.time)"

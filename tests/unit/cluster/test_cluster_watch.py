@@ -1,0 +1,108 @@
+"""A process that is watched by a connection to it: sockets of this test stand in for Ray's."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from dapo.cluster import watch
+from dapo.cluster.watch import Life, Watch
+from dapo.contracts.evidence import ClusterLost
+from dapo.errors import ClusterError
+
+
+class Process:
+    """Takes connections, until it is killed. Its port stays its own."""
+
+    def __init__(self, stack):
+        self._kept, self._listening = (stack.enter_context(socket.socket()) for _ in range(2))
+        for one in (self._kept, self._listening):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self._listening.bind(self._kept.getsockname())
+        self._listening.listen()
+        self.address = "{}:{}".format(*self._kept.getsockname())
+        self._stack = stack
+
+    def take(self):
+        """The next connection."""
+        return self._stack.enter_context(self._listening.accept()[0])
+
+    def kill(self, *connections):
+        for one in (self._listening, *connections):
+            one.close()
+
+
+@pytest.fixture
+def process(monkeypatch):
+    monkeypatch.setattr(watch, "_BETWEEN", 0.0)
+    with ExitStack() as stack:
+        yield Process(stack)
+
+
+def test_the_end_of_the_process_is_told_once(process):
+    told = []
+    gone = threading.Event()
+    watching = Watch(process.address, lambda: (told.append(True), gone.set()))
+    process.kill(process.take())
+    gone.wait()
+    watching.close()
+    watching.close()
+    assert told == [True]
+
+
+def test_a_connection_that_ends_is_made_anew_and_what_is_said_there_is_dropped(process):
+    told = []
+    watching = Watch(process.address, lambda: told.append(True))
+    for _ in range(5):
+        connection = process.take()
+        connection.sendall(b"settings")
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""  # it has heard all of it, and let go
+        connection.close()
+    last = process.take()
+    watching.close()
+    assert last.recv(1) == b""
+    assert told == []
+
+
+def test_who_asks_a_cluster_hears_it_or_that_it_is_lost(process):
+    with ExitStack() as stack:
+        machine = Process(stack)
+        life = Life(process.address, machine.address)
+        assert life.asked(lambda: 7) == 7
+        with pytest.raises(KeyError):
+            life.asked({}.popitem)
+        connection, never, asks = process.take(), threading.Event(), threading.Event()
+
+        def question():
+            asks.set()
+            never.wait()
+
+        def kill():
+            asks.wait()
+            process.kill(connection)
+
+        threading.Thread(target=kill).start()
+        with pytest.raises(
+            ClusterError, match=rf"head of the Ray cluster at {process.address} \(its gcs_server\) is g"
+        ):
+            life.asked(question)
+        never.set()
+        machine.kill(machine.take())  # the first reason stays
+        with pytest.raises(ClusterError, match="gcs_server"):
+            life.asked(never.wait)
+        life.close()
+        assert life.lost.result() == ClusterLost("head", process.address)
+
+
+def test_a_lost_raylet_of_this_machine_is_another_reason(process):
+    with ExitStack() as stack:
+        head = Process(stack)
+        life = Life(head.address, process.address)
+        process.kill(process.take())
+        assert life.lost.result() == ClusterLost("machine", head.address)
+        life.close()
