@@ -122,7 +122,8 @@ def shoot_at(machine, how, monkeypatch, patience=None):
             if patience is not None:
                 away.limits = replace(away.limits, start=patience)
             for process in machine.processes if how == "cut off" else [machine.raylet]:
-                os.kill(process, signal.SIGSTOP if how == "cut off" else signal.SIGKILL)
+                with suppress(ProcessLookupError):  # Ray ends workers that nobody needs at any moment
+                    os.kill(process, signal.SIGSTOP if how == "cut off" else signal.SIGKILL)
 
     monkeypatch.setattr(EnginePool, "_depart", shooting)
     return shots

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 from pool_runs import assert_lost_once, begin, computed, read_until, shoot_at_the_second_publish, train
-from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
+from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end, watched
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.cluster.inline import InlineTransport
@@ -132,7 +132,7 @@ def test_nothing_of_the_cluster_outlives_its_program(recipe, by):
     said = [command_of(process) for process in found]
     assert {"raylet", "gcs_server"} <= {word.partition(" ")[0].rpartition("/")[2] for word in said}
     assert set(engines) <= set(found)
-    watched = [os.pidfd_open(process) for process in found]
+    ends = watched(found)
     if by == "SIGKILL":
         run.kill()
     else:
@@ -140,7 +140,7 @@ def test_nothing_of_the_cluster_outlives_its_program(recipe, by):
         assert "stopped and saved" in "".join(read_until(run, "stopped and saved"))
     run.stdout.read()
     assert run.wait() == (130 if by == "SIGINT" else -signal.SIGKILL)
-    for descriptor in watched:
+    for descriptor in ends:
         wait_for_end(descriptor)
     if by == "SIGINT":
         rows = (recipe.parent / "sigint" / "metrics.jsonl").read_text().splitlines()

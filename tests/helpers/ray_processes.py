@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import select
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,20 @@ def descendants(process: int) -> list[int]:
 
 
 def command_of(process: int) -> str:
-    return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    """What it was started with; "" of one that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def watched(processes: Iterable[int]) -> list[int]:
+    """Descriptors of those that have not ended meanwhile."""
+    found = []
+    for process in processes:
+        with suppress(ProcessLookupError):
+            found.append(os.pidfd_open(process))
+    return found
 
 
 def wait_for_end(descriptor: int) -> None:
