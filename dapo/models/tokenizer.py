@@ -26,11 +26,7 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
         reference = Tokenizer.from_file(str(file)) if file else None
     except Exception as error:
         raise_for_machine(error, f"loading the tokenizer of {name!r}")
-        raise ModelError(
-            f"no tokenizer can be loaded from {name!r}{'' if Path(name).is_dir() else ', which is no folder here'}: "
-            f"{first_line(error).rstrip('.')}; expected tokenizer.json beside the model "
-            "(tokenizer.save_pretrained(folder) writes it)"
-        ) from error
+        raise ModelError(_no_tokenizer(name, first_line(error).rstrip("."))) from error
     if reference is None:
         return tokenizer
     text = _probe_text(reference)
@@ -48,6 +44,19 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
         f"the tokenizer of {name!r} gives other ids than its own tokenizer.json, as {type(tokenizer).__name__} and as "
         "PreTrainedTokenizerFast; save it again with tokenizer.save_pretrained(folder), or set tokenizer_class in "
         "tokenizer_config.json"
+    )
+
+
+def _no_tokenizer(name: str, said: str) -> str:
+    if Path(name).is_dir():
+        return (
+            f"no tokenizer can be loaded from {name!r}: {said}; expected tokenizer.json beside the model "
+            "(tokenizer.save_pretrained(folder) writes it)"
+        )
+    return (
+        f"model.path {name!r} is no folder here, and the hub did not give its tokenizer: {said}. Mend the name, or, "
+        f"without a network, fetch it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder as "
+        "model.path. A copy in the cache is used with HF_HUB_OFFLINE=1"
     )
 
 

@@ -75,6 +75,19 @@ def test_no_end_of_sequence_id_is_said(folder):
     assert "rollout.stop_token_ids" in model.notes[0]
 
 
+def test_a_hub_that_gives_nothing_is_no_missing_file(monkeypatch):
+    def unreachable(name, **options):
+        raise OSError("We couldn't connect to the hub.\nCheck your connection")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
+    with pytest.raises(ModelError) as refused:
+        load_model("owner/name", device="cpu")
+    said = str(refused.value)
+    assert said.startswith("model.path 'owner/name' is no folder here, and the hub did not give its tokenizer: We ")
+    assert "(`hf download owner/name --local-dir FOLDER`) and give the folder as model.path" in said
+    assert "tokenizer.json" not in said
+
+
 def test_a_tokenizer_without_pad_token_gets_one(folder):
     edit(folder, "tokenizer_config.json", pad_token=...)
     edit(folder, "config.json", pad_token_id=...)
