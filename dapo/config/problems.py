@@ -66,14 +66,19 @@ def refuse(problems: Sequence[Problem], origin: Origin) -> RecipeError:
 
 
 def brief(value: Any) -> str:
-    """A value as it could be written in a recipe, shortened; what could steer a terminal is escaped."""
+    """``written``, shortened."""
+    text = written(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def written(value: Any) -> str:
+    """A value as it could be written in a recipe; what could steer a terminal is escaped."""
     if isinstance(value, (list, tuple)):
         value = list(value)
     try:
-        text = visible(json.dumps(value, ensure_ascii=False, default=str))
+        return visible(json.dumps(value, ensure_ascii=False, default=str))
     except (TypeError, ValueError, RecursionError):  # keys that are no names, a mapping within itself
-        text = visible(str(value))
-    return text if len(text) <= 60 else text[:57] + "..."
+        return visible(str(value))
 
 
 def visible(text: str, most: int | None = None) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.algorithms.statistics import Estimate
+from dapo.contracts.words import counted
 from dapo.observe.text import clean, interval, number, percent, shorten
 
 _QUIET = "bright_black"
@@ -49,7 +50,7 @@ def table(shown: Shown) -> RenderableType:
     columns = dict(shown.sets) | ({_MEAN: shown.mean} if len(shown.sets) > 1 else {})
     grid = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET, title_justify="left")
     grid.title = Text(clean(shown.name, newlines=False), style="bold")
-    grid.add_column(f"{shown.samples} samples a problem")
+    grid.add_column(f"{counted(shown.samples, 'sample')} a problem")
     for name in columns:
         grid.add_column(Text(clean(name, newlines=False)), justify="right")
     for title, cells in _rows(columns):

@@ -123,6 +123,10 @@ class RunFolder:
                     f"{run.path} holds no run yet: it ended before its recipe was written. Start it again with "
                     "`dapo train RECIPE`; it takes the same folder."
                 )
+            within = sorted(p.parent for p in run.path.glob(f"*/{RESOLVED}") if p.is_file())
+            if within:
+                runs = ", ".join(map(str, within[:8]))
+                raise RecipeError(f"{run.path} is a folder of runs; give one of them: {runs}.")
             near = sorted(p.parent.name for p in run.path.parent.glob("*/recipe.resolved.yaml") if p.is_file())
             what = "is no regular file" if os.path.lexists(run.resolved_recipe) else "is missing"
             raise RecipeError(

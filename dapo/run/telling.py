@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
+from dapo.config.files import RESOLVED
 from dapo.config.load import LoadedRecipe
+from dapo.config.problems import written
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
+from dapo.config.shipped import short_name
 from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.words import lost_said
 from dapo.observe.console import Console
@@ -26,11 +29,13 @@ from dapo.run.given import Given
 
 
 def difference_lines(loaded: LoadedRecipe) -> list[str]:
+    """Every setting that differs from the preset, as a recipe has it; of ``dapo check`` these lines are cut short."""
     if not loaded.difference:
         return [f"as preset {loaded.recipe.preset}"]
     width = max(map(len, loaded.difference))
     return [f"against preset {loaded.recipe.preset}:"] + [
-        f"  {path:<{width}}  {before!r} -> {after!r}" for path, (before, after) in loaded.difference.items()
+        f"  {path:<{width}}  {written(before)} -> {written(after)}"
+        for path, (before, after) in loaded.difference.items()
     ]
 
 
@@ -63,10 +68,17 @@ def say_end(folder: RunFolder, console: Console, loaded: LoadedRecipe, finished:
     exported = _export(folder, console, loaded.recipe) if loaded.recipe.run.stage == "sft" else None
     then = f"report {shlex.quote(str(folder.path))}"
     if exported is not None:
-        then = f"train RECIPE model.path={shlex.quote(str(exported))}"
+        then = f"train {_recipe_of(loaded)} model.path={shlex.quote(str(exported))}"
     print_summary(folder, console, next_command=f"{program()} {then}")
     if (said := best_said(CheckpointStore(folder.checkpoints).best(), read_metrics(folder.metrics))) is not None:
         console.say(said)
+
+
+def _recipe_of(loaded: LoadedRecipe) -> str:
+    """What to type for the recipe that a run began with; a resumed one knows only its own copy."""
+    if loaded.path is None or loaded.path.name == RESOLVED:
+        return "RECIPE"
+    return shlex.quote(short_name(loaded.path))
 
 
 def best_said(best: Mapping[str, Any] | None, rows: Sequence[Row]) -> str | None:

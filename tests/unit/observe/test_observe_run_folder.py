@@ -134,6 +134,8 @@ def test_backup_moves_aside_to_the_next_free_name(tmp_path):
 def test_open_names_the_runs_nearby(tmp_path):
     other = RunFolder.create(tmp_path, "other")
     other.write(other.resolved_recipe, "x")
+    with pytest.raises(RecipeError, match=rf"{tmp_path} is a folder of runs; give one of them: {other.path}\.$"):
+        RunFolder.open(tmp_path)
     with pytest.raises(RecipeError, match=r"holds no run.*other"):
         RunFolder.open(tmp_path / "othr")
     assert RunFolder.open(other.path).path == other.path

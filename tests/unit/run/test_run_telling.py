@@ -1,0 +1,32 @@
+"""What a run says of its recipe: values as a recipe writes them, and the command that comes next."""
+
+from dapo.config import load_recipe
+from dapo.run.telling import _recipe_of, difference_lines
+
+TEXT = """
+model: {path: builtin/signed-sum}
+data: {train: [{task: signed_sum}], instruction: "Say \\"it\\""}
+trainer: {max_hours: 2}
+algorithm: {overlong_filtering: false}
+"""
+
+
+def test_differences_are_written_as_in_a_recipe_and_whole(tmp_path):
+    file = tmp_path / "my recipe.yaml"
+    file.write_text(TEXT)
+    long = "x" * 200
+    lines = difference_lines(load_recipe(file, [f"data.system_prompt={long}"]))
+    assert lines[0] == "against preset dapo:"
+    assert sorted(line.split(maxsplit=1)[1] for line in lines[1:]) == sorted(
+        [f'null -> "{long}"', 'null -> "Say \\"it\\""', "true -> false", "null -> 2.0"]
+    )
+
+
+def test_the_next_command_names_the_recipe_that_was_given(tmp_path):
+    file = tmp_path / "my recipe.yaml"
+    file.write_text(TEXT)
+    assert _recipe_of(load_recipe(file)) == f"'{file}'"
+    assert _recipe_of(load_recipe("quickstart")) == "quickstart"
+    saved = tmp_path / "recipe.resolved.yaml"  # a run's own copy, by which nobody begins another run
+    saved.write_text(load_recipe(file).resolved)
+    assert _recipe_of(load_recipe(saved)) == "RECIPE"
