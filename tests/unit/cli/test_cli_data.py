@@ -220,7 +220,8 @@ def test_a_chosen_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "step 2 of 100  10 prompts, as of step 2" in told(capsys, run, "--step", "2")
     assert words(told(capsys, run, "--step", "2"), "generated  ")[1] == "2,000"
     assert "no checkpoint of step 7" in told(capsys, run, "--step", "7", code=2)
-    assert "holds no run" in told(capsys, tmp_path, code=2)
+    assert f"is a folder of runs; give one of them: {run}." in told(capsys, tmp_path, code=2)
+    assert "holds no run" in told(capsys, run / "checkpoints", code=2)
 
 
 def test_a_running_run_is_read_and_never_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
