@@ -173,7 +173,7 @@ class Phase(NamedTuple):
 
 PHASES = {
     "generate": Phase("generating", "in the engine"),
-    "score": Phase("scoring", "handing responses to verifiers and waiting for their scores"),
+    "score": Phase("scoring", "reading responses as text, handing them to verifiers and waiting for their scores"),
     "judge": Phase("judging", "judging groups and keeping account of them"),
     "shape": Phase("shaping rewards", "in rewards, advantages and token weights"),
     "learn": Phase("learning", "in forward and backward passes and the optimiser"),

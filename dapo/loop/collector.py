@@ -189,7 +189,9 @@ class StreamingCollector:
         part = [response for response in recalled if response.completion.finish is FinishReason.ABORTED]
         for response in part:  # what the engine continues behind
             self.open[response.key.group].partials_G[response.key.sample] = response.partial()
-        self._ended([response for response in recalled if response.completion.finish is not FinishReason.ABORTED])
+        if over := [response for response in recalled if response.completion.finish is not FinishReason.ABORTED]:
+            with self.phases("score"):
+                self._ask(over)
         self._paused = True
 
     def take(self) -> StepBatch:
@@ -278,10 +280,12 @@ class StreamingCollector:
                 "what was kept is in the last checkpoint: continue with `dapo train --resume`"
             )
         self.watching.pulse()
-        ended = self.rollouts.ended("train")
-        for response in ended:
-            self.account.generated(response.new_tokens)
-        self._ended(ended)
+        if self.rollouts.has_ended("train"):
+            with self.phases("score"):  # one stretch for all of them: a phase costs as much as asking for a score
+                ended = self.rollouts.ended("train")
+                for response in ended:
+                    self.account.generated(response.new_tokens)
+                self._ask(ended)
         if self.rollouts.under_way("train") or self.turn is not None:
             if not self.rollouts.under_way("train"):
                 self.scores.wait(timeout or self.turn or 0.0)
@@ -289,15 +293,12 @@ class StreamingCollector:
         else:
             self._judge_ended(None)
 
-    def _ended(self, responses: Sequence[Response]) -> None:
+    def _ask(self, responses: Sequence[Response]) -> None:
         """Responses are whole: ask for their scores."""
-        if not responses:
-            return
-        with self.phases("score"):  # one stretch for all of them: a phase costs as much as asking for a score
-            for response in responses:
-                group = self.open[response.key.group]
-                group.completions_G[response.key.sample] = response.completion
-                self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
+        for response in responses:
+            group = self.open[response.key.group]
+            group.completions_G[response.key.sample] = response.completion
+            self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
 
     def _judge_ended(self, until: int | None) -> None:
         """Let scores take effect, up to tick ``until`` (None: all); wait for a late one of a group that is whole."""

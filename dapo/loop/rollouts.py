@@ -156,6 +156,10 @@ class Rollouts:
         """
         return self.engine.busy_seconds() if isinstance(self.engine, WorksAlone) else self._polled
 
+    def has_ended(self, lane: Lane) -> bool:
+        """Whether ``ended`` has something to give."""
+        return bool(self._ended.get(lane))
+
     def ended(self, lane: Lane) -> list[Response]:
         """Responses of a lane that ended since it asked, ordered by (tick, key)."""
         return self._whole(self._ended.pop(lane, []))

@@ -10,6 +10,7 @@ from dapo.contracts.phases import Phases
 from dapo.errors import RewardError
 from dapo.loop.account import wasted_seconds
 from dapo.loop.plan import minibatch_rows
+from dapo.loop.texts import Texts
 from dapo.observe.tokens import select_for_tokens
 
 
@@ -54,12 +55,15 @@ class Ticking:
 
 
 def test_judging_is_a_phase_of_its_own_and_phases_still_add_up():
-    """Scores take 1 s to hand over and 10 s to wait for, verdicts 100 s: each lands in its own phase, once."""
+    """A text takes 10,000 s to read, scores 1 s to hand over and 10 s to wait for, verdicts 100 s: each lands in its
+    own phase, once."""
     clock, spans = Ticking(), []
     collector = make_collector(length=lambda g, i: 1 + i, accuracy=lambda g, i: float(i), prompts=2, group=2)
     phases = collector.phases = collector.scores.phases = Phases(spans.append, clock)
     scorer: ScriptedScorer = collector.rollouts.scorer
-    polls = []
+    polls, read = [], []
+    own = collector.rollouts.texts.decode
+    collector.rollouts.texts = Texts(lambda rows: read.extend(rows) or clock.costs(10_000 * len(rows), own)(rows))
     scorer.submit = clock.costs(1, scorer.submit)
     scorer.poll = clock.costs(10, lambda timeout=None, own=scorer.poll: polls.append(1) or own(timeout))
     collector._judge = clock.costs(100, collector._judge)
@@ -68,10 +72,11 @@ def test_judging_is_a_phase_of_its_own_and_phases_still_add_up():
     judged, handed = len(collector.account.groups) or len(batch.finished), len(scorer.keys)
     seconds = phases.take()
     assert seconds["time/judge"] == 100 * judged > 0
-    assert seconds["time/score"] == handed + 10 * len(polls)
+    assert seconds["time/score"] == handed + 10 * len(polls) + 10_000 * len(read)
+    assert len(read) == handed > 0
     assert seconds["time/generate"] % 1000 == 0
     assert sum(v for k, v in seconds.items() if k != "time/step") == seconds["time/step"]
-    waits = [s for s in spans if s.name == "score" and s.seconds >= 10]
+    waits = [s for s in spans if s.name == "score" and 10 <= s.seconds < 10_000]
     around = [s for s in spans if s.name == "judge"]
     assert all(any(j.start <= w.start and w.start + w.seconds <= j.start + j.seconds for j in around) for w in waits)
 
