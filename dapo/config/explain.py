@@ -82,8 +82,12 @@ def explain(key: str) -> list[str]:
         return lines
     if hint := apart_hint(key):
         return [f"`{key}`: {hint}"]
-    near = nearest(key) or get_close_matches(key, list(settings()), 3, 0.4)
-    hint = f"; the nearest are {', '.join(near)}" if near else ""
+    near = nearest(key) or get_close_matches(key, list(settings()), 3, 0.6)
+    hint = (
+        f"; the nearest are {', '.join(near)}"
+        if near
+        else ". The name of a section, such as rollout, lists its settings"
+    )
     raise RecipeError(
         f"`{visible(key, 120)}` is no setting, no metric and no key of another trainer that is known{hint}"
     )

@@ -131,7 +131,8 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert "Kept groups" in said(capsys, "explain", "sampling/acceptance_rate")
     assert "rollout.group_size" in said(capsys, "explain", "group_size").splitlines()[0]
     assert "rewards.N.weight" in said(capsys, "explain", "rewards.0.weight")
-    assert "algorithm.clip.high" in said(capsys, "explain", "algorithm.clip.hihg", code=2)
+    assert "the nearest are algorithm.clip.high" in said(capsys, "explain", "algorithm.clip.hihg", code=2)
+    assert "that is known. The name of a section, such as rollout," in said(capsys, "explain", "nonsense", code=2)
 
 
 def test_help_names_pages_and_completion_offers_names_and_keys(capsys, monkeypatch):
