@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer_and_facts, size_text
 from dapo.config import LoadedRecipe, Recipe
-from dapo.config.check_sft import supervised
+from dapo.config.check_sft import supervised, unreached
 from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.words import counted
@@ -68,6 +68,8 @@ def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:
         f"{counted(count, 'example')}"
     )
     yield f"learning rate {sft.learning_rate:g}, {sft.schedule}, after {counted(sft.warmup, 'step')} of warm-up"
+    if note := unreached(sft, steps):
+        yield f"warning: {note}"
     if examples.validation and sft.every:
         held_out = sum(map(len, examples.validation.values()))
         every = "each step" if sft.every == 1 else f"every {sft.every} steps"

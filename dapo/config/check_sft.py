@@ -100,6 +100,16 @@ def supervised(recipe: Recipe, steps: int) -> Recipe:
     return recipe.model_copy(update={"learner": learner, "rollout": rollout, "trainer": trainer})
 
 
+def unreached(sft: Sft, steps: int) -> str | None:
+    """What to say of a warm-up that is longer than the run; None: it is not."""
+    if sft.warmup <= steps:
+        return None
+    return (
+        f"sft.warmup = {sft.warmup:,} steps, and the run has {steps:,}: the learning rate ends at "
+        f"{sft.learning_rate * steps / sft.warmup:.2g} and never reaches sft.learning_rate = {sft.learning_rate:.2g}"
+    )
+
+
 def check_sft(r: Recipe) -> Iterator[Problem]:
     """What a supervised run cannot do without, and what it has no use for."""
     for where, sources in (("train", r.sft.train), ("validation", r.sft.validation)):

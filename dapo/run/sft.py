@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.config.check_sft import supervised
+from dapo.config.check_sft import supervised, unreached
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.contracts.model import ModelFacts
@@ -74,7 +74,10 @@ class SftSession:
             console.say(line)
         check_lengths(examples, facts)
         sft = recipe.sft
-        used = supervised(recipe, steps_of(len(examples.train), sft.batch_size, sft.epochs, sft.steps))
+        steps = steps_of(len(examples.train), sft.batch_size, sft.epochs, sft.steps)
+        if note := unreached(sft, steps):
+            console.warn(note)
+        used = supervised(recipe, steps)
         loaded = None if over_ranks(recipe) else make_model(used, console, facts)
         facts = facts if loaded is None else facts_of(loaded)
         weights = shared_weights(facts, folder) if over_ranks(recipe) else None

@@ -145,15 +145,17 @@ def test_training_by_reward_goes_on_from_it_and_its_correct_responses_are_exampl
 
 
 def test_an_adapter_is_trained_alone_and_merged_into_the_export(folder):
-    settings = ["run.name=lora", "model.lora.rank=4", "sft.steps=3"]
-    dapo("sft", folder / "recipe.yaml", *settings)
+    settings = ["run.name=lora", "model.lora.rank=4", "sft.steps=3", "sft.warmup=4"]
+    short = "sft.warmup = 4 steps, and the run has 3: the learning rate ends at 0.0075"
+    assert f"warning: {short}" in dapo("check", "--sft", folder / "recipe.yaml", *settings).stdout
+    assert short in dapo("sft", folder / "recipe.yaml", *settings).stdout
     made = load_file(folder / "runs" / "lora" / "export" / "model.safetensors")
     base = load_file(folder / "model" / "model.safetensors")
     moved = {name for name in base if not torch.equal(made[name], base[name])}
     assert moved
     assert all("proj" in name for name in moved)
     found = read_metrics(folder / "runs" / "lora" / "metrics.jsonl")
-    assert found[-1]["train/loss"] < found[1]["train/loss"]
+    assert found[-1]["validation/loss"] < found[0]["validation/loss"]  # of the same examples
 
 
 def test_from_python(folder, tmp_path):

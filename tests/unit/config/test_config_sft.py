@@ -3,8 +3,9 @@
 import pytest
 
 from dapo.config import recipe_from_dict
-from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, read_by_sft
+from dapo.config.check_sft import _OF_REWARDS, _OF_REWARDS_TOO, _READ_ANYWAY, read_by_sft, supervised, unreached
 from dapo.config.settings import settings
+from dapo.run.parts import make_schedule
 
 RECIPE = {
     "run": {"name": "both", "reward_workers": 2, "seed": 7},
@@ -68,3 +69,16 @@ def test_every_name_of_the_rule_is_a_setting():
     assert all(path in known and read_by_sft(path) for path in _READ_ANYWAY)
     assert not read_by_sft("rewards.0.weight")
     assert not read_by_sft("data.train.0.size")
+
+
+@pytest.mark.parametrize(("steps", "ends"), [(1, "0.0001"), (9, "0.0009"), (10, None), (11, None)])
+def test_a_warm_up_that_is_longer_than_the_run_is_told_with_the_rate_that_is_reached(recipe, steps, ends):
+    made = recipe_from_dict(recipe | {"run": {"name": "both", "stage": "sft"}}).recipe
+    schedule = make_schedule(supervised(made, steps))
+    reached = max(schedule.at(step, step) for step in range(steps))
+    said = unreached(made.sft, steps)
+    if ends is None:
+        assert (said, reached) == (None, 1e-3)
+    else:
+        assert f"sft.warmup = 10 steps, and the run has {steps}: the learning rate ends at {ends} " in said
+        assert reached == pytest.approx(float(ends), rel=1e-12)
