@@ -129,6 +129,7 @@ def test_who_stops_a_job_gets_a_saved_run_and_goes_on_with_it(slurm, tmp_path):
         recipe,
         "trainer.steps=100000",
         "checkpoint.every=1000",
+        "learner.learning_rate=1e-12",  # what it solves would end it before Slurm's signal comes
         "slurm.setup=['. ./setup.sh']",
         f"slurm.container=env PATH={Path(sys.executable).parent}:/usr/bin:/bin",
     )
