@@ -68,7 +68,7 @@ class CheckpointStore:
             old = self.folder / f"{_OLD}{target.name}"
             target.rename(old)
             aside.rename(target)
-            _clear(old)
+            _delete(old, tolerant=True)
         else:
             aside.rename(target)
         if best is not None:
@@ -157,11 +157,11 @@ class CheckpointStore:
         for old in self.folder.glob(f"{_OLD}step_*"):
             target = self.folder / old.name.removeprefix(_OLD)
             if target.exists():
-                _clear(old)
+                _delete(old, tolerant=True)
             else:
                 old.rename(target)
         for left_over in [*self.folder.glob(".writing-step_*"), *self.folder.glob(".removing-step_*")]:
-            _clear(left_over)
+            _delete(left_over, tolerant=True)
 
     def _found(self) -> dict[int, Path]:
         """Step -> folder of a whole checkpoint; of one that was making room when its process ended, under the name that
@@ -185,7 +185,7 @@ class CheckpointStore:
     def _remove(self, step: int) -> None:
         """Renamed first: a crash half-way must not leave a folder that looks like a checkpoint."""
         folder = self.folder / f"step_{step:06d}"
-        _clear(folder.rename(self.folder / f".removing-{folder.name}"))
+        _delete(folder.rename(self.folder / f".removing-{folder.name}"), tolerant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,21 +295,16 @@ def _damage(folder: Path, name: str, size: object, checksum: object) -> str:
     return ""
 
 
-def _delete(path: Path) -> None:
-    """A folder with all that is in it, or whatever else has the name."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _delete(path: Path, *, tolerant: bool = False) -> None:
+    """A folder with all that is in it, or whatever else has the name.
 
-
-def _clear(path: Path) -> None:
-    """Delete what is no checkpoint any more, as far as that goes now: in a folder of another machine files stay that
-    somebody reads. The next ``mend`` deletes the rest."""
+    ``tolerant``: as far as that goes now, of what is no checkpoint any more: in a folder of another machine files stay
+    that somebody reads. The next ``mend`` deletes the rest.
+    """
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=tolerant)
     else:
-        path.unlink(missing_ok=True)
+        path.unlink(missing_ok=tolerant)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -163,20 +163,7 @@ def source_metrics() -> Iterator[Metric]:
 
 
 def response_metrics() -> Iterator[Metric]:
-    for group, of in (("", ""), ("correct_", "correct "), ("wrong_", "wrong ")):
-        for name, text in (
-            ("mean", "Mean"),
-            ("p10", "10 % quantile of the"),
-            ("p50", "Median"),
-            ("p90", "90 % quantile of the"),
-            ("max", "Largest"),
-        ):
-            yield Metric(
-                f"response/length_{group}{name}",
-                TOKENS,
-                f"{text} length of the {of}responses finished in this step, stop token included.",
-            )
-    yield Metric("response/length_trained_mean", TOKENS, "Mean length of the responses trained in this step.")
+    yield from _lengths()
     yield Metric(
         "response/truncated_share",
         SHARE,
@@ -189,23 +176,7 @@ def response_metrics() -> Iterator[Metric]:
         "Share of trained groups' responses that were ended at the length limit.",
         "lower",
     )
-    yield Metric(
-        "response/thinking_tokens_mean",
-        TOKENS,
-        "With `data.thinking`: mean tokens of finished responses up to the closing tag; of unclosed ones all.",
-    )
-    yield Metric(
-        "response/thinking_unclosed_share",
-        SHARE,
-        "With `data.thinking`: share of finished responses whose thinking was never closed; they have no answer.",
-        "lower",
-    )
-    yield Metric(
-        "response/thinking_forced_share",
-        SHARE,
-        "With `data.thinking`: share of finished responses whose thinking `rollout.thinking_budget` ended.",
-        "lower",
-    )
+    yield from _thinking()
     yield Metric(
         "response/penalty_mean",
         "reward",
@@ -223,4 +194,41 @@ def response_metrics() -> Iterator[Metric]:
         "response/with_loss",
         SHARE,
         "Share of trained groups' responses that carry loss: voters, but for those cut off under `overlong_filtering`.",
+    )
+
+
+def _lengths() -> Iterator[Metric]:
+    for group, of in (("", ""), ("correct_", "correct "), ("wrong_", "wrong ")):
+        for name, text in (
+            ("mean", "Mean"),
+            ("p10", "10 % quantile of the"),
+            ("p50", "Median"),
+            ("p90", "90 % quantile of the"),
+            ("max", "Largest"),
+        ):
+            yield Metric(
+                f"response/length_{group}{name}",
+                TOKENS,
+                f"{text} length of the {of}responses finished in this step, stop token included.",
+            )
+    yield Metric("response/length_trained_mean", TOKENS, "Mean length of the responses trained in this step.")
+
+
+def _thinking() -> Iterator[Metric]:
+    yield Metric(
+        "response/thinking_tokens_mean",
+        TOKENS,
+        "With `data.thinking`: mean tokens of finished responses up to the closing tag; of unclosed ones all.",
+    )
+    yield Metric(
+        "response/thinking_unclosed_share",
+        SHARE,
+        "With `data.thinking`: share of finished responses whose thinking was never closed; they have no answer.",
+        "lower",
+    )
+    yield Metric(
+        "response/thinking_forced_share",
+        SHARE,
+        "With `data.thinking`: share of finished responses whose thinking `rollout.thinking_budget` ended.",
+        "lower",
     )

@@ -84,75 +84,85 @@ def _gap(of: Callable[[Float64], Float64], chosen: Callable[[LossTokens], Bools]
     return formula
 
 
-def _entries() -> Iterator[TokenMetric]:
-    def entry(
-        name: str, unit: str, meaning: str, formula: Formula, better: Better = None, reduction: Reduction = "mean"
-    ) -> TokenMetric:
-        return TokenMetric(Metric(f"train/{name}", unit, meaning, better, reduction=reduction), formula)
+def _entry(
+    name: str, unit: str, meaning: str, formula: Formula, better: Better = None, reduction: Reduction = "mean"
+) -> TokenMetric:
+    return TokenMetric(Metric(f"train/{name}", unit, meaning, better, reduction=reduction), formula)
 
-    yield entry(
+
+def _policy() -> Iterator[TokenMetric]:
+    """Of the policy itself, and against the old one and the reference."""
+    yield _entry(
         "entropy",
         NATS,
         "Mean entropy of the policy over the tokens with loss; near 0 it explores no more.",
         lambda tokens: tokens.entropy,
     )
-    yield entry(
+    yield _entry(
         "approx_kl",
         NATS,
         "Mean of r - 1 - log r over tokens with loss: policy against the old one.",
         lambda tokens: k3(tokens.log_ratios),
     )
-    yield entry(
+    yield _entry(
         "kl",
         NATS,
         "K3 estimate of KL(policy, reference) over tokens with loss, where there is a reference.",
         lambda tokens: None if tokens.reference_gaps is None else k3(tokens.reference_gaps),
     )
-    yield entry(
+    yield _entry(
         "ratio_mean",
         "1",
         "Mean probability ratio r over tokens with loss.",
         lambda tokens: _exp(tokens.log_ratios),
     )
-    yield entry(
+    yield _entry(
         "ratio_max",
         "1",
         "Largest probability ratio r of a token with loss.",
         lambda tokens: _exp(tokens.log_ratios),
         reduction="max",
     )
-    yield entry(
+    yield _entry(
         "ratio_min",
         "1",
         "Smallest probability ratio r of a token with loss.",
         lambda tokens: _exp(tokens.log_ratios),
         reduction="min",
     )
-    yield entry(
+
+
+def _clipped() -> Iterator[TokenMetric]:
+    """Of what the loss cut."""
+    yield _entry(
         "clip_low",
         SHARE,
         "Share of tokens with loss whose gradient the lower bound cut (A < 0, r < 1 - eps_low).",
         _flag("clip_low"),
     )
-    yield entry(
+    yield _entry(
         "clip_high",
         SHARE,
         "Share of tokens with loss whose gradient the upper bound cut (A > 0, r > 1 + eps_high).",
         _flag("clip_high"),
     )
-    yield entry(
+    yield _entry(
         "clip_dual", SHARE, "Share of tokens with loss that the dual clip bounded (A < 0, r > c).", _flag("clip_dual")
     )
-    yield entry(
+    yield _entry(
         "clip_high_probability", SHARE, "Mean probability under the policy of the tokens clipped high.", _clipped_high
     )
-    yield entry(
+
+
+def _gaps() -> Iterator[TokenMetric]:
+    """Of sampler and learner, and what corrects the difference."""
+    yield _entry(
         "correction_mean",
         "1",
         "Mean importance correction w over tokens with loss; 1 is none.",
         lambda tokens: tokens.correction,
     )
-    yield entry(
+    yield _entry(
         "correction_share",
         SHARE,
         "Share of tokens with loss whose correction was capped or masked.",
@@ -164,11 +174,11 @@ def _entries() -> Iterator[TokenMetric]:
         ("_current", "over tokens with loss made by the current weights", lambda tokens: tokens.current),
         ("_older", "over tokens with loss made by older weights", lambda tokens: ~tokens.current),
     ):
-        yield entry(
+        yield _entry(
             f"gap_mean{suffix}", NATS, f"Mean |learner - sampler| log-probability {of}.", _gap(abs, chosen), "lower"
         )
-        yield entry(f"gap_kl{suffix}", NATS, f"K3 estimate of KL(sampler, learner) {of}.", _gap(k3, chosen), "lower")
-        yield entry(
+        yield _entry(f"gap_kl{suffix}", NATS, f"K3 estimate of KL(sampler, learner) {of}.", _gap(k3, chosen), "lower")
+        yield _entry(
             f"gap_max{suffix}",
             NATS,
             f"Largest |learner - sampler| log-probability {of}.",
@@ -178,4 +188,4 @@ def _entries() -> Iterator[TokenMetric]:
         )
 
 
-TOKEN_METRICS: tuple[TokenMetric, ...] = tuple(_entries())
+TOKEN_METRICS: tuple[TokenMetric, ...] = (*_policy(), *_clipped(), *_gaps())

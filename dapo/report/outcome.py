@@ -13,7 +13,7 @@ from dapo.report.reader import Run
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
 from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
-from dapo.report.status import early_of, last_words, lost_cluster, out_of_time, status_of, unfilled_said
+from dapo.report.status import cause_of, early_of, last_words, status_of, unfilled_said
 from dapo.report.words import big, brief, first_sentence, seconds_said, sentence
 
 __all__ = ["sentences_of", "status_of", "tiles_of"]
@@ -87,8 +87,8 @@ def _ended(run: Run, status: Status) -> str:
     if status["state"] == "killed":
         return f"The run was killed {where}: its process was gone without a word."
     if status["state"] == "interrupted":
-        by = "by its limit of time" if out_of_time(run) else "by hand"
-        return f"The run was stopped {'as its cluster was lost' if lost_cluster(run) else by} after {done}."
+        cause = cause_of(run)
+        return f"The run was stopped {'by hand' if cause is None else cause.by} after {done}."
     if status["state"] == "unknown":
         return f"The run has {done} and does not say what ended it."
     if status["state"] == "running":

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import time
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from dapo.contracts.evidence import ClusterLost, DataEnded, Evidence, NoGain, OutOfTime, StopEvidence
 from dapo.contracts.words import counted, lost_said
@@ -57,10 +57,8 @@ def status_of(run: Run, now: float | None = None) -> Status:
     title = _TITLES[state]
     if state == "running" and not run.rows:
         title = "starting"
-    if state == "interrupted" and out_of_time(run):
-        title = "out of time"
-    if state == "interrupted" and lost_cluster(run):
-        title = "lost its cluster"
+    if state == "interrupted" and (cause := cause_of(run)) is not None:
+        title = cause.title
     return Status(
         state=state,
         title=title,
@@ -91,16 +89,23 @@ def early_of(run: Run) -> str:
     return clean(early_said(found), newlines=False) if isinstance(found, DataEnded | NoGain) else last_words(run)
 
 
-def out_of_time(run: Run) -> str:
-    """What ``trainer.max_hours`` left no room for; "" of a run that it did not stop."""
-    found = _evidence(run)
-    return time_said(found) if isinstance(found, OutOfTime) else ""
+class Cause(NamedTuple):
+    """Why a run was stopped that nobody asked to stop."""
+
+    title: str  # of how it stands
+    by: str  # behind "was stopped"
+    said: str  # a sentence
 
 
-def lost_cluster(run: Run) -> str:
-    """How the cluster of a run was lost, which ended it; "" of any other."""
+def cause_of(run: Run) -> Cause | None:
+    """What stopped it, saved; None of a run that was stopped by hand, or not at all."""
     found = _evidence(run)
-    return sentence(clean(lost_said(found), newlines=False)) if isinstance(found, ClusterLost) else ""
+    if isinstance(found, OutOfTime):
+        return Cause("out of time", "by its limit of time", f"{time_said(found)}.")
+    if isinstance(found, ClusterLost):
+        said = sentence(clean(lost_said(found), newlines=False))
+        return Cause("lost its cluster", "as its cluster was lost", said)
+    return None
 
 
 def unfilled_said(run: Run) -> tuple[str, str, str]:
@@ -207,8 +212,8 @@ def _said(run: Run, state: State, step: int, steps: int, silent: float | None) -
     if state == "running":
         return _running(run, done, steps - step, silent)
     if state == "interrupted":
-        late = out_of_time(run)
-        how = f"{late}." if late else lost_cluster(run) or sentence(brief(last_words(run), LONGEST))
+        stopped = cause_of(run)
+        how = sentence(brief(last_words(run), LONGEST)) if stopped is None else stopped.said
         return f"{done}. {how or 'Stopped by Ctrl-C, and saved.'} {go_on}"
     if state == "unfilled":
         met, cause, _ = unfilled_said(run)

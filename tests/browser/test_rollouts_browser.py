@@ -111,6 +111,7 @@ def test_links_lead_to_a_group_and_back(show: Show) -> None:
 def test_a_link_to_what_is_not_there_says_so(show: Show) -> None:
     seen = show(link="#run=sample&step=5&group=99999")
     seen.page.locator(PANEL).get_by_text("is not in this page").wait_for()
+    assert "Group 99,999 of step 5 is not in this page" in seen.page.locator(PANEL).inner_text()
 
 
 def test_the_problem_is_shown_and_the_template_on_demand(show: Show) -> None:
@@ -247,3 +248,4 @@ def test_runs_are_browsed_one_at_a_time(show: Show) -> None:
     wait_count(seen, "1 of 1 group")
     seen.choose("Run", "sample", within="#rollouts .tabline")
     wait_count(seen, "160 of 160 groups")
+    assert "1 of 1 group" not in seen.page.locator("#rollouts").inner_text()
