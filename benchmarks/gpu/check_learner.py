@@ -68,7 +68,7 @@ def learner_against_reference(room: Room, dtype: str) -> None:
     names = sorted(right)
     room.expect_true("every parameter has a gradient", sorted(gradient) == names, f"{len(gradient)} of {len(names)}")
     error = relative_error(together(gradient, names), together(right, names))
-    room.expect("gradient, relative error", error, at_most=0.05 if low else 1e-3)
+    room.expect("gradient, relative error", error, at_most=0.1 if low else 1e-3)  # 0.04 at a card's sizes on a CPU
     worst = max((relative_error(gradient[n], right[n]), n) for n in names if float(right[n].norm()) > 1e-8)
     room.expect(f"gradient, worst tensor ({worst[1]})", worst[0], at_most=0.2 if low else 5e-3)
     _check_update(room, before, gradient, state, low)
@@ -184,7 +184,8 @@ def fp32_head(room: Room) -> None:
     exact = hidden.detach().double().requires_grad_()
     exact_weight = weight.detach().double().requires_grad_()
     wanted = exact @ exact_weight.t()
-    room.expect("logits, relative error", relative_error(logits, wanted), at_most=2e-6)
+    # tensor cores cut off where they add: some 1e-6; logits that were rounded to bfloat16 are off by 2e-3
+    room.expect("logits, relative error", relative_error(logits, wanted), at_most=2e-5)
     upstream = torch.randn(logits.shape, device=room.device, generator=generator)
     (logits * upstream).sum().backward()
     (wanted * upstream.double()).sum().backward()

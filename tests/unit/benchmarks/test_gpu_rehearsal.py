@@ -19,7 +19,7 @@ from benchmarks.gpu.settings import learner_settings, plain_defaults
 from dapo.config.schema import Learner
 from dapo.learner import optimizer
 from dapo.models import packed_attention
-from dapo.rollout import embedded
+from dapo.rollout import cache, embedded
 
 # these take long on a CPU and differ from the others in sizes alone; a slow test runs them
 LONG = {"large_vocabulary", "biased_keys", "matmul_precision"}
@@ -91,6 +91,32 @@ def test_a_sampler_that_is_too_cold_is_seen(tmp_path, monkeypatch):
     assert len(rehearse("samples", tmp_path).failed) == 1
     failed = rehearse("engine_logprobs", tmp_path).failed
     assert sum("float32" in text for text in failed) == 2  # mean and largest; bfloat16 is coarser
+
+
+def test_scores_that_are_rounded_on_the_way_are_seen(tmp_path, monkeypatch):
+    exact = cache.float32_product
+    monkeypatch.setattr(cache, "float32_product", lambda a, b: exact(a, b).to(a.dtype).float())
+    failed = rehearse("biased_keys", tmp_path).failed
+    assert [text.partition(",")[0] for text in failed] == ["offset 75: attention of a decode step"]
+
+
+# ---------------------------------------------------------------------- bounds at the sizes of a card
+
+
+class LargeRoom(Room):
+    """A CPU, and what a card is asked."""
+
+    def sized(self, on_card, rehearsed):
+        return on_card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["learner_bfloat16", "learner_float32", "engine_logprobs", "biased_keys", "fp32_head"])
+def test_the_bounds_hold_at_the_sizes_of_a_card(name, tmp_path):
+    """Rounding grows with the model: a bound that holds for a rehearsal's may fail for a card's, where all is right."""
+    room = LargeRoom("cpu", tmp_path)
+    call(BY_NAME[name], room)
+    assert room.failed == []
 
 
 # ---------------------------------------------------------------------- the arithmetic of the checks
