@@ -8,6 +8,7 @@ from benchmarks.gpu.room import Room
 from benchmarks.gpu.timing import median_seconds
 
 BANDWIDTH, PEAK = "bandwidth of a copy, bytes read and written", "bfloat16 matrix peak"
+_HEAT = 0.3  # seconds
 
 
 def card_limits(room: Room) -> None:
@@ -23,10 +24,10 @@ def _bandwidth(room: Room) -> float:
         count = min(count, torch.cuda.mem_get_info()[0] // 16)  # a slice of a card
     source = torch.ones(count, device=room.device, dtype=torch.bfloat16)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), room.device, 10)
+    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), room.device, 10, heat=_HEAT)
 
 
 def _product(room: Room, dtype: torch.dtype, size: int) -> float:
     generator = torch.Generator(room.device).manual_seed(0)
     a, b = (torch.randn(size, size, device=room.device, dtype=dtype, generator=generator) for _ in range(2))
-    return 2 * size**3 / median_seconds(lambda: a @ b, room.device, 20, warm=5)
+    return 2 * size**3 / median_seconds(lambda: a @ b, room.device, 20, warm=5, heat=_HEAT)

@@ -24,10 +24,14 @@ def seconds(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - began
 
 
-def median_seconds(work: Callable[[], object], device: str, repeats: int, warm: int = 2) -> float:
-    """Median over ``repeats`` calls, after ``warm`` that do not count."""
+def median_seconds(work: Callable[[], object], device: str, repeats: int, warm: int = 2, heat: float = 0.0) -> float:
+    """Median over ``repeats`` calls, after ``warm`` that do not count, and on a card after ``heat`` seconds of them: a
+    card that had nothing to do takes a while to raise its clocks."""
     for _ in range(warm):
         work()
+    until = time.perf_counter() + (heat if device != "cpu" else 0.0)
+    while time.perf_counter() < until:
+        seconds(work, device)
     return statistics.median(seconds(work, device) for _ in range(repeats))
 
 

@@ -21,6 +21,7 @@ from benchmarks.gpu.limits import BANDWIDTH, PEAK
 from benchmarks.gpu.plan import PLAN
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED
+from dapo.errors import LearnerError
 from dapo.models.meter import CudaMeter
 from dapo.rollout import embedded
 from dapo.rollout.cache import SlotCache, most_rows
@@ -142,3 +143,36 @@ def test_the_marked_tests_report_what_pytest_says(monkeypatch, tmp_path):
     call(next(part for part in PLAN if part.name == "marked_tests"), room)
     assert room.rows[0]["value"] == "1 failed"
     assert room.failed == ["all passed: not so (FAILED tests/x.py::y)"]
+
+
+@pytest.mark.parametrize("told", ["by the learner", "by torch"])
+def test_layers_that_do_not_fit_are_told_and_fewer_are_timed(told, paper, monkeypatch, tmp_path):
+    tried = []
+
+    def step(room, shape, rows, tokens, checkpointing, name):
+        tried.append((checkpointing, shape.layers))
+        if not checkpointing and shape.layers == REHEARSED.layers:
+            full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+            if told == "by torch":
+                raise full
+            raise LearnerError("the device has too little memory for a pass") from full
+        return 2.0
+
+    monkeypatch.setattr(speed_learner, "_step", step)
+    room = PaperCard("cpu", tmp_path, before=[{"part": "card_limits", "what": PEAK, "value": 1e12}])
+    speed_learner.learn(room, "7b")
+    assert tried == [(False, 2), (False, 1), (True, 2)]
+    assert len(room.failed) == 1
+    assert "fits, as estimated" in room.failed[0]
+    found = {row["what"]: row["value"] for row in room.rows}
+    fewer, whole = (found[f"{name} checkpointing: operations needed"] for name in ("without", "with"))
+    assert fewer < whole
+
+
+def test_a_gradient_that_is_not_finite_is_not_taken_for_a_lack_of_memory(paper, monkeypatch, tmp_path):
+    def step(*args):
+        raise LearnerError("optimiser steps in a row had a gradient that is not finite")
+
+    monkeypatch.setattr(speed_learner, "_step", step)
+    with pytest.raises(LearnerError, match="not finite"):
+        speed_learner.learn(PaperCard("cpu", tmp_path), "7b")
