@@ -172,7 +172,8 @@ def _margin(loaded: LoadedModel, prompt: Any, theirs: Any, ours: Any, at: int) -
 
 def samples(room: Room) -> None:
     """First tokens of many responses to a prompt, against the model's softmax: neither too far nor too near."""
-    loaded = load_small(room, "float32", vocabulary=256, initializer_range=room.sized(0.15, 0.4))  # far from uniform
+    words = room.sized(4096, 256)  # on a card drawn in four parts
+    loaded = load_small(room, "float32", vocabulary=words, initializer_range=room.sized(0.15, 0.4))  # far from uniform
     count = room.sized(16384, 4096)
     engine = EmbeddedEngine(loaded)
     prompt = np.arange(3, 12)

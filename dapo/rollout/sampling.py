@@ -55,6 +55,7 @@ class Candidates:
 
 FEW = 1024
 _MORE = 4  # the next try looks at so many times more; one of more than a quarter of the vocabulary is not worth while
+_WIDTH = 1024  # tokens of a part of the vocabulary; both looks then go through some hundred to a thousand numbers
 _PART = 2**24  # numbers that are widened to float64 at once
 
 
@@ -144,6 +145,8 @@ def draw(logits: Tensor, uniform: Tensor, law: Law, candidates: int | None = Non
         logits = logits / law.temperature
     if law.truncates:
         logits = _truncated(logits, law, candidates)
+    if logits.is_cuda:
+        return draw_by_parts(logits, uniform)
     logprobs = torch.log_softmax(logits, dim=-1)
     # float64: over a large vocabulary a float32 running sum would lose the unlikely tokens.
     cdf = torch.exp(logprobs).cumsum(dim=-1, dtype=torch.float64)
@@ -151,6 +154,32 @@ def draw(logits: Tensor, uniform: Tensor, law: Law, candidates: int | None = Non
     tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
     tokens.clamp_(max=logits.shape[-1] - 1)  # only non-finite logits get there
     return tokens, logprobs.gather(1, tokens)
+
+
+def draw_by_parts(logits: Tensor, uniform: Tensor, width: int = _WIDTH) -> tuple[Tensor, Tensor]:
+    """The end of :func:`draw` in two looks: which part of the vocabulary, then which of its ``width`` tokens.
+
+    On CUDA a running sum over 152,000 words of every row, in float64, costs about what the layers of a small model do.
+    Here the vocabulary is read for one softmax and one sum of each part. The running sum over the parts is float64's;
+    inside its part a token is looked for by the share of the part's sum, so that rounding of such a sum (1e-7 of it)
+    falls on all of its tokens alike, and none is drawn that has no probability.
+    """
+    probabilities, vocabulary = torch.softmax(logits, dim=-1), logits.shape[-1]
+    even = vocabulary // width * width
+    sums = probabilities[:, :even].view(len(logits), even // width, width).sum(dim=-1)
+    if even < vocabulary:
+        sums = torch.cat([sums, probabilities[:, even:].sum(dim=-1, keepdim=True)], dim=-1)
+    upto = sums.cumsum(dim=-1, dtype=torch.float64)
+    aim = uniform * upto[:, -1:]
+    part = torch.searchsorted(upto, aim, right=True).clamp_(max=sums.shape[-1] - 1)
+    own = sums.gather(1, part).double()
+    share = (1 - (upto.gather(1, part) - aim) / own).clamp_(min=0.0)
+    places = part * width + torch.arange(width, device=logits.device)
+    inside = probabilities.gather(1, places.clamp(max=vocabulary - 1)).masked_fill_(places >= vocabulary, 0.0)
+    upto = inside.cumsum(dim=-1, dtype=torch.float64)
+    within = torch.searchsorted(upto, share * upto[:, -1:], right=True)
+    tokens = (part * width + within).clamp_(max=vocabulary - 1)  # only non-finite logits get there
+    return tokens, probabilities.gather(1, tokens).log_()
 
 
 def draw_mixed(

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dapo.contracts.seeds import stream_keys, uniforms
 from dapo.rollout import sampling
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.sampling import Law, draw, draw_mixed, truncate, truncate_by_few
+from dapo.rollout.sampling import Law, draw, draw_by_parts, draw_mixed, truncate, truncate_by_few
 
 
 def _uniform(rows: int) -> torch.Tensor:
@@ -217,3 +217,62 @@ def test_an_engine_draws_unsettled_rows_again(laws, model, monkeypatch):
     for key, event in wanted.items():
         assert found[key].token_ids.tolist() == event.token_ids.tolist()
         np.testing.assert_array_equal(found[key].logprobs, event.logprobs)
+
+
+# ---------------------------------------------------------------------- by parts of the vocabulary, as on a card
+
+EDGES = torch.tensor([2.0**-53, 2.0**-30, 0.5, 1 - 2.0**-30, 1 - 2.0**-53], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("words", [1024, 3000, 4096, 700])
+def test_by_parts_the_same_tokens_are_drawn_as_by_one_running_sum(words):
+    generator = torch.Generator().manual_seed(words)
+    logits = 3 * torch.randn(2000, words, generator=generator)
+    logits[::3, words // 2 :] = -torch.inf  # a truncated row, with parts that have no probability
+    uniform = torch.rand(2000, 1, dtype=torch.float64, generator=generator)
+    tokens, logprobs = draw(logits, uniform, Law())
+    parts = draw_by_parts(logits, uniform)
+    assert torch.equal(parts[0], tokens)
+    torch.testing.assert_close(parts[1], logprobs, rtol=0, atol=2e-6)
+
+
+def test_by_parts_by_hand():
+    """Four tokens in parts of two: 0.1, 0.2 | 0.3, 0.4. Up to 0.3 the first part; 0.5 is the third token's."""
+    logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(5, -1)
+    uniform = torch.tensor([[0.05], [0.25], [0.35], [0.59], [0.61]], dtype=torch.float64)
+    tokens, logprobs = draw_by_parts(logits, uniform, width=2)
+    assert tokens[:, 0].tolist() == [0, 1, 2, 2, 3]
+    torch.testing.assert_close(logprobs[:, 0], torch.tensor([0.1, 0.2, 0.3, 0.3, 0.4]).log())
+
+
+@pytest.mark.parametrize("words", [2048, 2500])
+def test_by_parts_no_token_without_probability_is_drawn(words):
+    generator = torch.Generator().manual_seed(1)
+    for kept in ([5], [1023], [1024], [words - 1], [0, words - 1], [7, 1025, 1300]):
+        logits = torch.full((len(EDGES), words), -torch.inf)
+        logits[:, kept] = torch.randn(len(kept), generator=generator)
+        tokens, logprobs = draw_by_parts(logits, EDGES[:, None])
+        assert set(tokens[:, 0].tolist()) <= set(kept)
+        assert logprobs.isfinite().all()
+        assert (tokens[0], tokens[-1]) == (kept[0], kept[-1])
+
+
+def test_by_parts_what_the_rounding_of_a_part_adds_goes_to_no_unlikely_token():
+    """A part whose float32 sum is 4e-8 above that of its tokens, the last of which has 4e-15: uniform numbers in
+    between are not that token's."""
+    logits = torch.randn(1, 1024, generator=torch.Generator().manual_seed(2))
+    logits[0, -1] = -26.0
+    probabilities = logits.softmax(-1)
+    above = float(probabilities.sum(-1).double() - probabilities.double().sum(-1))
+    assert above > 4e-8
+    uniform = 1 - torch.linspace(0.1, 0.9, 50, dtype=torch.float64)[:, None] * above
+    assert set(draw_by_parts(logits.expand(50, -1), uniform)[0][:, 0].tolist()) == {1022}
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_by_parts_logits_that_are_not_finite_say_so(wrong):
+    logits = torch.zeros(2, 3000)
+    logits[0, 17] = wrong
+    tokens, logprobs = draw_by_parts(logits, torch.full((2, 1), 0.4, dtype=torch.float64))
+    assert logprobs.isfinite()[:, 0].tolist() == [False, True]
+    assert int(tokens.max()) < 3000
