@@ -265,7 +265,7 @@ PLAN: tuple[Part, ...] = (
         60,
         "marked:marked_tests",
         "tests elsewhere in tests/ that are marked gpu",
-        needs=("pytest", "beartype", "hypothesis", "jaxtyping"),
+        needs=("pytest", "pytest_timeout", "beartype", "hypothesis", "jaxtyping", *_RECIPE),
         card="they need a card",
     ),
 )

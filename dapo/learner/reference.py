@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from dapo.config import schema
 from dapo.models.adapter import switched_off
 from dapo.models.loaded import LoadedModel
+
+if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
+    from dapo.config import schema
 
 
 class Reference:

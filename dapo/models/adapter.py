@@ -17,17 +17,19 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from dapo.config.schema import Lora
 from dapo.errors import ModelError
 from dapo.models.checksum import checksum
 from dapo.models.slices import own_part, own_slice
+
+if TYPE_CHECKING:  # the schema needs pydantic, and a model without an adapter does not
+    from dapo.config.schema import Lora
 
 NAME = "default"  # PEFT's, of a model's only adapter
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT names them

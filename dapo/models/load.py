@@ -7,12 +7,11 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from dapo.config.schema import Lora
 from dapo.errors import DapoError, ModelError, first_line, raise_for_machine
 from dapo.models import attention
 from dapo.models.adapter import add_adapter
@@ -25,6 +24,9 @@ from dapo.models.recompute import recompute
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
 from dapo.models.vocabulary import check_vocabulary, pad_token_of, stop_tokens_of
+
+if TYPE_CHECKING:  # the schema needs pydantic, and a model without an adapter does not
+    from dapo.config.schema import Lora
 
 log = logging.getLogger(__name__)
 
