@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+SCHEMA = ("pydantic", "ruamel.yaml")  # what the recipe's schema imports
 _MODULES = {"ruamel-yaml": "ruamel.yaml"}  # where the module is not called as its package
 
 

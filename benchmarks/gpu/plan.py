@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.gpu.core import core_dependencies
+from benchmarks.gpu.core import SCHEMA, core_dependencies
 
 TOTAL_SECONDS = 520.0  # of the whole command, the start of its processes included: under nine minutes
 REHEARSAL_SECONDS = 115.0
@@ -184,7 +184,7 @@ PLAN: tuple[Part, ...] = (
         20,
         "check_learner:cpu_offload",
         "a rank whose slices live in the processor's memory makes the same step",
-        needs=("pydantic",),
+        needs=SCHEMA,
     ),
     _part(
         "check",

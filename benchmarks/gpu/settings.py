@@ -9,11 +9,12 @@ from typing import Any
 
 import dapo
 from benchmarks.gpu.child import installed
+from benchmarks.gpu.core import SCHEMA
 
 
 def learner_settings(**changed: Any) -> Any:
-    """The schema's section where pydantic is installed, else one that is read alike."""
-    if installed("pydantic"):
+    """The schema's section where what it needs is installed, else one that is read alike."""
+    if all(map(installed, SCHEMA)):
         from dapo.config.schema import Learner
 
         return Learner(**changed)
