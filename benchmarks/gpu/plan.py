@@ -107,10 +107,19 @@ PLAN: tuple[Part, ...] = (
     _part(
         "benchmark",
         "learn_7b_layers",
-        45,
+        60,
         "speed_learner:learn",
         "training layers of Qwen2.5-7B's shape, as many as fit, against the matrix peak",
         arguments={"size": "7b"},
+    ),
+    _part(
+        "benchmark",
+        "decode_7b",
+        45,
+        "speed_decode:decode",
+        "decode tokens per second, Qwen2.5-7B's shape",
+        arguments={"size": "7b"},
+        card="the same code as for 0.5b",
     ),
     _part(
         "check",
@@ -130,7 +139,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "large_vocabulary",
-        25,
+        40,
         "check_learner:large_vocabulary",
         "a vocabulary of 152,000: memory, the head's gradient, save and go on",
     ),
@@ -233,20 +242,18 @@ PLAN: tuple[Part, ...] = (
     ),
     _part(
         "benchmark",
+        "plain_step",
+        45,
+        "speed_plain:plain_step",
+        "DAPO steps with a length tail by engine and learner alone, which need no recipe: seconds, peak memory",
+    ),
+    _part(
+        "benchmark",
         "dapo_step",
         60,
         "speed_step:dapo_step",
         "whole DAPO steps with a length tail; peak memory against `dapo check`'s estimate",
         needs=_RECIPE,
-    ),
-    _part(
-        "benchmark",
-        "decode_7b",
-        45,
-        "speed_decode:decode",
-        "decode tokens per second, Qwen2.5-7B's shape",
-        arguments={"size": "7b"},
-        card="the same code as for 0.5b",
     ),
     _part(
         "benchmark",

@@ -77,15 +77,20 @@ def _timed(
 
 def _fitting(whole: Shape, free: float, tokens: int, checkpointing: bool) -> Shape | None:
     """The shape with as many of its layers as can be trained in ``free`` bytes; None: not even one."""
-    sizes = LayerSizes(
-        whole.hidden, whole.ffn, whole.heads, whole.heads * whole.head_size, whole.kv_heads * whole.head_size
-    )
+    sizes = layer_sizes(whole)
     fixed = head_bytes(1024, whole.vocabulary, 2) + activation_bytes(sizes, 0, tokens, 2, checkpointing=checkpointing)
     kept = whole.hidden * 2 if checkpointing else layer_bytes(sizes, 2)
     layers = bounds.layers_that_fit(whole, free - fixed, tokens * kept, PER_PARAMETER)
     if layers == 0:
         return None
     return whole if layers == whole.layers else whole.with_layers(layers)
+
+
+def layer_sizes(shape: Shape) -> LayerSizes:
+    """Widths of a layer, as memory is counted from them."""
+    return LayerSizes(
+        shape.hidden, shape.ffn, shape.heads, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    )
 
 
 def _step(room: Room, shape: Shape, rows: list[Row], tokens: int, checkpointing: bool, name: str) -> float:

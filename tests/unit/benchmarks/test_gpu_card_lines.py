@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 
-from benchmarks.gpu import speed_decode, speed_learner, speed_step
+from benchmarks.gpu import speed_decode, speed_learner, speed_plain, speed_step
 from benchmarks.gpu.child import call, why_no_card
 from benchmarks.gpu.limits import BANDWIDTH, PEAK
 from benchmarks.gpu.plan import PLAN
@@ -74,7 +74,7 @@ def paper(monkeypatch):
     for name, stand_in in PAPER.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    for module in (speed_decode, speed_learner, speed_step):
+    for module in (speed_decode, speed_learner, speed_plain, speed_step):
         monkeypatch.setattr(module, "PUBLISHED", dict.fromkeys(PUBLISHED, REHEARSED))
 
     def by_tape(wanted, decoder, rows, like):
@@ -109,6 +109,9 @@ def test_the_lines_of_a_card_run_in_longer_parts(part, paper, tmp_path):
     if part.name.startswith("decode"):
         assert found["embedded over generate, 8 rows"] > 0
         assert any("replays" in what for what in found)
+    if part.name == "plain_step":
+        assert {"learn: peak memory", "generate: peak over estimate"} <= found.keys()
+        assert 0 < found["step 2: decode steps that were replays, share"] < 1
     if part.name == "dapo_step":
         assert found["peak memory"] == 2 * GIB
         assert {"peak memory in generate", "peak memory in learn"} <= found.keys()
