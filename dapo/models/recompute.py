@@ -21,6 +21,7 @@ _KEPT = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
 """What takes long: matrix products and attention. Norms, activations and rotations are cheap to make again."""
+_VARIABLE_LENGTH = "torch_attn"  # namespace of the kernel behind packed rows on CUDA, known once it is imported
 
 
 def recompute(model: Any, *, selective: bool) -> None:
@@ -47,4 +48,5 @@ def recompute(model: Any, *, selective: bool) -> None:
 
 
 def _policy(context: Any, operation: Any, *args: Any, **options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    kept = operation in _KEPT or getattr(operation, "namespace", "") == _VARIABLE_LENGTH
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
