@@ -10,6 +10,11 @@ def key_value_bytes(shape: Shape, size: int = 2) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_size * size
 
 
+def decode_matrices(shape: Shape) -> int:
+    """Numbers of the matrices that a decode step multiplies by: those of the layers, and the head."""
+    return shape.layers * shape.layer_matrices + shape.vocabulary * shape.hidden
+
+
 def decode_bytes(shape: Shape, rows: int, tokens: float, size: int = 2) -> float:
     """Bytes that one decode step has to read: every matrix once, the head, and the keys and values of all rows.
 
@@ -19,13 +24,29 @@ def decode_bytes(shape: Shape, rows: int, tokens: float, size: int = 2) -> float
         tokens: Mean length of a row in the cache.
         size: Bytes of a number.
     """
-    weights = (shape.layers * shape.layer_matrices + shape.vocabulary * shape.hidden) * size
-    return weights + rows * tokens * key_value_bytes(shape, size)
+    return decode_matrices(shape) * size + rows * tokens * key_value_bytes(shape, size)
 
 
 def decode_bound(shape: Shape, rows: int, tokens: float, bandwidth: float, size: int = 2) -> float:
     """Tokens per second of all rows at ``bandwidth`` bytes per second: no decoding is faster than its reads."""
     return rows * bandwidth / decode_bytes(shape, rows, tokens, size)
+
+
+def decode_floor(shape: Shape, rows: int, tokens: float, bandwidth: float, peak: float, size: int = 2) -> float:
+    """Tokens per second where products take their time, too: of many rows they take longer than reading the matrices.
+
+    Matrices are read while they are multiplied by; keys and values are read before or behind that, by other kernels.
+
+    Args:
+        shape: Of the model.
+        rows: Responses that decode together.
+        tokens: Mean length of a row in the cache.
+        bandwidth: Bytes per second.
+        peak: Floating-point operations per second of matrix products.
+        size: Bytes of a number.
+    """
+    matrices = max(decode_matrices(shape) * size / bandwidth, 2.0 * rows * decode_matrices(shape) / peak)
+    return rows / (matrices + rows * tokens * key_value_bytes(shape, size) / bandwidth)
 
 
 def forward_operations(shape: Shape, tokens: int, attended: float, predicted: int) -> float:

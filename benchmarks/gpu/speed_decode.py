@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu import bounds
-from benchmarks.gpu.limits import BANDWIDTH
+from benchmarks.gpu.limits import BANDWIDTH, PEAK
 from benchmarks.gpu.made import requests
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape, make_loaded
@@ -93,6 +93,9 @@ def _embedded(
         bound = bounds.decode_bound(shape, rows, mean, bandwidth)
         room.note(f"{what}: memory bound", bound, "tokens/s")
         room.note(f"{what}: share of the memory bound (aim at 256 rows: 0.7)", rate / bound)
+        if peak := room.found("card_limits", PEAK):
+            floor = bounds.decode_floor(shape, rows, mean, bandwidth, peak)
+            room.note(f"{what}: share of what reads and products allow", rate / floor)
     return rate
 
 

@@ -47,6 +47,22 @@ def test_the_bound_of_the_half_billion_model_on_a_card_of_four_terabytes():
     assert bounds.decode_bound(shape, 256, 192, 4e12) == pytest.approx(643_000, rel=0.01)
 
 
+def test_the_floor_of_a_step_by_hand():
+    """1,232 numbers in the matrices, 480 bytes of keys and values: 8 s at 60 bytes a second."""
+    assert bounds.decode_matrices(SMALL) == 1232
+    products = 2 * 3 * 1232  # operations of three rows
+    assert bounds.decode_floor(SMALL, 3, 5, bandwidth=60.0, peak=products / 100) == pytest.approx(3 / (100 + 8))
+    reads = 2 * 1232 / 60
+    assert bounds.decode_floor(SMALL, 3, 5, bandwidth=60.0, peak=products / 2) == pytest.approx(3 / (reads + 8))
+
+
+def test_at_256_rows_products_of_seven_billion_take_longer_than_their_reads():
+    """2 x 256 x 7.07e9 operations at 780e12 a second are 4.64 ms; reading 14.1 GB at 4.3e12 would be 3.29 ms."""
+    floor = bounds.decode_floor(PUBLISHED["7b"], 256, 0, 4.3e12, 780e12)
+    assert 256 / floor == pytest.approx(4.64e-3, rel=0.01)
+    assert 32 / bounds.decode_floor(PUBLISHED["7b"], 32, 0, 4.3e12, 780e12) == pytest.approx(3.29e-3, rel=0.01)
+
+
 def test_operations_by_hand():
     forward = 2 * 2 * 576 * 7 + 4 * 2 * 8 * 7 * 3.0 + 2 * 80 * 4
     assert bounds.forward_operations(SMALL, tokens=7, attended=3.0, predicted=4) == forward
