@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +19,10 @@ from torch.nn.attention import varlen
 from benchmarks.gpu import speed_decode, speed_learner, speed_plain, speed_step
 from benchmarks.gpu.child import call, why_no_card
 from benchmarks.gpu.limits import BANDWIDTH, PEAK
+from benchmarks.gpu.marked import marked_files
 from benchmarks.gpu.plan import PLAN
 from benchmarks.gpu.room import Room, Skipped
+from benchmarks.gpu.runner import ROOT
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED
 from dapo.errors import LearnerError
 from dapo.models.meter import CudaMeter
@@ -137,6 +140,13 @@ def test_a_card_that_torch_cannot_use_is_told_with_the_reason(monkeypatch):
 def test_what_stands_in_takes_what_torchs_own_takes(name):
     own, paper = (inspect.signature(function).parameters for function in (getattr(torch.cuda, name), PAPER[name]))
     assert [*paper] == [*own]
+
+
+def test_the_marked_tests_are_those_of_files_with_the_mark():
+    mark = "@pytest" + ".mark.gpu"  # in one piece it would make this file one of them
+    found = marked_files()
+    assert Path("tests/unit/models/test_models_policy.py") in found
+    assert all(mark in (ROOT / path).read_text() and path.parts[:2] != ("tests", "gpu") for path in found)
 
 
 def test_the_marked_tests_report_what_pytest_says(monkeypatch, tmp_path):
