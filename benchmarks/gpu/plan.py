@@ -250,7 +250,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "benchmark",
         "dapo_step",
-        60,
+        90,
         "speed_step:dapo_step",
         "whole DAPO steps with a length tail; peak memory against `dapo check`'s estimate",
         needs=_RECIPE,

@@ -28,15 +28,6 @@ def dapo_step(room: Room) -> None:
     rows, memory = run_steps(room, recipe)
     if not rows:
         raise Skipped("no step was made in the time there was")
-    for number, row in enumerate(rows, 1):
-        for phase in _PHASES:
-            if f"time/{phase}" in row:
-                room.note(f"step {number}: {phase}", row[f"time/{phase}"], "s")
-        for name in ("sampling/generated_tokens", "sampling/trained_tokens", "time/tokens_per_second"):
-            if name in row:
-                room.note(f"step {number}: {name}", row[name])
-        finite = all(np.isfinite(row[key]) for key in ("train/loss", "train/grad_norm"))
-        room.expect_true(f"step {number}: loss and gradient are numbers", finite)
     room.note("estimate of dapo check", memory, "B")
     if room.on_card:
         peak = max(row["memory/peak_cuda_mib"] for row in rows) * 2**20
@@ -56,7 +47,7 @@ def _recipe(room: Room, shape: Shape, steps: int) -> Any:
     make_tiny_model(
         room.folder / "model", "qwen2", hidden=shape.hidden, layers=shape.layers, heads=shape.heads,
         kv_heads=shape.kv_heads, ffn=shape.ffn, vocabulary=shape.vocabulary, tied=shape.tied, words=words,
-        initializer_range=0.02,
+        initializer_range=0.02, dtype=torch.bfloat16,
     )  # fmt: skip
     random = np.random.default_rng(0)
     problems = [" ".join(random.choice(words, room.sized(96, 6))) for _ in range(64)]
@@ -93,7 +84,7 @@ def run_steps(room: Room, recipe: Any) -> tuple[list[dict[str, float]], int]:
     from dapo.observe.console import Console
     from dapo.run.session import Session
 
-    recorder = _Recorder()
+    recorder = _Recorder(room)
     with Console("quiet") as console:
         session = Session.make(recipe, console)
         try:
@@ -109,13 +100,25 @@ def run_steps(room: Room, recipe: Any) -> tuple[list[dict[str, float]], int]:
 
 
 class _Recorder(Recorder):
-    """Keeps the metrics of each step, and lets the rest go by."""
+    """Keeps the metrics of each step, tells of it at once, and lets the rest go by."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
         self.rows: list[dict[str, float]] = []
+        self._room = room
 
     def step(self, step: int, metrics: dict[str, float], finished: Sequence[Any], traces: Sequence[Any]) -> None:
         self.rows.append(dict(metrics))
+        self._tell(len(self.rows), metrics)
+
+    def _tell(self, number: int, row: dict[str, float]) -> None:
+        for phase in _PHASES:
+            if f"time/{phase}" in row:
+                self._room.note(f"step {number}: {phase}", row[f"time/{phase}"], "s")
+        for name in ("sampling/generated_tokens", "sampling/trained_tokens", "time/tokens_per_second"):
+            if name in row:
+                self._room.note(f"step {number}: {name}", row[name])
+        finite = all(np.isfinite(row[key]) for key in ("train/loss", "train/grad_norm"))
+        self._room.expect_true(f"step {number}: loss and gradient are numbers", finite)
 
     def traced(self, finished: Sequence[Any]) -> tuple[int, ...]:
         return ()
