@@ -212,8 +212,8 @@ class EmbeddedEngine:
         try:
             if self._tokens is None:
                 self._tokens = send(self._roster.last[batch.seats], self._loaded.device)
-            uniform = self._uniform(batch.seats)  # before the forward pass: behind it, the copy would wait for it
             logits = self._decoder.decode(self._tokens, batch)
+            uniform = self._uniform(batch.seats)  # a card decodes meanwhile; the copy is queued, and nobody waits
         except BaseException:  # ``abort`` gives back what ended with its first token, too
             self._inbox.keep(events)
             raise
