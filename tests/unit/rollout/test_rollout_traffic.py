@@ -53,7 +53,7 @@ def spied(monkeypatch):
     ("decoder", "architecture", "config"),
     [("fused", "qwen3", {}), ("generic", "phi3", {}), ("generic", "mistral", {"sliding_window": 16})],
 )
-def test_a_step_reads_once_and_makes_its_random_numbers_while_the_device_computes(decoder, architecture, config, model, spied):
+def test_a_step_reads_once_and_draws_its_numbers_while_the_device_computes(decoder, architecture, config, model, spied):
     engine = EmbeddedEngine(model(architecture, **config), slots=4)
     assert engine.decoder_name == decoder
     engine.submit([request(0, i, prompt_ids=prompt(0, 9), max_tokens=30, stop_token_ids=()) for i in range(4)])
