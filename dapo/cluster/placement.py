@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dapo.errors import ClusterError
 
@@ -28,6 +28,11 @@ class Bundle:
     cpus: float
     gpus: float
 
+    @property
+    def resources(self) -> dict[str, float]:
+        """As Ray names them."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
     def __str__(self) -> str:
         return amounts(self.cpus, self.gpus)
 
@@ -46,6 +51,13 @@ class Plan:
     @property
     def gpus(self) -> float:
         return sum(bundle.gpus for bundle in self.bundles)
+
+    def granted(self, machines: Sequence[str]) -> Plan:
+        """With its hosts where the cluster has put the bundles; ``machines``: of each bundle. See ``by_machine``."""
+        numbers = by_machine(self.bundles, machines)
+        return replace(
+            self, places={name: replace(one, bundle=numbers[one.bundle]) for name, one in self.places.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True)

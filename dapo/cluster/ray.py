@@ -5,6 +5,7 @@ The only module that imports ray. A host is an actor (``dapo.cluster.ray_seat``)
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -12,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,17 +23,16 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from dapo.cluster.environment import own_paths, passed_on
+from dapo.cluster.environment import passed_on
 from dapo.cluster.lines import Line, LineCall
 from dapo.cluster.packed import PackedTransport
-from dapo.cluster.placement import Node, Place, Plan, by_machine, late, misfit, too_small
+from dapo.cluster.placement import Node, Place, Plan, late, misfit, too_small
 from dapo.cluster.ray_head import OwnCluster
-from dapo.cluster.ray_said import brief, unreachable
-from dapo.cluster.ray_seat import Laden, Order, Seat, Seated
+from dapo.cluster.ray_said import NOT_LEFT, brief, unreachable
+from dapo.cluster.ray_seat import Laden, Order, Seat, Seated, order_of
 from dapo.cluster.served import packed
 from dapo.cluster.signals import signals_kept
 from dapo.cluster.watch import Life
-from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.remote import HostLost, HostSpec
 from dapo.contracts.types import Ticket
 from dapo.contracts.words import lost_said
@@ -42,8 +41,10 @@ from dapo.errors import ClusterError
 log = logging.getLogger(__name__)
 
 _PATIENCE = 10.0  # seconds for hosts to be gone once they were killed
+_MOMENT = 0.1  # seconds
 _LOOK = 5.0  # seconds between two looks at the machines while a plan waits for room
 _NO_MACHINE = "its node has died"  # in Ray's words
+_LEAVING: list[threading.Thread] = []  # clusters whose heads stand still
 _FREE = Place(-1, 0.0, 0.0)  # of a host that no plan speaks of: anywhere
 
 
@@ -53,6 +54,10 @@ class RayCluster:
     Args:
         address: ``HOST:PORT`` of a cluster that this machine belongs to; or one that this program started and that
             ends with it. Not looked at where the caller's program works on a cluster already.
+
+    Attributes:
+        address: of its head.
+        lost: done, once it is: nothing starts on it any more, and what was started may live on.
 
     Raises:
         ClusterError: it cannot be reached.
@@ -64,29 +69,21 @@ class RayCluster:
         self._transports: list[RayTransport] = []
         self._closing = contextlib.ExitStack()
         named, folder = (address, None) if isinstance(address, str) else (address.address, address.folder)
+        life: Life | None = None
+        joins = not ray.is_initialized()  # else the caller's program did, which goes on with it
         try:
             if not isinstance(address, str):
                 self._closing.callback(address.close)
-            if not ray.is_initialized():  # else by the caller's program, which goes on with it
-                self._closing.callback(_leave)
+            self._closing.callback(lambda: _leave(life, joins))
+            if joins:
                 _join(named, folder)
-            self._life = _look()
-            self._closing.callback(self._life.close)
+            life = self._life = _look()
+            self.address, self.lost = life.address, life.lost
         except BaseException as error:
             self._closing.close()
             if isinstance(error, Exception):
                 raise ClusterError(unreachable(named, brief(error))) from error
             raise
-
-    @property
-    def address(self) -> str:
-        """Of its head."""
-        return self._life.address
-
-    @property
-    def lost(self) -> Future[ClusterLost]:
-        """Done, once it is: nothing starts on it any more, and what was started may live on."""
-        return self._life.lost
 
     @property
     def here(self) -> str:
@@ -120,7 +117,7 @@ class RayCluster:
 
     def _place(self, plan: Plan, patience: float) -> None:
         self._check_size(plan)
-        bundles = [_resources(bundle.cpus, bundle.gpus) for bundle in plan.bundles]
+        bundles = [bundle.resources for bundle in plan.bundles]
         self._group, until = placement_group(bundles, strategy="PACK"), time.monotonic() + patience
         try:
             while not self._group.wait(min(_LOOK, max(0.0, until - time.monotonic()))):
@@ -133,9 +130,7 @@ class RayCluster:
             self._group = None
             raise
         machines = placement_group_table(self._group)["bundles_to_node_id"]
-        granted = by_machine(plan.bundles, [machines[number] for number in range(len(bundles))])
-        places = {name: replace(one, bundle=granted[one.bundle]) for name, one in plan.places.items()}
-        self.plan = Plan(plan.bundles, places)
+        self.plan = plan.granted([machines[number] for number in range(len(bundles))])
 
     def _check_size(self, plan: Plan) -> None:
         if why := misfit(plan, self.nodes()):
@@ -171,13 +166,11 @@ class RayHost:
         self.name = order.name
         self.seated: Seated | None = None
         self.placed = False  # on a machine
-        strategy = None
-        if place.bundle >= 0:
-            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle)
+        inside = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place.bundle)
         actor = ray.remote(
             num_cpus=place.cpus,
             num_gpus=place.gpus,
-            scheduling_strategy=strategy,
+            scheduling_strategy=inside if place.bundle >= 0 else None,
             concurrency_groups={"control": 1},
             max_restarts=0,
             max_task_retries=0,
@@ -251,10 +244,10 @@ class RayHost:
 
     def gone(self, error: Exception) -> str:
         """How, in words."""
-        who = f"{self.name} (not started yet)"
+        process = "not started yet"
         if self.seated is not None:
-            who = f"{self.name} (process {self.seated.process} on {self.seated.machine})"
-        return f"{who} went with its Ray actor: {brief(error)}"
+            process = f"process {self.seated.process} on {self.seated.machine}"
+        return f"{self.name} ({process}) went with its Ray actor: {brief(error)}"
 
 
 class RayTransport(PackedTransport[RayHost]):
@@ -289,11 +282,7 @@ class RayTransport(PackedTransport[RayHost]):
             ClusterError: the cluster is lost.
         """
         place = self._places.get(spec.name, _FREE)
-        environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
-        if not place.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ""  # those of the machine are others'
-        make = packed((spec.make, spec.args))  # refused here if it cannot travel
-        order = Order(spec.name, make, environment, str(Path.cwd()), self._output)
+        order = order_of(spec, sees_devices=bool(place.gpus), output=self._output)
         host = RayHost(order, place, self._group, self._told)
         with self._told:
             if self._lost:
@@ -348,13 +337,20 @@ class RayTransport(PackedTransport[RayHost]):
             self._hosts.remove(host)
 
 
-def start_head(folder: str, object_store: int) -> str:
-    """A cluster of this machine whose head is this process; its address.
+def check_left() -> None:
+    """Ray is on one cluster at a time.
 
-    Args:
-        folder: for its files.
-        object_store: bytes of shared memory for what travels.
+    Raises:
+        ClusterError: this program has not got away from one.
     """
+    for leaving in _LEAVING:
+        leaving.join(_PATIENCE)
+        if leaving.is_alive():
+            raise ClusterError(NOT_LEFT)
+
+
+def start_head(folder: str, object_store: int) -> str:
+    """A cluster of this machine whose head is this process; its address. ``object_store``: bytes of shared memory."""
     ray.init(
         address="local",
         include_dashboard=False,
@@ -366,8 +362,6 @@ def start_head(folder: str, object_store: int) -> str:
 
 
 def _join(address: str, folder: str | None) -> None:
-    for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")):
-        os.environ.setdefault(name, value)
     with signals_kept():
         ray.init(
             address=address,
@@ -378,9 +372,20 @@ def _join(address: str, folder: str | None) -> None:
         )
 
 
-def _leave() -> None:
-    with signals_kept():
-        ray.shutdown()
+def _leave(life: Life | None, joined: bool) -> None:
+    """Ray waits for a last answer of the head: for ever, if that stands still."""
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    if joined:
+        with signals_kept():
+            leaving.start()
+            while leaving.is_alive() and not (life is not None and life.lost.done()):
+                leaving.join(_MOMENT)
+            leaving.join(_PATIENCE)
+        if leaving.is_alive():
+            atexit.unregister(ray.shutdown)  # it would wait as well
+            _LEAVING.append(leaving)
+    if life is not None:
+        life.close()
 
 
 def _look() -> Life:
@@ -388,10 +393,6 @@ def _look() -> Life:
     me = context.get_node_id()
     (here,) = [node for node in ray.nodes() if node["NodeID"] == me]
     return Life(str(context.gcs_address), f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}")
-
-
-def _resources(cpus: float, gpus: float) -> dict[str, float]:
-    return {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
 
 
 # What `import ray` puts before everything else are old copies of packages that may be installed: behind them.

@@ -128,6 +128,8 @@ def outlive_head() -> None:
     """Called before ray is imported: let this program, and a cluster that it starts, do without a head for as long as
     a step may take. By Ray's default each process ends itself a minute after the head."""
     os.environ.setdefault(OUTLIVING, "86400")
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        os.environ.setdefault(name, "0")
 
 
 def main(descriptor: int) -> None:

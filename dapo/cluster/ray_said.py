@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+NOT_LEFT = (
+    "this program still waits for an answer of a Ray cluster whose head stands still, and Ray joins no other one "
+    "before: give the command in a new program"
+)
+
 
 def brief(error: Exception) -> str:
     """The first words of many."""

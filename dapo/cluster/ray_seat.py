@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dapo.cluster.carried import Content, Rooms
+from dapo.cluster.environment import own_paths
 from dapo.cluster.processes import ProcessHost, ProcessTransport
-from dapo.contracts.remote import HostLost
+from dapo.cluster.served import packed
+from dapo.contracts.remote import HostLost, HostSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,14 @@ class Order:
     environment: Mapping[str, str]
     folder: str  # where the driver works, and relative paths begin
     output: str | None  # folder for what the host prints; its parent, the run's folder, has to be there
+
+
+def order_of(spec: HostSpec, *, sees_devices: bool, output: str | None) -> Order:
+    """The order of a host. What cannot travel is refused here."""
+    environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
+    if not sees_devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # those of the machine are others'
+    return Order(spec.name, packed((spec.make, spec.args)), environment, str(Path.cwd()), output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Whether a process of a cluster lives, seen by a connection to it: it ends with the process, or with the machine.
+"""Whether a process of a cluster lives, seen by connections to it: they end with the process, or with the machine.
 
-Ray says nothing of a head that is gone before it ends the program that waits for it. Nothing here imports it.
+Ray says nothing of a head that is gone before it ends the program that waits for it, and nothing at all of one that
+stands still. Nothing here imports it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import suppress
+from enum import Enum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.words import lost_said
@@ -20,24 +23,38 @@ from dapo.errors import ClusterError
 
 T = TypeVar("T")
 
+
+class _End(Enum):
+    """Of a connection."""
+
+    CLOSED = "there is to be no further look"
+    THEIRS = "the other side ended it"
+    OURS = "it is to be made anew"
+    SILENT = "it was not greeted"
+
+
 _ATTEMPTS = 3  # in a row that find nobody
 _BETWEEN = 1.0  # seconds
 _PATIENCE = 5.0  # seconds of each
+_ANEW = 30.0  # seconds after which a connection is made anew: who stands still greets nobody
+_GREETING = 60.0  # seconds for the greeting of one that has greeted before
 _SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A machine that is cut off or without power ends no connection: the system asks it, and gives it up after 25 s."""
 
 
 class Watch:
-    """A thread that holds a connection, in which nothing is said, and tells once that nobody takes it any more.
+    """A thread that holds a connection and tells once that nobody takes it any more, or that nobody greets it.
 
-    Whoever listens may end a connection that says nothing, as Ray's processes do after two minutes: then it is made
-    anew. A process that is frozen keeps it.
+    Ray's processes greet whoever connects at once (HTTP/2 begins with the server's settings), so each new connection
+    asks whether they work. Where the first one is not greeted, as with TLS, none is waited for: a process that stands
+    still is not seen then.
     """
 
-    def __init__(self, address: str, lost: Callable[[], None]) -> None:
-        """``address``: ``HOST:PORT``; ``lost`` is called in the thread."""
+    def __init__(self, address: str, lost: Callable[[bool], None]) -> None:
+        """``address``: ``HOST:PORT``; ``lost``: called in the thread, with whether the process is there and silent."""
         host, _, port = address.rpartition(":")
         self._address, self._lost = (host.strip("[]"), int(port)), lost
+        self._greets = False
         self._closed, self._closing = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name=f"watch of {address}", daemon=True)
         self._thread.start()
@@ -53,9 +70,13 @@ class Watch:
             while missed < _ATTEMPTS:
                 connection = self._connected()
                 missed = 0 if connection else missed + 1
-                if (connection and self._is_closed_first(connection)) or self._is_closed_within(_BETWEEN):
+                end = self._hold(connection) if connection else _End.THEIRS
+                if end is _End.SILENT:
+                    self._lost(True)
                     return
-            self._lost()
+                if end is _End.CLOSED or (end is _End.THEIRS and self._is_closed_within(_BETWEEN)):
+                    return
+            self._lost(False)
 
     def _connected(self) -> socket.socket | None:
         with suppress(OSError):
@@ -67,20 +88,32 @@ class Watch:
             return connection
         return None
 
-    def _is_closed_first(self, connection: socket.socket) -> bool:
-        """Until the connection ends, or there is to be no further look."""
+    def _hold(self, connection: socket.socket) -> _End:
+        """Until it ends, is to be made anew, or should have been greeted."""
+        waits = self._greets
+        until = time.monotonic() + (_GREETING if waits else _ANEW)
         with connection, selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_READ)
             selector.register(self._closed, selectors.EVENT_READ)
-            while True:
-                if self._closed in [key.fileobj for key, _ in selector.select()]:
-                    return True
-                try:
-                    said = connection.recv(4096)
-                except OSError:
-                    return False
-                if not said:
-                    return False
+            while (left := until - time.monotonic()) > 0:
+                ready = [key.fileobj for key, _ in selector.select(left)]
+                if self._closed in ready:
+                    return _End.CLOSED
+                if not ready:
+                    continue
+                if not self._heard(connection):
+                    return _End.THEIRS
+                self._greets = True
+                if waits:
+                    waits, until = False, time.monotonic() + _ANEW
+        return _End.SILENT if waits else _End.OURS
+
+    @staticmethod
+    def _heard(connection: socket.socket) -> bytes:
+        """What was said; nothing where it has ended."""
+        with suppress(OSError):
+            return connection.recv(4096)
+        return b""
 
     def _is_closed_within(self, seconds: float) -> bool:
         with selectors.DefaultSelector() as selector:
@@ -101,8 +134,8 @@ class Life:
         self.address = address
         self.lost: Future[ClusterLost] = Future()
         self._watches = [
-            Watch(address, partial(self._lose, ClusterLost("head", address))),
-            Watch(machine, partial(self._lose, ClusterLost("machine", address))),
+            Watch(address, partial(self._lose, "head")),
+            Watch(machine, partial(self._lose, "machine")),
         ]
 
     def asked(self, question: Callable[[], T]) -> T:
@@ -132,6 +165,6 @@ class Life:
         for watch in self._watches:
             watch.close()
 
-    def _lose(self, how: ClusterLost) -> None:
+    def _lose(self, part: Literal["head", "machine"], silent: bool) -> None:
         with suppress(InvalidStateError):  # the other one was before
-            self.lost.set_result(how)
+            self.lost.set_result(ClusterLost(part, self.address, silent))

@@ -180,6 +180,7 @@ class ClusterLost:
 
     part: Literal["head", "machine"]  # its gcs_server; the raylet of the driver's own machine
     address: str  # of the head
+    silent: bool = False  # it is there, and does not answer; else it is gone
     kind: Literal["cluster_lost"] = "cluster_lost"
 
 

@@ -17,6 +17,7 @@ def in_a_row(times: int) -> str:
 
 def lost_said(lost: ClusterLost) -> str:
     """How a cluster was lost."""
+    how = "does not answer" if lost.silent else "is gone"
     if lost.part == "head":
-        return f"the head of the Ray cluster at {lost.address} (its gcs_server) is gone"
-    return f"this machine's raylet, its part of the Ray cluster at {lost.address}, is gone"
+        return f"the head of the Ray cluster at {lost.address} (its gcs_server) {how}"
+    return f"this machine's raylet, its part of the Ray cluster at {lost.address}, {how}"

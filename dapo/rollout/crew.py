@@ -13,7 +13,7 @@ from typing import Any
 from dapo.contracts.remote import HostLost, HostSpec, Transport
 from dapo.contracts.types import Key, Metrics, TensorSum, Ticket
 from dapo.errors import EngineError
-from dapo.rollout.member import Flight, Limits, Member, Weights
+from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Weights
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,11 @@ class Crew:
                 self.give_up(member, error, flight)
         heard = {everyone[index].index for index in ready}
         for member in everyone:
-            if member.index not in heard and (late := member.overdue()) is not None:
+            if member.index in heard or (late := member.overdue()) is None:
+                continue
+            if isinstance(late, NoPlaceError) and member.flight is None and self.at_work():
+                member.wait_on()  # nobody waits for it
+            else:
                 self.give_up(member, late, member.flight)
         return landed
 

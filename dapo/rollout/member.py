@@ -158,14 +158,25 @@ class Member:
         now, flight = self.now(), self.flight
         if flight is not None and now >= flight.placed_until:
             flight.placed_until = math.inf
-            if isinstance(self.transport, FindsPlaces) and not self.transport.has_place(self.host):
-                within = f"{self.limits.start:g} s (cluster.start_timeout)"
-                return NoPlaceError(f"no machine had a place for it within {within}")
+            if self._lacks_place():
+                return self._no_place()
         if now < self.due:
             return None
-        if flight is None:
-            return EngineError(f"it did not start within {self.limits.start:g} s (cluster.start_timeout)")
-        return EngineError(f"it did not answer for {self.limits.engine:g} s (cluster.engine_timeout)")
+        if flight is not None:
+            return EngineError(f"it did not answer for {self.limits.engine:g} s (cluster.engine_timeout)")
+        if self._lacks_place():
+            return self._no_place()
+        return EngineError(f"it did not start within {self.limits.start:g} s (cluster.start_timeout)")
+
+    def wait_on(self) -> None:
+        """For a place, as long again as it has waited."""
+        self.until = self.now() + self.limits.start
+
+    def _lacks_place(self) -> bool:
+        return isinstance(self.transport, FindsPlaces) and not self.transport.has_place(self.host)
+
+    def _no_place(self) -> NoPlaceError:
+        return NoPlaceError(f"no machine had a place for it within {self.limits.start:g} s (cluster.start_timeout)")
 
     # ------------------------------------------------------------------ starting
 

@@ -344,15 +344,17 @@ class EnginePool:
         """An engine is gone. Where it had work, that is made again."""
         self._crew.weights.left()
         self._why = f"{member.name} was lost last ({error})"
-        again = self._restarts < self.limits.restarts
-        at_once = again and self.lockstep and member.at_work and not isinstance(error, NoPlaceError)
+        placeless = isinstance(error, NoPlaceError)  # nothing was started
+        waits = placeless and any(other is not member for other in self._crew.at_work())
+        again = waits or self._restarts < self.limits.restarts
+        at_once = again and self.lockstep and member.at_work and not placeless
         replays = at_once and member.journal is not None
         if not replays:
             self._give_back(member, keys_of(flight))
         sent = len(member.owned) - len(member.mail)
         self._tally.loss(sent)
-        self._say_lost(member, error, sent, again=again, at_once=at_once)
-        self._restarts += again
+        self._say_lost(member, error, sent, again=again, at_once=at_once, waits=waits)
+        self._restarts += again and not waits
         try:
             if at_once:
                 self._revive(member, flight, replays)
@@ -370,10 +372,14 @@ class EnginePool:
             del self._owner[request.key]
         self._assign(requests)
 
-    def _say_lost(self, member: Member, error: Exception, sent: int, *, again: bool, at_once: bool) -> None:
+    def _say_lost(
+        self, member: Member, error: Exception, sent: int, *, again: bool, at_once: bool, waits: bool
+    ) -> None:
         others = any(not other.gone for other in self._crew.members if other is not member)
         after = ", and it is not started again: cluster.max_engine_restarts is used up"
-        if again:
+        if waits:
+            after = ", and it is started when there is one"
+        elif again:
             after = f", and it is started again (restart {self._restarts + 1} of at most {self.limits.restarts})"
         if self.lockstep and not at_once and member.at_work:
             after += ". The others do not wait for it: from here on what comes out depends on when it was lost"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,19 @@ from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
 from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.remote import Transport
-from dapo.errors import ClusterError, RecipeError
+from dapo.contracts.words import lost_said
+from dapo.errors import ClusterEnded, ClusterError, DapoError, RecipeError, WithEvidence
 
 if TYPE_CHECKING:
     from dapo.cluster.ray import RayCluster
 
 OUTPUT = "hosts"
 """Folder of a run for what the processes of its ranks and engines print."""
+ELSEWHERE = (
+    "on a cluster that lives (cluster.address=HOST:PORT, or null for one of this machine alone) or with "
+    "launch.backend=local"
+)
+"""What to do about a cluster that was lost."""
 
 
 class Places:
@@ -83,6 +89,18 @@ class Places:
             self._cluster.nodes()
         return self._cluster.lost.result() if self._cluster.lost.done() else None
 
+    @contextmanager
+    def told_if_lost(self) -> Iterator[None]:
+        """Of what is started there: an error that came of the cluster's loss says so, and what to do."""
+        try:
+            yield
+        except DapoError as error:
+            lost = None if isinstance(error, WithEvidence) else self.lost()
+            if lost is None:
+                raise
+            said = f"{lost_said(lost)}, and nothing can be started there: {str(error).rstrip('. ')}"
+            raise ClusterEnded(lost, f"{said}. Give the command again {ELSEWHERE}") from error
+
     def close(self) -> None:
         """Give everything back."""
         self._cluster.close()
@@ -117,6 +135,10 @@ def open_places(recipe: Recipe, *, training: bool = True, engines: bool = True) 
     if missing := missing_ray(recipe):
         raise RecipeError(missing)
     outlive_head()
+    if _is_open():
+        from dapo.cluster.ray import check_left
+
+        check_left()
     address: str | OwnCluster | None = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
     if not address:
         address = "" if _is_open() else OwnCluster()

@@ -139,6 +139,7 @@ class Session:
             places = open_places(recipe, training=training, engines=given.engine is None)
             if places is not None:
                 undo.callback(places.close)
+                undo.enter_context(places.told_if_lost())
                 console.say(places.sentence())
             loaded, facts = _model_of(recipe, console, given, training)
             check_fits(recipe, facts, data, training=training)

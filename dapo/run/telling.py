@@ -26,6 +26,7 @@ from dapo.observe.summary import print_summary
 from dapo.run.engines import describe_engine
 from dapo.run.export import export
 from dapo.run.given import Given
+from dapo.run.places import ELSEWHERE
 
 
 def difference_lines(loaded: LoadedRecipe) -> list[str]:
@@ -113,8 +114,7 @@ def lost_with(lost: ClusterLost, error: Exception, folder: RunFolder, checkpoint
     last = f"The last checkpoint is that of step {steps[-1]}, in {checkpoints.folder}" if steps else "There is none yet"
     return (
         f"{lost_said(lost)}, and a step could not be finished without it: {str(error).rstrip('. ')}. {last}: "
-        f"`{resume_command(folder.path)}` goes on from there, on a cluster that lives (cluster.address=HOST:PORT, or "
-        "null for one of this machine alone) or with launch.backend=local"
+        f"`{resume_command(folder.path)}` goes on from there, {ELSEWHERE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A Ray cluster that is lost in the middle of a run: its head is killed, or Ray's part of the driver's machine."""
+"""A Ray cluster that is lost: its head is killed or stands still, or Ray's part of the driver's machine ends."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from pool_runs import OVER, computed, train
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
-from small_run import assert_none_lost_or_doubled, dapo, groups_by_fate, write_recipe
+from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
+from dapo.cluster import watch
 from dapo.cluster.ray_head import OwnCluster
 from dapo.learner.group import LearnerGroup
 from dapo.loop.stopping import Stopping
 from dapo.observe.metrics import read_metrics
+from dapo.rollout.crew import Crew
 from dapo.rollout.pool import EnginePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
@@ -53,7 +55,7 @@ def own():
 
 
 class Shot:
-    """Kills a process of Ray's, once."""
+    """Kills or freezes a process of Ray's, once."""
 
     def __init__(self, monkeypatch):
         self._before, self.told = set(descendants(os.getpid())), threading.Event()
@@ -66,8 +68,8 @@ class Shot:
 
         monkeypatch.setattr(Stopping, "lose", losing)
 
-    def fire(self, name, *more):
-        """``more``: processes that are killed with it. All that the run started is watched from here on."""
+    def fire(self, name, *more, by=signal.SIGKILL):
+        """``more``: processes that get the same signal. All that the run started is watched from here on."""
         found = descendants(os.getpid())
         for one in found:
             with suppress(ProcessLookupError):  # it was about to end
@@ -75,7 +77,7 @@ class Shot:
                     self.watched.append(os.pidfd_open(one))
         (process,) = [one for one in found if Path(command_of(one).partition(" ")[0]).name == name]
         for one in (process, *more):
-            os.kill(one, signal.SIGKILL)
+            os.kill(one, by)
 
     def wait_for_the_end_of_all(self):
         for descriptor in self.watched:
@@ -104,27 +106,36 @@ def evidence_of(run):
     return status["state"], status["step"], status["evidence"]["kind"], status["evidence"]["part"]
 
 
-def test_a_run_whose_head_is_killed_stops_saved_and_goes_on_as_if_nothing_had_happened(
-    recipe, learner, untouched, monkeypatch, request
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_run_whose_head_is_lost_stops_saved_and_goes_on_as_if_nothing_had_happened(
+    recipe, learner, untouched, how, monkeypatch, request
 ):
-    """On a cluster that the program started, and on one that it joined: the third step is done, with what lives."""
+    """On a cluster that the program started, and on one that it joined: the third step is done, with what lives. It
+    goes on without Ray, or on a cluster that is started for it."""
     joined = [f"cluster.address={request.getfixturevalue('own').address}"] if learner else []
-    shot, run = Shot(monkeypatch), recipe.parent / f"head-{len(learner)}"
+    shot, run = Shot(monkeypatch), recipe.parent / f"head-{how}-{len(learner)}"
 
     def fire():
-        shot.fire(HEAD)
+        shot.fire(HEAD, by=signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         shot.told.wait()
 
     with monkeypatch.context() as patch:
+        patch.setattr(watch, "_ANEW", 1.0)
+        patch.setattr(watch, "_GREETING", 20.0)
         in_the_third_step(patch, fire)
         over = (*OVER, *RAY, *learner, *joined, f"run.name={run.name}", "trainer.steps=4", "checkpoint.every=0")
         dapo("train", recipe, *over, expect=75)
     shot.wait_for_the_end_of_all()
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [0, 1, 2, 3]
     assert evidence_of(run) == ("interrupted", 3, "cluster_lost", "head")
-    assert len(re.findall(r"gcs_server\) is gone: finishing this step .*, then saving", log_of(run))) == 1
+    said = "is gone" if how == "killed" else "does not answer"
+    assert len(re.findall(rf"gcs_server\) {said}: finishing this step .*, then saving", log_of(run))) == 1
     assert "is lost (" not in log_of(run)
-    dapo("train", "--resume", run, "launch.backend=local")
+    over = "cluster.address=null" if learner else "launch.backend=local"
+    stuck = how == "frozen" and learner  # on a cluster that this program did not start, it waits for an answer
+    if stuck:
+        assert "give the command in a new program" in dapo("train", "--resume", run, over, expect=1).stderr
+    dapo("train", "--resume", run, over, own_process=stuck)
     assert computed(read_metrics(run / "metrics.jsonl")) == untouched
     assert_none_lost_or_doubled(run, 4)
 
@@ -168,8 +179,21 @@ def test_a_raylet_of_this_machine_that_is_lost_takes_its_engines_and_the_run_is_
     assert "this machine's raylet, its part of the Ray cluster at" in error
     assert f"The last checkpoint is that of step 2, in {run / 'checkpoints'}: " in error
     assert evidence_of(run) == ("failed", 2, "cluster_lost", "machine")
-    dapo("train", "--resume", run, "launch.backend=local")
-    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(5))
-    fates = groups_by_fate(run)  # without those that were judged before the end: they stand in stopped/
-    assert sum(fate.count("trained") for fate in fates.values()) == 4 * 4
-    assert all(sum(one != "carried" for one in fate) <= 1 for fate in fates.values())
+    dapo("train", "--resume", run)  # on a new cluster
+    assert_none_lost_or_doubled(run, 4)
+
+
+def test_a_head_that_is_lost_while_engines_start_is_named_in_the_error(recipe, monkeypatch):
+    shot, start, run = Shot(monkeypatch), Crew.open, recipe.parent / "at-the-start"
+
+    def losing(crew):
+        shot.fire(HEAD)
+        start(crew)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Crew, "open", losing)
+        said = dapo("train", recipe, *OVER, *RAY, f"run.name={run.name}", expect=1).stderr
+    shot.wait_for_the_end_of_all()
+    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "(its gcs_server) is gone, and nothing can be started there: an engine did not start: engine-0 " in error
+    assert "Give the command again on a cluster that lives (cluster.address=HOST:PORT, or null for" in error

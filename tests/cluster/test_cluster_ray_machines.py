@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from contextlib import suppress
+import time
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import Key, SampleRequest, SamplingParams
 from dapo.learner.group import LearnerGroup
 from dapo.rollout.host import EngineHost
+from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
@@ -66,40 +68,88 @@ def cluster(head, machine):
     made.close()
 
 
-def test_a_machine_that_is_lost_is_an_engine_lost(cluster, machine, tmp_path, caplog):
+@pytest.fixture
+def pool(cluster, tmp_path):
+    """An engine on each machine, which takes all of it; both have version 1."""
     assert not cluster.one_machine
     names = ["engine-0", "engine-1"]
     cluster.place(plan_places([], names, cpus=float(CPUS), colocate=False), 600.0)
     transport = cluster.transport(tmp_path / "output")
-    pool = EnginePool(
-        transport, [HostSpec(name, EngineHost, (NumberEngine, 3)) for name in names], GATE, lockstep=False
-    )
-    pool.load(ticket(1))
-    away = away_of(pool, machine)
-    process = away.facts.process
-    watched = os.pidfd_open(process)
+    hosts = [HostSpec(name, EngineHost, (NumberEngine, 3)) for name in names]
+    made = EnginePool(transport, hosts, GATE, lockstep=False, limits=Limits(restarts=1))
+    made.load(ticket(1))
+    yield made
+    made.close()
+
+
+def ask(pool, first=0):
+    """Groups of three, of many lengths."""
     asked = [
         SampleRequest(Key("train", g, i), np.array([5, 6]), SamplingParams(max_tokens=1 + (7 * g + i) % 29), 9 * g + i)
-        for g in range(8)
+        for g in range(first, first + 8)
         for i in range(3)
     ]
     pool.submit(asked)
-    assert away.owned
-    os.kill(machine.raylet, signal.SIGKILL)
-    wait_for_end(watched)  # a quick engine would be done before it is ended
+    return asked
+
+
+def assert_whole(pool, asked):
+    """Each response comes once, with its own tokens."""
     events = []
     while came := pool.poll():
         events += came
     found = {event.key: event.token_ids.tolist() for event in events}
     assert len(events) == len(asked)
     assert found == {r.key: [token(r.seed, t) for t in range(r.sampling.max_tokens)] for r in asked}
+
+
+def lose(machine, process):
+    """Its raylet, and what is watched of it."""
+    watched = os.pidfd_open(process)
+    os.kill(machine.raylet, signal.SIGKILL)
+    wait_for_end(watched)  # a quick engine would be done before it is ended
+
+
+def test_a_machine_that_is_lost_is_an_engine_lost(pool, machine, caplog):
+    away = away_of(pool, machine)
+    process = away.facts.process
+    asked = ask(pool)
+    assert away.owned
+    lose(machine, process)
+    assert_whole(pool, asked)
     assert pool.metrics()["cluster/engine_losses"] == 1
     (line,) = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
     assert line.startswith(f"{away.name} is lost ({away.name} (process {process} on ")
     assert "\n" not in line
     assert pool.checksums() == sums(1)
     assert away.index not in pool.members()  # there is no room for another one, and the others go on
-    pool.close()
+
+
+def test_a_machine_that_comes_back_gets_its_engine_again(pool, head, machine):
+    """Later than an engine is waited for; with the weights of then."""
+    away = away_of(pool, machine)
+    asked, long = ask(pool), away.limits
+    away.limits = replace(long, start=5.0)
+    lose(machine, away.facts.process)
+    assert_whole(pool, asked)
+    pool.load(ticket(2))
+    away.limits, overdue, group = long, away.until, 8
+    while away.until == overdue:  # it has waited in vain
+        assert_whole(pool, ask(pool, group))
+        group += 8
+        time.sleep(0.1)
+    with closing(join(head.address)) as back:
+        while len(pool.members()) < 2:
+            assert_whole(pool, ask(pool, group))
+            group += 8
+            time.sleep(0.1)
+        assert on(back, away.facts.process)
+        assert pool.checksums_each() == dict.fromkeys((0, 1), sums(2))
+        asked = ask(pool, group)
+        assert away.owned
+        assert_whole(pool, asked)
+        assert pool.metrics()["cluster/engine_losses"] == 1
+        pool.close()
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +203,7 @@ def test_a_run_goes_on_without_a_machine(recipe, head, machine, monkeypatch, how
     assert len(others) == lockstep
     if lockstep:
         assert "no machine had a place for it within 5 s (cluster.start_timeout)" in others[0]
-        assert "are made again by the other engines, and it is not started again" in others[0]
+        assert "are made again by the other engines, and it is started when there is one" in others[0]
         assert "The others do not wait for it" in others[0]
     if how == "cut off":  # when it comes to itself again, it is not wanted any more, and knows it
         for one in machine.processes:

@@ -111,12 +111,23 @@ def assert_metrics_are_defined(path: Path) -> None:
 
 
 def groups_by_fate(run: Path) -> dict[int, list[str]]:
-    """Each group's dispositions over the steps of a run, in order; a carried one has several."""
+    """Each group's dispositions over the steps of a run, in order; a carried one has several.
+
+    Of a step that could not be completed, those that it had discarded are in the table of where it stopped alone.
+    """
     fates: dict[int, list[str]] = {}
     for file in sorted((run / "rollouts").iterdir()):
-        for group, fate in {r["group"]: r["disposition"] for r in read_rollouts(file).to_pylist()}.items():
+        for group, fate in _fates_in(file).items():
             fates.setdefault(group, []).append(fate)
+    for file in sorted((run / "stopped").glob("*.parquet")):
+        for group, fate in _fates_in(file).items():
+            if fate == "discarded":
+                fates.setdefault(group, []).append(fate)
     return fates
+
+
+def _fates_in(file: Path) -> dict[int, str]:
+    return {row["group"]: row["disposition"] for row in read_rollouts(file).to_pylist()}
 
 
 def assert_none_lost_or_doubled(run: Path, steps: int) -> None:

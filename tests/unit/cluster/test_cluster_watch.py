@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -46,17 +47,53 @@ def process(monkeypatch):
 def test_the_end_of_the_process_is_told_once(process):
     told = []
     gone = threading.Event()
-    watching = Watch(process.address, lambda: (told.append(True), gone.set()))
+    watching = Watch(process.address, lambda silent: (told.append(silent), gone.set()))
     process.kill(process.take())
     gone.wait()
     watching.close()
     watching.close()
-    assert told == [True]
+    assert told == [False]
+
+
+def test_who_greeted_and_does_not_any_more_stands_still(process, monkeypatch):
+    """As a process that gets no time: the system takes the connection for it."""
+    monkeypatch.setattr(watch, "_GREETING", 0.0)
+    told: Future[bool] = Future()
+    watching = Watch(process.address, told.set_result)
+    first = process.take()
+    first.sendall(b"settings")
+    first.close()
+    assert told.result() is True
+    watching.close()
+
+
+def test_a_connection_is_made_anew_to_be_greeted_again(process, monkeypatch):
+    monkeypatch.setattr(watch, "_ANEW", 0.01)
+    told = []
+    watching = Watch(process.address, told.append)
+    for _ in range(10):
+        connection = process.take()
+        with suppress(OSError):  # the very first may have been left by then
+            connection.sendall(b"settings")
+    watching.close()
+    assert told == []
+
+
+def test_where_nobody_greets_no_greeting_is_missed(process, monkeypatch):
+    """With TLS the other side speaks second."""
+    monkeypatch.setattr(watch, "_ANEW", 0.0)
+    monkeypatch.setattr(watch, "_GREETING", 0.0)
+    told = []
+    watching = Watch(process.address, told.append)
+    for _ in range(5):
+        process.take()
+    watching.close()
+    assert told == []
 
 
 def test_a_connection_that_ends_is_made_anew_and_what_is_said_there_is_dropped(process):
     told = []
-    watching = Watch(process.address, lambda: told.append(True))
+    watching = Watch(process.address, told.append)
     for _ in range(5):
         connection = process.take()
         connection.sendall(b"settings")
@@ -97,6 +134,19 @@ def test_who_asks_a_cluster_hears_it_or_that_it_is_lost(process):
             life.asked(never.wait)
         life.close()
         assert life.lost.result() == ClusterLost("head", process.address)
+
+
+def test_a_head_that_stands_still_is_told_from_one_that_is_gone(process, monkeypatch):
+    monkeypatch.setattr(watch, "_GREETING", 0.0)
+    with ExitStack() as stack:
+        life = Life(process.address, Process(stack).address)
+        first = process.take()
+        first.sendall(b"settings")
+        first.close()
+        assert life.lost.result() == ClusterLost("head", process.address, silent=True)
+        with pytest.raises(ClusterError, match=r"\(its gcs_server\) does not answer"):
+            life.asked(list)
+        life.close()
 
 
 def test_a_lost_raylet_of_this_machine_is_another_reason(process):

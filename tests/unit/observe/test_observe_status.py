@@ -133,6 +133,7 @@ def test_how_a_run_ended_is_told_and_the_error_goes_on(path, error, state, said)
         OutOfTime(1.5, 5e3, 40.0),
         ClusterLost("head", "192.0.2.1:6379"),
         ClusterLost("machine", "192.0.2.1:6379"),
+        ClusterLost("head", "192.0.2.1:6379", silent=True),
     ],
 )
 def test_an_end_before_the_last_step_is_written_as_data(path, ending):

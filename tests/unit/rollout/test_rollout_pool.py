@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 
 import numpy as np
 import pytest
@@ -238,18 +237,28 @@ def test_an_engine_lost_in_another_call_comes_back(method, lockstep):
     assert pool.metrics()["cluster/engine_losses"] == len(transport.faults) >= 1
 
 
+class Full(FaultyTransport):
+    """Hosts that are started when one was lost find no place."""
+
+    def __init__(self, first):
+        super().__init__(
+            lambda name, called: first(name, called) or ("freeze" if self.faults and called == "describe" else None)
+        )
+
+    def has_place(self, host):
+        return id(host) not in self.frozen
+
+    def make_room(self):
+        self.fault = lambda name, called: None
+        self.frozen.clear()
+
+
 @pytest.mark.parametrize("method", ["turn", "abort", "checksums", "load"])
 def test_in_lockstep_an_engine_without_room_is_not_waited_for(method, caplog):
     """Lost in a call; no machine has a place for the new one. When there is one, it comes back."""
     first = Once("engine-1", method, "before", 2 if method == "load" else 1)
 
-    class Full(FaultyTransport):
-        def has_place(self, host):
-            return id(host) not in self.frozen
-
-    transport = Full(
-        lambda name, called: first(name, called) or ("freeze" if transport.faults and called == "describe" else None)
-    )
+    transport = Full(first)
     pool = make_pool(2, 2, transport=transport, lockstep=True, limits=Limits(start=60.0), now=transport.watch)
     requests = work()
     pool.submit(requests)
@@ -270,15 +279,61 @@ def test_in_lockstep_an_engine_without_room_is_not_waited_for(method, caplog):
     assert len(lost) == 2
     assert "made again, and it is started again (restart 1 of at most 10)" in lost[0]
     assert "no machine had a place for it within 60 s (cluster.start_timeout)" in lost[1]
-    assert re.search(r"by the other engines.*restart 2", lost[1])
-    assert "The others do not wait for it" in lost[1]
+    assert "are made again by the other engines, and it is started when there is one. The others do not" in lost[1]
 
-    transport.fault = lambda name, called: None
-    transport.frozen.clear()
+    transport.make_room()
     pool.submit(again := [request(g, 0, 30) for g in range(20, 26)])
     check_whole(again, [*drain(pool).values()])
     assert pool.members() == [0, 1]
     assert pool.checksums_each() == dict.fromkeys((0, 1), sums(pool.version))
+
+
+def test_an_engine_waits_for_a_place_as_long_as_others_work(caplog):
+    """Hours, if need be: that costs no restart, and it has the weights of then when it comes."""
+    transport = Full(Once("engine-1", "turn", "before"))
+    limits = Limits(start=60.0, restarts=1)
+    pool = make_pool(2, 2, transport=transport, limits=limits, now=transport.watch)
+    for version in range(1, 6):
+        pool.submit(requests := work())
+        ended = []
+        while events := pool.poll():
+            ended += events
+            transport.watch.seconds += 3600.0
+        check_whole(requests, ended)
+        assert pool.members() == [0]
+        pool.load(ticket(version))
+    transport.make_room()
+    pool.submit(again := [request(g, 0, 30) for g in range(20, 26)])
+    check_whole(again, [*drain(pool).values()])
+    assert pool.members() == [0, 1]
+    assert pool.checksums_each() == dict.fromkeys((0, 1), sums(5))
+    assert pool.metrics()["cluster/engine_losses"] == 1
+    assert len([record for record in caplog.records if "is lost" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("engines", [1, 2])
+def test_where_nobody_works_a_place_is_waited_for_with_an_end(engines, lockstep):
+    transport = Full(lambda name, called: "before" if called == "turn" else None)
+    limits = Limits(start=60.0, restarts=3)
+    pool = make_pool(*[2] * engines, transport=transport, lockstep=lockstep, limits=limits, now=transport.watch)
+    pool.submit(work())
+    with pytest.raises(EngineError, match=r"no engine .*no machine had a place .* at most 3 restarts .* 3 were made"):
+        drain(pool)
+    assert transport.watch.seconds == {1: 180.0, 2: 120.0}[engines]  # both wait at the same time
+
+
+def test_an_engine_in_lockstep_waits_for_a_place_when_its_restarts_are_used_up():
+    transport = Full(Once("engine-1", "turn", "before"))
+    limits = Limits(start=60.0, restarts=1)
+    pool = make_pool(2, 2, transport=transport, lockstep=True, limits=limits, now=transport.watch)
+    pool.submit(work())
+    check_whole(work(), [*drain(pool).values()])
+    assert pool.members() == [0]
+    transport.make_room()
+    pool.submit(again := [request(g, 0, 30) for g in range(20, 26)])
+    check_whole(again, [*drain(pool).values()])
+    assert pool.members() == [0, 1]
 
 
 @pytest.mark.parametrize("lockstep", [True, False])

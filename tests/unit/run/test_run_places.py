@@ -11,7 +11,7 @@ import torch
 from dapo.cluster.placement import Bundle, Node
 from dapo.config.load import recipe_from_dict
 from dapo.contracts.evidence import ClusterLost
-from dapo.errors import ClusterError, ModelError, RecipeError
+from dapo.errors import ClusterEnded, ClusterError, EngineError, ModelError, RecipeError
 from dapo.observe.console import Console
 from dapo.run import session
 from dapo.run.given import Given
@@ -100,6 +100,25 @@ def test_a_loss_is_told_and_looked_for():
     assert (places.lost(), told) == (cluster.dies, [cluster.dies])
     places.tell(told.append)  # late
     assert told == [cluster.dies] * 2
+
+
+def test_what_fails_because_the_cluster_was_lost_says_so_and_what_to_do():
+    cluster = Cluster(Node("a", 2.0, 0))
+    places = Places(cluster, recipe())
+    with pytest.raises(EngineError, match="too slow"), places.told_if_lost():
+        raise EngineError("too slow")
+    cluster.dies = ClusterLost("head", "a:1")
+    with pytest.raises(ClusterEnded) as raised, places.told_if_lost():
+        raise EngineError("engine-0 did not start.")
+    assert raised.value.evidence == cluster.dies
+    assert str(raised.value) == (
+        "the head of the Ray cluster at a:1 (its gcs_server) is gone, and nothing can be started there: engine-0 did "
+        "not start. Give the command again on a cluster that lives (cluster.address=HOST:PORT, or null for one of this "
+        "machine alone) or with launch.backend=local"
+    )
+    with pytest.raises(ClusterEnded) as again, places.told_if_lost():  # by what is within
+        raise raised.value
+    assert again.value is raised.value
 
 
 def test_beside_an_engine_of_the_callers_own_only_the_learner_takes_places():
