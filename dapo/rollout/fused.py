@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +56,14 @@ def why_not(model: Any) -> str | None:
     if not isinstance(getattr(projection, "base_layer", projection), nn.Linear):  # below an adapter
         return "its projections are not plain linear layers"
     return None
+
+
+class Turns(NamedTuple):
+    """Rotations of a step's tokens, complex."""
+
+    queries: Tensor  # [rows, 1, d/2], scaled by 1/sqrt(d)
+    keys: Tensor  # [rows, 1, d/2]
+    both: Tensor | None  # [rows, heads + kv heads, d/2]: those, then these; None in float32, which turns in place
 
 
 def _pairs(heads: int, d: int, device: torch.device) -> Tensor:
@@ -131,17 +139,26 @@ class _Layer:
             return x / length
         return F.rms_norm(x, x.shape[1:], self.norms[which], self.eps)
 
-    def forward(self, stream: Tensor, rope: tuple[Tensor, Tensor], index: int, attend: Attend) -> None:
-        """Add this layer's contribution to the residual stream [rows, width (+ 1 when folded)], in place."""
-        x, d, nq = stream[:, : self.qkv_t.shape[0]], self.head_dim, self.heads
-        h = self._norm(stream, x, 0)
-        qkv = torch.mm(h, self.qkv_t) if self.qkv_bias is None else torch.addmm(self.qkv_bias, h, self.qkv_t)
-        by_head = qkv.view(-1, nq + 2 * self.kv_heads, d)
-        q, k = by_head[:, :nq], by_head[:, nq : nq + self.kv_heads]
+    def _rotated(self, by_head: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+        """Queries [rows, heads, d], and keys with values [rows, 2 x kv heads, d]: a part of ``by_head``."""
+        d, nq = self.head_dim, self.heads
+        q, k, kv = by_head[:, :nq], by_head[:, nq : nq + self.kv_heads], by_head[:, nq:]
         if self.head_norms[0] is not None:
             q = F.rms_norm(q, (d,), self.head_norms[0], self.head_eps)
             k.copy_(F.rms_norm(k, (d,), self.head_norms[1], self.head_eps))
-        out = attend(index, _rotate(q, rope[0]), _rotate_(k, rope[1], by_head[:, nq:]))
+        elif turns.both is not None:  # a launch each for queries and keys together, on a card
+            both = torch.view_as_real(_complex(by_head[:, : nq + self.kv_heads]) * turns.both).flatten(-2)
+            k.copy_(both[:, nq:])
+            return both[:, :nq].to(by_head.dtype), kv
+        return _rotate(q, turns.queries), _rotate_(k, turns.keys, kv)
+
+    def forward(self, stream: Tensor, turns: Turns, index: int, attend: Attend) -> None:
+        """Add this layer's contribution to the residual stream [rows, width (+ 1 when folded)], in place."""
+        x = stream[:, : self.qkv_t.shape[0]]
+        h = self._norm(stream, x, 0)
+        qkv = torch.mm(h, self.qkv_t) if self.qkv_bias is None else torch.addmm(self.qkv_bias, h, self.qkv_t)
+        by_head = qkv.view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
+        out = attend(index, *self._rotated(by_head, turns))
         x.addmm_(out, self.o_t)
         if self.o_bias is not None:
             x.add_(self.o_bias)
@@ -177,7 +194,7 @@ def _rotate_(x: Tensor, turn: Tensor, result: Tensor) -> Tensor:
     if x.dtype == torch.float32:
         _complex(x).mul_(turn)
     else:
-        x.copy_(_rotate(x, turn))
+        x.copy_(torch.view_as_real(_complex(x) * turn).flatten(-2))
     return result
 
 
@@ -248,10 +265,15 @@ class FusedDecoder:
             if self._graphs is not None:
                 self._graphs.weights_at(self._addresses())
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._rope[0].index_select(0, positions), self._rope[1].index_select(0, positions)
+    def _turns(self, positions: Tensor) -> Turns:
+        queries, keys = (table.index_select(0, positions) for table in self._rope)
+        if self._folded:
+            return Turns(queries, keys, None)
+        layer = self._layers[0]
+        both = torch.cat([queries.expand(-1, layer.heads, -1), keys.expand(-1, layer.kv_heads, -1)], dim=1)
+        return Turns(queries, keys, both)
 
-    def _forward(self, tokens: Tensor, turns: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def _forward(self, tokens: Tensor, turns: Turns, attend: Attend) -> Tensor:
         x = F.embedding(tokens, self._model.embed_tokens.weight)
         stream, width = x, x.shape[1]
         if self._folded:

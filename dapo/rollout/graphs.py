@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: some 500 launches become one.
+"""Decode steps as CUDA graphs: some 430 launches (18 in each of 24 layers) become one.
 
 A graph repeats what was recorded, at the addresses and in the shapes that it was recorded with. So a step takes its
 tokens from one place and leaves its hidden states in another, and rows are rounded up (:func:`rounded`): rows that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo.models import agreement, precision
 from dapo.models.probe import probe
@@ -163,3 +164,21 @@ def test_without_memory_for_it_the_fixed_tolerance_decides(fresh, monkeypatch):
     assert agreement.float32_outputs(loaded, input_ids=torch.ones(1, 2, dtype=torch.int64)) is None
     off = agreement.disagreement(loaded, torch.ones(3), torch.zeros(3), (1, 1), lambda: None)
     assert off == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("architecture", "turned"), [("qwen2", 1), ("llama", 1), ("qwen3", 2)])
+def test_queries_and_keys_are_turned_together(fresh, architecture, turned):
+    """A kernel less is a launch less in every layer of every step; norms of each head (Qwen3) come in between."""
+    loaded = fresh(architecture, dtype=torch.bfloat16, num_hidden_layers=3)
+    decoder, seen = FusedDecoder(loaded), []
+
+    class Listen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten.mul.Tensor and made.is_complex():
+                seen.append(made.shape)
+            return made
+
+    with torch.no_grad(), Listen():
+        decoder.prefill(torch.arange(3, 9)[None], [6])
+    assert len(seen) == 3 * turned
