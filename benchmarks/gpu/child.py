@@ -112,6 +112,13 @@ def tidy(device: str) -> bool:
     return True
 
 
+def warm(modules: Sequence[str]) -> None:
+    """Import ``modules``. What goes wrong is the parts' to tell, each of its own."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+
+
 def find_device(wanted: str) -> tuple[str, str]:
     """Device and the card's name ("" without one)."""
     import torch
@@ -151,6 +158,7 @@ def main() -> None:
         def tell(row: Row) -> None:
             report.write(json.dumps(row) + "\n")
 
+        warm(getattr(plan, "WARM", ()))
         device, card = getattr(plan, "find_device", find_device)(order["device"])  # tests bring devices of their own
         why = "" if card or order["device"] == "cpu" else getattr(plan, "why_no_card", why_no_card)()
         tell({"event": "hello", "device": device, "card": card, "why": why})

@@ -43,6 +43,14 @@ def _part(kind: Kind, name: str, seconds: float, target: str, shows: str, **opti
     return Part(name, kind, seconds, shows, f"benchmarks.gpu.{target}", arguments, **options)  # type: ignore[arg-type]
 
 
+# Read before the first part's time begins: from a cold disk these take longer than most parts may.
+WARM = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.mistral.modeling_mistral",
+    "transformers.generation.utils",
+)
 _RECIPE = tuple(core_dependencies().values())  # a run from a recipe imports all of them
 _VLLM = "`make test-vllm` rehearses it, in an environment of its own"
 
@@ -53,7 +61,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "benchmark",
         "card_limits",
-        20,
+        30,
         "limits:card_limits",
         "bandwidth and matrix peak of this card: what the rest is held against",
     ),
@@ -67,7 +75,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "learner_bfloat16",
-        20,
+        30,
         "check_learner:learner_against_reference",
         "log-probabilities, gradient, AdamW step with float32 masters, against float32",
         arguments={"dtype": "bfloat16"},
@@ -75,7 +83,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "learner_float32",
-        20,
+        30,
         "check_learner:learner_against_reference",
         "the same in float32",
         arguments={"dtype": "float32"},
@@ -83,16 +91,16 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "engine_logprobs",
-        20,
+        30,
         "check_engine:engine_logprobs",
         "the embedded engine's log-probabilities are the learner's, in bfloat16 and float32",
     ),
-    _part("check", "greedy", 20, "check_engine:greedy", "greedy decoding gives the tokens of transformers' generate"),
-    _part("check", "samples", 15, "check_engine:samples", "tokens are drawn with the model's probabilities"),
+    _part("check", "greedy", 30, "check_engine:greedy", "greedy decoding gives the tokens of transformers' generate"),
+    _part("check", "samples", 25, "check_engine:samples", "tokens are drawn with the model's probabilities"),
     _part(
         "check",
         "biased_keys",
-        20,
+        30,
         "check_engine:biased_keys",
         "attention scores with large offsets do not round the engine away from the model",
     ),
@@ -124,18 +132,18 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "prompt_gradient",
-        15,
+        25,
         "check_attention:prompt_gradient",
         "the gradient of a prompt shared by sixteen responses, twice",
     ),
     _part(
         "check",
         "checkpointing",
-        20,
+        30,
         "check_learner:checkpointing",
         "activation checkpointing changes memory and not the gradient",
     ),
-    _part("check", "fp32_head", 15, "check_learner:fp32_head", "fp32_head gives float32 logits and gradients"),
+    _part("check", "fp32_head", 25, "check_learner:fp32_head", "fp32_head gives float32 logits and gradients"),
     _part(
         "check",
         "large_vocabulary",
@@ -143,32 +151,32 @@ PLAN: tuple[Part, ...] = (
         "check_learner:large_vocabulary",
         "a vocabulary of 152,000: memory, the head's gradient, save and go on",
     ),
-    _part("check", "resume", 15, "check_learner:resume", "a learner that was saved and loaded goes on alike"),
+    _part("check", "resume", 25, "check_learner:resume", "a learner that was saved and loaded goes on alike"),
     _part(
         "check",
         "publish_keep",
-        15,
+        25,
         "check_engine:publish_keep",
         "new weights under live responses: versions, and log-probabilities afterwards",
     ),
     _part(
         "check",
         "matmul_precision",
-        20,
+        30,
         "check_engine:matmul_precision",
         "the engine starts with every model.matmul_precision",
     ),
     _part(
         "check",
         "cache_memory",
-        20,
+        30,
         "check_engine:cache_memory",
         "the key-value cache stays inside the card with responses of 1,100 tokens",
     ),
     _part(
         "check",
         "synchronisations",
-        15,
+        25,
         "check_engine:synchronisations",
         "how often a decode step waits for the card",
         card="a CPU has nothing to wait for",
@@ -176,7 +184,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "graphs",
-        20,
+        30,
         "check_engine:graphs",
         "decode steps as CUDA graphs give the tokens of steps that run as they are",
     ),
@@ -190,7 +198,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "cpu_offload",
-        20,
+        30,
         "check_learner:cpu_offload",
         "a rank whose slices live in the processor's memory makes the same step",
         needs=SCHEMA,
@@ -198,7 +206,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "float32_memory",
-        15,
+        25,
         "check_attention:float32_memory",
         "peak memory of packed attention in float32 with grouped heads",
         card="a CPU does not count its tensors' bytes",

@@ -15,7 +15,8 @@ import parts_for_tests
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.plan import PLAN, REHEARSAL_SECONDS, TOTAL_SECONDS
+from benchmarks.gpu.child import installed, warm
+from benchmarks.gpu.plan import PLAN, REHEARSAL_SECONDS, TOTAL_SECONDS, WARM
 from benchmarks.gpu.results import Results, folder_for
 from benchmarks.gpu.room import Room
 from benchmarks.gpu.runner import Runner
@@ -163,6 +164,11 @@ def test_the_plan_fits_into_nine_minutes_and_starts_with_what_tells_most():
         if part.name in ("decode_0.5b", "learn_7b_layers"):
             assert reached + part.seconds < TOTAL_SECONDS
         reached += part.seconds
+
+
+def test_what_is_read_before_the_first_part_is_there_and_may_fail():
+    assert all(installed(module) for module in WARM)
+    warm(["no.such.module", "benchmarks.gpu.plan"])
 
 
 def test_bounds_are_two_sided_and_nan_lies_between_none():
