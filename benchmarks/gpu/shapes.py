@@ -100,5 +100,5 @@ def make_loaded(shape: Shape, device: str, dtype: str, *, checkpointing: bool = 
     if (reason := probe(loaded)) is not None:
         raise ModelError(f"{shape.name} {reason}")
     model.set_attn_implementation(attention.NAME)
-    _quiet(model, checkpointing)
+    _quiet(model, "full" if checkpointing else "none")
     return loaded

@@ -17,6 +17,8 @@ from benchmarks.gpu.child import call
 from benchmarks.gpu.plan import PLAN
 from benchmarks.gpu.room import Room
 from benchmarks.gpu.settings import learner_settings, plain_defaults
+from benchmarks.gpu.shapes import REHEARSED as SHAPE
+from benchmarks.gpu.shapes import make_loaded
 from dapo.config.schema import Learner
 from dapo.learner import optimizer
 from dapo.models import packed_attention
@@ -82,6 +84,14 @@ def test_parts_run_with_torch_transformers_numpy_and_safetensors_alone(missing, 
     left_out = {name: said for name, said in ends.items() if said.strip() != "passed"}
     assert left_out.keys() == {"cpu_offload", "dapo_step"}, left_out
     assert all(said.startswith("skipped not installed here: ") for said in left_out.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_of_a_shape_recomputes_where_it_is_asked_to(checkpointing):
+    """In training mode with checkpointing transformers' ``generate`` goes without its cache: no baseline at all."""
+    model = make_loaded(SHAPE, "cpu", "bfloat16", checkpointing=checkpointing).model
+    assert model.is_gradient_checkpointing is checkpointing
+    assert model.training is checkpointing
 
 
 # ---------------------------------------------------------------------- planted bugs
