@@ -89,9 +89,7 @@ def test_parts_run_with_torch_transformers_numpy_and_safetensors_alone(missing, 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_model_of_a_shape_recomputes_where_it_is_asked_to(checkpointing):
     """In training mode with checkpointing transformers' ``generate`` goes without its cache: no baseline at all."""
-    model = make_loaded(SHAPE, "cpu", "bfloat16", checkpointing=checkpointing).model
-    assert model.is_gradient_checkpointing is checkpointing
-    assert model.training is checkpointing
+    assert make_loaded(SHAPE, "cpu", "bfloat16", checkpointing=checkpointing).model.training is checkpointing
 
 
 # ---------------------------------------------------------------------- planted bugs

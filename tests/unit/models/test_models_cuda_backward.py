@@ -14,18 +14,26 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.gpu.made import make_rows as benchmark_rows
+from benchmarks.gpu.shapes import PUBLISHED, config_of
+from benchmarks.gpu.speed_learner import layer_sizes
 from dapo.algorithms.objective import clip_objective
 from dapo.config.schema import Learner
 from dapo.contracts.types import Row
 from dapo.learner import step
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.step import PolicyStep
-from dapo.models import policy
+from dapo.models import attention, policy
 from dapo.models.load import load_model
+from dapo.models.loaded import LoadedModel
+from dapo.models.memory import layer_bytes
+from dapo.models.packing import pack
+from dapo.models.policy import Policy
 from dapo.models.tiny import make_tiny_model
 
 NOWHERE = torch.device("meta")
 WORDS, WIDTH = 80, 64
+HALF_BILLION = PUBLISHED["0.5b"]
 
 
 class Listen(TorchDispatchMode):
@@ -94,6 +102,41 @@ def test_gradients_of_every_parameter_come_and_add_up_in_float32(tmp_path, monke
         forward = layers * passes * (2 if checkpointing == "full" else 1)
         assert heard.calls["torch_attn._varlen_attn.default"] == forward
         assert heard.calls["torch_attn._varlen_attn_backward.default"] == layers * passes
+
+
+def kept_bytes(layers, monkeypatch):
+    """What autograd saves of one micro-batch through Qwen2.5-0.5B's shape with so many layers, weights aside."""
+    from transformers import AutoModelForCausalLM
+
+    with NOWHERE:
+        model = AutoModelForCausalLM.from_config(
+            config_of(HALF_BILLION.with_layers(layers)), dtype=torch.bfloat16
+        ).eval()
+    attention.register()
+    model.set_attn_implementation(attention.NAME)
+    loaded = LoadedModel(model, None, (1,), 0, NOWHERE, torch.bfloat16, packed=True)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta"))
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept, alive = {}, []
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
+            alive.append(tensor)  # else its address comes again
+        return tensor
+
+    batch = pack(benchmark_rows(1000, 2, 8, 128, 1024, equal=True), NOWHERE)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        Policy(loaded)(batch)
+    return sum(kept.values()), batch.input_ids.numel()
+
+
+def test_what_a_card_keeps_of_a_layer_is_what_is_counted(monkeypatch):
+    """The variable-length kernel keeps other tensors than a CPU's attention: keys and values of shared prompts several
+    times."""
+    (two, tokens), (one, _) = kept_bytes(2, monkeypatch), kept_bytes(1, monkeypatch)
+    assert (two - one) / tokens == pytest.approx(layer_bytes(layer_sizes(HALF_BILLION), 2), rel=0.005)
 
 
 @pytest.mark.parametrize("chunk", [2**27, 1], ids=["at once", "in chunks"])
