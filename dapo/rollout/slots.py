@@ -18,7 +18,7 @@ what it trains on, and an evaluation for a whole set. The cache of slots that no
 generates, of what is free beside the learner's own, and none while the learner works (the engine sleeps). `dapo check`
 counts all of it; ``rollout.slots`` bounds it.
 """
-_SAMPLING = 24  # bytes for each slot and word while a token is drawn: logits, log-softmax, exponentials, float64 sums
+_SAMPLING = 24  # bytes for each slot and word while a token is drawn: logits in two types and what is made of them
 _SPARE = 0.9  # share of the free memory that may be planned; the rest is the allocator's
 
 
