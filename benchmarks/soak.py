@@ -1,0 +1,322 @@
+"""A small cluster left alone: the quickstart over Ray for an hour, while engines and ranks are killed and frozen.
+
+    python benchmarks/soak.py                               # an hour, a loss about every two minutes
+    python benchmarks/soak.py --minutes 5 --every 30        # five minutes, a loss about every half a minute
+    python benchmarks/soak.py --every inf                   # nothing is killed
+
+Two ranks and two engines on a Ray cluster of this machine. The learning rate is next to nothing, so that problems stay
+as hard as they are and every step is like the others: what grows then, grows with time. Each loss takes a random host,
+in whatever it does, and waits until the run has gone on. At the end the run is interrupted as by a person, and what it
+wrote is counted: every step once and in order, every group with one end, no process and no shared memory left.
+
+Exit code 1 where something of that is not so. Results go to ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+
+from dapo.observe.metrics import read_metrics
+from dapo.observe.rollouts import read_rollouts
+
+HERE = Path(__file__).resolve().parent
+OVERRIDES = (
+    "launch.backend=ray",
+    "learner.ranks=2",
+    "rollout.engines=2",
+    "learner.learning_rate=1e-12",
+    "learner.timeout=30",
+    "cluster.engine_timeout=30",
+    "cluster.max_engine_restarts=10000",
+    "cluster.max_learner_restarts=1000",
+    "trainer.steps=1000000",
+    "validation.every=0",
+    "checkpoint.every=20",
+    "logging.console=plain",
+)
+KINDS = {"engine killed": signal.SIGKILL, "rank killed": signal.SIGKILL, "engine frozen": signal.SIGSTOP,
+         "rank frozen": signal.SIGSTOP}  # fmt: skip
+PATIENCE = 300.0  # seconds for a run to go on
+LOOK = 15.0  # seconds between two looks
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What was done to a host, and how long until the run had done two steps more than before."""
+
+    minute: float
+    kind: str
+    host: str
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a run has, at one moment."""
+
+    minute: float
+    step: int
+    processes: int
+    driver_mib: float
+    hosts_mib: float
+    ray_mib: float
+    driver_files: int
+    shared_mib: float
+
+
+def descendants(process: int) -> list[int]:
+    """Everything that it started, at whatever depth."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found, new = [], [process]
+    while new:
+        new = [one for one, parent in parents.items() if parent in new]
+        found += new
+    return found
+
+
+def resident(process: int) -> float:
+    """MiB; 0 of one that has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
+    return 0.0
+
+
+class Watched:
+    """A run, seen from outside: by its files and its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.began = folder / "soak", time.monotonic()
+        self.shared_before = self._shared()
+        command = [sys.executable, "-m", "dapo", "train", "quickstart", *OVERRIDES]
+        self._said = (folder / "said.txt").open("w")
+        self.process = subprocess.Popen(
+            [*command, f"run.dir={folder}", "run.name=soak"], stdout=self._said, stderr=subprocess.STDOUT
+        )
+
+    @property
+    def minute(self) -> float:
+        return (time.monotonic() - self.began) / 60
+
+    @property
+    def step(self) -> int:
+        """The last one that is written; -1 before the first."""
+        file = self.folder / "metrics.jsonl"
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        return int(json.loads(lines[-1])["step"]) if lines else -1
+
+    @property
+    def log(self) -> str:
+        file = self.folder / "log.txt"
+        return file.read_text() if file.exists() else ""
+
+    @property
+    def losses_said(self) -> int:
+        """Lines of the run that say that an engine is lost, or the learner."""
+        return len(re.findall(r"engine-\d+ is lost \(|Restart \d+ of at most", self.log))
+
+    def hosts(self) -> dict[str, int]:
+        """Processes of ranks and engines that live, by their names."""
+        living = set(descendants(self.process.pid))
+        named = dict(re.findall(r"((?:engine|rank)-\d+) is process (\d+) on ", self.log))
+        return {name: int(process) for name, process in named.items() if int(process) in living}
+
+    def look(self) -> Look:
+        hosts, all_of_it = set(self.hosts().values()), descendants(self.process.pid)
+        return Look(
+            minute=self.minute,
+            step=self.step,
+            processes=len(all_of_it) + 1,
+            driver_mib=resident(self.process.pid),
+            hosts_mib=sum(map(resident, hosts)),
+            ray_mib=sum(resident(one) for one in all_of_it if one not in hosts),
+            driver_files=len(os.listdir(f"/proc/{self.process.pid}/fd")),
+            shared_mib=self._shared() - self.shared_before,
+        )
+
+    def await_step(self, step: int) -> None:
+        """Until it is done.
+
+        Raises:
+            SystemExit: the run has ended, or is not there after ``PATIENCE``.
+        """
+        began = time.monotonic()
+        while self.step < step:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the run ended by itself, exit code {self.process.returncode}: {self.folder}")
+            if time.monotonic() - began > PATIENCE:
+                raise SystemExit(f"step {step} was not done within {PATIENCE:g} s: {self.folder}")
+            time.sleep(0.2)
+
+    def interrupt(self) -> tuple[int, list[int]]:
+        """As a person does, once. Its exit code, and which of its processes are left."""
+        before = descendants(self.process.pid)
+        self.process.send_signal(signal.SIGINT)
+        code = self.process.wait(PATIENCE)
+        self._said.close()
+        time.sleep(2.0)  # for the last of Ray's to be taken by the system
+        return code, [one for one in before if resident(one)]
+
+    @staticmethod
+    def _shared() -> float:
+        with suppress(OSError):
+            return sum(one.stat().st_size for one in Path("/dev/shm").rglob("*") if one.is_file()) / MIB
+        return 0.0
+
+
+def lose(run: Watched, kind: str, chosen: random.Random) -> Loss:
+    """Do it to a random host at a random moment of a step. Steps that a lost rank undoes are done again first."""
+    time.sleep(chosen.random())
+    name = chosen.choice(sorted(name for name in run.hosts() if name.startswith(kind.split()[0])))
+    at, minute, said, process = run.step, run.minute, run.losses_said, run.hosts()[name]
+    began = time.monotonic()
+    os.kill(process, KINDS[kind])
+    while run.losses_said == said:  # by the run: until then steps may still be done without it
+        if time.monotonic() - began > PATIENCE:
+            raise SystemExit(f"{name} ({kind}) was not missed within {PATIENCE:g} s: {run.folder}")
+        time.sleep(0.1)
+    run.await_step(max(at, run.step) + 2)
+    return Loss(minute, kind, name, at, time.monotonic() - began)
+
+
+def watch(run: Watched, minutes: float, every: float, seed: int) -> tuple[list[Look], list[Loss]]:
+    """Look at it, and lose hosts, for so long. ``every``: mean seconds between two losses."""
+    chosen, looks, losses = random.Random(seed), [], []
+    order: Iterator[str] = iter(())
+    run.await_step(3)
+    next_loss = run.minute + chosen.expovariate(1 / every) / 60
+    while run.minute < minutes:
+        run.await_step(0)  # or say that it has ended
+        if run.minute >= next_loss:
+            kind = next(order, None)
+            if kind is None:  # each kind once in every four
+                order = iter(chosen.sample(list(KINDS), len(KINDS)))
+                kind = next(order)
+            losses.append(lose(run, kind, chosen))
+            print(f"{losses[-1].minute:6.1f} min  step {losses[-1].step:5d}  {kind}: {losses[-1].host}, on after "
+                  f"{losses[-1].seconds:.1f} s", flush=True)  # fmt: skip
+            next_loss = run.minute + chosen.expovariate(1 / every) / 60
+        looks.append(run.look())
+        time.sleep(LOOK if run.minute + LOOK / 60 < next_loss else max(0.0, (next_loss - run.minute) * 60))
+    return looks, losses
+
+
+def count(folder: Path) -> dict[str, int | bool]:
+    """Of what the run wrote: whether each step is there once, and how each group ended."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    fates: dict[int, list[str]] = {}
+    for file in sorted((folder / "rollouts").iterdir()):
+        table = read_rollouts(file).select(["group", "disposition"]).to_pylist()
+        for group, fate in {row["group"]: row["disposition"] for row in table}.items():
+            fates.setdefault(group, []).append(fate)
+    ends = [[fate for fate in of_one if fate != "carried"] for of_one in fates.values()]
+    last = rows[-1]
+    waiting = sum(of_one[-1] == "carried" for of_one in fates.values())
+    return {
+        "steps": int(last["step"]),
+        "each step once, in order": [row["step"] for row in rows] == list(range(1, len(rows) + 1)),
+        "groups dispatched": int(last["total/groups/dispatched"]),
+        "groups trained": Counter(end for of_one in ends for end in of_one)["trained"],
+        "as many as the steps say": sum(of_one == ["trained"] for of_one in ends)
+        == sum(int(row.get("groups/trained", 0)) for row in rows),
+        "no group with two ends": all(len(of_one) <= 1 for of_one in ends),
+        "waiting groups are those that the last step names": waiting == last["groups/waiting"],
+        "no group is missing": len(fates) + last["groups/unfinished"] == last["total/groups/dispatched"],
+    }
+
+
+FIGURES = {
+    "processes": "processes",
+    "driver_mib": "driver, MiB",
+    "hosts_mib": "ranks and engines, MiB",
+    "ray_mib": "Ray and guards, MiB",
+    "driver_files": "open files of the driver",
+    "shared_mib": "shared memory, MiB",
+}
+
+
+def table(result: dict[str, Any], looks: list[Look], losses: list[Loss]) -> str:
+    """As Markdown."""
+    machine, counted = result["machine"], result["counted"]
+    quarter = max(1, len(looks) // 4)
+    lines = [
+        "# A small cluster left alone",
+        "",
+        f"{machine['cpu']}, Python {machine['python']}, torch {machine['packages']['torch']}, commit "
+        f"{machine['commit']}, {machine['date']}: `{machine['command']}`.",
+        "",
+        f"{looks[-1].minute:.0f} minutes, {counted['steps']:,} steps, {len(losses)} losses; ended by an interrupt with "
+        f"exit code {result['exit code']}. The files behind it hold every look and every loss.",
+        "",
+        "| of all processes of the run | first quarter | last quarter | largest |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, label in FIGURES.items():
+        values = [float(asdict(look)[name]) for look in looks]
+        first, last = statistics.median(values[:quarter]), statistics.median(values[-quarter:])
+        lines.append(f"| {label} | {first:,.0f} | {last:,.0f} | {max(values):,.0f} |")
+    lines += ["", "| what was lost | times | until two more steps were done, median [least, greatest] s |"]
+    lines += ["| --- | --- | --- |"]
+    for kind in KINDS:
+        took = [loss.seconds for loss in losses if loss.kind == kind]
+        if took:
+            lines.append(f"| {kind} | {len(took)} | {statistics.median(took):.1f} [{min(took):.1f}, {max(took):.1f}] |")
+    lines += ["", "| counted at the end | |", "| --- | --- |"]
+    lines += [f"| {what} | {value if isinstance(value, bool) else f'{value:,}'} |" for what, value in counted.items()]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--every", type=float, default=120.0, help="mean seconds between two losses")
+    parser.add_argument("--seed", type=int, default=0, help="of what is lost, and when")
+    parser.add_argument("--work", type=Path, default=None, help="for the run's folder; else a temporary one")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "soak.json")
+    options = parser.parse_args()
+    machine = describe_machine()
+    folder = Path(tempfile.mkdtemp(prefix="soak-", dir=options.work))
+    run = Watched(folder)
+    try:
+        looks, losses = watch(run, options.minutes, options.every, options.seed)
+        code, left = run.interrupt()
+    finally:
+        run.process.kill()
+    counted = {**count(run.folder), "processes left": len(left)}
+    counted["shared memory left, MiB"] = round(run._shared() - run.shared_before)
+    result = {"machine": machine, "exit code": code, "counted": counted,
+              "looks": [asdict(look) for look in looks], "losses": [asdict(loss) for loss in losses]}  # fmt: skip
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    text = table(result, looks, losses)
+    options.out.with_suffix(".md").write_text(text)
+    print(text)
+    wrong = [what for what, value in counted.items() if value is False]
+    wrong += [what for what in ("processes left", "shared memory left, MiB") if counted[what]]
+    if wrong:
+        raise SystemExit(f"not as it should be: {', '.join(wrong)}; the run is in {run.folder}")
+
+
+if __name__ == "__main__":
+    main()
