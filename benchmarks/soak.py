@@ -268,7 +268,7 @@ def table(result: dict[str, Any], looks: list[Look], losses: list[Loss]) -> str:
         f"{machine['commit']}, {machine['date']}: `{machine['command']}`.",
         "",
         f"{looks[-1].minute:.0f} minutes, {counted['steps']:,} steps, {len(losses)} losses; ended by an interrupt with "
-        f"exit code {result['exit code']}. The files behind it hold every look and every loss.",
+        f"exit code {result['exit code']}. Every look and every loss: soak.json.",
         "",
         "| of all processes of the run | first quarter | last quarter | largest |",
         "| --- | --- | --- | --- |",
