@@ -90,7 +90,16 @@ class ProcessHost:
         if code < 0:
             with contextlib.suppress(ValueError):
                 how = f"was ended by {signal.Signals(-code).name}"
-        return f"{who} {how}" + (f"; what it printed is in {self.output}" if self.output else "")
+        return f"{who} {how}{self._printed()}"
+
+    def _printed(self) -> str:
+        """Where to read what it printed, if it printed anything."""
+        if self.output is None:
+            return ""
+        with contextlib.suppress(OSError):
+            if not self.output.stat().st_size:
+                return "; it printed nothing"
+        return f"; what it printed is in {self.output}"
 
 
 class ProcessTransport(PackedTransport[ProcessHost]):

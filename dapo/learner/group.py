@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ class LearnerGroup:
         settings: the recipe's ``learner`` section.
         weights_folder: through which weights are published.
         asynchronous: write checkpoints while training goes on.
-        meeting: what has to live as long as the ranks do: where they met.
         audience: the engines, and the route to them; None: through a folder.
 
     Raises:
@@ -37,6 +37,7 @@ class LearnerGroup:
     Attributes:
         notes: what a person should know of the ranks' model, each once.
         publisher: of its weights, also for engines that come late.
+        meeting: where the ranks met, which has to live as long as they do: closed behind them.
     """
 
     def __init__(
@@ -47,10 +48,9 @@ class LearnerGroup:
         weights_folder: Path,
         *,
         asynchronous: bool = False,
-        meeting: object = None,
         audience: Audience | None = None,
     ) -> None:
-        self._meeting = meeting
+        self.meeting = ExitStack()
         self.settings, self._asynchronous = settings, asynchronous
         self._folder = WeightFolder(weights_folder)
         self._saving: Saving | None = None
@@ -136,6 +136,7 @@ class LearnerGroup:
     def close(self) -> None:
         """End the ranks; what they are writing is finished first. Delete published weights."""
         self._hosts.close()
+        self.meeting.close()
         self._folder.clear()
 
 

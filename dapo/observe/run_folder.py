@@ -24,6 +24,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,9 @@ from dapo.observe.files import no_room_in
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
 from dapo.observe.run_lock import LOCK, drop, is_held, take
 
-_BEGUN = {LOCK, "recipe.yaml", "difference.txt"}
+HOSTS = "hosts"
+"""Folder of a run for what the processes of its ranks and engines print."""
+_BEGUN = {LOCK, "recipe.yaml", "difference.txt", HOSTS}
 """What stands in the folder of a run that ended before its recipe was written: as good as none."""
 _FOLDERS = ("rollouts", "tokens", "stopped", "checkpoints", "tensorboard", "export")
 
@@ -241,6 +244,20 @@ class RunFolder:
             with suppress(OSError):
                 self.checkpoints.resolve().rmdir()
             self.checkpoints.unlink()
+
+    def drop(self) -> None:
+        """Take back a run that came to nothing. What its processes printed stays, as an error may tell where that is:
+        it is in no other run's way."""
+        self.drop_checkpoints()
+        if not any(file.stat().st_size for file in (self.path / HOSTS).glob("*")):
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                if entry.name != HOSTS:
+                    shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != LOCK:
+                entry.unlink(missing_ok=True)
 
     def write(self, path: Path, text: str) -> None:
         """Write one of the run's text files atomically."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from transformers.utils.logging import disable_progress_bar
 
+from dapo.cluster.left_over import claim, delete_left, leave
 from dapo.config.schema import Lora, Recipe
 from dapo.config.transfer import weight_route
 from dapo.contracts.model import ModelFacts
@@ -212,21 +215,36 @@ def rank_specs(
 def _ranks(
     recipe: Recipe, model: str, weights: Path, run: Path | None, places: Places | None, audience: Audience
 ) -> LearnerGroup:
-    store: TCPStore | None = None
     environment: dict[str, str] = {}
-    if places is None:
-        meeting = f"file://{Path(tempfile.gettempdir()) / f'dapo-ranks-{secrets.token_hex(8)}'}"
-    else:
-        store = TCPStore(places.here, 0, is_master=True, wait_for_workers=False)
-        meeting = f"store://{places.here}:{store.port}"
-        if places.cuda:
-            environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
-    return LearnerGroup(
-        transport_of(run, places),
-        rank_specs(recipe, model, meeting, environment),
-        recipe.learner,
-        weights,
-        asynchronous=recipe.checkpoint.asynchronous,
-        meeting=store,
-        audience=audience,
-    )
+    with ExitStack() as meeting:  # closed here where a rank does not start
+        if places is None:
+            address = f"file://{Path(_meeting_folder(meeting)) / 'meeting'}"
+        else:
+            store = TCPStore(places.here, 0, is_master=True, wait_for_workers=False)
+            meeting.callback(lambda: store)
+            address = f"store://{places.here}:{store.port}"
+            if places.cuda:
+                environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
+        group = LearnerGroup(
+            transport_of(run, places),
+            rank_specs(recipe, model, address, environment),
+            recipe.learner,
+            weights,
+            asynchronous=recipe.checkpoint.asynchronous,
+            audience=audience,
+        )
+        group.meeting = meeting.pop_all()
+    return group
+
+
+_MEETINGS = "dapo-ranks-"
+
+
+def _meeting_folder(held: ExitStack) -> str:
+    """For the file in which ranks of this machine meet: nobody else deletes it, as ranks are killed at their end."""
+    parent = Path(tempfile.gettempdir())
+    delete_left(parent, _MEETINGS)
+    folder = claim(lambda: tempfile.mkdtemp(prefix=f"{_MEETINGS}{os.getpid()}-", dir=parent))
+    held.callback(leave, folder)
+    held.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -19,12 +19,11 @@ from dapo.contracts.evidence import ClusterLost
 from dapo.contracts.remote import Transport
 from dapo.contracts.words import lost_said
 from dapo.errors import ClusterEnded, ClusterError, DapoError, RecipeError, WithEvidence
+from dapo.observe.run_folder import HOSTS
 
 if TYPE_CHECKING:
     from dapo.cluster.ray import RayCluster
 
-OUTPUT = "hosts"
-"""Folder of a run for what the processes of its ranks and engines print."""
 ELSEWHERE = (
     "on a cluster that lives (cluster.address=HOST:PORT, or null for one of this machine alone) or with "
     "launch.backend=local"
@@ -73,7 +72,7 @@ class Places:
 
     def transport(self, run: Path | None) -> Transport:
         """For hosts that print into a folder of the run (None: what they print is dropped)."""
-        return self._cluster.transport(None if run is None else run / OUTPUT)
+        return self._cluster.transport(None if run is None else run / HOSTS)
 
     def where(self) -> dict[str, str]:
         """The machine of each host that has started, by the host's name."""
@@ -110,7 +109,7 @@ def transport_of(run: Path | None, places: Places | None) -> Transport:
     """For hosts in processes: of this machine, or on the run's cluster. What they print goes to its folder, if any."""
     if places is not None:
         return places.transport(run)
-    return ProcessTransport(None if run is None else run / OUTPUT)
+    return ProcessTransport(None if run is None else run / HOSTS)
 
 
 def missing_ray(recipe: Recipe) -> str:

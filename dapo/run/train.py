@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -139,8 +138,7 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
                 started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
                 if not started and (error.exit_code == REFUSED or isinstance(error, EngineError | ClusterError)):
                     # nothing was done: the mended command finds its place free
-                    folder.drop_checkpoints()
-                    shutil.rmtree(folder.path, ignore_errors=True)
+                    folder.drop()
                 raise
 
 

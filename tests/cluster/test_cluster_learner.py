@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 from functools import partial
 
 import faulty_rank
@@ -117,8 +118,10 @@ def test_a_rank_that_is_lost_every_time_ends_the_run(recipe, monkeypatch, tmp_pa
     for version in range(6):
         (tmp_path / f"0-{version}").touch()
     monkeypatch.setattr(learners, "start_rank", partial(faulty_rank.start, tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     over = ("cluster.max_learner_restarts=1", "validation.every=0")
     _, done = train(recipe, "again", *over, expect=1)
+    assert not list(tmp_path.glob("dapo-*"))  # where they met, twice
     assert "rank 0 of 2 failed first" in done.stderr
     assert CheckpointStore(recipe.parent / "again" / "checkpoints").steps() == []
 

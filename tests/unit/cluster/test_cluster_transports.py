@@ -18,7 +18,7 @@ from transport_contract import CHECKS, Subject
 from dapo.cluster.inline import InlineTransport
 from dapo.cluster.processes import ProcessTransport
 from dapo.cluster.threads import ThreadTransport
-from dapo.contracts.remote import HostSpec
+from dapo.contracts.remote import HostLost, HostSpec
 from dapo.rewards.guarded import start_guarded
 
 MAKE = {
@@ -56,6 +56,17 @@ def test_what_a_process_prints_is_in_its_file(processes, tmp_path):
         processes.kill(host)
     printed = (tmp_path / "output" / "engine-1.txt").read_text()
     assert printed.index("good morning") < printed.index("Traceback") < printed.index("good evening")
+
+
+def test_who_is_lost_sends_nobody_to_an_empty_file(processes, tmp_path):
+    for name, text, told in (("engine-1", "", "; it printed nothing"), ("engine-2", "good morning", "what it printed")):
+        host = processes.start(HostSpec(name, Desk))
+        processes.get(processes.call(host, "print", text) if text else processes.call(host, "note", "a"))
+        os.kill(host.process, signal.SIGKILL)
+        with pytest.raises(HostLost, match="was ended by SIGKILL; ") as lost:
+            processes.get(processes.call(host, "note", "b"))
+        assert told in str(lost.value)
+        assert (str(tmp_path / "output" / f"{name}.txt") in str(lost.value)) == bool(text)
 
 
 def test_what_cannot_travel_is_refused_at_once(processes):

@@ -292,6 +292,22 @@ def test_a_damaged_metrics_file_is_refused_before_anything_is_removed(tmp_path):
 # ---------------------------------------------------------------- checkpoints on another disk
 
 
+def test_a_run_that_came_to_nothing_leaves_what_its_processes_printed_and_is_in_no_way(tmp_path):
+    for printed in ("", "no CUDA driver"):
+        run = RunFolder.create(tmp_path, "a")
+        (run.path / "hosts").mkdir(exist_ok=True)
+        (run.path / "rollouts").mkdir()
+        (run.path / "hosts" / "engine-0.txt").write_text(printed)
+        (run.path / "hosts" / "engine-1.txt").touch()
+        run.write(run.resolved_recipe, "run: {}\n")
+        run.drop()
+        run.release()
+        assert run.path.exists() == bool(printed)
+    assert sorted(p.name for p in run.path.iterdir()) == ["hosts", "lock"]
+    assert (run.path / "hosts" / "engine-0.txt").read_text() == "no CUDA driver"
+    RunFolder.create(tmp_path, "a").release()
+
+
 def test_checkpoints_lie_elsewhere_each_run_in_a_folder_of_its_own(tmp_path):
     first = RunFolder.create(tmp_path / "runs", "a")
     first.place_checkpoints(str(tmp_path / "disk"))
