@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dapo.contracts.types import Meeting, Route, Shipment, Ticket
+from dapo.errors import DapoError
 from dapo.learner.hosts import LearnerHosts, Pending
-from dapo.models.broadcast import call_off
+from dapo.models.broadcast import call_off, send_home
 
 
 @dataclass(slots=True)
@@ -100,6 +101,14 @@ class Publisher:
         """An engine that was to receive is gone: nobody shall wait for it."""
         if self._sending is not None and self._meeting is not None:
             call_off(self._audience.store, self._meeting)
+
+    def look(self) -> None:
+        """Asked while engines receive: where the sender is gone, nobody shall wait for it."""
+        if self._sending is not None and self._meeting is not None and self._sending.done():
+            try:
+                self._sending.result()
+            except DapoError:  # raised anew by whatever is asked next
+                send_home(self._audience.store, self._meeting)
 
     def _lasting(self, version: int) -> Ticket:
         ticket = self._in_folder(version)

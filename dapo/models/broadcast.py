@@ -49,15 +49,20 @@ class Broadcaster:
             dtype: of floating-point numbers as they travel.
         """
         group = self._opened(meeting, tensors, dtype)
-        for tensor in tensors.values():
-            complete = whole(tensor, dtype)
-            if group is not None:
-                try:
-                    _broadcast(group, _bytes(complete))
-                except RuntimeError as error:  # a peer is gone: torch says so in many ways
-                    log.warning("an engine left in the middle of a broadcast of weights (%s)", _first(error))
-                    group = None
-                    self.leave()
+        try:
+            for tensor in tensors.values():
+                complete = whole(tensor, dtype)
+                if group is not None:
+                    try:
+                        _broadcast(group, _bytes(complete))
+                    except RuntimeError as error:  # a peer is gone: torch says so in many ways
+                        log.warning("an engine left in the middle of a broadcast of weights (%s)", _first(error))
+                        group = None
+                        self.leave()
+        except BaseException:  # another rank is gone: receivers shall not wait for what will not come
+            group = None
+            self.leave()
+            raise
         return group is not None
 
     @torch.no_grad()
@@ -159,6 +164,13 @@ def call_off(store: Any, meeting: Meeting) -> None:
     store.set(f"{meeting.key}/off", b"")
     for number in range(meeting.receivers):
         store.set(f"{meeting.key}/here/{number + 1}", b"")
+
+
+def send_home(store: Any, meeting: Meeting) -> None:
+    """By the driver, once the sender is gone: ``call_off``, also for receivers who wait for what it would say."""
+    call_off(store, meeting)
+    if not store.check([f"{meeting.key}/begin"]):
+        store.set(f"{meeting.key}/begin", _CALLED_OFF)
 
 
 def _layout(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dapo.contracts.remote import HostLost, HostSpec, Transport
 from dapo.contracts.types import Key, Metrics, TensorSum, Ticket
-from dapo.errors import EngineError
+from dapo.errors import EngineError, LearnerLost
 from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Weights
 
 log = logging.getLogger(__name__)
@@ -164,6 +164,9 @@ class Crew:
         """Wait until something happens, at most until then: calls that were answered, with their answers.
 
         An answer may be an exception: the engine refuses, and lives on. What is overdue is lost.
+
+        Raises:
+            LearnerLost: an engine wanted weights that were to be published again.
         """
         starting = [member for member in self._starting.values() if member.opening]
         flying = list(self.flying.values())
@@ -181,6 +184,8 @@ class Crew:
                 elif flight is not None:
                     del self.flying[member.index]
                     landed.append((member, flight, member.land()))
+            except LearnerLost:  # asked for weights: the engine is well
+                raise
             except Exception as error:
                 self.give_up(member, error, flight)
         heard = {everyone[index].index for index in ready}

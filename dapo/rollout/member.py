@@ -16,6 +16,8 @@ from dapo.rollout.host import Answer, HostFacts
 
 log = logging.getLogger(__name__)
 
+_LOOK = 1.0  # seconds between two looks at whoever sends weights
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -38,6 +40,9 @@ class Source(Protocol):
 
     def call_off(self) -> None:
         """An engine that was to receive them is gone."""
+
+    def look(self) -> None:
+        """Where who sends them is gone, engines that receive them are told."""
 
 
 @dataclass(slots=True)
@@ -76,6 +81,13 @@ class Weights:
             return False
         log.warning("the weights of version %d are published again: %s", ticket.version, why)
         return True
+
+    def watched(self, now: float) -> float:
+        """Asked while engines take them: see that they still come; until when to wait before it is asked again."""
+        if self.source is None or not self.passing():
+            return math.inf
+        self.source.look()
+        return now + _LOOK
 
     def left(self) -> None:
         """An engine is gone, perhaps one that is waited for."""

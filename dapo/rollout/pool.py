@@ -154,7 +154,7 @@ class EnginePool:
         opening = self._crew.open_waiting()
         told = self._ask_all("load", ticket, in_flight)
         while weights.passing() and self._crew.are_opening(opening):
-            self._hear()
+            self._hear(weights.watched(self._now()))
         refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
         if refused and weights.came_again(ticket, next(iter(refused.values()))):
             assert weights.ticket is not None
@@ -299,7 +299,7 @@ class EnginePool:
         for member in self._crew.at_work():
             self._crew.ask(member, method, *args)
         while self._crew.flying:
-            self._hear()
+            self._hear(self._crew.weights.watched(self._now()) if method == "load" else math.inf)
         return dict(sorted(self._told.items()))
 
     def _hear(self, until: float = math.inf) -> None:

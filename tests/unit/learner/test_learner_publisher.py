@@ -11,6 +11,7 @@ import pytest
 from dapo.cluster.inline import InlineTransport
 from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import Shipment, Ticket
+from dapo.errors import LearnerLost
 from dapo.learner import publisher as module
 from dapo.learner.hosts import LearnerHosts
 from dapo.learner.publisher import Audience, Publisher
@@ -120,6 +121,25 @@ def test_a_meeting_is_called_off_once_it_is_open(monkeypatch):
     scene.publisher.moved()
     scene.publisher.call_off()  # it is over
     assert called == [meeting]
+
+
+def test_receivers_of_a_sender_that_is_lost_go_home(monkeypatch):
+    called = []
+    monkeypatch.setattr(module, "send_home", lambda store, meeting: called.append(meeting))
+    scene = Scene("broadcast")
+    scene.publisher.look()
+    meeting = scene.publisher.publish(0).meeting
+    scene.publisher.look()  # it has come
+    scene.publisher.publish(1)
+    assert called == []
+    scene = Scene("broadcast")
+    meeting = scene.publisher.publish(0).meeting
+    scene.transport.kill(scene.transport.hosts[0])
+    while not called:  # the other one may say what it saw
+        scene.publisher.look()
+    assert called == [meeting]
+    with pytest.raises(LearnerLost, match="rank-0 was killed"):
+        scene.publisher.again()
 
 
 def test_files_are_carried_from_every_process():

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dapo.contracts.types import Meeting, Ticket
 from dapo.errors import EngineError
-from dapo.models.broadcast import Broadcaster, call_off
+from dapo.models.broadcast import Broadcaster, call_off, send_home
 
 CPU = torch.device("cpu")
 PATIENCE = 120.0
@@ -136,6 +136,33 @@ def test_a_receiver_that_leaves_in_the_middle_is_told_to_the_others_and_the_send
     sent, got = publish(sender, receivers, group(2, 2, "again"), weights(3))
     assert sent
     assert all(same(found, weights(3)) for found in got)
+
+
+def test_receivers_do_not_wait_for_what_a_sender_cannot_send(group):
+    """Another rank of the learner's is gone, so that it cannot gather; and the sender itself is, before it says what
+    will come."""
+
+    class Torn(dict):
+        def values(self):
+            yield next(iter(super().values()))
+            raise RuntimeError("Connection closed by peer")
+
+    tensors = Torn({f"layer.{n}": torch.full((2**20,), float(n)) for n in range(2)})
+    receivers = [Broadcaster(), Broadcaster()]
+    with ThreadPoolExecutor(3) as pool:
+        sent = pool.submit(Broadcaster().send, group(1, 2), tensors, torch.float32)
+        got = [pool.submit(take, end, group(1, 2)) for end in receivers]
+        assert "closed by peer" in str(sent.exception())
+        assert all("ended in the middle" in str(one.exception(PATIENCE / 2)) for one in got)
+
+
+def test_receivers_are_sent_home_whose_sender_is_gone(group, store):
+    meeting = group(1, 1)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(take, Broadcaster(), meeting)
+        store.wait([f"{meeting.key}/here/1"])
+        send_home(store, meeting)
+        assert "it was called off" in str(got.exception(PATIENCE / 2))
 
 
 def test_a_sender_that_does_not_come_is_not_waited_for_without_end(group):

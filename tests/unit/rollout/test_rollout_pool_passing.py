@@ -13,7 +13,7 @@ from test_rollout_pool import Once, check_whole, request, work
 
 from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import Ticket
-from dapo.errors import EngineError
+from dapo.errors import EngineError, LearnerLost
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool
 
@@ -35,6 +35,7 @@ class Learner:
     def __init__(self, pool):
         self.present = pool.weights_from(self)
         self.version, self.busy, self.said = None, False, []
+        self.looks, self.lost = 0, False
         Present.open.clear()
 
     def publish(self, version, *, fails=False):
@@ -52,10 +53,15 @@ class Learner:
 
     def again(self):
         self.said.append(("again", self.version))
+        if self.lost:
+            raise LearnerLost("rank-0 was killed")
         return None if self.busy else lasting(self.version)
 
     def call_off(self):
         self.said.append(("off", self.version))
+
+    def look(self):
+        self.looks += 1
 
 
 def scene(*, fault=lambda name, method: None, lockstep=False, engines=2):
@@ -147,3 +153,28 @@ def test_in_lockstep_an_engine_cannot_come_back_without_weights():
         EngineError, match=r"engine-1 is lost, and in lockstep has to come back.*weight_transfer=folder"
     ):
         drain(pool)
+
+
+def test_who_sends_is_looked_at_as_long_as_engines_take_weights():
+    """A frozen engine makes time pass, as one does that waits for a sender that is gone."""
+    pool, learner, _ = scene(fault=Once("engine-1", "load", "freeze"))
+    pool.submit(work())
+    before = learner.looks
+    drain(pool)
+    assert learner.looks == before  # nobody takes any
+    pool.load(learner.publish(2))
+    assert learner.looks >= pool.limits.engine
+
+
+def test_a_learner_that_is_lost_meanwhile_is_no_loss_of_the_engine_that_asks_it(caplog):
+    pool, learner, transport = scene(fault=Once("engine-1", "turn", "before"))
+    pool.submit(work())
+    while 1 not in pool._crew._starting:
+        pool._depart()
+        pool._hear()
+    learner.lost = True  # while engine-1 starts with weights that are the newest no more
+    ticket = learner.publish(2)
+    with pytest.raises(LearnerLost, match="rank-0 was killed"):
+        pool.load(ticket, "keep")
+    assert transport.killed == ["engine-1"]
+    assert "rank-0 was killed" not in caplog.text
