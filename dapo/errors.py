@@ -72,6 +72,10 @@ class CallbackError(DapoError, RuntimeError):
     """A callback failed whose author wants the run to end with it (``on_error = "stop"``)."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM where no step is under way: as Ctrl-C there, with the exit code of that signal."""
+
+
 class LearnerLost(DapoError, RuntimeError):
     """A rank of the learner was lost, failed or gave no sign: all of them were ended, and the last checkpoint has what
     they knew."""

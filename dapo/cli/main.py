@@ -1,7 +1,8 @@
 """``dapo``: train, sft, launch, check, recipes, init, import, explain, data, evaluate, export, rollouts, report, view.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 3 (`dapo check`) nothing wrong with the recipe and it
-would not start on this machine, 75 saved at trainer.max_hours or where the cluster was lost, 130 after Ctrl-C.
+would not start on this machine, 75 saved at trainer.max_hours or where the cluster was lost, 130 after Ctrl-C, 143
+after SIGTERM where no step was under way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from dapo import __version__
 from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
@@ -22,14 +24,27 @@ from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
 from dapo.cli.rollouts import rollouts
 from dapo.contracts.hooks import search_working_directory
-from dapo.errors import DapoError, of_the_machine
+from dapo.errors import DapoError, Terminated, of_the_machine
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
 """click's own class, which newer releases of typer carry inside themselves."""
 
 
+class _Stopped(Exception):
+    """By a signal, while a command worked. Typer would make a silent exit code of a KeyboardInterrupt, or an Abort."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Stopped from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="dapo",
     help="Train language models with the DAPO recipe, on tasks whose answers a program can check.",
     epilog=pages("README.md", "docs/tutorial.md", "docs/configuration.md"),
@@ -54,9 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DapoError as error:
         _tell(error)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except (_Stopped, KeyboardInterrupt, typer.Abort) as error:
+        terminated = isinstance(error.__cause__, Terminated)
+        print("ended by SIGTERM" if terminated else "interrupted", file=sys.stderr)
+        return TERMINATED if terminated else INTERRUPTED
     except (OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):  # `dapo check RECIPE | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

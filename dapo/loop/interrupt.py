@@ -1,12 +1,18 @@
-"""Ctrl-C: the first one finishes the step and saves; the second leaves at once."""
+"""Ctrl-C: the first one finishes the step and saves; the second leaves at once. Outside of steps the first does."""
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from dapo.contracts.evidence import Signal
+from dapo.errors import Terminated
+
+log = logging.getLogger(__name__)
 
 
 class Interrupt:
@@ -39,3 +45,34 @@ class Interrupt:
             raise KeyboardInterrupt
         self.requested = True
         self._on_first("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+
+
+@contextmanager
+def outside_of_steps() -> Iterator[None]:
+    """Of a whole run: what signals do that nobody else handles. ``Interrupt`` has SIGTERM while steps are done.
+
+    A terminal that is closed sends SIGHUP, which would end the run in the middle of a step: it goes on instead. SIGTERM
+    ends it as Ctrl-C does, by an exception, so that what it has started and written elsewhere goes as well; a second
+    one at once. Who started it under ``nohup``, or handles the signal, is left alone.
+    """
+
+    def hung_up(number: int, frame: FrameType | None) -> None:
+        log.info("the terminal was closed; the run goes on (`kill %d` stops it after its step)", os.getpid())
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Terminated
+
+    mine = []
+    try:
+        for number, handler in ((signal.SIGHUP, hung_up), (signal.SIGTERM, terminated)):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
+                mine.append(number)
+    except ValueError:  # not the main thread: the host program handles signals
+        pass
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
@@ -31,6 +28,7 @@ from dapo.errors import (
     of_the_machine,
 )
 from dapo.loop.counters import StepDone
+from dapo.loop.interrupt import outside_of_steps
 from dapo.loop.stopping import Deadline
 from dapo.loop.supervised import SupervisedTrainer
 from dapo.loop.trainer import Trainer
@@ -185,7 +183,7 @@ def _run(
     resume: bool,
 ) -> Steps:
     """``greet`` says the first words, so that they stand in the log as well."""
-    with logging_to(folder.log, console.show_warning), _outliving_its_terminal():
+    with logging_to(folder.log, console.show_warning), outside_of_steps():
         greet()
         try:
             code = yield from _train(loaded, folder, console, given, deadline, resume=resume)
@@ -199,29 +197,6 @@ def _run(
             raise
         say_end(folder, console, loaded, code == FINISHED)
     return code
-
-
-@contextmanager
-def _outliving_its_terminal() -> Iterator[None]:
-    """A terminal that is closed sends SIGHUP, which would end the run in the middle of a step: it goes on instead.
-
-    Who started it under ``nohup``, or handles the signal, is left alone.
-    """
-
-    def hung_up(number: int, frame: FrameType | None) -> None:
-        log.info("the terminal was closed; the run goes on (`kill %d` stops it after its step)", os.getpid())
-
-    try:
-        mine = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-        if mine:
-            signal.signal(signal.SIGHUP, hung_up)
-    except ValueError:  # not the main thread: the host program handles signals
-        mine = False
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _train(

@@ -18,7 +18,7 @@ from dapo.cli.evaluate import evaluation_recipe
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
 from dapo.config.files import RESOLVED
-from dapo.errors import LearnerError, RecipeError
+from dapo.errors import LearnerError, RecipeError, Terminated
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
@@ -125,10 +125,17 @@ def test_the_exit_code_is_that_of_the_command(code: int, commands: types.SimpleN
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, typer.Abort])  # which of them arrives depends on typer
 def test_a_keyboard_interrupt_exits_with_130(
-    commands: types.SimpleNamespace, interruption: type[BaseException]
+    commands: types.SimpleNamespace, interruption: type[BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands.outcome = interruption()
     assert main(["train", QUICKSTART]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_sigterm_has_a_code_of_its_own(commands: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.outcome = Terminated()
+    assert main(["train", QUICKSTART]) == 143
+    assert capsys.readouterr().err == "ended by SIGTERM\n"
 
 
 def test_ctrl_c_while_a_process_works() -> None:

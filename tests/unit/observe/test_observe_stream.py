@@ -7,17 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from dapo.contracts.evaluation import EvaluationProgress
 from dapo.contracts.evidence import CollectProgress, Shares
+from dapo.errors import Terminated
+from dapo.loop.interrupt import outside_of_steps
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
 from dapo.observe.status import StatusWriter, read_status
 from dapo.observe.stream import UnbreakableStream
-from dapo.run.train import _outliving_its_terminal
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,6 +28,7 @@ SPEAKER = """
 import sys
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
+from contextlib import ExitStack
 from pathlib import Path
 with logging_to(Path(sys.argv[1])), Console(sys.argv[2]) as console:
     console.start("r", 3)
@@ -99,14 +102,33 @@ def test_a_closed_terminal_does_not_end_a_run_and_the_signal_is_given_back():
     before = signal.getsignal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        with _outliving_its_terminal():
+        with outside_of_steps():
             os.kill(os.getpid(), signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
-        with _outliving_its_terminal():
+        with outside_of_steps():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_sigterm_outside_of_steps_lets_go_of_all_that_was_started():
+    before, ended = signal.getsignal(signal.SIGTERM), []
+
+    def run():
+        with outside_of_steps(), ExitStack() as started:
+            started.callback(ended.append, "an engine")
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(Terminated):
+            run()
+        assert ended == ["an engine"]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_log_holds_what_the_console_said_whatever_its_mode(tmp_path, capsys):
