@@ -128,7 +128,7 @@ def ending(status: StatusWriter) -> Iterator[None]:
         status.end("failed" if unscored else "unfilled", str(stopped), _evidence(stopped))
         raise
     except KeyboardInterrupt:
-        status.end("interrupted", "left at once, in the middle of a step; a resume goes on from the last checkpoint")
+        status.end("interrupted", "left at once; a resume goes on from the last checkpoint")
         raise
     except BaseException as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
