@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.errors import ModelError, first_line, raise_for_machine
+from dapo.hub import unreachable
 
 PROBE_TEXT = "Solve: 4 +7 -8 = ?  \\boxed{3.5} x^2, don't\n<b>Ünïcode</b> 12345 日本"
 
@@ -20,6 +21,8 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
+    if not _is_here(name) and (why := unreachable()):
+        raise ModelError(_no_tokenizer(name, why))
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
@@ -45,6 +48,17 @@ def load_tokenizer(name: str, trust_remote_code: bool, notes: list[str]) -> Any:
         "PreTrainedTokenizerFast; save it again with tokenizer.save_pretrained(folder), or set tokenizer_class in "
         "tokenizer_config.json"
     )
+
+
+def _is_here(name: str) -> bool:
+    """A folder, in the hub's cache, or a name that the hub could not have."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(name).is_dir() or isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str)
+    except HFValidationError:
+        return True
 
 
 def _no_tokenizer(name: str, said: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dapo.errors import ModelError
-from dapo.models import attention, loaded, packed_attention
+from dapo.models import attention, loaded, packed_attention, tokenizer
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 
@@ -79,6 +79,7 @@ def test_a_hub_that_gives_nothing_is_no_missing_file(monkeypatch):
     def unreachable(name, **options):
         raise OSError("We couldn't connect to the hub.\nCheck your connection")
 
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # do not ask whether there is a network
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
     with pytest.raises(ModelError) as refused:
         load_model("owner/name", device="cpu")
@@ -86,6 +87,27 @@ def test_a_hub_that_gives_nothing_is_no_missing_file(monkeypatch):
     assert said.startswith("model.path 'owner/name' is no folder here, and the hub did not give its tokenizer: We ")
     assert "(`hf download owner/name --local-dir FOLDER`) and give the folder as model.path" in said
     assert "tokenizer.json" not in said
+
+
+def test_a_hub_without_a_way_to_it_is_asked_once(monkeypatch):
+    """Its client would try ten times; a copy in the cache, and a name that the hub cannot have, need no way."""
+    monkeypatch.setattr(tokenizer, "unreachable", lambda: "https://hub cannot be reached (no route)")
+    asked = []
+
+    def asking(name, **options):
+        asked.append(name)
+        raise OSError("the client was asked")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", asking)
+    with pytest.raises(ModelError, match=r"tokenizer: https://hub cannot be reached \(no route\)\. Mend the name, or"):
+        load_model("owner/name", device="cpu")
+    assert asked == []
+    with pytest.raises(ModelError, match="the client was asked"):
+        load_model("owner/na me", device="cpu")
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"/cache/{name}/{file}")
+    with pytest.raises(ModelError, match="the client was asked"):
+        load_model("owner/name", device="cpu")
+    assert asked == ["owner/na me", "owner/name"]
 
 
 def test_a_tokenizer_without_pad_token_gets_one(folder):
