@@ -99,9 +99,12 @@ def main() -> int:
         print("what needs them is left out, by name, and the rest is run")
     limits = (arguments.seconds or TOTAL_SECONDS, arguments.seconds or REHEARSAL_SECONDS)
     say = partial(print, flush=True)  # line by line, into a file or a pipe, too
+    say("torch and transformers are read; from a cold disk that takes a minute or two")
     results = Runner(parts, arguments.plan, arguments.device, limits, arguments.out, describe, say).run()
     print()
     print("\n".join(results.lines()))
+    if short := results.short():  # once more: of a long output often the end alone is kept
+        print("\n".join(["", "in short", *short]))
     print(f"\nresults: {results.folder}")
     if results.bad:
         print(f"not well: {', '.join(results.bad)}")

@@ -88,6 +88,8 @@ class Results:
             status = end["status"] if end["status"] not in BAD else f"**{end['status']}**"
             said = end["said"] or part.shows
             lines.append(f"| `{part.name}` | {status} | {end['seconds']:.1f} | {_cell(said)} |")
+        if short := self.short():
+            lines += ["", "## In short", "", *short]
         lines += ["", "| part | what | value | unit | accepted |", "| --- | --- | --- | --- | --- |"]
         for row in self.rows:
             lines.append(
@@ -96,6 +98,10 @@ class Results:
         if hidden := self.not_shown():
             lines += ["", "## Not shown by this run", "", *hidden]
         return lines
+
+    def short(self) -> list[str]:
+        """The numbers that the run was made for."""
+        return [f"- `{row['part']}`: {told(row)}" for row in self.rows if row.get("main")]
 
     def not_shown(self) -> list[str]:
         """By name: what nobody knows after this run."""
@@ -109,6 +115,11 @@ class Results:
             elif not self.machine.get("card"):
                 rehearsed.append(f"- `{part.name}` on a card: here its code ran at a small size on a CPU")
         return lines + rehearsed  # what was not run at all stands first
+
+
+def told(row: Row) -> str:
+    """A number in words."""
+    return " ".join(filter(None, [f"{_cell(row['what'])}: {_value(row['value'])}", row["unit"]]))
 
 
 def _order(ends: dict[str, Row]) -> list[str]:

@@ -49,9 +49,9 @@ class Room:
         """The first on a card, the second in a rehearsal: the code is the same, sizes are not."""
         return on_card if self.on_card else rehearsed
 
-    def note(self, what: str, value: Any, unit: str = "", **more: Any) -> None:
-        """Something found that nothing is asked of."""
-        self._add({"what": what, "value": _plain(value), "unit": unit, **{k: _plain(v) for k, v in more.items()}})
+    def note(self, what: str, value: Any, unit: str = "", *, main: bool = False) -> None:
+        """Something found that nothing is asked of; ``main``: it is told at once, and again at the end."""
+        self._add({"what": what, "value": _plain(value), "unit": unit, **({"main": True} if main else {})})
 
     def expect(
         self, what: str, value: Any, *, at_most: float = math.inf, at_least: float = -math.inf, unit: str = ""

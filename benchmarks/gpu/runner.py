@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.child import LEAST_SECONDS
 from benchmarks.gpu.plan import Part
-from benchmarks.gpu.results import LOG, Results, folder_for
+from benchmarks.gpu.results import LOG, Results, folder_for, told
 from benchmarks.gpu.room import Row
 
 ROOT = Path(__file__).resolve().parents[2]
-_START_SECONDS = 150.0  # a child imports torch and transformers, from a cold disk
+_START_SECONDS = 240.0  # the first child imports torch and transformers, from a cold disk
+_AGAIN_SECONDS = 60.0  # the next ones from a warm one
 _GRACE = 6.0  # a part over its limit gets so long to notice it itself
+_KILLED_SECONDS = 20.0  # a killed child gets so long to go; one that hangs inside the driver does not
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -58,6 +61,7 @@ class Runner:
     _ends: float = 0.0
     _current: Part | None = None
     _since: float = 0.0
+    _gone: str = ""  # why the card that was here at the start is not any more
 
     def run(self) -> Results:
         """Every part ends with a status.
@@ -68,7 +72,11 @@ class Runner:
         left = list(self.parts)
         try:
             while left:
+                if self._no_more(left):
+                    break
                 done = self._child(left)
+                if self._gone:
+                    continue
                 if done == 0 and self.results is None:
                     raise RuntimeError("the process that should run the parts does not start; its output is above")
                 left = left[max(done, 1) :]
@@ -77,6 +85,20 @@ class Runner:
                 self.results.close()
         assert self.results is not None
         return self.results
+
+    def _no_more(self, left: list[Part]) -> bool:
+        """Where nothing else can be run, every part that is left gets its end without a process."""
+        if self.results is None:
+            return False
+        if self._gone:
+            status, said = "died", f"the card does not answer any more: {self._gone}"
+        elif self._ends - time.monotonic() < LEAST_SECONDS:
+            status, said = "not reached", "the time was over"
+        else:
+            return False
+        for part in left:
+            self._over({"event": "end", "part": part.name, "status": status, "said": said, "seconds": 0.0})
+        return True
 
     def _child(self, parts: list[Part]) -> int:
         """Run ``parts`` in one child; returns how many of them are over."""
@@ -94,12 +116,14 @@ class Runner:
                 for row in self._rows(pipe):
                     if row["event"] == "hello":
                         self._hello(process, row)
+                        if self._gone:
+                            break
                     else:
                         done += self._take(row)
             patience = 0.0 if time.monotonic() >= self._limit() else self.grace
         finally:
             code = _end(process, patience)
-        if done < len(parts) and self.results is not None:
+        if done < len(parts) and self.results is not None and not self._gone:
             done += self._lost(parts[done], code)
         return done
 
@@ -131,7 +155,9 @@ class Runner:
     def _limit(self) -> float:
         """``time.monotonic()`` at which the child is ended."""
         if self._current is None:
-            return self._since + _START_SECONDS
+            if self.results is None:
+                return self._since + _START_SECONDS
+            return min(self._since + _AGAIN_SECONDS, max(self._ends, self._since) + self.grace)
         limit = self._current.limit(bool(self.results and self.results.machine.get("card")))
         return min(self._since + limit, max(self._ends, self._since)) + self.grace
 
@@ -145,6 +171,8 @@ class Runner:
             return 0
         if event == "row":
             self.results.row(row)
+            if row.get("main"):
+                self.say(f"{'':21}  {row['part']}: {told(row)}")
             return 0
         self._over(row)
         return 1
@@ -160,6 +188,10 @@ class Runner:
             self.results = Results(folder_for(self.out, card), machine, self.parts)
             rehearsal = f"no CUDA device{f' ({why})' if why else ''}: a rehearsal at small sizes on the CPU"
             self.say(f"{card or rehearsal}; {self.results.folder}")
+        elif row["card"] != self.results.machine.get("card"):
+            # Its parts would run on the CPU, and their numbers would stand in the card's table.
+            self._gone = row.get("why") or f"{row['card'] or 'no card'} is found in its place"
+            return
         _tell(process, str(self.results.folder / LOG))
         self._since = time.monotonic()
 
@@ -175,9 +207,10 @@ class Runner:
         """The child is gone and ``part`` has no end: it gets one. 0 where the child never came to it."""
         if self._current is None and code == 3:
             return 0  # it left after the part before, as it should: the card did not answer
-        took = time.monotonic() - self._since
-        late = self._current is not None and time.monotonic() >= self._limit()
-        said = f"no end after {took:.0f} s" if late else f"its process ended with {_code(code)}; see {LOG}"
+        took, late = time.monotonic() - self._since, time.monotonic() >= self._limit()
+        said = f"its process ended with {_code(code)}; see {LOG}"
+        if late:
+            said = f"{'no process for it' if self._current is None else 'no end'} after {took:.0f} s"
         status = "timeout" if late else "died"
         self._over({"event": "end", "part": part.name, "status": status, "said": said, "seconds": round(took, 2)})
         return 1
@@ -203,7 +236,10 @@ def _end(process: subprocess.Popen[bytes], patience: float) -> int:
         process.wait(patience)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    code = process.wait()
+    try:
+        code = process.wait(_KILLED_SECONDS)
+    except subprocess.TimeoutExpired:  # it waits inside the driver: nobody can end it, and we go on
+        code = -signal.SIGKILL
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
     return code

@@ -41,7 +41,7 @@ def decode(room: Room, size: str) -> None:
             plain = _embedded(room, loaded, shape, rows, bandwidth, graphs=False)
             room.note(f"{rows} rows: with graphs over without", rates[rows] / plain)
     theirs = _generate(room, loaded, shape, many)
-    room.note(f"embedded over generate, {many} rows", rates[many] / theirs)
+    room.note(f"embedded over generate, {many} rows", rates[many] / theirs, main=True)
 
 
 def _has_room(room: Room, shape: Shape) -> None:
@@ -84,7 +84,8 @@ def _embedded(
     if recorded is not None:
         room.expect_true(f"{what}: decodes by graphs", recorded.broken is None, recorded.broken or "")
         room.note(f"{what}: steps that were replays, of {engine.clock}", recorded.replayed)
-    room.note(f"{what}: decode", rate, "tokens/s")
+    main = graphs is None
+    room.note(f"{what}: decode", rate, "tokens/s", main=main)
     room.note(f"{what}: a step", 1000 * took / made, "ms")
     if room.on_card:
         room.note(f"{what}: peak memory", peak_bytes(room.device), "B")
@@ -92,10 +93,10 @@ def _embedded(
         mean = len(prompts[0]) + 4 + made / 2
         bound = bounds.decode_bound(shape, rows, mean, bandwidth)
         room.note(f"{what}: memory bound", bound, "tokens/s")
-        room.note(f"{what}: share of the memory bound (aim at 256 rows: 0.7)", rate / bound)
+        room.note(f"{what}: share of the memory bound (aim at 256 rows: 0.7)", rate / bound, main=main)
         if peak := room.found("card_limits", PEAK):
             floor = bounds.decode_floor(shape, rows, mean, bandwidth, peak)
-            room.note(f"{what}: share of what reads and products allow", rate / floor)
+            room.note(f"{what}: share of what reads and products allow", rate / floor, main=main)
     return rate
 
 

@@ -42,10 +42,10 @@ def learn(room: Room, size: str) -> None:
         attended = bounds.attended_tokens(prompt, response, group)
         count, predicted = tokens * microbatches, sum(len(row.token_ids) for row in rows)
         operations = bounds.training_operations(shape, count, attended, predicted)
-        room.note(f"{name}: training", count / took, "tokens/s")
+        room.note(f"{name}: training", count / took, "tokens/s", main=True)
         room.note(f"{name}: operations needed", operations / took, "FLOP/s")
         if peak:
-            room.note(f"{name}: share of the matrix peak (aim at 7B layers: 0.5)", operations / took / peak)
+            room.note(f"{name}: share of the matrix peak (aim at 7B layers: 0.5)", operations / took / peak, main=True)
 
 
 def _timed(

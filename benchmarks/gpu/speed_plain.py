@@ -94,7 +94,8 @@ def _sample(
     took = seconds(generate, room.device)
     peaks["generate"] = max(peaks["generate"], peak_bytes(room.device))
     room.note(f"{what}: generate", took, "s")
-    room.note(f"{what}: generated tokens a second", sum(len(e.token_ids) for e in events) / took, "tokens/s")
+    made = sum(len(event.token_ids) for event in events)
+    room.note(f"{what}: generated tokens a second", made / took, "tokens/s", main=True)
     if engine.graphs is not None:
         share = (_replays(engine) - replays) / (engine.clock - clock)
         room.note(f"{what}: decode steps that were replays, share", share)
@@ -122,7 +123,7 @@ def _learn(room: Room, learner: LocalLearner, kept: list[Row], step: int, peaks:
     peaks["learn"] = max(peaks["learn"], peak_bytes(room.device))
     tokens = sum(len(row.token_ids) for row in kept)
     room.note(f"{what}: learn", took, "s")
-    room.note(f"{what}: trained tokens a second", tokens / took, "tokens/s")
+    room.note(f"{what}: trained tokens a second", tokens / took, "tokens/s", main=True)
     norm = found[0].stats["train/grad_norm_max"].value
     room.expect_true(f"{what}: the gradient is a number other than 0", math.isfinite(norm) and norm > 0, str(norm))
 

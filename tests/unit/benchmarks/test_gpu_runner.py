@@ -9,12 +9,15 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import burning_for_tests
 import parts_for_tests
 import pytest
 
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import runner as running
 from benchmarks.gpu.child import installed, warm
 from benchmarks.gpu.plan import PLAN, REHEARSAL_SECONDS, TOTAL_SECONDS, WARM
 from benchmarks.gpu.results import Results, folder_for
@@ -136,6 +139,66 @@ def test_a_killed_command_leaves_its_rows_and_no_process(tmp_path):
     gone = subprocess.run(["tail", f"--pid={children[0]}", "-f", "/dev/null"], timeout=240, check=False)
     assert gone.returncode == 0
     assert [row["event"] for row in rows(folder)] == ["machine", "row"]
+
+
+def test_a_card_that_is_gone_is_not_replaced_by_the_cpu(tmp_path):
+    """The next process would find none and rehearse the other parts: a CPU's numbers in the card's table."""
+    said: list[str] = []
+    runner = Runner(list(burning_for_tests.PLAN), "burning_for_tests", "auto", (600.0, 600.0), tmp_path / "out",
+                    lambda card: {"card": card, "date": "2026-01-01"}, said.append)  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE))
+        patch.setenv("ASHES", str(tmp_path / "ashes"))
+        results = runner.run()
+    ends = {name: (row["status"], row["said"]) for name, row in results.ends.items()}
+    assert ends["good"][0] == "passed"
+    assert "signal SIGSEGV" in ends["burns"][1]
+    assert ends["behind"] == ends["last"] == ("died", "the card does not answer any more: burnt")
+    assert results.bad == ["burns", "behind", "last"]
+    assert [row["value"] for row in rows(results.folder) if row["event"] == "row"] == [True]
+    assert results.short() == ["- `good`: on the card: yes"]
+    assert "good: on the card: yes" in said[1]  # at once, before the part has ended
+    assert "## In short\n\n- `good`: on the card: yes\n" in (results.folder / "table.md").read_text()
+
+
+def made(tmp_path, ends, results=True):
+    """A runner that has begun: ``ends`` seconds are left."""
+    parts = list(parts_for_tests.PLAN)
+    runner = Runner(parts, "parts_for_tests", "auto", (600.0, 600.0), tmp_path, lambda card: {}, lambda line: None)
+    runner._since = time.monotonic()
+    if results:
+        runner.results = Results(tmp_path, {"card": "Card of Paper 3000", "date": "today"}, parts)
+        runner._ends = runner._since + ends
+    return runner
+
+
+def test_no_process_is_started_once_the_time_is_over(tmp_path, monkeypatch):
+    """Each would import torch for seconds; where the card hangs, none would ever come up."""
+    monkeypatch.setattr(Runner, "_child", lambda self, parts: pytest.fail("a process was started"))
+    results = made(tmp_path, ends=2.0).run()
+    assert {row["status"] for row in results.ends.values()} == {"not reached"}
+    assert [*results.ends] == [part.name for part in parts_for_tests.PLAN]
+
+
+def test_a_process_that_does_not_come_up_takes_no_more_than_the_time_that_is_left(tmp_path):
+    runner = made(tmp_path, ends=10.0)
+    assert runner._limit() == runner._ends + runner.grace
+    assert made(tmp_path / "a", ends=500.0, results=False)._limit() > runner._since + 200  # the first, from a cold disk
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind(monkeypatch):
+    """One that waits inside the driver ignores every signal; the command goes on without it."""
+
+    class Stuck:
+        pid, stdin = 2**22 + 1, open(os.devnull, "wb")  # noqa: SIM115
+
+        def wait(self, seconds):  # to ask without a limit is an error here
+            raise subprocess.TimeoutExpired("child", seconds)
+
+    killed = []
+    monkeypatch.setattr(os, "killpg", lambda *asked: killed.append(asked))
+    assert running._end(Stuck(), 0.0) == -signal.SIGKILL
+    assert killed == [(2**22 + 1, signal.SIGKILL)]
 
 
 def test_a_second_run_of_a_day_has_a_folder_of_its_own(tmp_path):
