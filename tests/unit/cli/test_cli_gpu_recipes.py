@@ -110,6 +110,18 @@ def test_the_smallest_card_named_holds_it(name, estimated):
     assert needed_memory(memory) > least * 1e9 / 2  # and half of it would not do
 
 
+@pytest.mark.parametrize("name", ["dapo_math_1.5b_1gpu"], indirect=True)
+def test_what_is_left_of_the_smallest_card_while_vllm_has_its_share(name, estimated):
+    """14 bytes of each of 1.54 billion parameters stay: weights, masters, moments. 24 - 21.6 and 28.8 - 21.6 GB."""
+    recipe, _, memory = estimated
+    assert memory.resident == 14 * PARAMETERS[name]
+    ((kept, left),) = numbers(name, r"the learner keeps (\d+) GiB, which leaves (\d+) GiB")
+    ((lower, more),) = numbers(name, r"gpu_memory_utilization=([\d.]+) there; (\d+) GiB are left")
+    assert round(memory.resident / 1024**3) == int(kept)
+    for share, told in ((recipe.rollout.vllm.gpu_memory_utilization, left), (float(lower), more)):
+        assert round((48e9 * (1 - share) - memory.resident) / 1024**3) == int(told)
+
+
 def test_check_explains_it_offline(name, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answers = [{"question": f"1 +{n} = ?", "answer": f"thus\n#### {n + 1}"} for n in range(1, 9)]
