@@ -36,10 +36,29 @@ class _End(Enum):
 _ATTEMPTS = 3  # in a row that find nobody
 _BETWEEN = 1.0  # seconds
 _PATIENCE = 5.0  # seconds of each
+_ANSWER = 20.0  # seconds for a head that just starts
 _ANEW = 30.0  # seconds after which a connection is made anew: who stands still greets nobody
 _GREETING = 60.0  # seconds for the greeting of one that has greeted before
 _SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A machine that is cut off or without power ends no connection: the system asks it, and gives it up after 25 s."""
+
+
+def unanswered(address: str, patience: float = _ANSWER) -> str:
+    """Why nobody takes a connection at ``HOST:PORT`` within ``patience`` seconds; "" where somebody does, or where the
+    address names no port. Ray itself waits two minutes for a head that is not there."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        return ""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
+        except (OSError, OverflowError) as error:
+            if time.monotonic() >= until:
+                return f"nobody answered there for {patience:g} s ({getattr(error, 'strerror', None) or error})"
+            time.sleep(min(_BETWEEN, max(0.0, until - time.monotonic())))
+        else:
+            return ""
 
 
 class Watch:

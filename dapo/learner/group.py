@@ -135,9 +135,11 @@ class LearnerGroup:
 
     def close(self) -> None:
         """End the ranks; what they are writing is finished first. Delete published weights."""
-        self._hosts.close()
-        self.meeting.close()
-        self._folder.clear()
+        try:
+            self._hosts.close()
+        finally:  # also where another Ctrl-C ends the waiting
+            self.meeting.close()
+            self._folder.clear()
 
 
 def _learned(answers: Sequence[Any]) -> Learned:

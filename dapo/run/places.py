@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from dapo.cluster.placement import Node, Plan, amounts, await_machines, plan_places
 from dapo.cluster.processes import ProcessTransport
 from dapo.cluster.ray_head import OwnCluster, outlive_head
+from dapo.cluster.ray_said import unreachable
+from dapo.cluster.watch import unanswered
 from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
 from dapo.contracts.evidence import ClusterLost
@@ -138,9 +140,10 @@ def open_places(recipe: Recipe, *, training: bool = True, engines: bool = True) 
         from dapo.cluster.ray import check_left
 
         check_left()
-    address: str | OwnCluster | None = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
-    if not address:
-        address = "" if _is_open() else OwnCluster()
+    named = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
+    if named and (why := unanswered(named)):
+        raise ClusterError(unreachable(named, why))
+    address: str | OwnCluster = named or ("" if _is_open() else OwnCluster())
     from dapo.cluster.ray import RayCluster  # not before: what it imports asks whether the cluster has a token
 
     cluster = RayCluster(address)

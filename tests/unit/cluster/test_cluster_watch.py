@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from dapo.cluster import watch
-from dapo.cluster.watch import Life, Watch
+from dapo.cluster.watch import Life, Watch, unanswered
 from dapo.contracts.evidence import ClusterLost
 from dapo.errors import ClusterError
 
@@ -42,6 +42,28 @@ def process(monkeypatch):
     monkeypatch.setattr(watch, "_BETWEEN", 0.0)
     with ExitStack() as stack:
         yield Process(stack)
+
+
+def test_an_address_at_which_nobody_is_is_told_before_ray_asks_it(process):
+    assert unanswered(process.address, 0.0) == ""
+    process.kill()
+    assert unanswered(process.address, 0.0) == "nobody answered there for 0 s (Connection refused)"
+    for other in ("auto", "ray://a:1", "a:b"):  # no matter of ours
+        assert unanswered(other, 0.0) == ""
+
+
+def test_a_head_that_just_starts_is_waited_for(process, monkeypatch):
+    tried = []
+
+    def connect(address, timeout):
+        tried.append(address)
+        if len(tried) < 3:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    assert unanswered("[::1]:6379") == ""
+    assert tried == [("::1", 6379)] * 3
 
 
 def test_the_end_of_the_process_is_told_once(process):

@@ -13,7 +13,7 @@ from dapo.config.load import recipe_from_dict
 from dapo.contracts.evidence import ClusterLost
 from dapo.errors import ClusterEnded, ClusterError, EngineError, ModelError, RecipeError
 from dapo.observe.console import Console
-from dapo.run import session
+from dapo.run import places, session
 from dapo.run.given import Given
 from dapo.run.places import Places, describe_place, describe_plan, missing_ray, open_places, plan_of, wants_devices
 
@@ -175,6 +175,12 @@ def test_without_the_package_the_next_move_is_told(monkeypatch):
     with pytest.raises(RecipeError, match=r"pip install 'dapo-rl\[ray\]'.*launch\.backend: local"):
         open_places(recipe())
     assert missing_ray(recipe_from_dict(SMALL, []).recipe) == ""
+
+
+def test_a_cluster_that_nobody_answers_for_is_not_asked_by_ray(monkeypatch):
+    monkeypatch.setattr(places, "unanswered", lambda address: f"nobody answered at {address}")
+    with pytest.raises(ClusterError, match=r"the Ray cluster at c:6379 cannot be joined: nobody answered at c:6379"):
+        open_places(recipe("cluster.address=c:6379"))
 
 
 def test_which_cluster_it_is(monkeypatch):
