@@ -12,7 +12,7 @@ from typing import Any
 
 from dapo.contracts.remote import HostLost, HostSpec, Transport
 from dapo.contracts.types import Key, Metrics, TensorSum, Ticket
-from dapo.errors import EngineError, LearnerLost
+from dapo.errors import ClusterError, EngineError, LearnerLost
 from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Weights
 
 log = logging.getLogger(__name__)
@@ -55,23 +55,45 @@ class Crew:
         """Start all engines at the same time, and wait for them.
 
         Raises:
-            EngineError: one does not start.
+            EngineError: one does not start, or is lost twice while it does.
             Exception: what making one raised.
         """
         for member in self.members:
             member.start()
-        calls = [member.opening[-1][1] for member in self.members]
+        lost = self._stepped_in(self.members)
+        for member, error in lost.items():
+            if not self._limits.restarts:
+                raise EngineError(f"an engine did not start: {error}") from error
+            log.warning("%s is lost while it starts (%s); it is started once more", member.name, error)
+            member.end_host()
+            try:
+                member.start()
+            except (OSError, ClusterError):  # the machine or the cluster starts nothing more
+                raise EngineError(f"an engine did not start: {error}") from error
+        for error in self._stepped_in(list(lost)).values():
+            raise EngineError(f"an engine did not start, twice: {error}") from error
+
+    def _stepped_in(self, members: Sequence[Member]) -> dict[Member, HostLost]:
+        """Wait until they have started; those that were lost meanwhile, which may be an accident.
+
+        Raises:
+            EngineError: one does not start in time.
+            Exception: what making one raised, which it would raise again.
+        """
+        calls = [member.opening[-1][1] for member in members]
         ready = set(self._transport.wait(calls, every=True, timeout=self._limits.start))
-        if late := [member.name for member in self.members if member.index not in ready]:
+        if late := [member.name for number, member in enumerate(members) if number not in ready]:
             raise EngineError(
                 f"{', '.join(late[:4])} did not start within {self._limits.start:g} s (cluster.start_timeout)"
             )
-        for member in self.members:
+        lost = {}
+        for member in members:
             try:
                 member.step_in()
+                log.info("%s", member)
             except HostLost as error:
-                raise EngineError(f"an engine did not start: {error}") from error
-            log.info("%s", member)
+                lost[member] = error
+        return lost
 
     def stats(self) -> Metrics:
         """Sums over engines and all that they were before they were lost."""

@@ -477,6 +477,23 @@ def test_an_engine_that_cannot_be_made_is_told_at_once():
         EnginePool(FaultyTransport(lambda name, method: "before"), specs(2), GATE)
 
 
+def test_an_engine_that_is_lost_while_it_starts_is_started_once_more(caplog):
+    transport = FaultyTransport(Once("engine-1", "describe", "before"))
+    pool = EnginePool(transport, specs(2, 2), GATE)
+    assert transport.killed == ["engine-1"]
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "engine-1 is lost while it starts (engine-1 was killed); it is started once more"
+    ]
+    pool.load(ticket(1))
+    pool.submit(work())
+    check_whole(work(), [*drain(pool).values()])
+    assert pool.members() == [0, 1]
+    with pytest.raises(EngineError, match="did not start, twice: engine-0 was killed"):
+        EnginePool(FaultyTransport(lambda name, method: "before"), specs(2), GATE)
+    with pytest.raises(EngineError, match="did not start: engine-0 was killed"):
+        EnginePool(FaultyTransport(Once("engine-0", "describe", "before")), specs(2), GATE, limits=Limits(restarts=0))
+
+
 # ---------------------------------------------------------------------- 200 random kills
 
 
