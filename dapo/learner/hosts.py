@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from dapo.contracts.remote import Call, CarriesFiles, HostLost, HostSpec, Transport
+from dapo.contracts.remote import Call, CarriesFiles, Host, HostLost, HostSpec, Transport
 from dapo.contracts.types import SavedFile
 from dapo.errors import DapoError, LearnerLost
 
@@ -46,8 +46,10 @@ class LearnerHosts:
         self.transport, self.patience = transport, patience
         self._lost: LearnerLost | None = None
         self.ranks = len(specs)
-        self._hosts = [transport.start(spec) for spec in specs]
+        self._hosts: list[Host] = []
         try:
+            for spec in specs:
+                self._hosts.append(transport.start(spec))
             self.facts = self.ask("describe")
         except BaseException:
             self.end()

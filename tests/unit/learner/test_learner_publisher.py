@@ -151,3 +151,16 @@ def test_files_are_carried_from_every_process():
     for ticket in (scene.publisher.publish(3), scene.publisher.again()):
         assert (ticket.version, ticket.route) == (3, "object_store")
         assert ticket.shipment == Shipment(ticket.address, tuple(f"rank-{n} {ticket.address}" for n in range(2)))
+
+
+def test_where_the_machine_starts_no_further_process_those_that_started_end():
+    class Full(InlineTransport):
+        def start(self, spec):
+            if self.hosts:
+                raise BlockingIOError("Resource temporarily unavailable")
+            return super().start(spec)
+
+    transport = Full()
+    with pytest.raises(BlockingIOError):
+        LearnerHosts(transport, [HostSpec(f"rank-{n}", Process, (n,)) for n in range(2)], 600.0)
+    assert [host.lost for host in transport.hosts] == [True]
