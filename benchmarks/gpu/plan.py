@@ -147,7 +147,7 @@ PLAN: tuple[Part, ...] = (
     _part(
         "check",
         "large_vocabulary",
-        40,
+        60,  # on the processor: its model is made, read twice and saved once, some 20 s of a slow one
         "check_learner:large_vocabulary",
         "a vocabulary of 152,000: memory, the head's gradient, save and go on",
     ),

@@ -174,6 +174,16 @@ def test_the_two_sided_p_of_chi_square():
     assert 0 < two_sided(rare, np.array([0.245, 0.25, 0.25, 0.245, 0.01])) < 0.05
 
 
+def test_the_error_of_tensors_one_by_one_is_that_of_all_as_one():
+    generator = torch.Generator().manual_seed(0)
+    wanted = {name: torch.randn(7, size, generator=generator) for name, size in (("a", 3), ("b", 50))}
+    found = {name: value.to(torch.bfloat16) for name, value in wanted.items()}
+    expected = made.relative_error(made.together(found, "ab"), made.together(wanted, "ab"))
+    assert made.whole_error(found, wanted) == pytest.approx(expected, rel=1e-12)
+    assert made.whole_error({"x": torch.tensor([3.0, 4.0])}, {"x": torch.tensor([3.0, 5.0])}) == pytest.approx(34**-0.5)
+    assert made.whole_error(wanted, wanted) == 0.0
+
+
 def test_p_is_even_under_the_truth():
     random = np.random.default_rng(0)
     probabilities = random.dirichlet(np.ones(30))
