@@ -23,7 +23,7 @@ from benchmarks.gpu.room import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 240.0  # the first child imports torch and transformers, from a cold disk
-_AGAIN_SECONDS = 60.0  # the next ones from a warm one
+_AGAIN_SECONDS = 90.0  # the next ones from a warm one, while the card still clears up behind a crash
 _GRACE = 6.0  # a part over its limit gets so long to notice it itself
 _KILLED_SECONDS = 20.0  # a killed child gets so long to go; one that hangs inside the driver does not
 _QUIET = {
