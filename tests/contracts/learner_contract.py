@@ -42,9 +42,11 @@ def every_key_has_a_line_and_is_merged_as_it_says(s: Subject, folder: Path) -> N
             assert line is not None, f"{key} has no line in the glossary"
             assert type(found) is KINDS[line.reduction], key
         halves = [learn(s.make(), [rows], 0.0, against=against).stats for rows in parts]
+        # the learner's own old log-probabilities come from passes of other shapes, which round otherwise
+        near = {"rel": s.close_to, "abs": s.close_to} if against == "learner" else {"rel": 1e-12}
         for key, found in values(merge(halves)).items():
             if against == "learner" or "gap" not in key:  # against the sampler the first minibatch alone has a gap
-                assert values(stats)[key] == pytest.approx(found, rel=1e-12, nan_ok=True), key
+                assert values(stats)[key] == pytest.approx(found, **near, nan_ok=True), key
 
 
 def a_minibatch_is_an_optimizer_step(s: Subject, folder: Path) -> None:
@@ -193,9 +195,11 @@ def the_ratio_runs_against_whom_it_says(s: Subject, folder: Path) -> None:
         np.testing.assert_array_equal(t.old_logprobs, rows[t.group, t.sample].sampler_logprobs)
     for t in own:
         np.testing.assert_allclose(t.old_logprobs, before[t.group, t.sample], atol=s.close_to)
-        if t.group < 10:
-            np.testing.assert_array_equal(t.ratio, 1.0)
-    assert any((t.ratio != 1.0).any() for t in own if t.group >= 10)  # the first step moved the weights
+    untouched, moved = (
+        [abs(t.ratio - 1.0).max() for t in own if (t.group >= 10) is second] for second in (False, True)
+    )
+    assert max(untouched) <= s.close_to
+    assert max(moved) > 2 * max(untouched)  # the first step moved the weights
     only = learn(s.make(), parts[:1], against="learner").stats
     assert (only["train/ratio_max"], only["train/ratio_min"]) == (Max(1.0), Min(1.0))
 
