@@ -28,6 +28,8 @@ class LearnerGroup:
         settings: the recipe's ``learner`` section.
         weights_folder: through which weights are published.
         asynchronous: write checkpoints while training goes on.
+        meeting: where the ranks meet, which has to live as long as they do: closed behind them; where they do not
+            start, by the caller.
         audience: the engines, and the route to them; None: through a folder.
 
     Raises:
@@ -37,7 +39,6 @@ class LearnerGroup:
     Attributes:
         notes: what a person should know of the ranks' model, each once.
         publisher: of its weights, also for engines that come late.
-        meeting: where the ranks met, which has to live as long as they do: closed behind them.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class LearnerGroup:
         weights_folder: Path,
         *,
         asynchronous: bool = False,
+        meeting: ExitStack | None = None,
         audience: Audience | None = None,
     ) -> None:
-        self.meeting = ExitStack()
+        self._meeting = meeting or ExitStack()
         self.settings, self._asynchronous = settings, asynchronous
         self._folder = WeightFolder(weights_folder)
         self._saving: Saving | None = None
@@ -138,7 +140,7 @@ class LearnerGroup:
         try:
             self._hosts.close()
         finally:  # also where another Ctrl-C ends the waiting
-            self.meeting.close()
+            self._meeting.close()
             self._folder.clear()
 
 

@@ -63,7 +63,7 @@ class Turns(NamedTuple):
 
     queries: Tensor  # [rows, 1, d/2], scaled by 1/sqrt(d)
     keys: Tensor  # [rows, 1, d/2]
-    both: Tensor | None  # [rows, heads + kv heads, d/2]: those, then these; None in float32, which turns in place
+    both: Tensor | None  # [rows, heads + kv heads, d/2]: those, then these; None where they turn apart
 
 
 def _pairs(heads: int, d: int, device: torch.device) -> Tensor:
@@ -267,9 +267,9 @@ class FusedDecoder:
 
     def _turns(self, positions: Tensor) -> Turns:
         queries, keys = (table.index_select(0, positions) for table in self._rope)
-        if self._folded:
-            return Turns(queries, keys, None)
         layer = self._layers[0]
+        if self._folded or layer.head_norms[0] is not None:  # float32 turns in place, and norms come between
+            return Turns(queries, keys, None)
         both = torch.cat([queries.expand(-1, layer.heads, -1), keys.expand(-1, layer.kv_heads, -1)], dim=1)
         return Turns(queries, keys, both)
 

@@ -216,25 +216,28 @@ def _ranks(
     recipe: Recipe, model: str, weights: Path, run: Path | None, places: Places | None, audience: Audience
 ) -> LearnerGroup:
     environment: dict[str, str] = {}
-    with ExitStack() as meeting:  # closed here where a rank does not start
+    meeting = ExitStack()
+    try:
         if places is None:
             address = f"file://{Path(_meeting_folder(meeting)) / 'meeting'}"
         else:
             store = TCPStore(places.here, 0, is_master=True, wait_for_workers=False)
-            meeting.callback(lambda: store)
+            meeting.callback(lambda: store)  # it lives as long as somebody holds it
             address = f"store://{places.here}:{store.port}"
             if places.cuda:
                 environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
-        group = LearnerGroup(
+        return LearnerGroup(
             transport_of(run, places),
             rank_specs(recipe, model, address, environment),
             recipe.learner,
             weights,
             asynchronous=recipe.checkpoint.asynchronous,
+            meeting=meeting,
             audience=audience,
         )
-        group.meeting = meeting.pop_all()
-    return group
+    except BaseException:
+        meeting.close()
+        raise
 
 
 _MEETINGS = "dapo-ranks-"

@@ -111,9 +111,15 @@ def test_memory_is_lent_by_every_process():
     assert pickle.loads(ticket.handles) == {"GPU 0": [("a", 0)], "GPU 1": [("a", 1)]}
 
 
-def test_a_meeting_is_called_off_once_it_is_open(monkeypatch):
+def meetings_of(monkeypatch, function):
+    """Those with which that function is called."""
     called = []
-    monkeypatch.setattr(module, "call_off", lambda store, meeting: called.append(meeting))
+    monkeypatch.setattr(module, function, lambda store, meeting: called.append(meeting))
+    return called
+
+
+def test_a_meeting_is_called_off_once_it_is_open(monkeypatch):
+    called = meetings_of(monkeypatch, "call_off")
     scene = Scene("broadcast")
     scene.publisher.call_off()
     meeting = scene.publisher.publish(0).meeting
@@ -124,11 +130,10 @@ def test_a_meeting_is_called_off_once_it_is_open(monkeypatch):
 
 
 def test_receivers_of_a_sender_that_is_lost_go_home(monkeypatch):
-    called = []
-    monkeypatch.setattr(module, "send_home", lambda store, meeting: called.append(meeting))
+    called = meetings_of(monkeypatch, "send_home")
     scene = Scene("broadcast")
     scene.publisher.look()
-    meeting = scene.publisher.publish(0).meeting
+    scene.publisher.publish(0)
     scene.publisher.look()  # it has come
     scene.publisher.publish(1)
     assert called == []
