@@ -48,59 +48,63 @@ endif
 	.venv-site/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints/site.lock
 	@touch $@
 
-.PHONY: setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-ablation bench-real golden oracles mutation site
-setup: .venv/.installed
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-ablation bench-real golden oracles mutation site
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.installed ## install everything the tests need into .venv
 
 # Ray lives in .venv: it is part of the extra dev.
 setup-cluster: .venv/.installed
 
-setup-vllm: .venv-vllm/.installed
+setup-vllm: .venv-vllm/.installed ## install vLLM's CPU build into .venv-vllm
 
 setup-trackers: .venv-trackers/.installed
 
-quickstart: setup
+quickstart: setup ## train a small model on a CPU, and show what it learned
 	$(BIN)/dapo train quickstart run.dir=runs run.name=quickstart run.if_exists=backup
 
 # Is it right on this card, and how fast? Installs nothing: `make gpu PYTHON=python3` takes another Python than .venv's.
-gpu:
+gpu: ## check and measure a CUDA GPU in nine minutes
 	$(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON)) -m benchmarks.gpu
 
 # In two processes, a file's tests in one of them. In the order of the folders: the long files of tests/integration come
 # early, so that no process is left with one of them while the other has nothing to do.
-test: setup
+test: setup ## run the default tests in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-slow: setup
+test-slow: setup ## run the slow tests: every gold answer, longer runs
 	$(BIN)/python -m pytest -m "slow and not vllm"
 
 # docs/ as a site in build/site, with search, for a server or a disk. Any warning ends it: a link, an anchor, a page that is not there.
 # The variable leaves out an advertisement.
-site: .venv-site/.installed
+site: .venv-site/.installed ## build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
 
 # Not part of `make test`; skipped, with the reason, where no Chromium is found.
-test-browser: setup site
+test-browser: setup site ## test the pages in Chromium
 	$(BIN)/python -m pytest -m browser tests/browser
 
 # A run with every tracker, read back with its own reader: nothing leaves the machine.
-test-trackers: setup-trackers
+test-trackers: setup-trackers ## test MLflow, trackio, W&B and TensorBoard
 	.venv-trackers/bin/python -m pytest -m trackers tests/trackers
 
-test-gpu: setup
+test-gpu: setup ## run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
 
 # Processes that train or sample together, on this machine and on a Ray cluster that is started here.
-test-cluster: setup-cluster
+test-cluster: setup-cluster ## test ranks, engines and Ray on this machine
 	$(BIN)/python -m pytest -n0 -m cluster
 
 # Jobs of a Slurm that the tests start on this host. Needs root, and: apt-get install -y slurm-wlm munge
-test-slurm: setup
+test-slurm: setup ## test Slurm jobs on this machine, as root
 	$(BIN)/python -m pytest -n0 -m slurm tests/slurm
 
-test-vllm: setup-vllm
+test-vllm: setup-vllm ## test the vLLM engines in .venv-vllm
 	.venv-vllm/bin/python -m pytest -m "vllm and not slow" tests/vllm
 
-test-vllm-slow: setup-vllm
+test-vllm-slow: setup-vllm ## run the slow vLLM tests
 	.venv-vllm/bin/python -m pytest -m "vllm and slow" tests/vllm
 
 # Do later Pythons have wheels of everything at the pinned versions, do those that are here read every file without a
@@ -108,7 +112,7 @@ test-vllm-slow: setup-vllm
 # CUDA's libraries 5 GB.) Pythons are looked for by name, and among pyenv's: `make test-pythons PYTHONS="/path/to/python3.13"`.
 PYTHONS ?= python3.12 python3.13 python3.14
 WHEEL ?=
-test-pythons: setup
+test-pythons: setup ## try later Python versions
 	$(BIN)/pip install -q --disable-pip-version-check "uv>=0.9"
 	mkdir -p build
 	for version in 3.12 3.13 3.14; do \
@@ -127,11 +131,11 @@ test-pythons: setup
 	done
 
 # Builds the wheel and the source distribution and uses them as a stranger would, outside of the checkout.
-test-wheel: setup
+test-wheel: setup ## build, install and use the wheel
 	$(BIN)/python tests/wheel/try_wheel.py --mypy $(BIN)/mypy
 
 # Writes constraints/ci.lock anew, from pyproject.toml and constraints/cpu.txt, where torch's CPU build can be found, and constraints/site.lock.
-lock: setup
+lock: setup ## write constraints/ci.lock and site.lock again
 	$(BIN)/pip install -q --disable-pip-version-check "uv>=0.9"
 	$(BIN)/uv pip compile -q --generate-hashes --extra dev --python-version 3.11 --python-platform linux \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
@@ -139,57 +143,57 @@ lock: setup
 	$(BIN)/uv pip compile -q --generate-hashes --group docs --python-version 3.11 --python-platform linux \
 	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate -o constraints/site.lock
 
-oracles: setup
+oracles: setup ## compare live with TRL, verl and SkyRL
 	$(BIN)/python tests/oracles/live.py
 
-mutation: setup
+mutation: setup ## show which changes of the mathematics no test notices
 	$(BIN)/pip install -q --disable-pip-version-check "mutmut>=3.8"
 	HYPOTHESIS_PROFILE=brief $(BIN)/mutmut run --max-children 2
 
-bench-trl: .venv-trl/.installed
+bench-trl: .venv-trl/.installed ## compare speed with TRL
 	.venv-trl/bin/python benchmarks/against_trl.py
 
-bench-sampling: setup
+bench-sampling: setup ## compare dynamic sampling with rounds
 	$(BIN)/python benchmarks/dynamic_sampling.py
 
-bench-engines: setup-vllm
+bench-engines: setup-vllm ## compare the engines
 	.venv-vllm/bin/python benchmarks/engines.py
 
-bench-recording: setup
+bench-recording: setup ## measure what recording costs
 	$(BIN)/python benchmarks/recording.py
 
-bench-report: setup
+bench-report: setup ## measure the report of a large run
 	$(BIN)/python benchmarks/report.py
 
 # From random weights over a supervised start to DAPO, on public sets (DAPO_DATA) and reasoning-gym: an hour and a half on
 # one core. What is finished is kept in WORK: after an interruption the same line goes on. ARGS=--small: a quick look.
-bench-real: setup
+bench-real: setup ## train on public problem sets
 	$(BIN)/python benchmarks/real_problems.py --work $(or $(WORK),runs/real_problems) $(ARGS)
 
 # make bench-pair BASE=v0.1: how long a quickstart step takes here, over what it took there, step by step in turn.
-bench-pair: setup
+bench-pair: setup ## compare the speed of a step with BASE=REVISION
 	$(BIN)/python benchmarks/pair.py --base $(BASE)
 
 # What each part of DAPO does: eight seeds, under an hour on two cores, and it goes on where it was stopped.
 # `make bench-ablation ABLATION=` makes sixteen seeds.
 ABLATION ?= --small
-bench-ablation: setup
+bench-ablation: setup ## measure what each part of DAPO does
 	$(BIN)/python benchmarks/ablation.py $(ABLATION) --work build/ablation --page docs/evidence.md
 
 # make golden BASE=v0.1: what of the quickstart's numbers changed since then, to the digit.
 BASE ?= HEAD
-golden: setup
+golden: setup ## compare the quickstart's digits with BASE=REVISION
 	$(BIN)/python benchmarks/golden.py --base $(BASE)
 
-check: setup
+check: setup ## check format, lint, types and imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup
+format: setup ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:
+clean: ## delete environments and build files
 	rm -rf .venv .venv-trl .venv-vllm .venv-site .venv-trackers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

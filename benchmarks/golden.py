@@ -2,7 +2,7 @@
 
     python benchmarks/golden.py --base REVISION [--steps 10] [--set KEY=VALUE ...] [--work FOLDER]
 
-Two runs of recipes/quickstart.yaml from one base model: by the package and recipe of REVISION (in a temporary git
+Two runs of dapo/recipes/quickstart.yaml from one base model: by the package and recipe of REVISION (in a temporary git
 worktree), and by this working tree. Compared are all metrics but times and memory, what was generated and how it was
 rewarded, and the weights of the last checkpoint. What differs is named with its largest relative difference; exit 1
 then. A change of the numbers is not always wrong, but it has to be named and explained.
@@ -32,7 +32,7 @@ from dapo.models.builtin import ensure_builtin_model
 from dapo.observe.metrics import read_metrics, without_clock
 
 HERE = Path(__file__).resolve().parents[1]
-RECIPE = "recipes/quickstart.yaml"
+RECIPE = "dapo/recipes/quickstart.yaml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Side:
 
     def __init__(self, name: str, changes: list[str], work: Path, steps: int) -> None:
         overrides = [f"run.dir={work}", f"run.name={name}", "logging.console=quiet", f"trainer.steps={steps}"]
-        recipe = load_recipe(str(HERE.parent / "recipes/quickstart.yaml"), overrides + changes).recipe
+        recipe = load_recipe(str(HERE.parent / "dapo/recipes/quickstart.yaml"), overrides + changes).recipe
         console = Console("quiet")
         self.folder = RunFolder.create(work, name)
         self.session = Session.make(recipe, console, self.folder.path)

@@ -12,11 +12,15 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(```+)(\w*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
+REPOSITORY = re.compile(
+    r"https://(?:github\.com/OWNER/dapo/(?:blob|tree)|raw\.githubusercontent\.com/OWNER/dapo)/main/"
+)
+"""Addresses of files of this repository, which pages that are read elsewhere use."""
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
 
 
 def all_pages() -> list[Path]:
-    return [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("[B-Z]*.md")), ROOT / "examples/README.md"]
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,16 @@ class Link:
 
     @property
     def file(self) -> Path:
+        if absolute := REPOSITORY.match(self.target):
+            return ROOT / self.target[absolute.end() :]
         return self.page.parent / self.target if self.target else self.page
 
 
 def links(page: Path) -> list[Link]:
-    """Links of a page to files of the repository, pictures too; not those to other sites, nor what code looks like."""
+    """Return a page's links and pictures that lead to files of the repository; links to other sites do not count."""
     text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
     found = [match[1].partition("#") for match in LINK.finditer(text)]
-    return [Link(page, target, anchor) for target, _, anchor in found if ":" not in target]
+    return [Link(page, to, anchor) for to, _, anchor in found if ":" not in to or REPOSITORY.match(to)]
 
 
 def anchors(page: Path) -> set[str]:

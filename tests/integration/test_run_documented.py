@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_run import dapo, write_recipe
@@ -41,7 +42,7 @@ def block(page: str, language: str, number: int = 0) -> str:
 
 def test_every_shown_training_command_has_a_valid_recipe(monkeypatch):
     monkeypatch.chdir(ROOT)
-    shown = [c for page in PAGES for c in commands(page) if c[:1] in (["train"], ["check"]) and "recipes/" in c[1]]
+    shown = [c for page in PAGES for c in commands(page) if c[:1] in (["train"], ["check"]) and c[1] == "quickstart"]
     assert len(shown) >= 3
     for _, recipe, *overrides in shown:
         if any("epsilon" in o or "mine:" in o for o in overrides):
@@ -50,9 +51,9 @@ def test_every_shown_training_command_has_a_valid_recipe(monkeypatch):
 
 
 def test_the_shown_refusal_is_what_is_said():
-    said = dapo("train", "recipes/quickstart.yaml", "epsilon_high=0.3", cwd=ROOT, expect=2).stderr
-    text = (ROOT / "README.md").read_text()
-    shown = text[text.index("    error: recipes/quickstart.yaml") :].split("\n\n## ")[0]
+    said = dapo("train", "quickstart", "epsilon_high=0.3", cwd=ROOT, expect=2).stderr
+    text = (ROOT / "docs/peers.md").read_text()
+    shown = re.split(r"\n\n(?=\S)", text[text.index("    error: quickstart was refused") :])[0]
     for line in filter(None, (line.strip() for line in shown.splitlines())):
         assert line in " ".join(said.split()) or line in said, line
 
@@ -68,20 +69,17 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
     small += ["algorithm.dynamic_sampling.mode=off", "validation.samples=1", "validation.limit=2"]
     ran = []
     for name, *arguments in commands("README.md"):
-        if "recipes/" in arguments[0] or "quickstart" in arguments[0]:
+        if arguments[0] == "quickstart":
             continue
         if name == "train":
-            arguments.append("trainer.steps=1" if "--resume" not in arguments else "trainer.steps=2")
-            arguments += small if "--resume" not in arguments else []
+            arguments += ["trainer.steps=1", "run.name=mine", *small]
         ran.append(name)
-        if name == "view":
-            assert "run" in looked_at(tmp_path, arguments)
-        else:
-            assert dapo(name, *arguments, cwd=tmp_path).stdout
-    assert ran == ["check", "train", "train", "report", "view", "data", "evaluate", "export", "view"]
-    assert (tmp_path / "runs/run/report/report.html").exists()
-    assert [row["step"] for row in read_metrics(tmp_path / "runs/run/metrics.jsonl")] == [0, 1, 2]
-    assert (tmp_path / "my-trained-model" / "config.json").exists()
+        assert dapo(name, *arguments, cwd=tmp_path).stdout
+    assert ran == ["check", "train", "report"]
+    assert (tmp_path / "runs/mine/report/report.html").exists()
+    assert "mine" in looked_at(tmp_path, ["runs"])
+    dapo("train", "--resume", "runs/mine", "trainer.steps=2", cwd=tmp_path)
+    assert [row["step"] for row in read_metrics(tmp_path / "runs/mine/metrics.jsonl")] == [0, 1, 2]
 
 
 def looked_at(cwd: Path, arguments: list[str]) -> str:
@@ -102,12 +100,46 @@ def looked_at(cwd: Path, arguments: list[str]) -> str:
 
 
 def test_the_python_example_of_the_readme(tmp_path):
-    recipe = write_recipe(tmp_path, "logging: {console: quiet}\n")
-    example = block("README.md", "python").replace('"quickstart"', repr(str(recipe)))
-    names: dict[str, object] = {}
-    exec(example.replace('"trainer.steps": 20', '"trainer.steps": 1').replace("step=20", "step=1"), names)
+    names = executed(block("README.md", "python"), tmp_path)
     assert names["run"].finished
     assert (tmp_path / "from_python" / "metrics.jsonl").exists()
+
+
+def executed(program: str, folder: Path) -> dict[str, Any]:
+    """Execute a program of the pages with a small recipe in the quickstart's place and one step; return its names."""
+    recipe = write_recipe(folder, "logging: {console: quiet}\n")
+    program = program.replace('"quickstart"', repr(str(recipe))).replace('"trainer.steps": 20', '"trainer.steps": 1')
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(program, names)
+    return names
+
+
+@pytest.mark.parametrize("name", ["reward", "loss", "lora"])
+def test_an_example_trains(name, tmp_path, capsys):
+    names = executed((ROOT / f"examples/{name}.py").read_text(), tmp_path)
+    assert names["run"].finished
+    assert names["run"].metrics[-1]["step"] == 1
+    assert "held-out accuracy: 0." in capsys.readouterr().out
+
+
+def test_the_example_of_two_stages_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program = (ROOT / "examples/sft_then_dapo.py").read_text()
+    program = program.replace("EXAMPLES = 11_000", "EXAMPLES = 64").replace("STEPS = 20", "STEPS = 1")
+    small = '"rollout": {"prompts_per_step": 2, "group_size": 2, '
+    program = program.replace('"rollout": {"prompts_per_step": 32, "group_size": 16, ', small)
+    program = program.replace('"minibatch_prompts": 8', '"minibatch_prompts": 2').replace('"size": 128', '"size": 4')
+    program = program.replace('{"cache_length": 8}}', '{"cache_length": 8}, "dynamic_sampling": {"mode": "off"}}')
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(program, names)
+    assert names["run"].finished
+    assert "held-out accuracy: 0.0 -> " in capsys.readouterr().out
+    assert (names["imitated"].path / "export/config.json").exists()
+
+
+def test_every_example_is_tested():
+    tested = {"reward", "loss", "lora", "sft_then_dapo"}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
 HOOKS = """

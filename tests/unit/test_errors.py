@@ -82,7 +82,7 @@ def test_an_error_that_was_raised_in_place_of_another_is_judged_alone():
 
 
 @pytest.mark.parametrize(("error", "said"), [(THREADS[0], "thread"), (MEMORY[0], "memory"), (DISK[0], "/x/y cannot")])
-@pytest.mark.parametrize("command", [["check", "recipes/quickstart.yaml"], ["train", "recipes/quickstart.yaml"]])
+@pytest.mark.parametrize("command", [["check", "quickstart"], ["train", "quickstart"]])
 def test_every_command_says_it_in_one_line(monkeypatch, capsys, command, error, said):
     def refuse(*arguments: object, **more: object) -> None:
         raise error

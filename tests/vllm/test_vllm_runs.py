@@ -26,7 +26,7 @@ SMALL = {"heads": 2}  # of 32 dimensions
 def test_the_quickstart_learns_over_vllm(tmp_path):
     """The recipe as it is, cut to a quarter; only the engine is another."""
     shorter = ("trainer.steps=15", "validation.every=15", f"run.dir={tmp_path}", "run.name=run")
-    dapo("train", "recipes/quickstart.yaml", "rollout.engine=vllm", *shorter, own_process=True)
+    dapo("train", "quickstart", "rollout.engine=vllm", *shorter, own_process=True)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["validation/accuracy"] > rows[0]["validation/accuracy"] + 0.2
     for row in rows[1:]:

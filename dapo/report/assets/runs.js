@@ -231,7 +231,7 @@ function show() {
   table.hidden = list.length === 0;
   legend.hidden = list.length === 0;
   empty.hidden = list.length > 0 || !arrived || (runs.length === 0 && notices.waiting > 0);
-  if (runs.length === 0) put(empty, el("p", {}, `No runs in ${oneLine(notices.folder, 80)} yet.`), el("p", {}, el("code", {}, "dapo train recipes/quickstart.yaml"), " makes one; it shows here by itself."));
+  if (runs.length === 0) put(empty, el("p", {}, `No runs in ${oneLine(notices.folder, 80)} yet.`), el("p", {}, el("code", {}, "dapo train quickstart"), " makes one; it shows here by itself."));
   else if (list.length === 0) put(empty, el("p", {}, "No run matches the search."));
   const going = runs.filter((run) => run.state === "running").length;
   const more = notices.waiting ? `, reading ${number(notices.waiting)} more` : "";
