@@ -25,6 +25,8 @@ def import_recipe(
     force: Annotated[bool, typer.Option("--force", help="Write over RECIPE.")] = False,
 ) -> int:
     """Another trainer's configuration as a recipe, each line with its origin. Nothing in it is executed."""
+    from dapo.config.problems import visible
+    from dapo.config.secrets import redact_text
     from dapo.importing import ARGUMENTS, import_file
 
     if out is not None and out.exists() and not force:
@@ -38,11 +40,16 @@ def import_recipe(
     except OSError as error:
         raise RecipeError(f"{out} cannot be written: {error.strerror or error}") from None
     reading = made.reading
+    for caution in reading.cautions:
+        print(f"CAUTION: {visible(redact_text(caution), 400)}")
     print(f"wrote {out}: {len(reading.lines)} settings of {reading.title}, read from {source} ({reading.source.form})")
     if reading.said:
         print(f"things that mean something else here, listed at its end: {len(reading.said)}")
-    if reading.apart:
-        print(f"settings without a line, listed at its end with the reason: {len(reading.apart)}")
+    computed = sum(entry.computed for entry in reading.apart)
+    if computed:
+        print(f"settings without a line that change what is computed there, listed at its end: {computed}")
+    if idle := len(reading.apart) - computed:
+        print(f"settings without a line of memory, speed and logs, listed at its end: {idle}")
     if made.refused:
         print(f"`dapo check` will refuse it until this is settled:\n{made.refused}")
     needed = " ".join(ARGUMENTS[key] for key in made.missing)

@@ -192,9 +192,9 @@ def _digits(value: int) -> str:
 
 
 def _expanded(node: Node | None, known: dict[int, float]) -> float:
-    """Values in a node with each alias written out; infinite where a node stands within itself."""
+    """Count the values in a node with each alias written out; long texts count more, a node within itself is infinite."""
     if not isinstance(node, MappingNode | SequenceNode):
-        return 1
+        return 1 + len(node.value) // 100 if node is not None else 1
     if id(node) not in known:
         known[id(node)] = math.inf  # until it is known
         parts = [part for pair in node.value for part in pair] if isinstance(node, MappingNode) else node.value

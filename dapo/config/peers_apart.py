@@ -180,9 +180,40 @@ APART: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 
 
-def apart_reason(key: str, who: str) -> str:
-    """Why a key of ``who`` has no line in a recipe, with the effect; empty for a key that is not known."""
-    return next((reason for pattern, people, reason in APART if who in people and fnmatchcase(key, pattern)), "")
+COMPUTED = frozenset(
+    {
+        "reward_model.*",
+        "*stop_token_ids",
+        "*tokenizer*",
+        "*chat_template*",
+        "*prompt_file",
+        "*system_prompt_file",
+        "env.*",
+        "data.*key",
+        "*max_val_samples",
+        "valid_dataset.*",
+        "*drop_last",
+        "actor_rollout_ref.actor.shuffle",
+        "rlhf_type",
+        "*train_type",
+        "*grad_norm_threshold*",
+        "*beta_schedule*",
+        "async_training",
+        "*init_from_scratch",
+        "*group_adv_norm",
+        "gconfig.min_new_tokens",
+        "gconfig.greedy",
+        "*optimizer.type",
+    }
+)
+"""Patterns of ``APART`` whose settings change what is computed there; the others are memory, speed and logs only."""
+
+
+def apart_row(key: str, who: str) -> tuple[str, bool]:
+    """Return why a key of ``who`` has no line in a recipe (empty: not known), and whether it changes what is computed."""
+    rows = ((pattern, reason) for pattern, people, reason in APART if who in people and fnmatchcase(key, pattern))
+    pattern, reason = next(rows, ("", ""))
+    return reason, not reason or pattern in COMPUTED
 
 
 def apart_hint(path: str) -> str | None:

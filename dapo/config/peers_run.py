@@ -187,5 +187,10 @@ RUN: tuple[PeerKey, ...] = (
         "true is `full`",
         {"true": "full", "false": "none"},
     ),
-    *peer_keys("trust_remote_code", (VERL, TRL, SWIFT), "model.trust_remote_code", values=SAME),
+    *peer_keys(
+        "trust_remote_code",
+        (VERL, TRL, SWIFT, NEMO, SKYRL, AREAL),
+        "model.trust_remote_code",
+        "it runs code that comes with the model, so read that code before you set it",
+    ),
 )

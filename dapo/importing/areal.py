@@ -172,7 +172,7 @@ def _rewards(r: Reading, longest: Found) -> None:
     if clip is not None and clip.value < max(abs(low), abs(high)):
         r.drop(clip, "cuts scaled rewards; the range here is that of 0 and 1")
     elif clip is not None:
-        r.drop(clip, "wider than the scaled rewards of 0 and 1: without effect")
+        r.drop(clip, "wider than the scaled rewards of 0 and 1: without effect", idle=True)
     on = r.flag("actor.overlong_reward_penalty", default=False)
     cache, own = r.number("actor.overlong_tokens"), r.number("actor.overlong_penalty_factor")
     limit = r.number("actor.max_new_tokens", default=1024)
@@ -234,7 +234,7 @@ def _running(r: Reading) -> None:
         if found is not None:
             r.put(ours, max(0, int(found.value)), found)
         for unit in ("epochs", "secs"):
-            r.drop(r.find(f"{key}.freq_{unit}"), f"in {unit} there; {ours} counts training steps")
+            r.drop(r.find(f"{key}.freq_{unit}"), f"in {unit} there; {ours} counts training steps", idle=True)
     greedy = r.flag("eval_gconfig.greedy", default=False)
     if greedy.given:
         r.put("validation.greedy", greedy.value, greedy)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from dapo.config.load import difference_from_preset, recipe_from_dict
 from dapo.config.peers import peer_entry
-from dapo.config.peers_apart import apart_reason
+from dapo.config.peers_apart import apart_row
 from dapo.config.settings import lookup
 from dapo.config.unusual import unread
 from dapo.errors import RecipeError
-from dapo.importing import areal, huggingface, nemo, skyrl, verl
+from dapo.importing import areal, huggingface, nemo, skyrl, slurm, verl
+from dapo.importing.files import SourceFiles
 from dapo.importing.given import Source
 from dapo.importing.python_source import read_python
 from dapo.importing.reading import Apart, Reading
@@ -21,6 +22,7 @@ from dapo.importing.recipe import nested, recipe_text
 from dapo.importing.recognise import SYSTEMS, recognise
 from dapo.importing.script_source import APART, read_script
 from dapo.importing.text import read_source
+from dapo.importing.turns import say_what_else_it_trains
 from dapo.importing.values import shown
 from dapo.importing.yaml_source import read_yaml
 
@@ -66,13 +68,20 @@ def import_text(
     """As ``import_file``, of a text. ``folder``: where files that it names as its base are looked for."""
     if system is not None and system not in SYSTEMS:
         raise RecipeError(f"--from {system}: expected one of {', '.join(SYSTEMS)}")
-    source = _read(text, name, folder)
+    files = SourceFiles(folder)
+    try:
+        source = _read(text, name, files)
+    except RecursionError:
+        raise RecipeError(f"{name}: its values stand too deep within each other") from None
+    source.files = files.read
     system = system or recognise(source)
     if system in ("trl", "ms-swift"):
         source.settings = {_flat(key): given for key, given in source.settings.items()}
     source.devices = devices or source.devices
-    reading = Reading(source, SYSTEMS[system])
+    reading = Reading(source, SYSTEMS[system], cautions=list(source.cautions))
+    say_what_else_it_trains(reading)
     _CONVERT[system](reading)
+    slurm.convert(reading)
     _by_the_table(reading)
     refused = _without_idle_lines(reading)
     _list_what_stands_nowhere(reading)
@@ -85,31 +94,22 @@ def _flat(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _read(text: str, name: str, folder: Path | None) -> Source:
+def _read(text: str, name: str, files: SourceFiles) -> Source:
+    text = text.removeprefix("\ufeff")
     if "\0" in text:
         raise RecipeError(f"{name} holds a NUL character, which no configuration does")
     ending = Path(name).suffix.lower()
     if ending == ".py":
         return read_python(text, name)
     if ending in (".yaml", ".yml", ".json"):
-        return read_yaml(text, name, folder)
+        return read_yaml(text, name, files.folder, files)
     looks_like_yaml = re.search(r"(?m)^[\w.]+:(\s|$)", text) and not re.search(r"(?m)^#!|\\$|^\s*(python|swift) ", text)
     if looks_like_yaml and ending != ".sh":
         try:
-            return read_yaml(text, name, folder)
+            return read_yaml(text, name, files.folder, files)
         except RecipeError as error:
             raise RecipeError(f"{error}. Its name does not say what it is, and it looked like YAML: {APART}") from None
-    return read_script(text, name, lambda path: _base(path, folder))
-
-
-def _base(path: str, folder: Path | None) -> Source | None:
-    for place in (folder, Path.cwd()):
-        try:
-            if place is not None and (place / path).is_file():
-                return read_yaml(read_source(place / path), path, (place / path).parent)
-        except (OSError, ValueError):
-            continue
-    return None
+    return read_script(text, name, files)
 
 
 def _by_the_table(r: Reading) -> None:
@@ -118,11 +118,11 @@ def _by_the_table(r: Reading) -> None:
         if key in r.used:
             continue
         if given.value is None:
-            r.apart.append(Apart(f"{key} = null", "says nothing"))
+            r.apart.append(Apart(f"{key} = null", "says nothing", computed=False))
             continue
         what = f"{key} = {shown(given.value)}"
         entry = peer_entry(key, r.title)
-        reason = apart_reason(key, r.title)
+        reason, computed = apart_row(key, r.title)
         converted = entry.converted(given.value) if entry is not None else None
         if entry is not None and converted is not None and entry.ours[0] not in r.lines:
             setting = lookup(entry.ours[0])
@@ -130,7 +130,7 @@ def _by_the_table(r: Reading) -> None:
                 r.put(entry.ours[0], converted[0], r.find(key))
                 continue
         if reason:
-            r.apart.append(Apart(what, reason))
+            r.apart.append(Apart(what, reason, computed))
         elif entry is not None and entry.ours:
             said = f"is `{'` and `'.join(entry.ours)}` here{f': {entry.note}' if entry.note else ''}"
             r.apart.append(Apart(what, f"{said}; not converted, set it by hand"))
@@ -152,7 +152,8 @@ def _list_what_stands_nowhere(r: Reading) -> None:
             and not re.search(rf"(?<![\w.]){re.escape(key)}(?![\w-]|\.\w)", said)
         ):
             what = f"{key} = {shown(given.value)}"
-            r.apart.append(Apart(what, "read, and no line came of it beside the other settings"))
+            word = isinstance(given.value, str) and given.value.lower() not in ("", "none", "null", "false", "no", "off")
+            r.apart.append(Apart(what, "read, and no line came of it beside the other settings", computed=word))
 
 
 def _without_idle_lines(r: Reading) -> str:
@@ -172,5 +173,5 @@ def _without_idle_lines(r: Reading) -> str:
     for path, reason in unread(recipe, difference_from_preset(recipe)):
         line = r.lines.pop(path, None)
         if line is not None and line.comment.startswith("from "):
-            r.apart.append(Apart(line.comment.removeprefix("from "), f"nothing would read `{path}`: {reason}"))
+            r.apart.append(Apart(line.comment.removeprefix("from "), f"nothing would read `{path}`: {reason}", False))
     return ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_SETTINGS = 5_000
+LONGEST_VALUE = 100_000  # characters of one setting, with what it refers to put in
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,17 @@ class Source:
     form: str  # what it was read as: "YAML", "a launch script", "Python"
     settings: dict[str, Given] = field(default_factory=dict)  # a later one replaces an earlier one
     unresolved: list[tuple[str, str]] = field(default_factory=list)  # what stands there, why it could not be read
+    files: list[str] = field(default_factory=list)  # read as well, for what it names as its base
+    cautions: list[str] = field(default_factory=list)  # said in the first lines
     words: set[str] = field(default_factory=set)  # programs and modules named, which tell whose it is
     devices: int | None = None  # processes that learn, where the source says it
 
     def add(self, key: str, value: Any, place: str) -> None:
-        """Take one setting; the last one given wins, as it does in all six."""
+        """Take one setting; the last one given wins, as it does in all six. A value without end is listed instead."""
         key = key.strip()
+        if _size(value) > LONGEST_VALUE:
+            self.unresolved.append((key, f"it stands for more than {LONGEST_VALUE:,} characters"))
+            return
         self.settings.pop(key, None)
         self.settings[key] = Given(key, value, place)
 
@@ -43,3 +49,19 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(below, f"{prefix}.{key}" if prefix else str(key))
     elif prefix:
         yield prefix, value
+
+
+def _size(value: Any) -> int:
+    """Count characters of a value as it would be written, up to a few more than ``LONGEST_VALUE``."""
+    total, parts = 0, [value]
+    while parts and total <= LONGEST_VALUE:
+        part = parts.pop()
+        if isinstance(part, list):
+            total += 2 + len(part)
+            parts += part[: LONGEST_VALUE + 1]
+        elif isinstance(part, Mapping):
+            total += sum(len(str(key)) for key in part)
+            parts += part.values()
+        else:
+            total += len(part) if isinstance(part, str) else 8
+    return total

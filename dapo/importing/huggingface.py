@@ -189,7 +189,7 @@ def _rewards(r: Reading) -> None:
             r.put("algorithm.overlong_punishment.enabled", True, funcs)
     else:
         shared.no_penalty(r, funcs)
-        r.drop(r.find("soft_cache_length"), "read with reward_funcs soft_overlong only")
+        r.drop(r.find("soft_cache_length"), "read with reward_funcs soft_overlong only", idle=True)
     others = [str(n) for n in names if "soft_overlong" not in str(n) and "accuracy" not in str(n)]
     if others:
         r.say(f"reward functions {', '.join(others)}: give yours as rewards.N.kind=function (docs/data_and_rewards.md)")

@@ -158,7 +158,7 @@ def _optimiser(r: Reading) -> None:
         _megatron(r, megatron)
         for key in ("policy.optimizer", "policy.scheduler"):
             for below in [given for given in r.source.settings if given == key or given.startswith(f"{key}.")]:
-                r.drop(r.find(below), "not read there while policy.megatron_cfg.enabled is true")
+                r.drop(r.find(below), "not read there while policy.megatron_cfg.enabled is true", idle=True)
         return
     kwargs = "policy.optimizer.kwargs"
     r.put("learner.learning_rate", (lr := r.need(f"{kwargs}.lr", default=5e-6)).value, lr)

@@ -131,7 +131,9 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(part, names) for part in node.elts]
     if isinstance(node, ast.Call) and _code(node.func).endswith("load_dataset") and 0 < len(node.args) < 3:
-        return ":".join(str(_value(part, names)) for part in node.args)  # a name of the hub, and its subset
+        parts = [_value(part, names) for part in node.args]  # a name of the hub, and its subset
+        if all(isinstance(part, str) for part in parts):
+            return ":".join(parts)
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
         keys = [str(key.value) for key in node.keys if isinstance(key, ast.Constant)]
         return dict(zip(keys, [_value(part, names) for part in node.values], strict=True))

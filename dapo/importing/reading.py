@@ -36,6 +36,7 @@ class Apart:
 
     what: str
     reason: str
+    computed: bool = True  # it changes what is computed; False: memory, speed and logs only, or without effect
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Reading:
     lines: dict[str, Line] = field(default_factory=dict)
     apart: list[Apart] = field(default_factory=list)
     said: list[str] = field(default_factory=list)  # what means something else here
+    cautions: list[str] = field(default_factory=list)  # the recipe's first lines
     used: set[str] = field(default_factory=set)
 
     def given(self, *keys: str) -> bool:
@@ -127,10 +129,10 @@ class Reading:
         self.drop(found, f"has no counterpart; `{ours}` keeps its default")
         return False
 
-    def drop(self, found: Found | None, reason: str) -> None:
-        """List what is given and is no line of the recipe."""
+    def drop(self, found: Found | None, reason: str, *, idle: bool = False) -> None:
+        """List what is given and is no line of the recipe; ``idle``: it changes nothing that is computed."""
         if found is not None and found.given:
-            self.apart.append(Apart(found.said.removeprefix("from "), reason))
+            self.apart.append(Apart(found.said.removeprefix("from "), reason, not idle))
 
     def say(self, text: str) -> None:
         """A difference in meaning, listed at the end of the recipe."""

@@ -10,11 +10,13 @@ from typing import Any
 from dapo.config.problems import visible
 from dapo.config.secrets import redact, redact_text
 from dapo.config.settings import settings
-from dapo.importing.reading import Reading
+from dapo.importing.reading import Apart, Reading
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "y", "n", "nan", "inf"}
 _WIDTH = 46
+COMPUTED = "No line above, and it changes what is computed there"
+IDLE = "No line above; memory, speed and logs only, or without effect"
 ARGUMENTS = {"model.path": "model.path=NAME_OR_FOLDER", "data.train": "data.train.0.path=FILE"}
 """How a command gives what the source does not hold."""
 
@@ -36,8 +38,10 @@ def recipe_text(r: Reading, missing: Sequence[str]) -> str:
     order = {path: n for n, path in enumerate(settings())}
     keys = sorted(r.lines, key=lambda key: order[key])
     lines = [
+        *(f"# CAUTION: {_said(caution)}" for caution in r.cautions),
         f"# Made by `dapo import` of {_said(r.source.name)}, a configuration of {r.title} ({r.source.form}).",
         "# Look at it with `dapo check`. What is not here, or means something else, is listed at the end.",
+        *([f"# It also read {_said(', '.join(r.source.files))}."] if r.source.files else []),
         "preset: dapo                                  # what no line below sets",
     ]
     for key in missing:
@@ -88,10 +92,14 @@ def _ending(r: Reading) -> list[str]:
     lines = []
     if r.said:
         lines += ["# What means something else here:", *(f"# - {_said(text)}" for text in r.said)]
-    if r.apart:
-        lines += ["#" if lines else "", "# What has no line above, with the reason:"]
-        for entry in r.apart:
-            key, equals, value = entry.what.partition(" = ")
-            what = f"{key}{equals}{redact(value, key.strip()) if equals else ''}"
-            lines.append(f"# - {_said(what)[:160]}: {_said(entry.reason)}")
+    for computed, title in ((True, COMPUTED), (False, IDLE)):
+        entries = [entry for entry in r.apart if entry.computed is computed]
+        if entries:
+            lines += ["#" if lines else "", f"# {title}:", *map(_entry, entries)]
     return [line for line in lines if line]
+
+
+def _entry(entry: Apart) -> str:
+    key, equals, value = entry.what.partition(" = ")
+    what = f"{key}{equals}{redact(value, key.strip()) if equals else ''}"
+    return f"# - {_said(what)[:160]}: {_said(entry.reason)}"

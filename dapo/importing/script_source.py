@@ -1,18 +1,23 @@
 """Launch scripts: the settings that a bash script gives to a trainer, as ``key=value`` or ``--flag value``.
 
 Read as text. Variables and arrays that are set to constants are put in; what a command, an argument or the environment
-would decide is listed instead, and nothing is run.
+would decide is listed instead, and nothing is run. A command in a constant text (``COMMAND``, ``--wrap``, ``bash -c``)
+is read as one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from dapo.errors import RecipeError
+from dapo.importing.files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
 from dapo.importing.given import MOST_SETTINGS, Source
 from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, Names, Reader, logical_lines
+from dapo.importing.slurm import KEY, options
 from dapo.importing.values import from_text
+from dapo.importing.yaml_source import read_yaml
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w/@-]*(?:\.[\w@-]+)*)=(.*)", re.DOTALL)
@@ -23,31 +28,57 @@ _OPENING = {"if": 1, "for": 1, "while": 1, "until": 1, "case": 1, "fi": -1, "don
 _WORDS = {"then", "else", "elif", "do", "{", "}", "!", "time", "nohup", "exec", "function"}
 _DEVICES = {"NPROC_PER_NODE", "nproc_per_node", "num_processes", "nproc-per-node"}
 _PROGRAMS = {"python", "python3", "torchrun", "swift", "trl", "uv", "accelerate", "deepspeed"}
-_CONFIGS = {"config", "config_file", "config_path", "config_name"}
+_CONFIGS = {"config", "config_file", "config-file"}
+_SHELLS = {"bash", "sh", "zsh", "source", "."}
+_NESTED = 3  # commands that stand within each other's texts
+_MOST_LAUNCHES = 1_000
 
 
-def read_script(text: str, name: str, base: Callable[[str], Source | None]) -> Source:
-    """A source from a launch script.
+@dataclass(slots=True)
+class _Launch:
+    """One command with settings."""
+
+    source: Source
+    place: str  # "line 3"
+    configurations: list[str] = field(default_factory=list)  # files that it names
+    hydra: dict[str, str] = field(default_factory=dict)  # config_path, config_name
+    program: bool = False
+
+    def begin(self) -> None:
+        """Drop what was for whatever starts the program."""
+        self.source.settings = {key: given for key, given in self.source.settings.items() if key.startswith(KEY)}
+        self.source.unresolved, self.configurations, self.hydra, self.program = [], [], {}, True
+
+
+def read_script(text: str, name: str, files: SourceFiles) -> Source:
+    """Read a source from a launch script.
 
     Args:
         text: the script.
         name: for messages.
-        base: reads the YAML file that the launch names, if it lies there.
+        files: what reads the configuration that a command names.
+
+    Raises:
+        RecipeError: its configuration is not there, its command is not constant, or it has no end.
     """
     if "\0" in text:
         raise RecipeError(f"{name} holds a NUL character, which no script does")
-    script = _Script(name, base)
+    script = _Script(name, files)
+    for directive in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text)[:MOST_SETTINGS]:
+        script.slurm |= options(Reader(directive, script.names).words())[0]
     lines = logical_lines(text)
     n = 0
     while n < len(lines):
         number, line = lines[n]
         n += 1
-        while _open(line) and n < len(lines):  # an array or a quotation over several lines
-            line += "\n" + lines[n][1]
+        parts, state, size = [line], _opened(line, (False, 0)), len(line)
+        while state != (False, 0) and n < len(lines):  # an array or a quotation over several lines
+            parts.append(lines[n][1])
+            state, size = _opened(lines[n][1], state), size + len(lines[n][1]) + 1
             n += 1
-            if len(line) > 10 * LONGEST:
+            if size > 10 * LONGEST:
                 raise RecipeError(f"{name}: line {number} opens a quotation or an array that does not end")
-        script.line(number, line)
+        script.line(number, "\n".join(parts))
     source = script.chosen()
     if len(prose := [line for line in text.splitlines() if _SENTENCE.match(line)]) >= _A_PAGE:
         source.unresolved.append(
@@ -56,26 +87,34 @@ def read_script(text: str, name: str, base: Callable[[str], Source | None]) -> S
     return source
 
 
-def _open(line: str) -> bool:
-    plain = re.sub(r"\\.|'[^']*'", "", line)
-    in_quotes = plain.count('"') % 2 == 1
-    bare = re.sub(r'"[^"]*"', "", plain)
-    return in_quotes or (bool(re.search(r"\w\+?=\(", bare)) and bare.count("(") > bare.count(")"))
+def _opened(line: str, state: tuple[bool, int]) -> tuple[bool, int]:
+    """Return whether a quotation, and how many brackets of an array, are open after a line."""
+    quoted, depth = state
+    for n, part in enumerate(re.sub(r"\\.|'[^']*'", "", line).split('"')):
+        if n:
+            quoted = not quoted
+        if not quoted and (depth or re.search(r"\w\+?=\(", part)):
+            depth = max(0, depth + part.count("(") - part.count(")"))
+    return quoted, depth
 
 
 class _Script:
-    def __init__(self, name: str, base: Callable[[str], Source | None]) -> None:
-        self.name, self.base = name, base
-        self.names, self.depth = Names(), 0
+    def __init__(self, name: str, files: SourceFiles) -> None:
+        self.name, self.files = name, files
+        self.names, self.depth, self.nested = Names(), 0, 0
         self.launches: list[Source] = []
+        self.others: list[tuple[str, str]] = []  # scripts that a command runs, and where it stands
+        self.slurm: dict[str, str] = {}  # options of sbatch, of the lines #SBATCH or of the command at hand
         self.devices: int | None = None
 
     def line(self, number: int, line: str) -> None:
         """Read one logical line."""
+        self.names.reasons = []
+        self._commands(number, Reader(line, self.names).words())
+
+    def _commands(self, number: int, words: list[str]) -> None:
         command: list[str] = []
         array: list[str] | None = None
-        self.names.reasons = []
-        words = Reader(line, self.names).words()
         for word in [*words, "\n"]:
             if array is not None:
                 if word == "array)":
@@ -95,9 +134,12 @@ class _Script:
         plain, more = name.rstrip("(").rstrip("=").rstrip("+"), "+=" in name
         if self.depth:
             self.names.unsure[plain] = "it is set inside of an if or a loop"
-        self.names.arrays[plain] = [*(self.names.arrays.get(plain, []) if more else []), *words]
-        if sum(map(len, self.names.arrays[plain])) > 10 * LONGEST:
-            raise RecipeError(f"{self.name}: the array {plain} grows beyond {10 * LONGEST:,} characters")
+        if not more:
+            self.names.arrays[plain] = []
+        array = self.names.arrays.setdefault(plain, [])
+        array += words
+        if len(array) > 2 * MOST_SETTINGS:
+            raise RecipeError(f"{self.name}: the array {plain} grows beyond {2 * MOST_SETTINGS:,} words")
 
     def _command(self, number: int, words: list[str]) -> None:
         while words and (words[0] in _OPENING or words[0] in _WORDS):
@@ -112,8 +154,52 @@ class _Script:
         while words and (match := _ASSIGNED.fullmatch(words[0])):
             self._assign(match[1], match[2], match[3])
             words = words[1:]
-        if len(words) > 1 and not words[0].startswith("["):
+        program = words[0].rpartition("/")[2] if words else ""
+        options_of_shells = (n for n, word in enumerate(words) if word in ("-c", "-lc"))
+        text = next((n for n in options_of_shells if words[n - 1].rpartition("/")[2] in _SHELLS), 0)
+        if program == "sbatch":
+            self._job(number, words[1:])
+        elif text and text + 1 < len(words):
+            self._inside(number, words[text + 1], f"{words[text - 1]} -c")
+        elif program in _SHELLS and len(words) > 1 and not words[1].startswith("-"):
+            self.others.append((words[1], f"line {number}"))
+        elif len(words) > 1 and not words[0].startswith("["):
             self._launch(number, words)
+        elif words and program.endswith((".sh", ".bash", ".slurm", ".sbatch")):
+            self.others.append((words[0], f"line {number}"))
+
+    def _job(self, number: int, words: list[str]) -> None:
+        """Read a job of Slurm's: the command is in ``--wrap``, in COMMAND, or in a script of its own."""
+        before = self.slurm
+        given, rest = options(words)
+        self.slurm = {**before, **given}
+        command = self.slurm.pop("wrap", None)
+        if command is not None:
+            self._inside(number, command, "--wrap")
+        elif "COMMAND" in self.names.texts or "COMMAND" in self.names.unsure:
+            self._inside(number, self.names.lookup("COMMAND", None), "COMMAND")
+        elif rest and rest[0].rpartition("/")[2] == "ray.sub":
+            raise RecipeError(
+                f"{self.name}, line {number}: ray.sub runs what the variable COMMAND holds, which nothing sets here; put "
+                "COMMAND=\"...\" before sbatch, or import the command itself"
+            )
+        elif rest:
+            self.others.append((rest[0], f"line {number}"))
+        self.slurm = before
+
+    def _inside(self, number: int, text: str, where: str) -> None:
+        """Read the command that a text holds."""
+        if UNKNOWN in text:
+            why = "; ".join(dict.fromkeys(self.names.reasons)) or "it is known only when it runs"
+            raise RecipeError(
+                f"{self.name}, line {number}: {where} holds the command and is not constant ({why[:200]}); write its "
+                "values out, or import the command as a file of its own"
+            )
+        if self.nested >= _NESTED:
+            raise RecipeError(f"{self.name}, line {number}: more than {_NESTED} commands stand within each other")
+        self.nested += 1
+        self._commands(number, Reader(text, self.names).words())
+        self.nested -= 1
 
     def _assign(self, name: str, more: str, text: str) -> None:
         before = self.names.texts.get(name)
@@ -131,8 +217,13 @@ class _Script:
             self.devices = int(text)
 
     def _launch(self, number: int, words: list[str]) -> None:
-        launch = Source(self.name, "a launch script", devices=self.devices)
-        place, n = f"line {number}", 0
+        launch = _Launch(Source(self.name, "a launch script", devices=self.devices), f"line {number}")
+        for option, text in self.slurm.items():
+            if UNKNOWN in text:
+                self._unresolved(launch, KEY + option, text)
+            else:
+                launch.source.add(KEY + option, text or True, launch.place)
+        n = 0
         while n < len(words):
             word = words[n]
             n += 1
@@ -142,63 +233,109 @@ class _Script:
                 while not equals and n < len(words) and not _ends_values(words[n]):
                     values.append(words[n])
                     n += 1
-                self._flag(launch, flag, values, place)
+                self._flag(launch, flag, values)
             elif match := _SETTING.fullmatch(word):
-                self._take(launch, match[1].replace("/", "."), match[2], place)
+                self._take(launch, match[1].replace("/", "."), match[2])
             else:
-                launch.words |= set(re.split(r"[^\w-]+", word)) | {word}
+                launch.source.words |= set(re.split(r"[^\w-]+", word)) | {word}
                 if word in _PROGRAMS or word.endswith(".py") or words[n - 2] == "-m":
-                    launch.settings, launch.unresolved = {}, []  # what went before was for whatever starts it
-                if word.endswith((".yaml", ".yml")):
-                    self._base(launch, word, place)
-        if launch.settings or launch.unresolved:
-            self.launches.append(launch)
+                    launch.begin()
+                elif word.endswith(ENDINGS) and launch.program:
+                    launch.configurations.append(word)
+        self._bases(launch)
+        if launch.source.settings or launch.source.unresolved:
+            self.launches.append(launch.source)
+        if len(self.launches) > _MOST_LAUNCHES:
+            raise RecipeError(f"{self.name}: more than {_MOST_LAUNCHES:,} commands with settings")
 
-    def _flag(self, launch: Source, flag: str, values: list[str], place: str) -> None:
+    def _flag(self, launch: _Launch, flag: str, values: list[str]) -> None:
         if flag in _DEVICES and values and values[0].isdigit():
-            launch.devices = int(values[0])
+            launch.source.devices = int(values[0])
             return
-        if flag in _CONFIGS and values and values[0].endswith((".yaml", ".yml")):
-            self._base(launch, values[0], place)
+        plain = flag.replace("-", "_")
+        if plain in ("config_path", "config_dir", "config_name") and values:
+            if plain == "config_path" and values[0].endswith(ENDINGS):
+                launch.configurations.append(values[0])
+            else:
+                launch.hydra[plain] = values[0]
+            values = values[1:]
+            if not values:
+                return
+        if flag in _CONFIGS and values:
+            launch.configurations.append(values[0])
             values = values[1:]
             if not values:
                 return
         # `torchrun --standalone train.py`: the script is no value of the flag
-        launch.words |= {word for value in values for word in re.split(r"[^\w-]+", value)}
+        launch.source.words |= {word for value in values for word in re.split(r"[^\w-]+", value)}
         if len(values) == 1 or not values:
-            self._take(launch, flag.replace("-", "_"), values[0] if values else "true", place)
+            self._take(launch, plain, values[0] if values else "true")
         else:
-            self._take_list(launch, flag.replace("-", "_"), values, place)
+            self._take_list(launch, plain, values)
 
-    def _take_list(self, launch: Source, key: str, values: list[str], place: str) -> None:
+    def _take_list(self, launch: _Launch, key: str, values: list[str]) -> None:
         if any(UNKNOWN in value for value in values):
             self._unresolved(launch, key, " ".join(values))
         else:
-            launch.add(key, [from_text(value) for value in values], place)
+            launch.source.add(key, [from_text(value) for value in values], launch.place)
 
-    def _take(self, launch: Source, key: str, text: str, place: str) -> None:
+    def _take(self, launch: _Launch, key: str, text: str) -> None:
         if UNKNOWN in text:
             self._unresolved(launch, key, text)
         else:
-            launch.add(key, from_text(text), place)
-        if len(launch.settings) > MOST_SETTINGS:
+            launch.source.add(key, from_text(text), launch.place)
+        if len(launch.source.settings) + len(launch.source.unresolved) > MOST_SETTINGS:
             raise RecipeError(f"{self.name}: more than {MOST_SETTINGS:,} settings in one command")
 
-    def _unresolved(self, launch: Source, key: str, text: str) -> None:
+    def _unresolved(self, launch: _Launch, key: str, text: str) -> None:
         why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-        launch.unresolved.append((f"{key}={text.replace(UNKNOWN, '...')}", why[:300]))
+        launch.source.unresolved.append((f"{key}={text.replace(UNKNOWN, '...')}", why[:300]))
 
-    def _base(self, launch: Source, path: str, place: str) -> None:
-        below = self.base(path) if UNKNOWN not in path else None
-        if below is None:
-            launch.unresolved.append((f"{path.replace(UNKNOWN, '...')}, {place}", "a file that is not there to read"))
-            return
-        above = dict(launch.settings)
-        launch.settings = {**below.settings, **above}
-        launch.unresolved += below.unresolved
+    def _bases(self, launch: _Launch) -> None:
+        """Lay the command's settings on those of the configurations that it names."""
+        folder = launch.hydra.get("config_path", launch.hydra.get("config_dir", ""))
+        if name := launch.hydra.get("config_name", ""):
+            name = name if name.endswith(ENDINGS) else f"{name}.yaml"
+            launch.configurations.append(f"{folder.rstrip('/')}/{name}" if folder else name)
+        for path in reversed(launch.configurations):  # a later one lies on an earlier one
+            self._base(launch, path)
+
+    def _base(self, launch: _Launch, path: str) -> None:
+        where = f"{self.name}, {launch.place}"
+        if UNKNOWN in path:
+            why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
+            raise RecipeError(
+                f"{where}: the command's configuration {path.replace(UNKNOWN, '...')} is not known ({why[:200]}); write "
+                "its name out"
+            )
+        file, why = self.files.find(path, (self.files.folder, Path.cwd()))
+        if file is not None:
+            below = read_yaml(self.files.text(file), path, file.parent, self.files)
+            launch.source.settings = {**below.settings, **launch.source.settings}
+            launch.source.unresolved += below.unresolved
+            launch.source.cautions += below.cautions
+        elif whose := OWN_DEFAULTS.get(path.rpartition("/")[2].rpartition(".")[0]):
+            launch.source.unresolved.append((f"{path}, {launch.place}", f"{why}; {whose}'s usual defaults are taken"))
+        else:
+            raise RecipeError(
+                f"{where}: the command reads its settings from {path[:300]}, which {why.removeprefix('it ')}; a "
+                "recipe without them would train something else. Put the file there, seen from this folder, or run the "
+                f"command where it is. {nearest_recipe(path)}"
+            )
 
     def chosen(self) -> Source:
-        """The command with the most settings; the others are listed."""
+        """Return the command with the most settings; the others are listed.
+
+        Raises:
+            RecipeError: no command has settings, and one runs another script.
+        """
+        if not self.launches and self.others:
+            path, place = self.others[-1]
+            shown = path.replace(UNKNOWN, "...")[:300]
+            where = f"{self.name}, {place}: the command runs the script {shown}"
+            if self.files.is_there(path):
+                raise RecipeError(f"{where}, which holds the settings: dapo import {shown}")
+            raise RecipeError(f"{where}, which is not there; import that script itself. {nearest_recipe(path)}")
         if not self.launches:
             return Source(self.name, "a launch script")
         best = max(self.launches, key=lambda launch: len(launch.settings))

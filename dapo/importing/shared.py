@@ -157,7 +157,7 @@ def lora(
     dropout, targets = r.number(given["dropout"]), r.find(given["targets"])
     if size.value < 1 or (on is not None and not on.value):
         for found in (size, scale, dropout, targets, on):
-            r.drop(found, "there is no adapter, so it says nothing")
+            r.drop(found, "there is no adapter, so it says nothing", idle=True)
         return
     r.put("model.lora.rank", int(size.value), size, on)
     r.put("model.lora.lora_alpha", float(scale.value), scale)
@@ -200,7 +200,8 @@ def trained_once(r: Reading, key: str) -> None:
     passes = r.number(key)
     if passes is not None:
         fewer = "every minibatch is trained on once here, so a step makes fewer updates"
-        r.drop(passes, "as here, where every minibatch is trained on once" if passes.value == 1 else fewer)
+        same = passes.value == 1
+        r.drop(passes, "as here, where every minibatch is trained on once" if same else fewer, idle=same)
 
 
 def run_name(r: Reading, *founds: Found | None) -> None:
@@ -230,7 +231,8 @@ def trackers(r: Reading, found: Found | None, project: Found | None = None, *, o
         r.put("logging.trackers", others, found)
     ours = {"wandb", "tensorboard", "mlflow", "trackio", "console", "file", "none"}
     if unknown := [word for word in words if word not in ours]:
-        r.drop(found, f"{', '.join(unknown)}: logging.trackers takes wandb, tensorboard, mlflow and trackio by name")
+        by_name = "logging.trackers takes wandb, tensorboard, mlflow and trackio by name"
+        r.drop(found, f"{', '.join(unknown)}: {by_name}", idle=True)
 
 
 def evaluation(r: Reading, samples: Found, temperature: Found, top_p: Found | None) -> None:

@@ -13,7 +13,11 @@ from dapo.importing.values import NotConstant, calculate
 
 LONGEST = 100_000  # characters of an expanded word: variables may hold each other many times over
 _DEEPEST = 20  # defaults within defaults
+_MOST_WORDS = 20_000  # of one line, with its variables put in
+_MOST_REASONS = 20  # of one line
 UNKNOWN = "\0"  # stands in a word for what is known only when the script runs; a file holds none (they are refused)
+_ASSIGNMENT = re.compile(r"\w+=")
+_PARAMETER = re.compile(r"\$(\w+|[@*#?$!-])")
 SEPARATORS = ("\n", ";", "&", "|", "(", ")")
 
 
@@ -31,13 +35,17 @@ class Names:
         if name in self.texts and name not in self.unsure:
             return self.texts[name]
         if name in self.unsure:
-            self.reasons.append(f"${name}: {self.unsure[name]}")
-            return UNKNOWN
+            return self.unknown(f"${name}: {self.unsure[name]}")
         if name in ("HOME", "PWD"):
             return {"HOME": "~", "PWD": "."}[name]
         if default is not None:
             return default
-        self.reasons.append(f"${name} is set outside of the script")
+        return self.unknown(f"${name} is set outside of the script")
+
+    def unknown(self, why: str) -> str:
+        """Return ``UNKNOWN`` and keep the reason."""
+        if len(self.reasons) < _MOST_REASONS:
+            self.reasons.append(why)
         return UNKNOWN
 
 
@@ -90,6 +98,8 @@ class Reader:
                 self.at += 1
             else:
                 result += self._word()
+            if len(result) > _MOST_WORDS:
+                raise RecipeError(f"a line of the script has more than {_MOST_WORDS:,} words")
         return result
 
     def _to_end_of_line(self) -> None:
@@ -98,9 +108,9 @@ class Reader:
 
     def _word(self) -> list[str]:
         """One word, or several where an unquoted variable or an array holds several."""
-        fields = [""]
+        fields, size = [""], 0
         while self.at < len(self.text):
-            here = self.text[self.at]
+            here, before = self.text[self.at], len(fields[-1])
             if here.isspace() or here in SEPARATORS:
                 if here == "(" and re.fullmatch(r"\w+\+?=", fields[-1]):
                     return [fields[-1] + "(", *self._array(), "array)"]
@@ -111,18 +121,25 @@ class Reader:
                 self.at = end + 1
             elif here == '"':
                 self.at += 1
-                self._quoted(fields)
+                size += self._quoted(fields)
+                continue
             elif here == "\\":
                 fields[-1] += self.text[self.at + 1 : self.at + 2]
                 self.at += 2
             elif here in "$`":
-                self._extend(fields, self._expansion(), split=not re.match(r"\w+=", fields[0]))
+                size += self._extend(fields, self._expansion(), split=not _ASSIGNMENT.match(fields[0]))
+                self._bounded(size)
+                continue
             else:
                 fields[-1] += here
                 self.at += 1
-            if sum(map(len, fields)) > LONGEST:
-                raise RecipeError(f"the script makes a word of more than {LONGEST:,} characters")
+            size += len(fields[-1]) - before
+            self._bounded(size)
         return fields
+
+    def _bounded(self, size: int) -> None:
+        if size > LONGEST:
+            raise RecipeError(f"the script makes a word of more than {LONGEST:,} characters")
 
     def _array(self) -> list[str]:
         self.at += 1
@@ -140,28 +157,34 @@ class Reader:
                 self.at += 1
             else:
                 words += self._word()
+            if len(words) > _MOST_WORDS:
+                raise RecipeError(f"an array of the script has more than {_MOST_WORDS:,} words")
         return words
 
-    def _quoted(self, fields: list[str]) -> None:
+    def _quoted(self, fields: list[str]) -> int:
+        """Read to the closing quotation mark; return the number of characters that this added."""
+        size = 0
         while self.at < len(self.text) and self.text[self.at] != '"':
             here = self.text[self.at]
             if here == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
                 fields[-1] += self.text[self.at + 1]
                 self.at += 2
             elif here in "$`":
-                self._extend(fields, self._expansion(), split=False)
+                size += self._extend(fields, self._expansion(), split=False)
             else:
                 fields[-1] += here
                 self.at += 1
-            if sum(map(len, fields)) > LONGEST:
-                raise RecipeError(f"the script makes a word of more than {LONGEST:,} characters")
+            size += 1
+            self._bounded(size)
         self.at += 1
+        return size
 
-    def _extend(self, fields: list[str], found: str | list[str], *, split: bool) -> None:
+    def _extend(self, fields: list[str], found: str | list[str], *, split: bool) -> int:
         parts = found if isinstance(found, list) else (found.split() or [""]) if split else [found]
         if parts:
             fields[-1] += parts[0]
             fields += parts[1:]
+        return sum(map(len, parts)) + len(parts)
 
     def _find(self, what: str, start: int) -> int:
         end = self.text.find(what, start)
@@ -178,31 +201,35 @@ class Reader:
         return end + 1
 
     def _expansion(self) -> str | list[str]:
-        rest = self.text[self.at :]
-        if rest[0] == "`":
-            self.at = self._find("`", self.at + 1) + 1
+        text, at = self.text, self.at
+        if text[at] == "`":
+            self.at = self._find("`", at + 1) + 1
             return self._unknown("`...` is a command")
-        if rest.startswith("$(("):
-            end = self._matching("(", ")", self.at + 1)
-            inside, self.at = self.text[self.at + 3 : end - 2], end
-            plain = re.sub(r"\$\{?(\w+)\}?", r"\1", inside)
-            known = {n: t for n, t in self.names.texts.items() if n not in self.names.unsure}
-            try:
-                return str(calculate(plain, known, whole=True))
-            except NotConstant:
-                return self._unknown(f"$(({inside.strip()})) is not constant")
-        if rest.startswith("$("):
-            self.at = self._matching("(", ")", self.at + 1)
+        if text.startswith("$((", at):
+            end = self._matching("(", ")", at + 1)
+            inside, self.at = text[at + 3 : end - 2], end
+            return self._arithmetic(inside)
+        if text.startswith("$(", at):
+            self.at = self._matching("(", ")", at + 1)
             return self._unknown("$(...) is a command, which is not run")
-        if rest.startswith("${"):
-            end = self._matching("{", "}", self.at + 1)
-            inside, self.at = self.text[self.at + 2 : end - 1], end
+        if text.startswith("${", at):
+            end = self._matching("{", "}", at + 1)
+            inside, self.at = text[at + 2 : end - 1], end
             return self._braces(inside)
-        if match := re.match(r"\$(\w+|[@*#?$!-])", rest):
-            self.at += match.end()
+        if match := _PARAMETER.match(text, at):
+            self.at = match.end()
             return self._plain(match[1])
         self.at += 1
         return "$"
+
+    def _arithmetic(self, inside: str) -> str:
+        plain = re.sub(r"\$\{?(\w+)\}?", r"\1", inside)
+        names = self.names
+        known = {n: names.texts[n] for n in re.findall(r"\w+", plain) if n in names.texts and n not in names.unsure}
+        try:
+            return str(calculate(plain, known, whole=True))
+        except NotConstant:
+            return self._unknown(f"$(({inside.strip()[:60]})) is not constant")
 
     def _plain(self, name: str) -> str | list[str]:
         if name in ("@", "*"):
@@ -237,5 +264,4 @@ class Reader:
         return found
 
     def _unknown(self, why: str) -> str:
-        self.names.reasons.append(why)
-        return UNKNOWN
+        return self.names.unknown(why)

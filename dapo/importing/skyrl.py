@@ -57,7 +57,7 @@ def _loss(r: Reading, responses: int) -> None:
     elif kind.value != "regular" and not shared.other_loss(r, kind):
         r.drop(kind, "this loss has no counterpart: the clipped one is taken")
     if kind.value != "dual_clip":
-        r.drop(dual, f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here")
+        r.drop(dual, f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here", idle=True)
     reduction = r.text(f"{_A}.loss_reduction", default="token_mean")
     r.choose(f"{LOSS}.reduction", reduction, _REDUCTIONS)
     micro = r.count("trainer.micro_train_batch_size_per_gpu", default=1)
@@ -69,7 +69,7 @@ def _loss(r: Reading, responses: int) -> None:
         r.put(f"{LOSS}.micro_batch_weighted", False, note="a mean of the micro-batches' means there")
         r.say("token_mean_legacy is a mean over micro-batches; `token_mean` weighs every token of a minibatch alike")
     else:
-        r.drop(micro, "memory only here: learner.microbatch_tokens cannot change the gradient")
+        r.drop(micro, "memory only here: learner.microbatch_tokens cannot change the gradient", idle=True)
     estimator = r.text(f"{_A}.advantage_estimator", default="grpo")
     by_std = r.flag(f"{_A}.grpo_norm_by_std", default=True)
     if estimator.value == "rloo":
@@ -194,12 +194,23 @@ def _running(r: Reading) -> None:
     shared.data(r, "validation", r.find("data.val_data"), fields=_FIELDS)
     shared.run_name(r, r.find("trainer.run_name"))
     shared.trackers(r, r.find("trainer.logger"), r.find("trainer.project_name"), otherwise="skyrl")
-    stale = r.number("trainer.fully_async.max_staleness_steps")
-    if stale is not None:
-        r.put("rollout.max_staleness", int(stale.value), stale)
+    _staleness(r)
 
 
 _FIELDS = {"problem": "prompt", "answer": "reward_spec.ground_truth"}
+
+
+def _staleness(r: Reading) -> None:
+    """The switch decides; releases without it have an entry point of that name instead."""
+    entry = sorted(word for word in r.source.words if "fully_async" in word)
+    by_entry = Found(bool(entry), f"from the entry point {entry[0]}" if entry else "", bool(entry))
+    switch = r.flag("trainer.fully_async.enabled", default=False)
+    on = switch if switch.given else by_entry
+    stale = r.need("trainer.fully_async.max_staleness_steps", default=4)
+    if on.value:
+        r.put("rollout.max_staleness", max(0, int(stale.value)), stale, on)
+    else:
+        r.drop(stale, "read with trainer.fully_async.enabled: true only; training is synchronous", idle=True)
 
 
 def _evaluation(r: Reading) -> None:

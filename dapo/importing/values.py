@@ -13,6 +13,7 @@ from dapo.config.files import parse_value
 from dapo.errors import RecipeError
 
 _LARGEST = 2**63
+_LONGEST = 10_000  # characters of a list or mapping on a command line
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -36,7 +37,7 @@ def from_text(text: str) -> Any:
         number = float(text)
         return int(text) if re.fullmatch(r"[+-]?\d+", text) else number
     try:
-        return parse_value(text, "a value") if text[:1] in "[{'\"tf" else text
+        return parse_value(text, "a value") if text[:1] in "[{'\"tf" and len(text) <= _LONGEST else text
     except RecipeError:
         return text
 

@@ -105,7 +105,7 @@ def _rejection(r: Reading, cap: Found | None, level: Found) -> None:
     rule, bounds = r.text(f"{where}.rollout_rs"), r.find(f"{where}.rollout_rs_threshold")
     lower = r.number(f"{where}.rollout_rs_threshold_lower")
     if rule.value in ("", "null"):
-        r.drop(bounds, "read with rollout_rs only")
+        r.drop(bounds, "read with rollout_rs only", idle=True)
         return
     kinds = {"token_k1": "mask_token", "seq_mean_k1": "mask_sequence", "token": "mask_token"}
     kind, inverse = (kinds | {"geometric": "mask_sequence"}).get(rule.value), rule.value.endswith("_k1")

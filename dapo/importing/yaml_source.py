@@ -2,99 +2,140 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dapo.config.files import check_plain, parse_yaml
 from dapo.config.load import merge
 from dapo.errors import RecipeError
-from dapo.importing.given import MOST_SETTINGS, Source, leaves
-from dapo.importing.text import read_source
+from dapo.importing.files import OWN_DEFAULTS, SourceFiles
+from dapo.importing.given import LONGEST_VALUE, MOST_SETTINGS, Source, leaves
 
-_DEEPEST = 8  # files that name each other as defaults
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
-_PRODUCT = re.compile(r"\$\{(mul|div|sum|sub):([^{}]+),([^{}]+)\}")
+_PRODUCT = re.compile(r"\$\{(mul|div|sum|sub):([^{},]+),([^{},]+)\}")
 
 
-def read_yaml(text: str, name: str, folder: Path | None) -> Source:
-    """A source from YAML.
+def read_yaml(text: str, name: str, folder: Path | None, files: SourceFiles) -> Source:
+    """Read a source from YAML.
+
+    Args:
+        text: the YAML.
+        name: for messages.
+        folder: where the files lie that ``defaults:`` names; None: none is read.
+        files: what reads them.
 
     Raises:
-        RecipeError: it is not YAML, or far too much of it.
+        RecipeError: it is not YAML, far too much of it, or files that name each other.
     """
     given, lines = parse_yaml(text, name)
-    if problems := list(check_plain(given)):
-        raise RecipeError(f"{name}: `{problems[0].path}`: {problems[0].message}")
     source = Source(name, "YAML")
-    whole = _with_defaults(given, source, folder, 0)
+    chain = () if folder is None else ((folder / Path(name).name).resolve(),)
+    whole = _with_defaults(given, source, folder, files, chain)
+    if problems := list(check_plain(whole)):
+        raise RecipeError(f"{name}: `{problems[0].path}`: {problems[0].message}")
     flat = dict(leaves(whole))
     if len(flat) > MOST_SETTINGS:
         raise RecipeError(f"{name} has {len(flat):,} settings; a configuration has at most {MOST_SETTINGS:,}")
-    for key, value in flat.items():
-        value, missing = _resolve(value, flat, 0)
-        if missing:
-            source.unresolved.append((f"{key} = {value}", f"`{missing}` is not in the file"))
+    references = References(flat)
+    for key in flat:
+        value, why = references.value_of(key)
+        if why:
+            source.unresolved.append((f"{key} = {str(flat[key])[:200]}", why))
         else:
             source.add(key, value, f"line {lines[key]}" if key in lines else "from its defaults")
     return source
 
 
-def _with_defaults(given: dict[str, Any], source: Source, folder: Path | None, depth: int) -> dict[str, Any]:
+def _with_defaults(
+    given: dict[str, Any], source: Source, folder: Path | None, files: SourceFiles, chain: tuple[Path, ...]
+) -> dict[str, Any]:
     below: dict[str, Any] = {}
     own = {key: value for key, value in given.items() if key != "defaults"}
     names = given.get("defaults")
-    for entry in names if isinstance(names, list) else [names]:
-        if not isinstance(entry, str) or entry == "_self_":
-            if entry is not None and entry != "_self_":
-                source.unresolved.append((f"defaults: {entry}", "a group of settings that is not in the file"))
+    entries = [entry for entry in (names if isinstance(names, list) else [names]) if entry not in (None, "_self_")]
+    for entry in entries if len(entries) < MOST_SETTINGS else []:
+        if not isinstance(entry, str):
+            source.unresolved.append((f"defaults: {str(entry)[:200]}", "a group of settings that is not in the file"))
             continue
-        path = _beside(entry, folder)
-        if path is None or depth >= _DEEPEST:
-            source.unresolved.append(
-                (f"defaults: {entry}", "not found beside the file; the usual defaults of the trainer are taken")
-            )
+        path, why = files.find(entry, (folder,))
+        if path is None:
+            _without(source, entry[:200], why)
             continue
-        read, _ = parse_yaml(read_source(path), str(path))
-        below = merge(below, _with_defaults(read, source, path.parent, depth + 1))
+        if path.resolve() in chain:
+            raise RecipeError(f"{source.name} names itself through its defaults: {' > '.join(p.name for p in chain)} > {entry}")
+        below = merge(below, _base(path, source, files, (*chain, path.resolve())))
     return merge(below, own)
 
 
-def _beside(entry: str, folder: Path | None) -> Path | None:
-    if folder is None or len(entry) > 500:
-        return None
-    for name in (entry, f"{entry}.yaml"):
-        try:
-            if (folder / name).is_file():
-                return folder / name
-        except (OSError, ValueError):
-            continue
-    return None
+def _base(path: Path, source: Source, files: SourceFiles, chain: tuple[Path, ...]) -> dict[str, Any]:
+    real = path.resolve()
+    if real not in files.merged:
+        read, _ = parse_yaml(files.text(path), str(path))
+        files.merged[real] = _with_defaults(read, source, path.parent, files, chain)
+    return files.merged[real]
 
 
-def _resolve(value: Any, flat: dict[str, Any], depth: int) -> tuple[Any, str]:
-    """A value with ``${a.b}`` and ``${mul:a,b}`` put in, and the first name that could not be."""
-    if isinstance(value, list):
-        parts = [_resolve(part, flat, depth) for part in value[:MOST_SETTINGS]]
-        return [part for part, _ in parts], next((missing for _, missing in parts if missing), "")
-    if not isinstance(value, str) or "${" not in value:
-        return value, ""
-    if depth > _DEEPEST or len(value) > 2_000:
-        return value, value[:60]
-    if whole := _REFERENCE.fullmatch(value):
-        return _resolve(flat[whole[1]], flat, depth + 1) if whole[1] in flat else (value, whole[1])
-    for match in _REFERENCE.finditer(value):
-        part, missing = _resolve(flat.get(match[1]), flat, depth + 1) if match[1] in flat else (None, match[1])
-        if missing or isinstance(part, list):
-            return value, missing or match[1]
-        value = value.replace(match[0], str(part))
-    if product := _PRODUCT.fullmatch(value.strip()):
-        try:
-            left, right = float(product[2]), float(product[3])
-            result = {"mul": left * right, "div": left / right if right else 0.0, "sum": left + right}.get(
-                product[1], left - right
-            )
-        except ValueError:
-            return value, value
-        return int(result) if result.is_integer() else result, ""
-    return (value, value) if "${" in value else (value, "")
+def _without(source: Source, entry: str, why: str) -> None:
+    whose = OWN_DEFAULTS.get(Path(entry).stem)
+    if whose:
+        source.unresolved.append((f"defaults: {entry}", f"{why}; {whose}'s usual defaults are taken"))
+        return
+    source.cautions.append(f"its base {entry} is missing ({why}), so the trainer's general defaults stand for what it sets")
+    source.unresolved.append((f"defaults: {entry}", f"{why}; the usual defaults of the trainer are taken"))
+
+
+class References:
+    """Put ``${a.b}`` and ``${mul:a,b}`` into values; each key is resolved once."""
+
+    def __init__(self, flat: Mapping[str, Any]) -> None:
+        """``flat``: dotted keys and values as the file has them."""
+        self._flat = flat
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def value_of(self, key: str) -> tuple[Any, str]:
+        """Return a key's value with the references put in, and why that failed (empty: it did not)."""
+        if key not in self._known:
+            self._known[key] = None, f"`{key}` names itself"  # until it is known
+            value, why = self._resolve(self._flat[key])
+            self._known[key] = value, why
+        return self._known[key]
+
+    def _resolve(self, value: Any) -> tuple[Any, str]:
+        if isinstance(value, list):
+            parts = [self._resolve(part) for part in value]
+            return [part for part, _ in parts], next((why for _, why in parts if why), "")
+        if isinstance(value, Mapping):
+            fields = {key: self._resolve(part) for key, part in value.items()}
+            return {k: part for k, (part, _) in fields.items()}, next((why for _, why in fields.values() if why), "")
+        if not isinstance(value, str) or "${" not in value:
+            return value, ""
+        if whole := _REFERENCE.fullmatch(value):
+            return self._named(whole[1])
+        for name in dict.fromkeys(_REFERENCE.findall(value)):
+            part, why = self._named(name)
+            if why or isinstance(part, list | Mapping):
+                return None, why or f"`{name}` is no single value"
+            value = value.replace(f"${{{name}}}", str(part))
+            if len(value) > LONGEST_VALUE:
+                return None, f"it stands for more than {LONGEST_VALUE:,} characters"
+        return _calculated(value) if "${" in value else (value, "")
+
+    def _named(self, name: str) -> tuple[Any, str]:
+        return self.value_of(name) if name in self._flat else (None, f"`{name[:60]}` is not in the file")
+
+
+def _calculated(text: str) -> tuple[Any, str]:
+    """Return the number of a ``${mul:a,b}`` whose two sides are numbers."""
+    product = _PRODUCT.fullmatch(text.strip())
+    try:
+        left, right = (float(product[2]), float(product[3])) if product else (math.nan, math.nan)
+    except ValueError:
+        left = right = math.nan
+    result = {"mul": left * right, "div": left / right if right else math.nan, "sum": left + right, "sub": left - right}
+    number = result[product[1]] if product else math.nan
+    if not math.isfinite(number):
+        return None, f"`{text[:60]}` is not in the file"
+    return int(number) if number.is_integer() else number, ""

@@ -135,6 +135,15 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert "that is known. The name of a section, such as rollout," in said(capsys, "explain", "nonsense", code=2)
 
 
+def test_explain_shows_the_keys_it_knows_before_those_it_does_not(capsys):
+    assert main(["explain", "algorithm.clip.high", "algorithm.clip.hihg", "nonsense", "rollout.group_size"]) == 2
+    found = capsys.readouterr()
+    assert re.findall(r"^[a-z_.]+$", found.out, re.MULTILINE) == ["algorithm.clip.high", "rollout.group_size"]
+    assert "`algorithm.clip.hihg` is no setting" in found.err
+    assert "the nearest are algorithm.clip.high" in found.err
+    assert "`nonsense` is no setting" in found.err
+
+
 def test_help_names_pages_and_completion_offers_names_and_keys(capsys, monkeypatch):
     assert "docs/configuration.md" in said(capsys, "train", "--help")
     assert "--install-completion" in said(capsys, "--help")
