@@ -31,6 +31,8 @@ def import_recipe(
 
     if out is not None and out.exists() and not force:
         raise RecipeError(f"{out} exists; give another name, or --force to write over it")
+    if out is not None and out.exists() and source.exists() and out.samefile(source):
+        raise RecipeError(f"{out} is the file that is imported; give the recipe another name")
     made = import_file(source, system, devices)
     if out is None:
         print(made.text, end="")

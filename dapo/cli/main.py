@@ -24,7 +24,7 @@ from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
 from dapo.cli.rollouts import rollouts
 from dapo.contracts.hooks import search_working_directory
-from dapo.errors import DapoError, Terminated, of_the_machine
+from dapo.errors import DapoError, RecipeError, Terminated, of_the_machine
 
 INTERRUPTED, TERMINATED = 130, 143
 UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
@@ -261,7 +261,16 @@ def explain(
     """What a key means, its default, the paper's section, other trainers' names for it, and the page."""
     from dapo.config.explain import explain as lines_about
 
-    print("\n\n".join("\n".join(lines_about(key)) for key in keys))
+    known, unknown = [], []
+    for key in keys:
+        try:
+            known.append("\n".join(lines_about(key)))
+        except RecipeError as error:
+            unknown.append(str(error))
+    if known:
+        print("\n\n".join(known))
+    if unknown:
+        raise RecipeError("\n".join(unknown))
     return 0
 
 

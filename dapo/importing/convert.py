@@ -152,7 +152,14 @@ def _list_what_stands_nowhere(r: Reading) -> None:
             and not re.search(rf"(?<![\w.]){re.escape(key)}(?![\w-]|\.\w)", said)
         ):
             what = f"{key} = {shown(given.value)}"
-            word = isinstance(given.value, str) and given.value.lower() not in ("", "none", "null", "false", "no", "off")
+            word = isinstance(given.value, str) and given.value.lower() not in (
+                "",
+                "none",
+                "null",
+                "false",
+                "no",
+                "off",
+            )
             r.apart.append(Apart(what, "read, and no line came of it beside the other settings", computed=word))
 
 

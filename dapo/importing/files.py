@@ -74,7 +74,9 @@ class SourceFiles:
         real = path.resolve()
         if real not in self._texts:
             if len(self._texts) >= _MOST_FILES:
-                raise RecipeError(f"{path}: the source names more than {_MOST_FILES} files; import the file that they make")
+                raise RecipeError(
+                    f"{path}: the source names more than {_MOST_FILES} files; import the file that they make"
+                )
             self._texts[real] = read_source(path)
             self.read.append(self._shown(real))
             if sum(map(len, self._texts.values())) > _MOST_CHARACTERS:

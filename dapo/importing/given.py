@@ -29,6 +29,7 @@ class Source:
     unresolved: list[tuple[str, str]] = field(default_factory=list)  # what stands there, why it could not be read
     files: list[str] = field(default_factory=list)  # read as well, for what it names as its base
     cautions: list[str] = field(default_factory=list)  # said in the first lines
+    lacks: str = ""  # why it cannot be imported, if it is the command that is chosen
     words: set[str] = field(default_factory=set)  # programs and modules named, which tell whose it is
     devices: int | None = None  # processes that learn, where the source says it
 

@@ -40,7 +40,7 @@ class _Launch:
 
     source: Source
     place: str  # "line 3"
-    configurations: list[str] = field(default_factory=list)  # files that it names
+    configurations: list[tuple[str, bool]] = field(default_factory=list)  # files that it names; by a flag
     hydra: dict[str, str] = field(default_factory=dict)  # config_path, config_name
     program: bool = False
 
@@ -81,6 +81,7 @@ def read_script(text: str, name: str, files: SourceFiles) -> Source:
         script.line(number, "\n".join(parts))
     source = script.chosen()
     if len(prose := [line for line in text.splitlines() if _SENTENCE.match(line)]) >= _A_PAGE:
+        source.cautions.append(f"{name} is a page: one command of it was read, and no block between its sentences")
         source.unresolved.append(
             (f"{len(prose)} lines of prose, the first {prose[0][:60]!r}", f"{name} is a page: {APART}")
         )
@@ -181,7 +182,7 @@ class _Script:
         elif rest and rest[0].rpartition("/")[2] == "ray.sub":
             raise RecipeError(
                 f"{self.name}, line {number}: ray.sub runs what the variable COMMAND holds, which nothing sets here; put "
-                "COMMAND=\"...\" before sbatch, or import the command itself"
+                'COMMAND="..." before sbatch, or import the command itself'
             )
         elif rest:
             self.others.append((rest[0], f"line {number}"))
@@ -241,9 +242,9 @@ class _Script:
                 if word in _PROGRAMS or word.endswith(".py") or words[n - 2] == "-m":
                     launch.begin()
                 elif word.endswith(ENDINGS) and launch.program:
-                    launch.configurations.append(word)
+                    launch.configurations.append((word, False))
         self._bases(launch)
-        if launch.source.settings or launch.source.unresolved:
+        if launch.source.settings or launch.source.unresolved or launch.source.lacks:
             self.launches.append(launch.source)
         if len(self.launches) > _MOST_LAUNCHES:
             raise RecipeError(f"{self.name}: more than {_MOST_LAUNCHES:,} commands with settings")
@@ -255,14 +256,14 @@ class _Script:
         plain = flag.replace("-", "_")
         if plain in ("config_path", "config_dir", "config_name") and values:
             if plain == "config_path" and values[0].endswith(ENDINGS):
-                launch.configurations.append(values[0])
+                launch.configurations.append((values[0], True))
             else:
                 launch.hydra[plain] = values[0]
             values = values[1:]
             if not values:
                 return
         if flag in _CONFIGS and values:
-            launch.configurations.append(values[0])
+            launch.configurations.append((values[0], True))
             values = values[1:]
             if not values:
                 return
@@ -296,38 +297,42 @@ class _Script:
         folder = launch.hydra.get("config_path", launch.hydra.get("config_dir", ""))
         if name := launch.hydra.get("config_name", ""):
             name = name if name.endswith(ENDINGS) else f"{name}.yaml"
-            launch.configurations.append(f"{folder.rstrip('/')}/{name}" if folder else name)
-        for path in reversed(launch.configurations):  # a later one lies on an earlier one
-            self._base(launch, path)
+            launch.configurations.append((f"{folder.rstrip('/')}/{name}" if folder else name, True))
+        for path, by_flag in reversed(launch.configurations):  # a later one lies on an earlier one
+            launch.source.lacks = self._base(launch, path) or launch.source.lacks
+            if launch.source.lacks and by_flag:
+                raise RecipeError(launch.source.lacks)
 
-    def _base(self, launch: _Launch, path: str) -> None:
+    def _base(self, launch: _Launch, path: str) -> str:
+        """Lay the settings on those of one file, and return what is wrong if it cannot be read."""
         where = f"{self.name}, {launch.place}"
-        if UNKNOWN in path:
+        whose = OWN_DEFAULTS.get(path.rpartition("/")[2].rpartition(".")[0])
+        if UNKNOWN in path and not whose:
             why = "; ".join(dict.fromkeys(self.names.reasons)) or "known only when it runs"
-            raise RecipeError(
-                f"{where}: the command's configuration {path.replace(UNKNOWN, '...')} is not known ({why[:200]}); write "
-                "its name out"
-            )
+            shown = path.replace(UNKNOWN, "...")[:300]
+            return f"{where}: the command's configuration {shown} is not known ({why[:200]}); write its name out"
         file, why = self.files.find(path, (self.files.folder, Path.cwd()))
         if file is not None:
             below = read_yaml(self.files.text(file), path, file.parent, self.files)
             launch.source.settings = {**below.settings, **launch.source.settings}
             launch.source.unresolved += below.unresolved
             launch.source.cautions += below.cautions
-        elif whose := OWN_DEFAULTS.get(path.rpartition("/")[2].rpartition(".")[0]):
-            launch.source.unresolved.append((f"{path}, {launch.place}", f"{why}; {whose}'s usual defaults are taken"))
+        elif whose:
+            shown = path.replace(UNKNOWN, "...")[:300]
+            launch.source.unresolved.append((f"{shown}, {launch.place}", f"{why}; {whose}'s usual defaults are taken"))
         else:
-            raise RecipeError(
+            return (
                 f"{where}: the command reads its settings from {path[:300]}, which {why.removeprefix('it ')}; a "
                 "recipe without them would train something else. Put the file there, seen from this folder, or run the "
                 f"command where it is. {nearest_recipe(path)}"
             )
+        return ""
 
     def chosen(self) -> Source:
         """Return the command with the most settings; the others are listed.
 
         Raises:
-            RecipeError: no command has settings, and one runs another script.
+            RecipeError: it lacks its configuration, or no command has settings and one runs another script.
         """
         if not self.launches and self.others:
             path, place = self.others[-1]
@@ -339,6 +344,8 @@ class _Script:
         if not self.launches:
             return Source(self.name, "a launch script")
         best = max(self.launches, key=lambda launch: len(launch.settings))
+        if best.lacks:
+            raise RecipeError(best.lacks)
         best.devices = best.devices or self.devices
         for other in self.launches:
             if other is not best and any("." in key for key in other.settings):

@@ -57,7 +57,11 @@ def _loss(r: Reading, responses: int) -> None:
     elif kind.value != "regular" and not shared.other_loss(r, kind):
         r.drop(kind, "this loss has no counterpart: the clipped one is taken")
     if kind.value != "dual_clip":
-        r.drop(dual, f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here", idle=True)
+        r.drop(
+            dual,
+            f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here",
+            idle=True,
+        )
     reduction = r.text(f"{_A}.loss_reduction", default="token_mean")
     r.choose(f"{LOSS}.reduction", reduction, _REDUCTIONS)
     micro = r.count("trainer.micro_train_batch_size_per_gpu", default=1)

@@ -8,7 +8,15 @@ from dapo.importing.reading import Reading
 
 KEY = "sbatch --"
 _SHORT = {"N": "nodes", "A": "account", "p": "partition", "t": "time", "q": "qos", "C": "constraint", "J": "job-name"}
-_SHORT |= {"c": "cpus-per-task", "G": "gpus", "n": "ntasks", "o": "output", "e": "error", "d": "dependency", "w": "nodelist"}
+_SHORT |= {
+    "c": "cpus-per-task",
+    "G": "gpus",
+    "n": "ntasks",
+    "o": "output",
+    "e": "error",
+    "d": "dependency",
+    "w": "nodelist",
+}
 _ALONE = {"exclusive", "requeue", "no-requeue", "parsable", "wait", "hold", "verbose", "quiet", "overcommit"}
 _TEXTS = ("partition", "account", "qos", "constraint", "time")
 _EXTRA = {"mem", "exclusive", "reservation", "exclude", "nodelist", "licenses", "mem-per-gpu", "mem-per-cpu", "comment"}
@@ -62,4 +70,6 @@ def convert(r: Reading) -> None:
         else:
             r.drop(found, _OTHERWISE.get(name, "slurm.extra takes further options of sbatch"), idle=True)
     if "slurm.gpus_per_node" in r.lines:
-        r.say("sbatch reserves GPUs; which of them learn and generate: learner.ranks, rollout.engines (docs/scaling.md)")
+        r.say(
+            "sbatch reserves GPUs; which of them learn and generate: learner.ranks, rollout.engines (docs/scaling.md)"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dapo.importing.reading import Reading
+from dapo.importing.reading import Apart, Reading
 from dapo.importing.values import shown
 
 _TURNS = re.compile(r"(.*\.)?(max_(\w+_)?turns|num_turns)")
@@ -30,6 +30,11 @@ def say_what_else_it_trains(r: Reading) -> None:
     """Put the settings that need several turns, tools or an environment into the recipe's first line."""
     settings = {key: given.value for key, given in r.source.settings.items()}
     found = [f"{key} = {shown(value)}" for key, value in settings.items() if _needs_more(key, value, settings)]
+    for key in [key for key in settings if _plain_switch(key) and _needs_more(key, settings[key], settings)]:
+        r.used.add(key)
+        r.apart.append(
+            Apart(f"{key} = {shown(settings[key])}", "several turns, tools or an environment: dapo has none")
+        )
     found += [what for what, _ in r.source.unresolved if _SWITCHES.fullmatch(re.split(r"[ =]", what)[0])]
     if found:
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
@@ -37,6 +42,10 @@ def say_what_else_it_trains(r: Reading) -> None:
             f"this recipe trains something else than {r.source.name}: one response to each prompt, without tools and "
             f"environments, which dapo does not have; {r.title} trains more with {', '.join(found[:_MOST_NAMED])}{more}"
         )
+
+
+def _plain_switch(key: str) -> bool:
+    return any(pattern.fullmatch(key) for pattern in (_TURNS, _CALLS, _SWITCHES))
 
 
 def _needs_more(key: str, value: Any, settings: dict[str, Any]) -> bool:
@@ -47,6 +56,6 @@ def _needs_more(key: str, value: Any, settings: dict[str, Any]) -> bool:
         return False
     if _TURNS.fullmatch(key):
         return not isinstance(value, int | float) or value > 1
-    if _CALLS.fullmatch(key) or _SWITCHES.fullmatch(key) or _ENVIRONMENTS.fullmatch(key):
+    if _plain_switch(key) or _ENVIRONMENTS.fullmatch(key):
         return True
     return any(pattern.fullmatch(key) and re.search(word, str(value), re.IGNORECASE) for pattern, word in _WORDS)

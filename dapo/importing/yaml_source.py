@@ -65,7 +65,9 @@ def _with_defaults(
             _without(source, entry[:200], why)
             continue
         if path.resolve() in chain:
-            raise RecipeError(f"{source.name} names itself through its defaults: {' > '.join(p.name for p in chain)} > {entry}")
+            raise RecipeError(
+                f"{source.name} names itself through its defaults: {' > '.join(p.name for p in chain)} > {entry}"
+            )
         below = merge(below, _base(path, source, files, (*chain, path.resolve())))
     return merge(below, own)
 
@@ -83,7 +85,9 @@ def _without(source: Source, entry: str, why: str) -> None:
     if whose:
         source.unresolved.append((f"defaults: {entry}", f"{why}; {whose}'s usual defaults are taken"))
         return
-    source.cautions.append(f"its base {entry} is missing ({why}), so the trainer's general defaults stand for what it sets")
+    source.cautions.append(
+        f"its base {entry} is missing ({why}), so the trainer's general defaults stand for what it sets"
+    )
     source.unresolved.append((f"defaults: {entry}", f"{why}; the usual defaults of the trainer are taken"))
 
 

@@ -129,13 +129,22 @@ class Callbacks:
                 ) from error
             if starting and isinstance(error, ImportError):
                 install = getattr(listener.callback, "install", "")
-                self._warn(
-                    f"{listener.name} is not installed ({error}); training goes on without it. {install}".rstrip()
-                )
+                why, move = _missing(listener.name, error, install)
+                self._warn(f"{listener.name} {why}; training goes on without it. {move}".rstrip())
             elif starting:
                 self._warn(f"{listener.name} could not start ({told}); training goes on without it.")
             else:
                 self._warn(f"{listener.name} failed ({told}) and is left out from now on; training goes on.")
+
+
+def _missing(name: str, error: ImportError, install: str) -> tuple[str, str]:
+    """Return which module a tracker lacks, its own or one that it imports, and the next move."""
+    module = error.name or ""
+    if not isinstance(error, ModuleNotFoundError) or not module:
+        return f"cannot be imported ({error})", install
+    if module.partition(".")[0] == name:
+        return f"is not installed ({error})", install
+    return f"needs the module {module}, which is not installed", f"Install that module, or {name} again."
 
 
 class _Function(Callback):

@@ -38,7 +38,9 @@ def test_a_file_that_is_named_many_times_is_read_once_and_a_limit_holds(tmp_path
 def test_references_are_resolved_once_each(monkeypatch) -> None:
     calls: list[str] = []
     resolve = yaml_source.References._resolve
-    monkeypatch.setattr(yaml_source.References, "_resolve", lambda self, value: (calls.append(""), resolve(self, value))[1])
+    monkeypatch.setattr(
+        yaml_source.References, "_resolve", lambda self, value: (calls.append(""), resolve(self, value))[1]
+    )
     levels = "\n".join(f"  k{n}: '{'${grpo.k%d}' % (n + 1) * 8}'" for n in range(8))
     found = import_text(f"grpo:\n{levels}\n  k8: x", "a.yaml").reading.apart
     assert len(calls) < 500
@@ -62,7 +64,9 @@ def test_references_without_end_are_listed(text: str, said: str) -> None:
     assert any(said in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("entry", ["/etc/passwd", "../../x.yaml", "../secret.yaml", "link.yaml", "/dev/zero", ".", "x" * 600, "a\\u0000b"])
+@pytest.mark.parametrize(
+    "entry", ["/etc/passwd", "../../x.yaml", "../secret.yaml", "link.yaml", "/dev/zero", ".", "x" * 600, "a\\u0000b"]
+)
 def test_a_base_outside_of_the_folder_is_named_and_not_read(entry: str, tmp_path: Path, monkeypatch) -> None:
     here = tmp_path / "a" / "b"
     here.mkdir(parents=True)

@@ -38,6 +38,14 @@ def test_a_command_without_its_configuration_is_refused(command: str, missing: s
     assert ours in str(refused.value)
 
 
+def test_the_recipe_never_takes_the_place_of_its_source(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("grpo: {num_prompts_per_step: 4}")
+    assert main(["import", "a.yaml", "-o", "./a.yaml", "--force"]) == 2
+    assert "another name" in capsys.readouterr().err
+    assert Path("a.yaml").read_text() == "grpo: {num_prompts_per_step: 4}"
+
+
 def test_the_program_refuses_such_a_command_and_writes_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(NEMO)
@@ -52,7 +60,9 @@ def test_a_configuration_that_is_there_is_read_below_the_commands_own_settings(t
     monkeypatch.chdir(tmp_path)
     Path("conf").mkdir()
     Path("conf/own.yaml").write_text("data: {train_batch_size: 64}\nactor_rollout_ref: {rollout: {n: 4}}")
-    Path("run.sh").write_text("python3 -m verl.trainer.main_ppo --config-path=conf --config-name=own data.train_batch_size=32")
+    Path("run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo --config-path=conf --config-name=own data.train_batch_size=32"
+    )
     made = import_file("run.sh")
     assert made.reading.lines["rollout.prompts_per_step"].value == 32
     assert made.reading.lines["rollout.group_size"].value == 4
@@ -62,7 +72,9 @@ def test_a_configuration_that_is_there_is_read_below_the_commands_own_settings(t
 @pytest.mark.parametrize("name", ["ppo_trainer", "ppo_megatron_trainer.yaml", "dapo_trainer"])
 def test_a_trainers_own_defaults_need_no_file(name: str) -> None:
     """What such a file says is what the importer takes anyway."""
-    made = import_text(f"python -m verl.trainer.main_ppo --config-path=config --config-name='{name}' data.train_batch_size=8", "a.sh")
+    made = import_text(
+        f"python -m verl.trainer.main_ppo --config-path=config --config-name='{name}' data.train_batch_size=8", "a.sh"
+    )
     assert made.reading.lines["rollout.prompts_per_step"].value == 8
     assert "verl's usual defaults are taken" in made.text
 
@@ -72,12 +84,26 @@ def test_a_configuration_that_only_the_running_script_knows_is_refused() -> None
         import_text("python run_grpo.py --config $1 grpo.num_prompts_per_step=4", "a.sh", "nemo-rl")
 
 
+def test_a_file_that_another_command_is_given_does_not_matter() -> None:
+    command = "python -m verl.trainer.main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4"
+    made = import_text(f"python prepare.py sizes.yaml\n{command}", "a.sh")
+    assert made.reading.lines["rollout.prompts_per_step"].value == 8
+    with pytest.raises(RecipeError, match="sizes.yaml, which is not there"):
+        import_text("python train.py sizes.yaml", "a.sh")
+
+
 def test_what_starts_a_trainer_has_a_configuration_of_its_own() -> None:
-    made = import_text("accelerate launch --config_file gpus.yaml train.py --num_generations 4 --use_vllm true --vllm_mode server", "a.sh", "trl")
+    made = import_text(
+        "accelerate launch --config_file gpus.yaml train.py --num_generations 4 --use_vllm true --vllm_mode server",
+        "a.sh",
+        "trl",
+    )
     assert made.reading.lines["rollout.group_size"].value == 4
 
 
-@pytest.mark.parametrize("command", ["bash examples/algorithms/dapo/run_dapo_gsm8k.sh", "sbatch -N 2 run_dapo_gsm8k.sh"])
+@pytest.mark.parametrize(
+    "command", ["bash examples/algorithms/dapo/run_dapo_gsm8k.sh", "sbatch -N 2 run_dapo_gsm8k.sh"]
+)
 def test_a_command_that_runs_another_script_names_that_script(command: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"run_dapo_gsm8k.sh, which is not there.*gsm8k_0.5b_1gpu"):
         import_text(f"export WANDB_API_KEY=mine\n{command}", "a.txt", folder=tmp_path)
@@ -162,4 +188,6 @@ def test_a_command_in_a_variable_that_is_not_constant_is_refused(script: str, sa
 
 def test_the_multi_node_command_needs_its_configuration_too() -> None:
     with pytest.raises(RecipeError, match="grpo_math_8B.yaml, which is not there.*dapo_qwen3_8b_2nodes"):
-        import_text(JOB.replace("run_grpo_math.py", "run_grpo_math.py --config examples/configs/grpo_math_8B.yaml"), "a.sh")
+        import_text(
+            JOB.replace("run_grpo_math.py", "run_grpo_math.py --config examples/configs/grpo_math_8B.yaml"), "a.sh"
+        )

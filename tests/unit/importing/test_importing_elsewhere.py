@@ -93,7 +93,7 @@ def test_the_command_says_it_first_and_splits_the_report(tmp_path: Path, monkeyp
         "# No line above; memory, speed and logs only, or without effect:"
     )
     assert "data.frobnicate = 3" in computed
-    assert "multi_turn.enable" in computed
+    assert "multi_turn.enable = true: several turns, tools or an environment" in computed
     assert "param_offload" in idle
     assert "val_before_train" in idle
 

@@ -99,6 +99,7 @@ def test_a_page_around_a_command_is_named_as_one() -> None:
     (found,) = [(what, why) for what, why in apart(page * 3 + LAUNCH, "a.txt").items() if "prose" in what]
     assert found[0] == "3 lines of prose, the first 'To enable the filter you can set its type to the word filter'"
     assert "a.txt is a page: copy a page's YAML block" in found[1]
+    assert import_text(page * 3 + LAUNCH, "a.txt").text.startswith("# CAUTION: a.txt is a page")
 
 
 def test_references_that_go_round_are_listed() -> None:

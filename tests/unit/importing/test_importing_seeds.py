@@ -8,11 +8,15 @@ from dapo.errors import RecipeError
 from dapo.importing import import_text
 
 SIZES = "grpo.ratio_clip_min=0.15 grpo.ratio_clip_max=0.25 logger.wandb_enabled=True"
-ONE_GPU = f'uv run python examples/run_grpo_math.py policy.model_name="Qwen/Qwen2.5-1.5B" {SIZES} logger.wandb.name="one"'
-EIGHT = f'uv run python examples/run_grpo_math.py cluster.gpus_per_node=8 {SIZES} checkpointing.checkpoint_dir="results/x"'
+ONE_GPU = (
+    f'uv run python examples/run_grpo_math.py policy.model_name="Qwen/Qwen2.5-1.5B" {SIZES} logger.wandb.name="one"'
+)
+EIGHT = (
+    f'uv run python examples/run_grpo_math.py cluster.gpus_per_node=8 {SIZES} checkpointing.checkpoint_dir="results/x"'
+)
 NODES = (
     'NUM_ACTOR_NODES=2\nCOMMAND="uv run ./examples/run_grpo_math.py --config examples/configs/grpo_math_8B.yaml '
-    f"cluster.num_nodes=2 {SIZES}\" CONTAINER=C MOUNTS=\"$PWD:$PWD\" sbatch --nodes=${{NUM_ACTOR_NODES}} --gres=gpu:8 ray.sub"
+    f'cluster.num_nodes=2 {SIZES}" CONTAINER=C MOUNTS="$PWD:$PWD" sbatch --nodes=${{NUM_ACTOR_NODES}} --gres=gpu:8 ray.sub'
 )
 SWIFT = (
     "swift rlhf --rlhf_type grpo --loss_type bnpo --epsilon_high 0.28 --dynamic_sample true --max_resample_times 3 "

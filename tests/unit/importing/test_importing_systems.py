@@ -381,7 +381,7 @@ def test_what_means_something_else_is_said() -> None:
     text = import_text(public.NEMO_7B, "dapo.yaml").text
     assert "to -2 x factor at 16384 tokens in NeMo RL" in text
     assert "and a whole round again there" in text
-    assert "not found beside the file" in text
+    assert "grpo_math_1B.yaml: could not be read: it is not there; NeMo RL's usual defaults are taken" in text
     text = import_text(public.SWIFT_PAGE, "a.sh").text
     assert "bnpo is a mean over micro-batches" in text
     assert "the batch and 3 more" in text

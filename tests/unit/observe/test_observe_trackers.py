@@ -48,6 +48,18 @@ def test_a_missing_client_tells_how_to_install_it(tmp_path, monkeypatch):
         assert said in warned[0]
 
 
+def test_a_client_that_lacks_a_module_of_its_own_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text("import a_module_that_is_nowhere.inside\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    warned = []
+    opened(tmp_path, warned, ["wandb"])
+    assert warned == [
+        "wandb needs the module a_module_that_is_nowhere, which is not installed; training goes on without it. "
+        "Install that module, or wandb again."
+    ]
+
+
 def test_none_is_opened_unless_asked_for(tmp_path):
     trackers = opened(tmp_path, [])
     trackers.step(1, {"train/loss": 1.0}, [])
