@@ -192,7 +192,7 @@ def _digits(value: int) -> str:
 
 
 def _expanded(node: Node | None, known: dict[int, float]) -> float:
-    """Count the values in a node with each alias written out; long texts count more, a node within itself is infinite."""
+    """Count the values in a node with each alias written out; long texts are several, a node in itself is infinite."""
     if not isinstance(node, MappingNode | SequenceNode):
         return 1 + len(node.value) // 100 if node is not None else 1
     if id(node) not in known:

@@ -210,7 +210,7 @@ COMPUTED = frozenset(
 
 
 def apart_row(key: str, who: str) -> tuple[str, bool]:
-    """Return why a key of ``who`` has no line in a recipe (empty: not known), and whether it changes what is computed."""
+    """Return why a key of ``who`` has no line (empty: it is not known), and whether it changes what is computed."""
     rows = ((pattern, reason) for pattern, people, reason in APART if who in people and fnmatchcase(key, pattern))
     pattern, reason = next(rows, ("", ""))
     return reason, not reason or pattern in COMPUTED

@@ -74,7 +74,7 @@ def import_text(
     except RecursionError:
         raise RecipeError(f"{name}: its values stand too deep within each other") from None
     source.files = files.read
-    system = system or recognise(source)
+    system = recognise(source, system)
     if system in ("trl", "ms-swift"):
         source.settings = {_flat(key): given for key, given in source.settings.items()}
     source.devices = devices or source.devices

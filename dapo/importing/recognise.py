@@ -34,12 +34,20 @@ _WORDS = {
 _SHARED = r"num_generations$|loss_type$|epsilon(_high|_low)?$|per_device_train_batch_size$|max_completion_length$|beta$"
 
 
-def recognise(source: Source) -> str:
-    """The name of the system, as ``--from`` takes it.
+def recognise(source: Source, said: str | None = None) -> str:
+    """Return the name of the system, as ``--from`` takes it.
+
+    Args:
+        source: with its settings.
+        said: the name that the user gives; None: the keys decide.
 
     Raises:
-        RecipeError: nothing or too much speaks for one; the message says what was seen.
+        RecipeError: there is no setting, or nothing or too much speaks for one; the message says what was seen.
     """
+    if not source.settings:
+        raise RecipeError(_nothing(source))
+    if said is not None:
+        return said
     scores = dict.fromkeys(SYSTEMS, 0)
     for name in SYSTEMS:
         scores[name] = sum(1 for key in source.settings if re.match(_KEYS[name], key))
@@ -52,13 +60,18 @@ def recognise(source: Source) -> str:
         raise RecipeError(f"{source.name} may be TRL's or ms-swift's, which share its keys: say --from trl or ms-swift")
     if best == 0:
         ours = sum(1 for key in source.settings if lookup(key))
-        if source.settings and ours == len(source.settings):
+        if ours == len(source.settings):
             raise RecipeError(f"{source.name} is a recipe of dapo already: dapo check {source.name}")
-        if not source.settings:
-            raise RecipeError(f"{source.name}, read as {source.form}, holds no settings at all; {APART}")
         seen = ", ".join(list(source.settings)[:5])
         raise RecipeError(
             f"{source.name}, read as {source.form}, holds {seen}: of no known trainer; say --from, one of {names}"
         )
     tied = " and ".join(name for name, score in scores.items() if score == best)
     raise RecipeError(f"{source.name} could be from {tied}: say which with --from")
+
+
+def _nothing(source: Source) -> str:
+    if source.unresolved:
+        what, why = source.unresolved[0]
+        return f"{source.name}, read as {source.form}, holds no setting that can be read; the first is {what}: {why}"
+    return f"{source.name}, read as {source.form}, holds no settings at all; {APART}"

@@ -181,7 +181,7 @@ class _Script:
             self._inside(number, self.names.lookup("COMMAND", None), "COMMAND")
         elif rest and rest[0].rpartition("/")[2] == "ray.sub":
             raise RecipeError(
-                f"{self.name}, line {number}: ray.sub runs what the variable COMMAND holds, which nothing sets here; put "
+                f"{self.name}, line {number}: ray.sub runs what the variable COMMAND holds; nothing sets it here. Put "
                 'COMMAND="..." before sbatch, or import the command itself'
             )
         elif rest:

@@ -1,4 +1,4 @@
-"""Several turns, tools and environments: what another trainer trains then is not what a recipe of single responses trains."""
+"""Several turns, tools and environments: what another trainer trains with them, no recipe of dapo trains."""
 
 from __future__ import annotations
 

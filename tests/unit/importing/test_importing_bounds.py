@@ -1,4 +1,4 @@
-"""Sources that name each other, grow without end or reach outside of their folder are refused or named, never followed."""
+"""Sources that name each other, grow without end or reach out of their folder are refused or named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_references_are_resolved_once_each(monkeypatch) -> None:
     monkeypatch.setattr(
         yaml_source.References, "_resolve", lambda self, value: (calls.append(""), resolve(self, value))[1]
     )
-    levels = "\n".join(f"  k{n}: '{'${grpo.k%d}' % (n + 1) * 8}'" for n in range(8))
+    levels = "\n".join(f"  k{n}: '{f'${{grpo.k{n + 1}}}' * 8}'" for n in range(8))
     found = import_text(f"grpo:\n{levels}\n  k8: x", "a.yaml").reading.apart
     assert len(calls) < 500
     assert any("characters" in entry.reason for entry in found)
@@ -56,16 +56,22 @@ def test_references_are_resolved_once_each(monkeypatch) -> None:
         ("grpo: {a: '${grpo.none}'}", "`grpo.none` is not in the file"),
         ("grpo: {a: '${oc.env:HOME}'}", "is not in the file"),
         ("grpo: {a: '${mul:1e999,2}'}", "is not in the file"),
-        ("grpo:\n" + "".join(f"  a{n}: ['${{grpo.a{n + 1}}}', '${{grpo.a{n + 1}}}']\n" for n in range(40)) + "  a40: 1", "characters"),
+        (
+            "grpo:\n"
+            + "".join(f"  a{n}: ['${{grpo.a{n + 1}}}', '${{grpo.a{n + 1}}}']\n" for n in range(40))
+            + "  a40: 1",
+            "characters",
+        ),
     ],
-)  # fmt: skip
+)
 def test_references_without_end_are_listed(text: str, said: str) -> None:
-    reasons = [entry.reason for entry in import_text(text, "a.yaml", "nemo-rl").reading.apart]
+    reasons = [entry.reason for entry in import_text(f"policy: {{model_name: m}}\n{text}", "a.yaml").reading.apart]
     assert any(said in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(
-    "entry", ["/etc/passwd", "../../x.yaml", "../secret.yaml", "link.yaml", "/dev/zero", ".", "x" * 600, "a\\u0000b"]
+    "entry",
+    ["/etc/passwd", "../../x.yaml", "../secret.yaml", "link.yaml", "/dev/zero", ".", "x" * 600, "a\\0b", "\\e[2Jx"],
 )
 def test_a_base_outside_of_the_folder_is_named_and_not_read(entry: str, tmp_path: Path, monkeypatch) -> None:
     here = tmp_path / "a" / "b"
@@ -75,15 +81,12 @@ def test_a_base_outside_of_the_folder_is_named_and_not_read(entry: str, tmp_path
         place.write_text("grpo: {num_prompts_per_step: 77}\nsecret: 4711")
     (here / "link.yaml").symlink_to(tmp_path / "x.yaml")
     (here / "own.yaml").write_text(f'defaults: "{entry}"\ngrpo: {{num_generations_per_prompt: 4}}')
-    try:
-        text = import_file("own.yaml").text
-    except RecipeError as refused:
-        assert "NUL" in str(refused)
-        return
+    text = import_file("own.yaml").text
     assert "4711" not in text
     assert "root:" not in text
     assert "prompts_per_step: 77" not in text
     assert text.startswith("# CAUTION")
+    assert text.replace("\n", "").isprintable()
 
 
 def test_a_base_further_up_is_read_from_a_working_directory_that_holds_both(tmp_path: Path, monkeypatch) -> None:
@@ -113,17 +116,31 @@ def test_a_configuration_outside_of_the_folder_is_not_read_for_a_script(path: st
 
 
 HOSTILE = {
-    "aliases of a long text": ("a.yaml", "a: &a " + "x" * 100_000 + "\ngrpo: {b: [" + "*a, " * 20_000 + "1]}", "stand for more than"),
+    "aliases of a long text": (
+        "a.yaml",
+        "a: &a " + "x" * 100_000 + "\ngrpo: {b: [" + "*a, " * 20_000 + "1]}",
+        "stand for more than",
+    ),
     "aliases in defaults": ("a.yaml", "defaults: &d [x, *d]\ngrpo: {a: 1}", "stand for more than"),
-    "an array over many lines": ("a.sh", "A=(\n" + "x\n" * 100_000 + ")\n" + LAUNCH, "does not end|more than 20,000 words"),
+    "an array over many lines": (
+        "a.sh",
+        "A=(\n" + "x\n" * 100_000 + ")\n" + LAUNCH,
+        "does not end|more than 20,000 words",
+    ),
     "an array that grows": ("a.sh", "A+=(x)\n" * 60_000 + LAUNCH, "grows beyond"),
     "many unknown arguments": ("a.sh", LAUNCH + "a.b=$1 " * 40_000, "more than"),
     "many dollars": ("a.sh", LAUNCH + "$a " * 200_000, "longer than|more than|holds no settings"),
-    "many words, then a long one": ("a.sh", f"A='{'a ' * 40_000}'\n{LAUNCH} ${{A}}{'x' * 40_000} data.x=1", "a word of more than"),
+    "many words, then a long one": (
+        "a.sh",
+        f"A='{'a ' * 40_000}'\n{LAUNCH} ${{A}}{'x' * 40_000} data.x=1",
+        "a word of more than",
+    ),
     "a sum of many": ("a.py", "from trl import GRPOConfig\nGRPOConfig(seed=" + "1+" * 900 + "1)", "too deep"),
     "lists of lists by name": (
         "a.py",
-        "from trl import GRPOConfig\nx0 = [1, 2]\n" + "".join(f"x{n + 1} = [x{n}, x{n}]\n" for n in range(40)) + "GRPOConfig(stop=x40)",
+        "from trl import GRPOConfig\nx0 = [1, 2]\n"
+        + "".join(f"x{n + 1} = [x{n}, x{n}]\n" for n in range(40))
+        + "GRPOConfig(beta=0, stop=x40)",
         None,
     ),
     "tags of Python": ("a.yaml", "grpo: !!python/object/new:os.system [id]", "not valid YAML"),
@@ -131,11 +148,18 @@ HOSTILE = {
     "binary": ("a.yaml", "grpo: !!binary aGVsbG8=", "binary data"),
     "a date": ("a.yaml", "grpo: 2024-01-01", "a date"),
     "many commands": ("a.sh", (LAUNCH + "data.x=1\n") * 5_000, "more than 1,000 commands"),
-    "many arithmetic words": ("a.sh", "".join(f"A{n}=1\n" for n in range(10_000)) + (": $((A1+1))\n" * 10_000) + LAUNCH + "data.train_batch_size=$((A1+7))", None),
+    "many arithmetic words": (
+        "a.sh",
+        "".join(f"A{n}=1\n" for n in range(10_000))
+        + (": $((A1+1))\n" * 10_000)
+        + LAUNCH
+        + "data.train_batch_size=$((A1+7))",
+        None,
+    ),
     "quotes that do not end": ("a.sh", LAUNCH + "data.x='" + "y" * 200_000, "characters|does not end"),
     "nothing": ("a.yaml", "", "no settings"),
     "a byte order mark": ("a.yaml", "\ufeffgrpo: {num_prompts_per_step: 4}", None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -155,12 +179,13 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    own = tmp_path / "own.yaml"
     for name in ("folder", "binary", "pipe", "loop", "zero"):
         with pytest.raises(RecipeError):
             import_file(tmp_path / f"{name}.yaml")
-        (tmp_path / "own.yaml").write_text(f"defaults: {name}\ngrpo: {{num_prompts_per_step: 4}}")
-        try:
-            assert import_file(tmp_path / "own.yaml").text.startswith("# CAUTION")
-        except RecipeError as refused:
-            assert name == "binary"
-            assert "not text" in str(refused)
+    for name in ("folder", "pipe", "loop", "zero"):
+        own.write_text(f"defaults: {name}\ngrpo: {{num_prompts_per_step: 4}}")
+        assert import_file(own).text.startswith("# CAUTION")
+    own.write_text("defaults: binary\ngrpo: {num_prompts_per_step: 4}")
+    with pytest.raises(RecipeError, match="not text"):
+        import_file(own)

@@ -88,8 +88,22 @@ def test_a_file_that_another_command_is_given_does_not_matter() -> None:
     command = "python -m verl.trainer.main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4"
     made = import_text(f"python prepare.py sizes.yaml\n{command}", "a.sh")
     assert made.reading.lines["rollout.prompts_per_step"].value == 8
-    with pytest.raises(RecipeError, match="sizes.yaml, which is not there"):
+    with pytest.raises(RecipeError, match=r"sizes\.yaml, which is not there"):
         import_text("python train.py sizes.yaml", "a.sh")
+
+
+@pytest.mark.parametrize("system", [None, "verl"])
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("sbatch", "holds no settings at all"),
+        ("echo verl", "holds no settings at all"),
+        ("python3 -m verl.trainer.main_ppo data.train_batch_size=$1", r"data.train_batch_size=...: \$1 is an argument"),
+    ],
+)
+def test_a_script_without_a_setting_is_no_recipe_of_defaults(script: str, said: str, system: str | None) -> None:
+    with pytest.raises(RecipeError, match=said):
+        import_text(script, "a.sh", system)
 
 
 def test_what_starts_a_trainer_has_a_configuration_of_its_own() -> None:
@@ -187,7 +201,7 @@ def test_a_command_in_a_variable_that_is_not_constant_is_refused(script: str, sa
 
 
 def test_the_multi_node_command_needs_its_configuration_too() -> None:
-    with pytest.raises(RecipeError, match="grpo_math_8B.yaml, which is not there.*dapo_qwen3_8b_2nodes"):
+    with pytest.raises(RecipeError, match=r"grpo_math_8B\.yaml, which is not there.*dapo_qwen3_8b_2nodes"):
         import_text(
             JOB.replace("run_grpo_math.py", "run_grpo_math.py --config examples/configs/grpo_math_8B.yaml"), "a.sh"
         )

@@ -27,7 +27,7 @@ def test_nothing_is_executed(tmp_path: Path, monkeypatch) -> None:
     assert "is a command" in found["data.b=..."]
     assert "data.c=..." in found
     assert "an argument of the script" in found["data.d=..."]
-    python = "from trl import GRPOConfig\nGRPOConfig(seed=__import__('os').system('touch RAN'), **more)"
+    python = "from trl import GRPOConfig\nGRPOConfig(beta=0, seed=__import__('os').system('touch RAN'), **more)"
     assert {"known only when it runs", "settings that are made when it runs"} <= {
         reason.removeprefix("could not be read: ") for reason in apart(python, "a.py").values()
     }

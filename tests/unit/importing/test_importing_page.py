@@ -11,20 +11,27 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "import.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_three_examples_of_the_page_are_what_comes_out() -> None:
+def test_the_examples_of_the_page_are_what_comes_out() -> None:
     made = [
         import_text(BLOCKS[0][1], "run.sh"),
         import_text(BLOCKS[3][1], "dapo.yaml"),
-        import_text(BLOCKS[6][1], "train.py", devices=4),
+        import_text(BLOCKS[6][1], "job.sh"),
+        import_text(BLOCKS[8][1], "train.py", devices=4),
     ]
-    shown = [BLOCKS[1][1] + BLOCKS[2][1], BLOCKS[4][1] + BLOCKS[5][1], BLOCKS[7][1]]
+    shown = [BLOCKS[1][1] + BLOCKS[2][1], BLOCKS[4][1] + BLOCKS[5][1], BLOCKS[7][1], BLOCKS[9][1]]
     for result, excerpt in zip(made, shown, strict=True):
         assert [line for line in excerpt.splitlines() if line not in result.text.splitlines()] == []
         told = (
             f"{len(result.reading.lines)} settings of {result.reading.title}, read from {result.reading.source.name} "
             f"({result.reading.source.form})\n"
             f"    things that mean something else here, listed at its end: {len(result.reading.said)}\n"
-            f"    settings without a line, listed at its end with the reason: {len(result.reading.apart)}\n"
         )
+        computed = sum(entry.computed for entry in result.reading.apart)
+        idle = len(result.reading.apart) - computed
+        told += (
+            f"    settings without a line that change what is computed there, listed at its end: {computed}\n"
+            * bool(computed)
+        )
+        told += f"    settings without a line of memory, speed and logs, listed at its end: {idle}\n" * bool(idle)
         assert told in PAGE or result.system == "nemo-rl"
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 10

@@ -16,7 +16,7 @@ EIGHT = (
 )
 NODES = (
     'NUM_ACTOR_NODES=2\nCOMMAND="uv run ./examples/run_grpo_math.py --config examples/configs/grpo_math_8B.yaml '
-    f'cluster.num_nodes=2 {SIZES}" CONTAINER=C MOUNTS="$PWD:$PWD" sbatch --nodes=${{NUM_ACTOR_NODES}} --gres=gpu:8 ray.sub'
+    f'cluster.num_nodes=2 {SIZES}" CONTAINER=C MOUNTS="$PWD:$PWD" sbatch --nodes=$NUM_ACTOR_NODES --gres=gpu:8 ray.sub'
 )
 SWIFT = (
     "swift rlhf --rlhf_type grpo --loss_type bnpo --epsilon_high 0.28 --dynamic_sample true --max_resample_times 3 "
@@ -26,21 +26,37 @@ IMPORTED = {
     "NeMo RL, one GPU": (ONE_GPU, "a.sh", {"algorithm.clip.low": 0.15, "algorithm.clip.high": 0.25}),
     "NeMo RL, eight GPUs": (EIGHT, "a.sh", {"algorithm.clip.high": 0.25, "algorithm.kl_coefficient": 0.01}),
     "NeMo RL, the clip": ("grpo: {ratio_clip_min: 0.15, ratio_clip_max: 0.25}", "a.yaml", {"algorithm.clip.low": 0.15}),
-    "NeMo RL, the loss": ("loss_fn: {ratio_clip_max: 0.28, token_level_loss: true}", "a.yaml", {"algorithm.clip.high": 0.28}),
+    "NeMo RL, the loss": (
+        "loss_fn: {ratio_clip_max: 0.28, token_level_loss: true}",
+        "a.yaml",
+        {"algorithm.clip.high": 0.28},
+    ),
     "AReaL": (
         "actor: {overlong_reward_penalty: true, overlong_tokens: 512, overlong_penalty_factor: 1.0, eps_clip: 0.2, "
         "eps_clip_higher: 0.28, dynamic_sampling: true}\ngconfig: {n_samples: 4}",
         "gsm8k_dapo.yaml",
         {"algorithm.clip.high": 0.28, "algorithm.dynamic_sampling.mode": "mask"},
     ),
-    "SkyRL, clip": ("trainer: {algorithm: {eps_clip_low: 0.2, eps_clip_high: 0.28}}", "a.yaml", {"algorithm.clip.high": 0.28}),
+    "SkyRL, clip": (
+        "trainer: {algorithm: {eps_clip_low: 0.2, eps_clip_high: 0.28}}",
+        "a.yaml",
+        {"algorithm.clip.high": 0.28},
+    ),
     "SkyRL, filter": (
         "trainer: {algorithm: {dynamic_sampling: {type: filter, max_sample_batches: 30}}}",
         "a.yaml",
         {"algorithm.dynamic_sampling.mode": "filter", "algorithm.dynamic_sampling.max_groups": 30.0},
     ),
-    "SkyRL, reduction": ("trainer: {algorithm: {loss_reduction: token_mean}}", "a.yaml", {"algorithm.loss.reduction": "token_mean"}),
-    "SkyRL, overlong": ("generator: {apply_overlong_filtering: true}", "a.yaml", {"algorithm.overlong_filtering": True}),
+    "SkyRL, reduction": (
+        "trainer: {algorithm: {loss_reduction: token_mean}}",
+        "a.yaml",
+        {"algorithm.loss.reduction": "token_mean"},
+    ),
+    "SkyRL, overlong": (
+        "generator: {apply_overlong_filtering: true}",
+        "a.yaml",
+        {"algorithm.overlong_filtering": True},
+    ),
     "SkyRL, penalty": (
         "uv run -m examples.algorithms.dapo.main_dapo trainer.epochs=1 +trainer.algorithm.overlong_buffer.len=512 "
         "+trainer.algorithm.overlong_buffer.penalty_factor=1.0",
@@ -48,7 +64,7 @@ IMPORTED = {
         {"algorithm.overlong_punishment.cache_length": 512},
     ),
     "ms-swift": (SWIFT, "a.sh", {"algorithm.clip.high": 0.28, "algorithm.overlong_punishment.cache_length": 4096}),
-}  # fmt: skip
+}
 REFUSED = {
     "NeMo RL, quickstart": (
         "uv run examples/run_grpo_math.py --config examples/configs/recipes/llm/dapo-qwen2.5-7b.yaml {overrides}",
@@ -56,14 +72,15 @@ REFUSED = {
     ),
     "NeMo RL, two nodes": (NODES, "grpo_math_8B.yaml, which is not there.*dapo_qwen3_8b_2nodes"),
     "AReaL, local": (
-        "python3 -m areal.launcher.local examples/experimental/dapo/gsm8k_dapo.py --config examples/experimental/dapo/gsm8k_dapo.yaml",
+        "python3 -m areal.launcher.local examples/experimental/dapo/gsm8k_dapo.py "
+        "--config examples/experimental/dapo/gsm8k_dapo.yaml",
         "gsm8k_dapo.yaml, which is not there.*gsm8k_0.5b_1gpu",
     ),
     "SkyRL, script": (
         "export WANDB_API_KEY=mine\nbash examples/algorithms/dapo/run_dapo_gsm8k.sh",
         "run_dapo_gsm8k.sh, which is not there.*gsm8k_0.5b_1gpu",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", IMPORTED)
