@@ -205,7 +205,7 @@ _FIELDS = {"problem": "prompt", "answer": "reward_spec.ground_truth"}
 
 
 def _staleness(r: Reading) -> None:
-    """The switch decides; releases without it have an entry point of that name instead."""
+    """Set the staleness by the switch; releases without the switch have an entry point of that name instead."""
     entry = sorted(word for word in r.source.words if "fully_async" in word)
     by_entry = Found(bool(entry), f"from the entry point {entry[0]}" if entry else "", bool(entry))
     switch = r.flag("trainer.fully_async.enabled", default=False)

@@ -86,7 +86,7 @@ def _without(source: Source, entry: str, why: str) -> None:
         source.unresolved.append((f"defaults: {entry}", f"{why}; {whose}'s usual defaults are taken"))
         return
     source.cautions.append(
-        f"its base {entry} is missing ({why}), so the trainer's general defaults stand for what it sets"
+        f"its base {entry} was not read ({why}), so the trainer's general defaults stand for what it sets"
     )
     source.unresolved.append((f"defaults: {entry}", f"{why}; the usual defaults of the trainer are taken"))
 
