@@ -197,7 +197,7 @@ def test_the_quickstart_checks(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["check", str(ROOT / "recipes" / "quickstart.yaml")]) == 0
+    assert main(["check", str(ROOT / "dapo/recipes/quickstart.yaml")]) == 0
     told = capsys.readouterr().out
     assert "111,936 parameters" in told
     assert "512 responses, at most 16,384 response tokens" in told

@@ -21,7 +21,7 @@ from dapo.config.files import RESOLVED
 from dapo.errors import LearnerError, RecipeError, Terminated
 
 ROOT = Path(__file__).parents[3]
-QUICKSTART = str(ROOT / "recipes" / "quickstart.yaml")
+QUICKSTART = str(ROOT / "dapo/recipes/quickstart.yaml")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

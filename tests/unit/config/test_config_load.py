@@ -13,7 +13,7 @@ from dapo.config.files import RESOLVED
 from dapo.config.settings import settings
 from dapo.errors import RecipeError
 
-RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
+RECIPES = sorted((Path(__file__).parents[3] / "dapo/recipes").glob("*.yaml"))
 SMALL = {"model": {"path": "someone/model"}, "data": {"train": [{"task": "signed_sum"}]}}
 
 

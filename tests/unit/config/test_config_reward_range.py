@@ -15,7 +15,7 @@ from dapo.config import load_recipe, recipe_from_dict
 from dapo.config.load import LoadedRecipe
 from dapo.errors import RecipeError
 
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[3] / "dapo/recipes"
 CONCISE = {"name": "concise", "kind": "regex", "pattern": "x"}
 MINE = {"name": "mine", "kind": "function", "function": "json:loads"}
 
