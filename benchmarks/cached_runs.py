@@ -15,7 +15,7 @@ from typing import Any
 
 import dapo
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "quickstart.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "dapo/recipes/quickstart.yaml"
 Curve = dict[str, Any]
 """What is kept of a run: JSON."""
 Rows = list[dict[str, Any]]

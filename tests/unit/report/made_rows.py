@@ -21,7 +21,7 @@ EVERY = 10
 
 @cache
 def recipe(*overrides: str) -> Recipe:
-    return load_recipe(ROOT / "recipes" / "quickstart.yaml", list(overrides)).recipe
+    return load_recipe(ROOT / "dapo/recipes/quickstart.yaml", list(overrides)).recipe
 
 
 def rows(steps: int = 60, **changes: Any) -> list[dict[str, Any]]:
