@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from dapo.algorithms.ratio import LOG_RATIO_LIMIT
+from dapo.algorithms.ratio import LOG_RATIO_LIMIT, LOG_RATIO_ROUNDING
 
 if TYPE_CHECKING:
     # Read by type checkers and, through tests/conftest.py, checked on every call while tests run. Production does
@@ -153,7 +153,10 @@ def clip_cov_loss(
 def kl_cov_loss(
     inputs: LossInputs, *, coefficient: float = 1.0
 ) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
-    """KL-Cov (arXiv 2505.22617, eq. 14): L = -r A, in the marked tokens + coefficient |log r|. No ratio is clipped.
+    """Compute KL-Cov (arXiv 2505.22617, eq. 14): L = -r A, in the marked tokens + coefficient |log r|. No clip.
+
+    |log r| counts as 0 up to ``LOG_RATIO_ROUNDING``. On tokens of the present weights log r is rounding: the slope of
+    |log r| is the sign of that rounding, so the penalty would have a gradient of full size in a random direction.
 
     Args:
         inputs: see ``LossInputs``, with ``marked``.
@@ -165,7 +168,8 @@ def kl_cov_loss(
     log_ratios = _token_log_ratios(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     marked = _marked(inputs)
     loss = -log_ratios.exp() * _at_loss_tokens(inputs, inputs.advantages)
-    return loss + torch.where(marked, coefficient * log_ratios.abs(), 0.0), {"covariance": marked}
+    moved = marked & (log_ratios.abs() > LOG_RATIO_ROUNDING)
+    return loss + torch.where(moved, coefficient * log_ratios.abs(), 0.0), {"covariance": marked}
 
 
 def _marked(inputs: LossInputs) -> Bool[Tensor, " tokens"]:

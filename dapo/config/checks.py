@@ -43,8 +43,12 @@ def uses_sampler_logprobs(recipe: Recipe) -> bool:
     token, which the ratio would take for a change of the policy (docs/log.md has the measurement).
     """
     old = recipe.algorithm.old_logprobs
-    exact = recipe.rollout.engine == "embedded" and recipe.model.dtype == "float32"
-    return old == "sampler" or (old == "auto" and exact)
+    return old == "sampler" or (old == "auto" and _exact_sampler(recipe))
+
+
+def _exact_sampler(recipe: Recipe) -> bool:
+    """Return whether the engine's log-probabilities are the learner's to about 1e-7 nats."""
+    return recipe.rollout.engine == "embedded" and recipe.model.dtype == "float32"
 
 
 def ratio_against(recipe: Recipe) -> RatioAgainst:
@@ -215,6 +219,13 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
                     f"rollout.{name}={neutral:g} or algorithm.old_logprobs=learner",
                     value,
                 )
+    if r.algorithm.loss.kind == "kl_cov" and ratio_against(r) != "learner" and not _exact_sampler(r):
+        yield Problem(
+            "algorithm.old_logprobs",
+            "cannot be used with loss.kind: kl_cov here: engine and learner round differently, and the penalty "
+            "abs(log r) takes the sign of that difference for a direction; set algorithm.old_logprobs=learner or auto",
+            r.algorithm.old_logprobs,
+        )
     if uses_sampler_logprobs(r) and r.algorithm.correction.kind not in ("auto", "none"):
         yield Problem(
             "algorithm.correction.kind",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from dapo.config.checks import correction_kind, kl_in_loss, penalty_interval, schedule_steps, uses_sampler_logprobs
+from dapo.config.checks import (
+    correction_kind,
+    kl_in_loss,
+    penalty_interval,
+    ratio_against,
+    schedule_steps,
+    uses_sampler_logprobs,
+)
 from dapo.config.pool import is_pool
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
@@ -77,6 +84,14 @@ def _loss(r: Recipe) -> Iterator[str]:
             "algorithm.kl_estimator: k1 as a term of the loss has no expected gradient on the policy's own samples: "
             "its value is the KL and its gradient that of log p, which averages to zero. Take k2 (the gradient of "
             "KL(policy, reference)) or k3, or algorithm.kl_in_reward=true"
+        )
+    one_step = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
+    fresh = r.rollout.max_staleness == 0 and r.algorithm.dynamic_sampling.mode == "off"
+    if loss.kind == "kl_cov" and one_step and (fresh or ratio_against(r) == "learner"):
+        yield (
+            "algorithm.loss.kind: kl_cov with one optimizer step per training step: every ratio is 1, where the "
+            "penalty abs(log r) has no slope, so it does nothing. Set learner.minibatch_prompts below "
+            "rollout.prompts_per_step"
         )
     rounded = [d for d in (r.model.dtype, r.rollout.vllm.dtype) if d not in (None, "float32")]
     against = r.algorithm.old_logprobs

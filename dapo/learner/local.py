@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from dapo.contracts.types import (
 )
 from dapo.learner import storage
 from dapo.learner.metrics import TokenRecord
-from dapo.learner.plan import plan_step, split
+from dapo.learner.plan import RankStep, plan_step, split
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.models.adapter import merge_error, published
 from dapo.models.broadcast import HERE
@@ -80,7 +80,8 @@ class LocalLearner:
             LearnerError: of a reference, where there is none.
         """
         with self.rank.under(of):
-            return Done(self._logprobs(rows))
+            passes = split(rows, self.settings.microbatch_tokens, packed=self.loaded.packed)
+            return Done(self._logprobs(rows, passes))
 
     def learn(self, step: LearnStep) -> Done[Learned]:
         """One optimiser step per minibatch on the gradient of sum(weight x correction x L) over its loss tokens.
@@ -101,13 +102,12 @@ class LocalLearner:
             packed=self.loaded.packed,
             zero_advantage_is_free=self.rank.objective.zero_advantage_is_free,
         )
-        for work, old in zip(plan.minibatches, self._old_logprobs(step), strict=True):
+        for work, old in zip(plan.minibatches, self._old_logprobs(plan), strict=True):
             if work is None:
                 stats.append(step_counts(empty=True))
                 continue
             record = TokenRecord(step.version, step.ratio_against == "learner", self._weights_moved)
-            own = None if old is None else [old[n] for n in work.places]
-            stats.append(self.rank.minibatch(work, record, ratio_against=step.ratio_against, old_logprobs=own))
+            stats.append(self.rank.minibatch(work, record, ratio_against=step.ratio_against, old_logprobs=old))
             stats.append(record.stats())
             traces += record.traces()
             stats.append(self._update(work.learning_rate))
@@ -186,22 +186,24 @@ class LocalLearner:
         if self._folder is not None:
             self._folder.clear()
 
-    def _logprobs(self, rows: Sequence[HasTokens]) -> list[FloatArray]:
+    def _logprobs(self, rows: Sequence[HasTokens], passes: Iterable[Sequence[int]]) -> list[FloatArray]:
         found: dict[int, FloatArray] = {}
-        for indices in split(rows, self.settings.microbatch_tokens, packed=self.loaded.packed):
+        for indices in passes:
             found.update(zip(indices, self.rank.logprobs([rows[index] for index in indices]), strict=True))
         return [found[index] for index in range(len(rows))]
 
-    def _old_logprobs(self, step: LearnStep) -> list[list[FloatArray] | None]:
-        """The learner's log-probabilities of each minibatch's rows, where the ratio runs against them.
+    def _old_logprobs(self, plan: RankStep) -> list[list[FloatArray] | None]:
+        """Return the learner's log-probabilities of each minibatch's rows, where the ratio runs against them.
 
-        With one minibatch they are the detached current ones, and no pass of their own is needed.
+        The passes are those of training: as long as the weights have not moved, the ratio is exactly 1 in any number
+        format. With one minibatch they are the detached current ones, and no pass of their own is needed.
         """
-        minibatches = step.minibatches
-        if step.ratio_against != "learner" or len(minibatches) == 1:
-            return [None] * len(minibatches)
-        found = iter(self._logprobs([row for rows in minibatches for row in rows]))
-        return [[next(found) for _ in rows] for rows in minibatches]
+        if plan.ratio_against != "learner" or len(plan.minibatches) == 1:
+            return [None] * len(plan.minibatches)
+        return [
+            None if work is None else self._logprobs(work.rows, [planned.rows for planned in work.passes])
+            for work in plan.minibatches
+        ]
 
     def _update(self, rate: float) -> Stats:
         stats = self.rank.optimizer_step(rate)

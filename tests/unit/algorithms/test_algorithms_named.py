@@ -51,6 +51,17 @@ def test_marked_tokens_are_silent_in_clip_cov_and_held_in_kl_cov():
     assert gradient.tolist() == pytest.approx([-1.1, -1.1 + 0.5, 0.5, 0.9])  # advantage 0, and a gradient
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-7, -1e-7, 1e-5, -3e-4])
+def test_kl_cov_has_no_slope_where_the_ratio_is_one_but_for_rounding(noise):
+    """By hand: d/dlogp of -r A is -r A; the penalty's slope, 0.5, comes in where the policy has moved."""
+    logprobs, given = inputs([math.exp(noise), math.exp(4e-4), math.exp(-4e-4)], [1.0, 1.0, 0.0], [True] * 3)
+    loss, _ = kl_cov_loss(given, coefficient=0.5)
+    moved = math.exp(4e-4)
+    assert loss.tolist() == pytest.approx([-math.exp(noise), -moved + 0.5 * 4e-4, 0.5 * 4e-4])
+    gradient = torch.autograd.grad(loss.sum(), logprobs)[0]
+    assert gradient.tolist() == pytest.approx([-math.exp(noise), -moved + 0.5, -0.5])
+
+
 def test_marks_where_no_loss_is_carried_mean_nothing():
     _, given = inputs([1.1, math.nan], [1.0, 1.0], [False, True], [True, False])
     assert kl_cov_loss(given)[0].tolist() == pytest.approx([-1.1, 0.0])

@@ -100,6 +100,10 @@ def test_the_base_of_these_tests_is_good() -> None:
             ["algorithm.old_logprobs=interpolated", "rollout.max_staleness=2", "rollout.top_p=0.9"],
             ["rollout.top_p: 0.9", "biased"],
         ),
+        (
+            ["algorithm.loss.kind=kl_cov", "algorithm.old_logprobs=sampler", "model.dtype=bfloat16"],
+            ["algorithm.old_logprobs", "loss.kind: kl_cov", "old_logprobs=learner"],
+        ),
         (["rollout.max_staleness=2", "rollout.engine=mine:Engine"], ["rollout.engine", "the learner's own tensors"]),
         ("algorithm.correction.floor=3", ["below cap"]),
         ("algorithm.loss.ratio=sequence", ["never bind", "3e-4 / 4e-4"]),

@@ -35,11 +35,23 @@ def rows_of(r, groups=None):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_makes_its_objective_and_passes_without_a_warning_of_its_own(name):
-    loaded = recipe_from_dict({**BASE, "preset": name, "model": {"path": "m"}})
+    several = {"learner": {"minibatch_prompts": 4}, "rollout": {"prompts_per_step": 8}} if name == "kl-cov" else {}
+    loaded = recipe_from_dict({**BASE, "preset": name, "model": {"path": "m"}, **several})
     objective = make_objective(loaded.recipe)
     assert ("marks" in objective.needs) == (name in ("clip-cov", "kl-cov"))
     assert ("reference" in objective.needs) == (name in ("grpo-paper", "grpo-verl"))
     assert [w for w in loaded.warnings if "nothing reads" in w or "algorithm.loss" in w] == []
+
+
+def test_kl_cov_is_warned_of_where_its_penalty_has_no_slope():
+    def warned(*overrides):
+        settings = ["rollout.prompts_per_step=8", *overrides]
+        return any("kl_cov" in line for line in recipe_from_dict({**BASE, "preset": "kl-cov"}, settings).warnings)
+
+    assert warned()
+    assert not warned("learner.minibatch_prompts=4")
+    assert not warned("rollout.max_staleness=1", "algorithm.old_logprobs=sampler", "model.dtype=float32")
+    assert warned("rollout.max_staleness=1", "algorithm.old_logprobs=learner")
 
 
 @pytest.mark.parametrize("name", ["clip-cov", "kl-cov"])
