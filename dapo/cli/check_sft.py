@@ -34,7 +34,7 @@ def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], Non
     from dapo.cli.check import NOT_HERE, NOT_HERE_TITLE, difference_lines, files, here_lines, verdict
     from dapo.data.demonstrations import prepare_demonstrations
     from dapo.run.sampling import stop_tokens
-    from dapo.run.sft import check_lengths, shown
+    from dapo.run.sft import check_lengths, shown, shown_tokens
 
     recipe = loaded.recipe
     called = short_name(loaded.path) if loaded.path else "RECIPE"
@@ -46,6 +46,7 @@ def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], Non
     check_lengths(examples, facts)
     show("examples", examples.lines)
     show("the first one, as the model gets it", shown(examples.train[0], tokenizer))
+    show("its tokens: number, and how the vocabulary writes it", shown_tokens(examples.train[0], tokenizer))
     show("arithmetic", _arithmetic(recipe, examples))
     show("memory, estimated", _memory(supervised(recipe, 1), facts, examples))
     show("files", files(recipe, facts))

@@ -1,8 +1,9 @@
-"""From records to demonstrations: a prompt, a response in tokens, and which of its tokens carry loss.
+"""Make demonstrations of records: a prompt, a response in tokens, and which of its tokens carry loss.
 
-Prompt and response are tokenised apart, as they are when the model answers: a token that would span both never comes
-up there. What carries loss is what the assistant writes, the token that ends its turn included, and nothing else:
-neither a user's later turn nor what a template writes behind that token.
+The prompt's tokens are those that a model sees that is asked; a response has the tokens that the whole text adds to
+them (``dapo.data.encode``). The loss is of what the assistant writes, its end token included, and of nothing
+else: neither of a user's later turn nor of what a template writes after that token. A response that would be learnt in
+part alone is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from dapo.config.schema import Data, Sft, SftSource
 from dapo.contracts.types import BoolArray, IntArray, Prompt
 from dapo.contracts.words import counted
 from dapo.data.chat import chat_text, has_template
+from dapo.data.encode import CutError, encode, encode_pieces
 from dapo.data.formats import Problem, lookup
 from dapo.data.load import load_problems, overlap_key
 from dapo.data.messages import LAST, Message, message_list
 from dapo.data.readers import Record, read_records
-from dapo.data.render import make_prompts, tokenize
+from dapo.data.render import make_prompts
+from dapo.data.values import as_json
 from dapo.errors import DataError
 
 PROMPTS = ("prompt", "problem", "question", "instruction", "input")
@@ -33,7 +36,10 @@ MESSAGES = ("messages", "conversations", "conversation")
 """Usual names of fields, the likeliest first."""
 ASSISTANT = "assistant"
 _SHAREGPT = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT}
-_ENCODED = 1024  # texts per tokenizer call
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message in which data sets keep the thinking apart; many templates read none of them."""
+_END_OF_THINKING = "</think>"
+_SHOWN = 60  # characters of a text that an error quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,14 @@ def _source(
 
 
 @dataclass(frozen=True, slots=True)
+class _Piece:
+    """Text after the prompt."""
+
+    text: str
+    own: str | None  # what the assistant says in it, all of which is learnt; None: the piece carries no loss
+
+
+@dataclass(frozen=True, slots=True)
 class _Draft:
     """An example as text: a prompt, or a problem that becomes one, and pieces that follow it."""
 
@@ -157,10 +171,11 @@ class _Draft:
     problem: Problem | None  # rendered as ``data`` says
     prompt: str  # of a conversation: what the template wrote
     asked: str  # what the user said last before the first answer that is learnt
-    pieces: tuple[tuple[str, bool], ...]  # text, and whether the assistant wrote it
+    pieces: tuple[_Piece, ...]
 
 
 def _drafts(where: str, record: Record, source: SftSource, sft: Sft, data: Data, tokenizer: Any) -> Iterable[_Draft]:
+    _check_record(where, record)
     key = source.fields.get("messages") or (
         None if source.fields else next((name for name in MESSAGES if record.get(name)), None)
     )
@@ -187,7 +202,21 @@ def _drafts(where: str, record: Record, source: SftSource, sft: Sft, data: Data,
             f"begins; found {answer[:60]!r}"
         )
     problem = Problem(problem=asked, answer=answer, row=where)
-    return [_Draft(where, problem, "", asked, ((answer.removeprefix(prefix), True),))]
+    own = answer.removeprefix(prefix)
+    return [_Draft(where, problem, "", asked, (_Piece(own, own),))]
+
+
+def _check_record(where: str, record: Record) -> None:
+    """Refuse text that no tokenizer takes.
+
+    Raises:
+        DataError: half of a surrogate pair in a field, or objects too deep within each other.
+    """
+    for name, value in record.items():
+        try:
+            as_json({name: value})
+        except ValueError as error:
+            raise DataError(f"{where}, field {name!a}: {error}") from None
 
 
 def _field(where: str, record: Record, source: SftSource, ours: str, names: Sequence[str]) -> Any:
@@ -239,10 +268,11 @@ def _conversation(where: str, messages: list[Message], given: int, sft: Sft, dat
         raise DataError(f"{where}: expected messages whose last one is the assistant's, found {roles}")
     learnt = turns if sft.loss_on == "all" else turns[-1:]
     done = prompt = chat_text(where, messages[: learnt[0]], data, tokenizer, ask=True)
-    pieces: list[tuple[str, bool]] = []
+    pieces: list[_Piece] = []
     for number in learnt:
         begun = chat_text(where, messages[:number], data, tokenizer, ask=True)
         whole = chat_text(where, messages[: number + 1], data, tokenizer, ask=False)
+        _check_shown(f"{where}, message {number + 1}", messages[number], begun, whole)
         if not begun.startswith(done) or not whole.startswith(begun):
             move = (
                 "it writes earlier turns otherwise once others follow (thinking is taken out, perhaps): "
@@ -252,11 +282,65 @@ def _conversation(where: str, messages: list[Message], given: int, sft: Sft, dat
             )
             raise DataError(f"{where}: the chat template cannot show message {number + 1} as an answer; {move}")
         if begun != done:
-            pieces.append((begun[len(done) :], False))
-        pieces.append((whole[len(begun) :], True))
+            pieces.append(_Piece(begun[len(done) :], None))
+        pieces.append(_Piece(whole[len(begun) :], str(messages[number]["content"])))
         done = whole
     said = [message["content"] for message in messages[: learnt[0]] if message["role"] == LAST]
     return _Draft(where, None, prompt, said[-1] if said else "", tuple(pieces))
+
+
+def _check_shown(where: str, message: Message, begun: str, whole: str) -> None:
+    """Refuse a template that leaves out some of a message that is learnt. White space does not count.
+
+    Args:
+        where: the message is, for errors.
+        message: of the assistant.
+        begun: the conversation up to where the answer begins.
+        whole: the conversation with the answer at its end.
+
+    Raises:
+        DataError: content, thinking or a tool call of the message is missing from its turn.
+    """
+    start = len(begun)
+    if not whole.startswith(begun):
+        start = next((n for n, (a, b) in enumerate(zip(begun, whole, strict=False)) if a != b), min(start, len(whole)))
+    calls = message.get("tool_calls")
+    functions = (
+        [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    )
+    expected = [
+        ("content", message["content"]),
+        *((key, message.get(key)) for key in _REASONING),
+        *(("tool_calls", one.get("name")) for one in functions if isinstance(one, dict)),
+    ]
+    for name, text in expected:
+        if not isinstance(text, str) or not text.strip() or _holds(whole, start, text):
+            continue
+        if name != "content":
+            what = f"does not write its field `{name}`"
+        elif _END_OF_THINKING in text and _holds(whole, start, text.split(_END_OF_THINKING)[-1]):
+            what = f"takes the thinking (all up to {_END_OF_THINKING!r}) out of the assistant's turns"
+        else:
+            what = "leaves out or changes some of its content"
+        raise DataError(
+            f"{where}: the chat template {what}, so it would not be learnt; expected {_quoted(text)}, and the template "
+            f"writes {_quoted(whole[start:])}. Give a template that writes it (`data.chat_template`), or records with "
+            "a prompt and a response: no template changes a response"
+        )
+
+
+def _holds(whole: str, start: int, text: str) -> bool:
+    """Return whether ``whole`` has the text, white space aside, with its end after ``start``.
+
+    The template may write the first words of every answer (``<think>``) where it asks for one.
+    """
+    own = "".join(text.split())
+    squeezed = "".join(whole[:start].split())
+    return own in squeezed[max(0, len(squeezed) - len(own) + 1) :] + "".join(whole[start:].split())
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
 # ---------------------------------------------------------------------------------------------------- tokens
@@ -267,28 +351,50 @@ def _encoded(
 ) -> list[Demonstration]:
     plain = [draft.problem for draft in drafts if draft.problem is not None]
     asked = iter(make_prompts(plain, source, data, tokenizer) if plain else [])
-    chats = [draft.prompt for draft in drafts if draft.problem is None]
-    shown = iter(tokenize(chats, tokenizer, "chat"))
-    texts = [text for draft in drafts for text, _ in draft.pieces]
-    ids = iter(
-        [
-            list(row)
-            for start in range(0, len(texts), _ENCODED)
-            for row in tokenizer(texts[start : start + _ENCODED], add_special_tokens=False)["input_ids"]
-        ]
-    )
+    prompts = [None if draft.problem is None else next(asked) for draft in drafts]
+    rows = [
+        [draft.prompt if prompt is None else prompt.text, *(piece.text for piece in draft.pieces)]
+        for draft, prompt in zip(drafts, prompts, strict=True)
+    ]
+    encoded = encode_pieces(rows, tokenizer)
     made = []
-    for draft in drafts:
-        answer = "".join(text for text, _ in draft.pieces)
-        if draft.problem is not None:
-            prompt = next(asked)
-        else:
-            digest = hashlib.sha256(draft.prompt.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-            prompt = Prompt(digest, draft.prompt, np.asarray(next(shown), np.int64), draft.asked, answer, source)
-        pieces = [(next(ids), learnt) for _, learnt in draft.pieces]
-        token_ids, mask = masked(pieces, stops)
+    for draft, prompt in zip(drafts, prompts, strict=True):
+        try:
+            first, *ids = next(encoded)
+        except CutError as error:
+            raise DataError(
+                f"{draft.where}: {error}; move white space from the prompt's end to the response's beginning, or give "
+                "a template (`data.prompt_template`, `data.chat_template`) that ends in another character"
+            ) from None
+        if prompt is None:
+            digest = hashlib.sha256(draft.prompt.encode()).hexdigest()[:16]
+            answer = "".join(piece.text for piece in draft.pieces)
+            prompt = Prompt(digest, draft.prompt, np.asarray(first, np.int64), draft.asked, answer, source)
+        for piece, own in zip(draft.pieces, ids, strict=True):
+            if piece.own is not None:
+                _check_end(draft.where, piece.own, own, tokenizer, stops)
+        token_ids, mask = masked([(own, p.own is not None) for p, own in zip(draft.pieces, ids, strict=True)], stops)
         made.append(Demonstration(prompt, token_ids, mask))
     return made
+
+
+def _check_end(where: str, text: str, ids: Sequence[int], tokenizer: Any, stops: Sequence[int]) -> None:
+    """Refuse a response with a token in its midst that ends a response: what follows the token would not be learnt.
+
+    Raises:
+        DataError: there is one.
+    """
+    end = next((n for n, token in enumerate(ids) if token in stops), len(ids))
+    if not str(tokenizer.decode(ids[end + 1 :], skip_special_tokens=True)).strip():
+        return
+    own = encode([text], tokenizer)[0]  # what follows may be the template's alone
+    end = next((n for n, token in enumerate(own) if token in stops), len(own))
+    if rest := str(tokenizer.decode(own[end + 1 :], skip_special_tokens=True)).strip():
+        raise DataError(
+            f"{where}: the response holds {tokenizer.decode(own[end : end + 1])!r}, which ends a response, before "
+            f"{_quoted(rest)}, so that would not be learnt; take it out of the text, or its number "
+            f"{own[end]} out of `rollout.stop_token_ids`"
+        )
 
 
 def masked(pieces: Sequence[tuple[Sequence[int], bool]], stops: Sequence[int]) -> tuple[IntArray, BoolArray]:

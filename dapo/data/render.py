@@ -14,6 +14,7 @@ from dapo.config.check_data import CHAT_ONLY
 from dapo.config.schema import Data
 from dapo.contracts.types import Prompt, content_id
 from dapo.data.chat import check_variables, has_template, render_chat, with_instruction
+from dapo.data.encode import encode
 from dapo.data.formats import Problem
 from dapo.errors import DataError
 
@@ -21,7 +22,6 @@ PLACEHOLDER = "{problem}"
 SHOT_END = "\n\n"
 """Between two examples, and before the problem, where prompts are made by a template."""
 _HEAD, _TAIL = 400, 240  # characters of a prompt that are shown
-_BATCH = 1024  # texts per tokenizer call
 
 
 def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "raw"]:
@@ -94,23 +94,15 @@ def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]
     bos = getattr(tokenizer, "bos_token", None)
     eos_id = getattr(tokenizer, "eos_token_id", None)
     ids: list[list[int]] = []
-    for start in range(0, len(texts), _BATCH):
-        batch = list(texts[start : start + _BATCH])
-        bare = [style == "chat" or bool(bos and text.startswith(bos)) for text in batch]
-        with_special = iter(_encode([t for t, b in zip(batch, bare, strict=True) if not b], tokenizer, True))
-        without = iter(_encode([t for t, b in zip(batch, bare, strict=True) if b], tokenizer, False))
-        for is_bare in bare:
-            row = next(without) if is_bare else next(with_special)
-            if not is_bare and eos_id is not None and len(row) > 1 and row[-1] == eos_id:
-                row = row[:-1]
-            ids.append(row)
+    bare = [style == "chat" or bool(bos and text.startswith(bos)) for text in texts]
+    with_special = iter(encode([t for t, b in zip(texts, bare, strict=True) if not b], tokenizer, special=True))
+    without = iter(encode([t for t, b in zip(texts, bare, strict=True) if b], tokenizer))
+    for is_bare in bare:
+        row = next(without) if is_bare else next(with_special)
+        if not is_bare and eos_id is not None and len(row) > 1 and row[-1] == eos_id:
+            row = row[:-1]
+        ids.append(row)
     return ids
-
-
-def _encode(texts: list[str], tokenizer: Any, add_special_tokens: bool) -> list[list[int]]:
-    if not texts:
-        return []
-    return [list(row) for row in tokenizer(texts, add_special_tokens=add_special_tokens)["input_ids"]]
 
 
 def make_prompts(problems: Sequence[Problem], source: str, data: Data, tokenizer: Any) -> list[Prompt]:

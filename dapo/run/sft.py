@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from dapo.contracts.model import ModelFacts
 from dapo.contracts.phases import Phases
 from dapo.contracts.recorder import Recorder
 from dapo.contracts.types import Prompt
+from dapo.contracts.words import counted
 from dapo.data.demonstrations import Demonstration, Demonstrations, prepare_demonstrations
 from dapo.data.stream import content
 from dapo.errors import RecipeError
@@ -39,6 +40,7 @@ from dapo.run.pools import delete_sets, shared_weights
 from dapo.run.sampling import stop_tokens
 
 SHOWN = 600  # characters of the first example that are shown
+SHOWN_TOKENS = 24  # tokens at each end of a stretch that are shown
 
 
 @dataclass(slots=True)
@@ -120,15 +122,34 @@ class SftSession:
 
 
 def shown(one: Demonstration, tokenizer: Any) -> list[str]:
-    """The first example as the model gets it: its prompt, and what carries loss between marks."""
-    text = [f"prompt  {tokenizer.decode(one.prompt.token_ids.tolist())!r}"]
+    """Return the text of an example as the model gets it: its prompt, what it is shown later, and what it learns."""
+    text = [f"{what}  {tokenizer.decode(ids)!r}" for what, ids in _parts(one)]
+    return [f"first example: {line if len(line) <= SHOWN else line[:SHOWN] + '...'}" for line in text]
+
+
+def shown_tokens(one: Demonstration, tokenizer: Any) -> list[str]:
+    """Return the tokens of an example, each with its number and as the vocabulary writes it: a blank that the tokenizer
+    put in front is seen there, and in no text."""
+    lines = []
+    for what, ids in _parts(one):
+        pieces = [
+            f"{number} {token!r}" for number, token in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)
+        ]
+        if len(pieces) > 2 * SHOWN_TOKENS:
+            left = len(pieces) - 2 * SHOWN_TOKENS
+            pieces = [*pieces[:SHOWN_TOKENS], f"... {left:,} more ...", *pieces[-SHOWN_TOKENS:]]
+        lines.append(f"{what}  {counted(len(ids), 'token')}: {', '.join(pieces)}")
+    return lines
+
+
+def _parts(one: Demonstration) -> Iterator[tuple[str, list[int]]]:
+    """Yield the stretches of an example: ``prompt``, ``shown`` (no loss) or ``learnt``, and token ids."""
+    yield "prompt", one.prompt.token_ids.tolist()
     start = 0
     for n in range(1, len(one.token_ids) + 1):
         if n == len(one.token_ids) or one.loss_mask[n] != one.loss_mask[start]:
-            what = "learnt" if one.loss_mask[start] else "shown "
-            text.append(f"{what}  {tokenizer.decode(one.token_ids[start:n].tolist())!r}")
+            yield "learnt" if one.loss_mask[start] else "shown ", one.token_ids[start:n].tolist()
             start = n
-    return [f"first example: {line if len(line) <= SHOWN else line[:SHOWN] + '...'}" for line in text]
 
 
 def check_lengths(examples: Demonstrations, facts: ModelFacts) -> None:

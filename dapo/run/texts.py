@@ -9,6 +9,7 @@ import numpy as np
 
 from dapo.config.schema import Recipe
 from dapo.contracts.types import IntArray
+from dapo.data.encode import CutError, continuation
 from dapo.errors import RecipeError
 from dapo.loop.texts import Texts, Thinking
 from dapo.rollout.stops import StopStrings
@@ -43,7 +44,7 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
         response_prefix=data.response_prefix or "",
         first_stop=StopStrings(tokenizer).first if stop else None,
         keep_stop=recipe.rollout.include_stop_str_in_output,
-        thinking=_thinking(recipe, reader) if data.thinking.enabled else None,
+        thinking=_thinking(recipe, tokenizer, reader) if data.thinking.enabled else None,
     )
 
 
@@ -87,8 +88,13 @@ class Written:
         return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in rows]
 
 
-def _thinking(recipe: Recipe, tokenizer: Any) -> Thinking:
-    """Where thinking ends.
+def _thinking(recipe: Recipe, tokenizer: Any, reader: Any) -> Thinking:
+    """Return how thinking begins and ends.
+
+    Args:
+        recipe: its tags, budget and limits.
+        tokenizer: of the model.
+        reader: decodes responses; it may write special tokens that ``tokenizer`` leaves out.
 
     Raises:
         RecipeError: after the budget and the text that ends the thinking no token is left for an answer.
@@ -97,14 +103,14 @@ def _thinking(recipe: Recipe, tokenizer: Any) -> Thinking:
     prefix = recipe.data.response_prefix or ""
 
     def begun(prompt_ids: IntArray) -> bool:
-        text = str(tokenizer.decode(prompt_ids[-_TAIL:].tolist(), skip_special_tokens=False))
+        text = str(reader.decode(prompt_ids[-_TAIL:].tolist(), skip_special_tokens=False))
         return text.removesuffix(prefix).rstrip().endswith(tags.open)
 
     forced: IntArray | None = None
     if rollout.thinking_budget is not None:
         end = f"\n{tags.close}\n\n" if rollout.thinking_end is None else rollout.thinking_end
-        forced = np.asarray(tokenizer(end, add_special_tokens=False)["input_ids"], dtype=np.int64)
-        if tags.close not in tokenizer.decode(forced.tolist(), skip_special_tokens=True):
+        forced = np.asarray(_within(end, tokenizer), dtype=np.int64)
+        if tags.close not in reader.decode(forced.tolist(), skip_special_tokens=True):
             raise RecipeError(f"rollout.thinking_end: the tokenizer cannot write {tags.close!r}, found in {end!r}")
         limit = min(rollout.max_response_tokens, recipe.validation.max_response_tokens or rollout.max_response_tokens)
         if rollout.thinking_budget + len(forced) >= limit:
@@ -112,8 +118,20 @@ def _thinking(recipe: Recipe, tokenizer: Any) -> Thinking:
                 f"rollout.thinking_budget: {rollout.thinking_budget} tokens and the {len(forced)} that end the "
                 f"thinking leave none of {limit} for an answer; lower it, or raise max_response_tokens"
             )
-    first = StopStrings(tokenizer).first
+    first = StopStrings(reader).first
     return Thinking(tags.open, tags.close, begun, first, rollout.thinking_budget, forced)
+
+
+def _within(text: str, tokenizer: Any) -> list[int]:
+    """Return the tokens of a text that follows others.
+
+    Raises:
+        RecipeError: there are none.
+    """
+    try:
+        return continuation(text, tokenizer)
+    except CutError as error:
+        raise RecipeError(f"rollout.thinking_end: {error}; give another text") from None
 
 
 def make_decode(tokenizer: Any, response_prefix: str | None = None) -> Callable[[Sequence[IntArray]], list[str]]:

@@ -1,6 +1,7 @@
 """A supervised start through the command line: from examples to a model, from there by reward, and back to examples."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -147,7 +148,9 @@ def test_training_by_reward_goes_on_from_it_and_its_correct_responses_are_exampl
 def test_an_adapter_is_trained_alone_and_merged_into_the_export(folder):
     settings = ["run.name=lora", "model.lora.rank=4", "sft.steps=3", "sft.warmup=4"]
     short = "sft.warmup = 4 steps, and the run has 3: the learning rate ends at 0.0075"
-    assert f"warning: {short}" in dapo("check", "--sft", folder / "recipe.yaml", *settings).stdout
+    checked = dapo("check", "--sft", folder / "recipe.yaml", *settings).stdout
+    assert f"warning: {short}" in checked
+    assert re.search(r"learnt  \d+ tokens: \d+ '[-+=]\d+', .*, 1 '<eos>'\n", checked)  # numbers, not only text
     assert short in dapo("sft", folder / "recipe.yaml", *settings).stdout
     made = load_file(folder / "runs" / "lora" / "export" / "model.safetensors")
     base = load_file(folder / "model" / "model.safetensors")

@@ -150,6 +150,105 @@ def test_a_template_that_forgets_thinking_is_refused_for_earlier_turns(tmp_path:
     assert tokens(found) == ([U, ONE, END, A, TWO, END, U, THREE, END, A], [THINK, THOUGHT, FOUR, END], [1, 1, 1, 1])
 
 
+R1 = (  # all up to the end of thinking is taken out of the assistant's turns
+    "{% for m in messages %}[{{ m.role }}] "
+    "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %} [end] "
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+R1_OPENS = R1.replace("[assistant] {% endif %}", "[assistant] [think] {% endif %}")
+OPENS = R1_OPENS.replace("m.content.split('</think>')[-1]", "m.content")
+LAST_ONLY = R1.replace("if m.role == 'assistant'", "if m.role == 'assistant' and loop.last")
+EARLIER = R1.replace("if m.role == 'assistant'", "if m.role == 'assistant' and not loop.last")
+TRACES = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "[think] thought </think> two"},
+    {"role": "user", "content": "three"},
+    {"role": "assistant", "content": "[think] thought </think> four"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "loss_on", "number"),
+    [
+        (R1, TRACES[:2], "all", 2),
+        (R1, TRACES, "all", 2),
+        (R1, TRACES, "last", 4),
+        (R1_OPENS, TRACES[:2], "all", 2),
+        (LAST_ONLY, TRACES, "last", 4),
+    ],
+)
+def test_a_template_that_takes_thinking_out_of_what_is_learnt_is_refused(
+    tmp_path: Path, template: str, messages: Any, loss_on: str, number: int
+) -> None:
+    said = (
+        rf"line 1, message {number}: the chat template takes the thinking \(all up to '</think>'\) out of the "
+        r"assistant's turns, so it would not be learnt; expected '\[think\] thought </think> .*"
+        r"`data\.chat_template`.*prompt and a response"
+    )
+    with pytest.raises(DataError, match=said):
+        prepared(tmp_path, {"messages": messages}, template=template, loss_on=loss_on)
+
+
+def test_thinking_may_be_left_out_of_what_is_not_learnt(tmp_path: Path) -> None:
+    found = prepared(tmp_path, {"messages": TRACES}, template=EARLIER, loss_on="last")
+    assert tokens(found)[0] == [U, ONE, END, A, TWO, END, U, THREE, END, A]
+    assert tokens(found)[1][:2] == [THINK, THOUGHT]
+    with pytest.raises(DataError, match=r"writes earlier turns otherwise once others follow"):
+        prepared(tmp_path, {"messages": TRACES}, template=EARLIER)
+    # the template itself begins every answer with the tag: it is in the prompt, and the rest is learnt
+    opened = [TRACES[0], {"role": "assistant", "content": "[think] thought two"}]
+    found = prepared(tmp_path, {"messages": opened}, template=OPENS)
+    assert tokens(found) == ([U, ONE, END, A, THINK], [THOUGHT, TWO, END], [1, 1, 1])
+    # white space around tags is the template's
+    spaced = TEMPLATE.replace("{{ m.content }}", "{{ m.content.replace(' ', '\n') }}")
+    assert tokens(prepared(tmp_path, {"messages": opened}, template=spaced))[1][:3] == [THINK, THOUGHT, TWO]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"reasoning_content": "thought"}, r"does not write its field `reasoning_content`.*expected 'thought'"),
+        ({"thinking": "thought"}, r"does not write its field `thinking`"),
+        (
+            {"tool_calls": [{"function": {"name": "add", "arguments": {}}}]},
+            r"does not write its field `tool_calls`.*'add'",
+        ),
+        ({"content": "[think] three"}, r"leaves out or changes some of its content.*expected '\[think\] three'"),
+    ],
+)
+def test_what_else_a_template_leaves_out_is_refused(tmp_path: Path, more: Any, said: str) -> None:
+    changes = TEMPLATE.replace("m.content", "m.content.replace('three', 'four')")
+    record = {"messages": [CHAT[1], {**CHAT[2], **more}]}
+    with pytest.raises(DataError, match=rf"line 1, message 2: the chat template {said}"):
+        prepared(tmp_path, record, template=changes)
+
+
+def test_a_response_that_ends_in_its_midst_is_refused(tmp_path: Path) -> None:
+    said = r"line 1: the response holds '<eos>', which ends a response, before 'three', so .* number 1 out of"
+    with pytest.raises(DataError, match=said):
+        prepared(tmp_path, {"prompt": "one", "response": "two <eos> three"})
+    assert tokens(prepared(tmp_path, {"prompt": "one", "response": "two <eos>"})) == ([ONE], [TWO, EOS], [1, 1])
+    messages = [CHAT[1], {"role": "assistant", "content": "two <eos> three"}]
+    with pytest.raises(DataError, match=said):
+        prepared(tmp_path, {"messages": messages}, template=TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        r'{"prompt": "one", "response": "a\ud800b"}',
+        r'{"prompt": "a\ud800b", "response": "one"}',
+        r'{"messages": [{"role": "user", "content": "a\ud800b"}, {"role": "assistant", "content": "two"}]}',
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path, record: str) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_text('{"prompt": "one", "response": "two"}\n' + record + "\n")
+    section, given = Sft(train=[SftSource(path=str(path))]), Data(train=[DataSource(task="signed_sum")])
+    with pytest.raises(DataError, match=r"cut\.jsonl, line 2, field '\w+': half of a surrogate pair.* write it anew"):
+        prepare_demonstrations(section, given, tokenizer(TEMPLATE), (END, EOS))
+
+
 def test_long_examples_are_dropped_or_refused_and_never_cut(tmp_path: Path) -> None:
     records = [{"prompt": "one two", "response": "three"}, {"prompt": "one", "response": "two"}]
     found = prepared(tmp_path, *records, max_tokens=3)
