@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tokenizer_families import family
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -56,6 +57,14 @@ def test_a_thinking_over_budget_is_ended_by_the_tag_or_the_recipe_s_text():
     own = make_texts(recipe(THINKS, {**budget, "thinking_end": "So </think> 5"}), words).thinking
     assert own.forced.tolist() == words("So </think> 5")["input_ids"]
     assert own.budget == 8
+
+
+def test_the_text_that_ends_a_thinking_has_no_blank_of_the_tokenizers_in_front():
+    words = family("blank_always", ("<think>", "</think>"))
+    settings = recipe(THINKS, {"thinking_budget": 4, "thinking_end": "So</think>"})
+    ids = make_texts(settings, words).thinking.forced.tolist()
+    assert words.convert_ids_to_tokens(words("So", add_special_tokens=False)["input_ids"]) == ["▁So"]
+    assert words.convert_ids_to_tokens(ids) == ["So", "</think>"]
 
 
 @pytest.mark.parametrize(
