@@ -299,13 +299,12 @@ class RunFolder:
                     raise DataError(f"{file} is no file; move it away")
 
     def lock(self) -> None:
-        """Keep other processes out until ``release``, or until this process ends, however it ends.
+        """Keep other writers out until ``release``, or until this process ends, however it ends.
 
-        A POSIX record lock: the kernel drops it with the process, so there is no stale lock to recognise, and
-        processes forked from this one (verifier workers) do not hold it. ``RUN/lock`` names the holder.
+        ``RUN/lock`` names the owner; see ``dapo.observe.run_lock``.
 
         Raises:
-            RecipeError: another process holds it, or something else has the lock's name.
+            RecipeError: another writer holds it, in this process or another; or something else has the lock's name.
             FileNotFoundError: the folder is gone.
         """
         if self._lock is None:

@@ -1,32 +1,43 @@
-"""The lock of a run's folder: one process writes there at a time.
+"""The lock of a run's folder: one writer at a time, in this process and in all others.
 
-A POSIX record lock: the kernel drops it with the process, so there is no stale lock to recognise, and processes forked
-from this one (verifier workers) do not hold it. The file names the holder.
+``flock`` on ``RUN/lock``, whose content names the owner. The kernel drops the lock when its process ends, however it
+ends, so no stale lock is left. The lock belongs to one open file: closing another descriptor of the file does not drop
+it, and a second writer of the same process is refused too. Forked processes (verifier workers) close their copy at
+once.
+
+Shared folders: Linux sends ``flock`` of an NFS folder to the server (since 2.6.12). Other machines are kept out, unless
+the folder is mounted with ``nolock`` or ``local_lock``. Lustre needs the mount option ``flock``. On a file system
+without locks only writers of this process are kept out, and a warning says so.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
-import struct
-import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from dapo.errors import RecipeError
 from dapo.observe.files import open_regular
 
+log = logging.getLogger(__name__)
+
 LOCK = "lock"
 _LOOKS = 100  # at a folder that is moved again and again; or at one where nothing can be told of a file by its number
+_TRIES, _PAUSE = 10, 0.02  # seconds: ``is_held`` of another process holds a shared lock for an instant
+_BUSY = (errno.EACCES, errno.EAGAIN)
 _HELD: dict[tuple[int, int], int] = {}
-"""Lock files that a process holds: device and inode -> its pid."""
+"""Lock files that this process holds: device and inode -> file descriptor."""
 
 
-def take(folder: Path) -> int | None:
-    """Lock a folder; returns what ``drop`` takes, or None on a file system without locks.
+def take(folder: Path) -> int:
+    """Lock a folder; returns what ``drop`` takes.
 
     Raises:
-        RecipeError: another process holds it, or something else has the lock's name.
+        RecipeError: this process or another one holds it, or something else has the lock's name.
         FileNotFoundError: the folder is gone.
     """
     path = folder / LOCK
@@ -35,59 +46,96 @@ def take(folder: Path) -> int | None:
     for look in range(_LOOKS):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 100).decode(errors="replace").strip()
-            os.close(descriptor)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise RecipeError(
-                    f"{folder} is being written by another process ({holder}). "
-                    "Wait for it to end, or choose another run.name."
-                ) from None
-            return None
+            _claim(descriptor, folder)
+            _lock(descriptor, folder)
+        except BaseException:
+            _close(descriptor)
+            raise
         if _is_at(descriptor, path) or look == _LOOKS - 1:
             break
-        os.close(descriptor)  # whoever held it has moved or deleted the folder: what stands here now has another lock
+        _close(descriptor)  # its owner has moved or deleted the folder: the folder of that name has another lock now
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode())
-    _HELD[_identity(os.fstat(descriptor))] = os.getpid()
     return descriptor
 
 
 def drop(descriptor: int) -> None:
-    """Let other processes in."""
-    _HELD.pop(_identity(os.fstat(descriptor)), None)
-    os.close(descriptor)  # which drops the lock
+    """Unlock a folder. In a process forked from the one that locked it nothing happens."""
+    if descriptor in _HELD.values():
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        _close(descriptor)
 
 
 def is_held(path: str | Path) -> bool:
-    """Whether another process holds the run folder ``path``, that is, the run goes on there. Changes nothing.
+    """Return whether another process holds the run folder ``path``, that is, the run goes on there.
 
-    The kernel is asked, so a killed run is known at once. Where the file system has no locks nobody is seen to hold
-    anything. For the process that holds the folder itself the answer is False, and its lock stays: it is known here
-    without a look at the file, since a process that closes any descriptor of a file drops its own record locks on it.
+    The kernel is asked, so a killed run is known at once. Nobody seems to hold a folder of a file system without locks.
+    For the process that holds the folder itself the answer is False.
     """
     lock = Path(path) / LOCK
     try:
-        if _HELD.get(_identity(lock.stat())) == os.getpid():  # a fork knows of its parent's lock and has none
+        if _identity(lock.stat()) in _HELD:
             return False
-        with open_regular(lock) as file:
+        with open_regular(lock) as file:  # closing it drops this shared lock
             return _is_locked(file.fileno())
     except OSError:
         return False
 
 
 def _is_locked(descriptor: int) -> bool:
-    if sys.platform == "linux":
-        # struct flock: type, whence, start, length (0: all), pid. The answer has the type of the lock in the way.
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return bool(struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
-    try:  # elsewhere the struct differs: take a shared lock for an instant
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in (errno.EACCES, errno.EAGAIN)
-    fcntl.lockf(descriptor, fcntl.LOCK_UN)
+        return error.errno in _BUSY
     return False
+
+
+def _claim(descriptor: int, folder: Path) -> None:
+    """Keep out other writers of this process."""
+    if _HELD.setdefault(_identity(os.fstat(descriptor)), descriptor) != descriptor:
+        raise RecipeError(
+            f"{folder} is being written by this process (pid {os.getpid()}) already, and a run has one writer. Close "
+            "its Trainer first (`trainer.close()`, or leave its `with` block), or choose another run.name."
+        )
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    """Keep out other processes, if the file system has locks."""
+    for attempt in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in _BUSY:
+                said = (
+                    "%s is on a file system without file locks (%s): nothing keeps another process from writing to it"
+                )
+                log.warning(said + "; do not start a second one of this run", folder, error.strerror)
+                return
+        if attempt < _TRIES - 1:
+            time.sleep(_PAUSE)
+    owner = os.read(descriptor, 100).decode(errors="replace").strip()
+    raise RecipeError(
+        f"{folder} is being written by another process ({owner}). Wait for it to end, or choose another run.name."
+    )
+
+
+def _close(descriptor: int) -> None:
+    for lock in [lock for lock, own in _HELD.items() if own == descriptor]:
+        del _HELD[lock]
+    os.close(descriptor)
+
+
+def _leave_to_parent() -> None:
+    """In a forked process: close the copies of the parent's locks, which the parent still holds."""
+    while _HELD:
+        _, descriptor = _HELD.popitem()
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Training from Python, in this process: functions, data, callbacks, steps one at a time, resumes."""
 
+import os
 import random
 import re
 import threading
@@ -137,6 +138,17 @@ def test_steps_one_at_a_time_are_the_same_run_to_the_bit_and_so_is_one_that_was_
     run = dapo.resume(trainer.run, rewards=world.functions)
     assert run.finished
     assert rows(run) == rows(world.run)
+
+
+def test_a_run_with_a_living_trainer_has_no_second_writer(world):
+    with dapo.Trainer(**settings(world.folder, "one", rewards=world.rewards)) as trainer:
+        next(trainer)
+        with trainer.run.path.joinpath("lock").open() as other:
+            assert f"pid {os.getpid()} on " in other.read()
+        with pytest.raises(RecipeError, match=r"written by this process.*Close its Trainer first"):
+            dapo.resume(trainer.run, rewards=world.functions)
+        next(trainer)
+    assert trainer.run.status.state == "interrupted"
 
 
 def test_settings_change_between_steps_where_they_may(world):

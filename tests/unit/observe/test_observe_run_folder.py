@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import itertools
 import json
@@ -154,6 +155,54 @@ def test_a_second_process_is_kept_out_until_the_first_dies(tmp_path):
     run.release()
 
 
+def test_a_second_writer_of_the_same_process_is_refused(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    (tmp_path / "link").symlink_to(run.path)
+    for path in (run.path, tmp_path / "link"):
+        with pytest.raises(RecipeError, match=rf"written by this process \(pid {os.getpid()}\) already.*close"):
+            RunFolder(path).lock()
+    run.release()
+    again = RunFolder(run.path)
+    again.lock()
+    again.release()
+
+
+def test_closing_other_descriptors_of_the_lock_file_leaves_the_lock_in_place(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    (run.path / "lock").read_bytes()
+    with pytest.raises(RecipeError):
+        RunFolder(run.path).lock()
+    done = subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"is being written by another process (pid {os.getpid()} on " in done.stderr
+    run.release()
+
+
+def test_a_fork_that_releases_its_copy_of_a_run_leaves_the_lock_in_place(tmp_path):
+    run = RunFolder.create(tmp_path, "r")
+    child = os.fork()
+    if child == 0:
+        run.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    done = subprocess.run([sys.executable, "-c", HOLD, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "is being written by another process" in done.stderr
+    run.release()
+
+
+def test_without_file_locks_this_process_is_kept_out_and_a_warning_says_who_is_not(tmp_path, monkeypatch, caplog):
+    def no_locks(descriptor, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run = RunFolder.create(tmp_path, "r")
+    assert "a file system without file locks (No locks available)" in caplog.text
+    with pytest.raises(RecipeError, match="written by this process"):
+        RunFolder(run.path).lock()
+    run.release()
+    RunFolder.create(tmp_path, "r").release()
+
+
 @pytest.mark.parametrize("if_exists", ["refuse", "backup"])
 @pytest.mark.parametrize("there", ["nothing", "a run"])
 @pytest.mark.parametrize("ends", [False, True], ids=["the other goes on", "the other ends"])
@@ -161,7 +210,6 @@ def test_whenever_another_process_begins_a_run_of_that_name_each_has_its_folder(
     tmp_path, monkeypatch, if_exists, there, ends
 ):
     """No run is written over, moved away while it goes on, or lost."""
-    monkeypatch.setattr(fcntl, "lockf", lambda *args: fcntl.flock(*args))  # which keeps out the same process, too
     numbers = itertools.count()
 
     def begins(runs, said):
@@ -191,7 +239,7 @@ def test_whenever_another_process_begins_a_run_of_that_name_each_has_its_folder(
     for runs, *found in between_its_calls(monkeypatch, before, first, second):
         begun = [said for said, run in zip(("first", "second"), found, strict=True) if isinstance(run, RunFolder)]
         refused = [said for said in found if isinstance(said, str)]
-        assert all("exists already" in said or "written by another process" in said for said in refused), refused
+        assert all("exists already" in said or "written by this process" in said for said in refused), refused
         earlier = ["earlier"] * (there == "a run")
         assert sorted(p.read_text() for p in runs.glob("*/*.yaml")) == sorted(earlier + begun)
         counts.add(len(begun))

@@ -1,5 +1,6 @@
 """status.json and whether a run's folder is held: hand-worked, half-written, foreign, and across processes."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from dapo.contracts.evidence import (
     UnscoredEvidence,
 )
 from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
+from dapo.observe import run_lock
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.run_lock import is_held
 from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
@@ -295,12 +297,16 @@ def test_asking_from_a_fork_of_the_holder_sees_the_holder(tmp_path):
 
 
 def test_asking_disturbs_nobody_who_wants_the_folder(tmp_path, monkeypatch):
-    """No lock is taken, not even for an instant: on Linux the kernel is only asked."""
-    import fcntl
-
+    """A reader holds a shared lock for an instant; a run that begins in that instant looks again."""
     RunFolder.create(tmp_path, "r").release()
-    monkeypatch.setattr(fcntl, "lockf", lambda *a: pytest.fail("took a lock"))
-    assert not is_held(tmp_path / "r")
+    reader = (tmp_path / "r" / "lock").open("rb")
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: reader.close())
+    run = RunFolder(tmp_path / "r")
+    run.lock()
+    assert reader.closed
+    assert ask(run.path)
+    run.release()
 
 
 def test_a_folder_without_a_lock_file_is_not_held(tmp_path):
