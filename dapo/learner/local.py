@@ -171,7 +171,9 @@ class LocalLearner:
         Raises:
             CheckpointError: The folder is incomplete, or belongs to another model.
         """
-        reference = storage.load_reference(folder) if self._refreshes else None  # refused before anything changes
+        reference = (
+            storage.load_reference(folder, self.loaded) if self._refreshes else None
+        )  # refused before anything changes
         optimizer, counters = storage.load(folder, self.loaded)
         if reference is not None and self.rank.reference is not None:
             self.rank.reference.load(reference)

@@ -114,7 +114,8 @@ class Rank:
         self.place, self.loaded, self.sharding = place, loaded, sharding
         self.step = PolicyStep(loaded, objective, settings, temperature, correction, reference, sharding)
         refreshed = reference is not None and reference.refresh_every is not None
-        self.store = ShardStore(loaded, place.rank, self.step.optimizer, self.step.reference if refreshed else None)
+        refreshing = self.step.reference if refreshed else None
+        self.store = ShardStore(loaded, place.rank, place.shape, self.step.optimizer, refreshing)
         self._weights_moved = False  # since the last publish
         self._lent: list[Tensor] = []  # memory that engines of this device may be reading
         # Of several copies of the model the first one speaks.

@@ -12,21 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dapo.contracts.model import check_fingerprint
 from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
+from dapo.learner.tensor_files import TensorFiles, write_tensors
 from dapo.models import adapter
 from dapo.models.adapter import published
 from dapo.models.loaded import LoadedModel
 from dapo.models.quiet import quiet_transformers
-from dapo.models.weights import model_tensors
+from dapo.models.weights import PART, model_tensors
 
-WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-REFERENCE = "reference.safetensors"  # of a reference that was refreshed; any other is the model that the run began with
+WEIGHTS, OPTIMIZER_FILE, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+REFERENCE_FILE = "reference.safetensors"  # of a reference that was refreshed; others are the model of the run's start
+MODEL, OPTIMIZER, REFERENCE = "model/", "optimizer/", "reference/"
+"""How names of tensors begin, by what they belong to."""
+SHARDS = "shards"
+"""Key of the state of a checkpoint that ranks wrote: the number of their files."""
+_MOST_SHARDS = 99_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,13 @@ class Contents:
     def write(self, folder: Path) -> list[SavedFile]:
         """To the disk. The caller makes the folder appear atomically."""
         folder.mkdir(parents=True, exist_ok=True)
-        files = [_save_tensors(folder / name, own) for name, own in self.tensors.items()]
+        files = [write_tensors(folder / name, own) for name, own in self.tensors.items()]
         for name, text in self.texts.items():
-            (folder / name).write_bytes(text.encode())
+            with (folder / name).open("wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
             files.append(SavedFile(name, len(text.encode()), zlib.crc32(text.encode())))
-        _readable_as(folder / STATE, folder)
-        for file in files:
-            _flush(folder / file.name)
         return files
 
 
@@ -69,35 +73,15 @@ def contents(
 
     ``reference``: of a reference that is refreshed: what it is now.
     """
-    tensors = {weights_file(loaded): trained(loaded), OPTIMIZER: optimizer}
+    tensors = {weights_file(loaded): trained(loaded), OPTIMIZER_FILE: optimizer}
     if reference is not None:
-        tensors[REFERENCE] = reference
+        tensors[REFERENCE_FILE] = reference
     state: dict[str, Any] = {"fingerprint": loaded.fingerprint, "counters": dict(counters)}
     texts = {}
     if loaded.adapter:
         state["base"] = adapter.base_sums(loaded.model)
         texts[adapter.CONFIG] = adapter.adapter_config(loaded.model)
     return Contents(tensors, {STATE: json.dumps(state, indent=1), **texts})
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> SavedFile:
-    """Write a safetensors file. Of it only the header is read again; the tensors' checksum is that of the memory."""
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(tensors, path)
-    with path.open("rb") as file:
-        header = file.read(8)
-        header += file.read(int.from_bytes(header, "little"))
-    crc = zlib.crc32(header)
-    starts = {name: entry["data_offsets"][0] for name, entry in json.loads(header[8:]).items() if name in tensors}
-    # Of an empty tensor and its neighbour both begin at one place: their order does not matter.
-    for name in sorted(starts, key=starts.__getitem__):
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
-    return SavedFile(path.name, path.stat().st_size, crc)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -107,18 +91,11 @@ def load(folder: Path, loaded: LoadedModel) -> tuple[dict[str, Tensor], dict[str
         CheckpointError: A file is missing or damaged, or the checkpoint belongs to another model; nothing is changed.
     """
     state = read_state(folder)
-    if state.get("sharded"):
-        from dapo.learner.shards import read_sharded
-
-        weights, optimizer = read_sharded(folder)
-        if loaded.dtype not in (torch.float32, torch.float64):
-            names = parameter_names(loaded)
-            optimizer |= {f"master/{names[name]}": weight for name, weight in weights.items() if name in names}
-    else:
-        try:
-            weights, optimizer = load_file(folder / weights_file(loaded)), load_file(folder / OPTIMIZER)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise incomplete(folder, error) from error
+    with open_tensors(folder, state, loaded) as files:
+        weights, optimizer = named(files, MODEL), named(files, OPTIMIZER)
+    if SHARDS in state and loaded.dtype not in (torch.float32, torch.float64):
+        names = parameter_names(loaded)
+        optimizer |= {f"master/{names[name]}": weight for name, weight in weights.items() if name in names}
     check_fingerprint(state["fingerprint"], loaded.fingerprint, folder)
     present = trained(loaded)
     if loaded.adapter:
@@ -186,20 +163,50 @@ def _check_base(folder: Path, state: Mapping[str, Any], loaded: LoadedModel, her
         )
 
 
-def load_reference(folder: Path) -> dict[str, Tensor]:
-    """The reference of a run that refreshes it.
+def load_reference(folder: Path, loaded: LoadedModel) -> dict[str, Tensor]:
+    """Read the reference of a run that refreshes it.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
-    try:
-        if read_state(folder).get("sharded"):
-            from dapo.learner.shards import read_sharded_reference
+    with open_tensors(folder, read_state(folder), loaded) as files:
+        found = named(files, REFERENCE)
+    if not found:
+        raise no_reference(folder, "none was saved")
+    return found
 
-            return read_sharded_reference(folder)
-        return load_file(folder / REFERENCE)  # type: ignore[no-any-return]
-    except (OSError, SafetensorError) as error:
-        raise no_reference(folder, error) from error
+
+def open_tensors(folder: Path, state: Mapping[str, Any], loaded: LoadedModel) -> TensorFiles:
+    """Open the tensors of a checkpoint under names that begin with ``MODEL``, ``OPTIMIZER`` or ``REFERENCE``.
+
+    Args:
+        folder: the checkpoint, of one process or of any number of ranks.
+        state: from ``read_state``.
+        loaded: the model, which says where one process keeps the weights.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    if SHARDS in state:
+        files = [(folder / rank_file(rank, state[SHARDS]), "") for rank in range(state[SHARDS])]
+    else:
+        files = [(folder / weights_file(loaded), MODEL), (folder / OPTIMIZER_FILE, OPTIMIZER)]
+        if (folder / REFERENCE_FILE).exists():
+            files.append((folder / REFERENCE_FILE, REFERENCE))
+    try:
+        return TensorFiles(files)
+    except OSError as error:
+        raise incomplete(folder, error) from error
+
+
+def named(files: TensorFiles, prefix: str) -> dict[str, Tensor]:
+    """Read all tensors whose name begins with ``prefix``, which is left out of their names."""
+    return {name.removeprefix(prefix): files.whole(name) for name in files.shapes if name.startswith(prefix)}
+
+
+def rank_file(rank: int, shards: int) -> str:
+    """Return the name of the file that a rank writes."""
+    return PART.format(rank=rank, ranks=shards)
 
 
 def no_reference(folder: Path, error: object) -> CheckpointError:
@@ -210,15 +217,26 @@ def no_reference(folder: Path, error: object) -> CheckpointError:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Fingerprint and counters of a learner's checkpoint, and whether ranks wrote it (``sharded``).
+    """Read fingerprint and counters of a learner's checkpoint, and how many files of ranks it has (``SHARDS``).
 
     Raises:
-        CheckpointError: it is not there, or is damaged.
+        CheckpointError: the file is missing or damaged, or ranks of an earlier version of dapo wrote the checkpoint.
     """
     try:
-        state: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        state: Any = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or not isinstance(state.get("counters"), dict) or "fingerprint" not in state:
+            raise ValueError(f"{STATE} does not hold fingerprint and counters")
+        shards = state.get(SHARDS, 1)
+        if type(shards) is not int or not 1 <= shards <= _MOST_SHARDS:
+            raise ValueError(f"{STATE} gives {SHARDS} as {shards!r}, expected a number from 1 to {_MOST_SHARDS}")
+    except (OSError, ValueError, RecursionError) as error:
         raise incomplete(folder, error) from error
+    if state.get("sharded") and SHARDS not in state:
+        raise CheckpointError(
+            f"{folder} was written by ranks of an earlier version of dapo. Its index {folder / '.metadata'} is a "
+            "pickle, which can run code when it is read, so this version does not read it. If you trust the folder, "
+            "run `dapo export` of the version that wrote it, and start a new run from the exported model"
+        )
     return state
 
 
@@ -244,19 +262,13 @@ def export(folder: Path, loaded: LoadedModel) -> None:
     with quiet_transformers():
         loaded.model.save_pretrained(folder, **merged)
     loaded.tokenizer.save_pretrained(folder)
-    _readable_as(folder / "config.json", folder)
+    for tensors in folder.glob("*.safetensors"):  # safetensors makes its files the owner's alone
+        shutil.copymode(folder / "config.json", tensors)
 
 
 def export_adapter(folder: Path, loaded: LoadedModel) -> None:
     """The adapter and the tokenizer as a folder that PEFT loads on top of the model that was trained."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / adapter.CONFIG).write_text(adapter.adapter_config(loaded.model), encoding="utf-8")
-    _save_tensors(folder / adapter.TENSORS, adapter.adapter_tensors(loaded.model))
+    write_tensors(folder / adapter.TENSORS, adapter.adapter_tensors(loaded.model))
     loaded.tokenizer.save_pretrained(folder)
-    _readable_as(folder / adapter.CONFIG, folder)
-
-
-def _readable_as(file: Path, folder: Path) -> None:
-    """Tensors get the mode of ``file``, written the ordinary way: safetensors makes them the owner's alone."""
-    for tensors in folder.glob("*.safetensors"):
-        shutil.copymode(file, tensors)
