@@ -347,8 +347,7 @@ PASSING: frozenset[Route] = frozenset({"broadcast", "ipc"})
 class Meeting:
     """Where the sender and the receivers of a broadcast find each other: a store that the driver keeps."""
 
-    host: str
-    port: int
+    address: str  # of that store; see ``dapo.models.rendezvous``
     group: str  # of these very processes, in their present incarnations
     number: int  # of the publish
     receivers: int

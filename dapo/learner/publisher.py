@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dapo.contracts.types import Meeting, Route, Shipment, Ticket
@@ -21,13 +21,13 @@ class Audience:
     Args:
         route: how weights travel to engines that are there.
         store: that sender and receivers of a broadcast meet in, which this process keeps; else None.
-        host: at which other processes reach it.
+        address: at which other processes find it.
         seconds: that they wait for each other.
     """
 
     route: Route = "folder"
     store: Any = None
-    host: str = ""
+    address: str = ""
     seconds: float = 600.0
     present: Callable[[], Sequence[tuple[int, int]]] = field(default=tuple)
     """Engines that will load the next ticket: each one's number and incarnation. Set once there are engines."""
@@ -75,11 +75,9 @@ class Publisher:
             meeting = self._meeting
             if meeting is None or members != self._members:
                 group = f"dapo-weights-{secrets.token_hex(4)}"
-                meeting = Meeting(audience.host, audience.store.port, group, 0, len(members), audience.seconds)
+                meeting = Meeting(audience.address, group, 0, len(members), audience.seconds)
             self._members = members
-            self._meeting = Meeting(
-                meeting.host, meeting.port, meeting.group, self._publishes, meeting.receivers, meeting.seconds
-            )
+            self._meeting = replace(meeting, number=self._publishes)
             self._sending = self._hosts.each("send", [(self._meeting,)] * self._hosts.ranks, all)
             return Ticket(version, "broadcast", self._meeting.key, self._names, meeting=self._meeting)
         if route == "ipc" and members:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
@@ -36,10 +35,9 @@ from dapo.models.lending import lend
 from dapo.models.load import Inside, load_model, torch_dtype
 from dapo.models.loaded import LoadedModel
 from dapo.models.read import check_buffers, give_memory, read_weights_of
+from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
 from dapo.models.weights import model_tensors, write_part
-
-_STORE = "store://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,9 @@ class RankPlace:
 
     rank: int
     shape: Shape
-    meeting: str  # where they find each other: file://PATH of a file that was not there before, or store://HOST:PORT
+    meeting: (
+        str  # where they find each other: file://PATH of a file that was not there before, or store://HOST:PORT/KEY
+    )
     timeout: float  # seconds that one may be waited for
 
     def join(self, device: torch.device) -> None:
@@ -69,9 +69,8 @@ class RankPlace:
             backend = "cpu:gloo,cuda:nccl"
         patience = datetime.timedelta(seconds=self.timeout)
         where: dict[str, Any] = {"init_method": self.meeting}
-        if self.meeting.startswith(_STORE):  # the driver's, which is there before any rank and lives longer
-            host, _, port = self.meeting.removeprefix(_STORE).rpartition(":")
-            where = {"store": TCPStore(host, int(port), is_master=False, timeout=patience)}
+        if self.meeting.startswith(SCHEME):  # the driver's, which is there before any rank and lives longer
+            where = {"store": find(self.meeting, patience)}
         dist.init_process_group(backend, rank=self.rank, world_size=self.shape.ranks, timeout=patience, **where)
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 
 from dapo.contracts.types import Meeting, Ticket
 from dapo.errors import EngineError
 from dapo.models.adapter import Published
+from dapo.models.rendezvous import find
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ def _broadcast(group: Any, content: Tensor) -> None:
 
 
 def _store(meeting: Meeting) -> Any:
-    return TCPStore(meeting.host, meeting.port, is_master=False, timeout=datetime.timedelta(seconds=meeting.seconds))
+    return find(meeting.address, datetime.timedelta(seconds=meeting.seconds))
 
 
 def _off(ticket: Ticket, why: str) -> EngineError:

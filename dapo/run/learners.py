@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from transformers.utils.logging import disable_progress_bar
 
 from dapo.cluster.left_over import claim, delete_left, leave
@@ -29,6 +28,7 @@ from dapo.learner.rank import Rank, RankPlace, open_rank
 from dapo.learner.sharding import Shape
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
+from dapo.models.rendezvous import LOOPBACK, serve
 from dapo.observe.console import Console
 from dapo.rollout.pool import EnginePool
 from dapo.run.parts import adapter_seed, make_correction, make_model, make_objective, needs_reference
@@ -120,9 +120,13 @@ def make_audience(recipe: Recipe, places: Places | None) -> Audience:
     route = weight_route(recipe)
     if route != "broadcast":
         return Audience(route)
-    host = "127.0.0.1" if places is None else places.here
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return Audience(route, store, host, recipe.learner.timeout)
+    store, address = serve(_host(places))
+    return Audience(route, store, address, recipe.learner.timeout)
+
+
+def _host(places: Places | None) -> str:
+    """The address at which the run's processes reach this one."""
+    return LOOPBACK if places is None or places.one_machine else places.here
 
 
 def _heard(learner: LearnerGroup | LearnerApart, audience: Audience, engine: Engine | None) -> Learner:
@@ -221,9 +225,8 @@ def _ranks(
         if places is None:
             address = f"file://{Path(_meeting_folder(meeting)) / 'meeting'}"
         else:
-            store = TCPStore(places.here, 0, is_master=True, wait_for_workers=False)
+            store, address = serve(_host(places))
             meeting.callback(lambda: store)  # it lives as long as somebody holds it
-            address = f"store://{places.here}:{store.port}"
             if places.cuda:
                 environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
         return LearnerGroup(

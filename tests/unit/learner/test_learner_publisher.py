@@ -43,8 +43,7 @@ class Scene:
         specs = [HostSpec(f"rank-{p.rank}", lambda p=p: p) for p in self.processes]
         self.hosts = LearnerHosts(self.transport, specs, 600.0)
         self.members, self.folders = [(0, 1), (1, 1)], []
-        store = SimpleNamespace(port=4711)
-        self.audience = Audience(route, store, "here", 60.0, lambda: self.members)
+        self.audience = Audience(route, SimpleNamespace(), "store://here:4711/key", 60.0, lambda: self.members)
         self.publisher = Publisher(self.hosts, ("a", "b"), self.in_folder, self.audience)
 
     def in_folder(self, version):
@@ -64,7 +63,7 @@ def test_a_group_lasts_as_long_as_its_members_do():
         (1, "broadcast", ("a", "b")),
     ]
     first, second = (t.meeting for t in tickets)
-    assert (first.host, first.port, first.receivers, first.seconds) == ("here", 4711, 2, 60.0)
+    assert (first.address, first.receivers, first.seconds) == ("store://here:4711/key", 2, 60.0)
     assert second == replace(first, number=second.number)
     assert second.key != first.key
     scene.members = [(0, 1), (1, 2)]  # one of them is another one by now

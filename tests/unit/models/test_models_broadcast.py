@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from dapo.contracts.types import Meeting, Ticket
 from dapo.errors import EngineError
 from dapo.models.broadcast import Broadcaster, call_off, send_home
+from dapo.models.rendezvous import LOOPBACK, serve
 
 CPU = torch.device("cpu")
 PATIENCE = 120.0
@@ -31,17 +30,21 @@ def weights(seed):
 
 
 @pytest.fixture(scope="module")
-def store():
-    timeout = datetime.timedelta(seconds=PATIENCE)
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+def served():
+    return serve(LOOPBACK)
 
 
 @pytest.fixture
-def group(store, request):
+def store(served):
+    return served[0]
+
+
+@pytest.fixture
+def group(served, request):
     """Meetings of one group, by the number of the publish."""
 
     def meeting(number, receivers, name="", seconds=PATIENCE):
-        return Meeting("127.0.0.1", store.port, f"{request.node.name}{name}", number, receivers, seconds)
+        return Meeting(served[1], f"{request.node.name}{name}", number, receivers, seconds)
 
     return meeting
 
@@ -169,8 +172,8 @@ def test_a_sender_that_does_not_come_is_not_waited_for_without_end(group):
     with pytest.raises(EngineError, match=r"its sender did not come within 0.2 s"):
         take(Broadcaster(), group(1, 1, seconds=0.2))
     with socket.socket() as silent:  # the driver is gone, and with it the place to meet at
-        silent.bind(("127.0.0.1", 0))
-        gone = Meeting("127.0.0.1", silent.getsockname()[1], "gone", 1, 1, 0.2)
+        silent.bind((LOOPBACK, 0))
+        gone = Meeting(f"store://{LOOPBACK}:{silent.getsockname()[1]}/key", "gone", 1, 1, 0.2)
         with pytest.raises(EngineError, match=r"its sender did not come within 0.2 s"):
             take(Broadcaster(), gone)
 
