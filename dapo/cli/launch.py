@@ -19,6 +19,7 @@ from dapo.errors import RecipeError, SchedulerError
 
 if TYPE_CHECKING:
     from dapo.cluster.slurm import Job
+    from dapo.config.load import LoadedRecipe
     from dapo.config.schema import Recipe
 
 
@@ -40,10 +41,8 @@ def launch_new(recipe: str, overrides: Sequence[str], *, dry_run: bool) -> int:
         RecipeError: the recipe is refused, holds a secret, or its run exists.
         SchedulerError: Slurm is not here, or did not take the job.
     """
-    from dapo.cluster.slurm import RECIPE
-    from dapo.config.files import RESOLVED, parse_yaml
+    from dapo.config.files import RESOLVED
     from dapo.config.load import load_recipe
-    from dapo.config.secrets import hidden_in
     from dapo.config.shipped import short_name
 
     loaded = load_recipe(recipe, overrides)
@@ -56,9 +55,7 @@ def launch_new(recipe: str, overrides: Sequence[str], *, dry_run: bool) -> int:
             f"{run} exists already. Continue it with `dapo launch --resume {shlex.quote(str(run))}`, choose another "
             "run.name, or set run.if_exists=backup to move it aside."
         )
-    for path in hidden_in(parse_yaml(loaded.resolved, RECIPE)[0]):
-        move = f"a job's recipe is a file, and holds no secrets: take {path} out of the recipe, and set"
-        raise RecipeError(f"{move} the environment variable that its library reads, before you submit")
+    _check_secrets(loaded, overrides)
     called = short_name(loaded.path) if loaded.path else recipe
     said = f"From {called} with {shlex.join(loaded.overrides) or 'no changes'}"
     job = _job(settings, run, said)
@@ -71,10 +68,25 @@ def launch_again(run: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
 
     loaded, _ = load_for_resume(run, overrides)
     changes = [*overrides, *_over_machines(loaded.recipe)]
-    settings = load_for_resume(run, changes)[0].recipe
+    loaded, _ = load_for_resume(run, changes)
+    _check_secrets(loaded, overrides)
+    settings = loaded.recipe
     kept = [change for change in changes if not change.startswith(("slurm.", "launch.backend="))]
     job = _job(settings, run.absolute(), "Goes on with that run", resume=True, overrides=kept)
     return _print_only(job, settings) if dry_run else _submit(job, settings, None)
+
+
+def _check_secrets(loaded: LoadedRecipe, overrides: Sequence[str]) -> None:
+    """Raise RecipeError for a secret of the recipe or of an override: a job's recipe and its script are files."""
+    from dapo.cluster.slurm import RECIPE
+    from dapo.config.files import parse_yaml
+    from dapo.config.secrets import hidden_in, redact_override
+
+    hidden = list(hidden_in(parse_yaml(loaded.resolved, RECIPE)[0]))
+    hidden += [override.partition("=")[0] for override in overrides if redact_override(override) != override]
+    for path in hidden:
+        move = f"a job's files hold no secrets: take {path} out of the recipe and the command, and set"
+        raise RecipeError(f"{move} the environment variable that its library reads, before you submit")
 
 
 def _over_machines(recipe: Recipe) -> list[str]:
@@ -87,9 +99,9 @@ def _over_machines(recipe: Recipe) -> list[str]:
 
 
 def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, overrides: Sequence[str] = ()) -> Job:
-    from dapo.cluster.slurm import Job, job_folder
+    from dapo.cluster.slurm import Job, check_job, job_folder
 
-    return Job(
+    job = Job(
         name=recipe.run.name,
         run=run,
         folder=job_folder(run),
@@ -99,6 +111,8 @@ def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, override
         resume=resume,
         overrides=overrides,
     )
+    check_job(job, recipe.slurm)
+    return job
 
 
 def _print_only(job: Job, recipe: Recipe) -> int:
@@ -120,7 +134,7 @@ def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
         )
     script = job.folder / SCRIPT
     try:
-        job.folder.mkdir(parents=True, exist_ok=True)
+        _make_private(job.folder)
         if text is not None:
             job = replace(job, recipe=_kept(job.folder, text))
         script.write_text(job_script(job, recipe.slurm), encoding="utf-8")
@@ -140,6 +154,18 @@ def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
     print(f"  state     squeue --job {number}")
     print(f"  stop      scancel --batch --signal=USR2 {number}   # saves first; plain scancel may not have the time")
     return 0
+
+
+def _make_private(folder: Path) -> None:
+    """Make a job's folder, and the one around it, for their owner alone: mode 700, also of folders made before.
+
+    Raises:
+        OSError: one cannot be made, or belongs to somebody else.
+    """
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    for private in (folder.parent, folder):
+        private.mkdir(mode=0o700, exist_ok=True)
+        private.chmod(0o700)
 
 
 def _kept(folder: Path, text: str) -> str:

@@ -6,13 +6,17 @@ the step and saves (exit 130), and ``--resume`` goes on from the last checkpoint
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.config.schema import Slurm
+from dapo.errors import RecipeError
 
 SCRIPT, RECIPE = "job.sh", "recipe.yaml"
 """Files of a job's folder."""
@@ -38,8 +42,64 @@ def job_folder(run: Path) -> Path:
     return run.parent / ".jobs" / run.name
 
 
+def check_job(job: Job, slurm: Slurm) -> None:
+    """Raise RecipeError for what no script can hold, before anything is written.
+
+    Raises:
+        RecipeError: a path with characters that end a line of the script or mean something to sbatch, or lines of
+            ``slurm.setup`` that take in what follows them.
+    """
+    paths = {
+        "run.dir or run.name": job.run,
+        "the working directory": job.directory,
+        "the folder of python": job.programs,
+    }
+    for what, path in paths.items():
+        odd = sorted({character for character in str(path) if not character.isprintable()})
+        odd += ["\\"] * (path == job.run and "\\" in str(path))  # sbatch then reads %j as it stands
+        odd += [":"] * (path == job.programs and ":" in str(path))  # PATH would be split there
+        if odd:
+            raise RecipeError(
+                f"a job cannot use the path {str(path)!r} ({what}): it contains {', '.join(map(repr, odd))}. Rename "
+                "the folder, or choose another one"
+            )
+    if shutil.which("bash") is None:
+        return
+    if said := _swallows(slurm.setup):
+        alone = [f"slurm.setup.{n}: {line!r}" for n, line in enumerate(slurm.setup) if _swallows([line])]
+        raise RecipeError(
+            f"{', '.join(alone) or 'slurm.setup'}: bash cannot read this by itself ({said}), so it would take in or "
+            "break the rest of the job's script. Close each quote, here-document and block within slurm.setup"
+        )
+    if said := _wrong(job_script(job, slurm)):
+        raise RecipeError(f"the job's script is no script ({said}): look at it with `dapo launch RECIPE --dry-run`")
+
+
+def _swallows(lines: Sequence[str]) -> str:
+    """Why lines of shell would take in what follows them, by bash; "" if they do not."""
+    return _wrong("\n".join(["{", ":", *lines, "}", ""])) if lines else ""
+
+
+def _wrong(script: str) -> str:
+    """The first complaint of ``bash -n``, which runs nothing: a warning too, as for a here-document without end."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    done = subprocess.run(
+        ["bash", "--norc", "-n"],
+        input=script.encode("utf-8", "surrogateescape"),
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    lines = done.stderr.decode(errors="replace").splitlines()
+    return (
+        re.sub(r"^bash: (line \d+: )?", "", lines[0])
+        if lines
+        else f"exit code {done.returncode}" * bool(done.returncode)
+    )
+
+
 def job_script(job: Job, slurm: Slurm) -> str:
-    """The whole script."""
+    """Return the whole script of a job that ``check_job`` accepts."""
     joins = " launch.backend=ray cluster.address=$RAY_ADDRESS" if slurm.nodes > 1 else ""
     again = f'$container python -m dapo train --resume "$run"{joins}'
     start = f'$container python -m dapo train "$job/{job.recipe}"{joins}'
@@ -85,8 +145,10 @@ def _options(job: Job, slurm: Slurm) -> Iterator[str]:
 
 
 def _option(value: str) -> str:
-    """sbatch reads quotes as a shell does, but no other character of its own."""
-    return f'"{value}"' if " " in value else value
+    """Quote a value as sbatch reads it: a backslash escapes, also in quotes, and ``#`` outside begins a comment."""
+    if not re.search(r"[\s\"'\\#]", value):
+        return value
+    return '"' + re.sub(r"([\"\\])", r"\\\1", value) + '"'
 
 
 def _environment(job: Job, slurm: Slurm) -> Iterator[str]:

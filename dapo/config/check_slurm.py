@@ -9,6 +9,8 @@ from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
+_PLAIN = re.compile(r" *[\w@%+=:,./-][\w@%+=:,./#^~-]*( +[\w@%+=:,./-][\w@%+=:,./#^~-]*)* *")
+"""Words that no shell reads as anything else: ``#`` and ``~`` mean something at the beginning of a word."""
 _OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")
 _OURS = {
     "nodes": "slurm.nodes",
@@ -55,8 +57,10 @@ def check_slurm(r: Recipe) -> Iterator[Problem]:
         value = getattr(slurm, name)
         if value is not None and not re.fullmatch(r"\S+", value):
             yield Problem(f"slurm.{name}", "expected one word", value)
-    if slurm.container is not None and not slurm.container.strip(" ").isprintable():
-        yield Problem("slurm.container", "expected a command on one line", slurm.container)
+    if slurm.container is not None and not _PLAIN.fullmatch(slurm.container):
+        said = "expected a command of plain words on one line, such as apptainer exec --nv /images/dapo.sif"
+        move = "the job splits it at spaces and reads no lists, quotes, variables or patterns; put these into a script"
+        yield Problem("slurm.container", f"{said}: {move}", slurm.container)
     for n, line in enumerate(slurm.setup):
         if "\n" in line or "\r" in line:
             yield Problem(f"slurm.setup.{n}", "is one line of shell; give further lines as further items", line)

@@ -28,10 +28,10 @@ class Slurm(Section):
     """``--cpus-per-task`` of the one task of each machine. Many clusters give a single core where it is null."""
     setup: list[str] = Field(default_factory=list)
     """Lines of shell at the beginning of the job, on its first machine, such as ``module load cuda``. What they set in
-    the environment reaches the others."""
+    the environment reaches the others. ``dapo launch`` refuses lines with an open quote, here-document or block."""
     container: str | None = None
-    """A command that runs another one in a container, such as ``apptainer exec --nv /images/dapo.sif``. Signals must
-    reach what it runs."""
+    """A command that runs another one in a container, such as ``apptainer exec --nv /images/dapo.sif``: plain words in
+    one text, split at spaces. Signals must reach the command that it runs."""
     signal_seconds: Positive = 600
     """Seconds before the end of the time limit at which the run is asked to finish its step and save. Longer than a
     step, an evaluation and a checkpoint together."""

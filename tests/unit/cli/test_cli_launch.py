@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import subprocess
+
 import pytest
 
 from dapo.cli.main import main
@@ -99,6 +103,120 @@ def test_secrets_do_not_go_into_a_file(here, capsys):
     assert "take rollout.vllm.engine_args.hf_token out" in said
     assert "hf_abc" not in said
     assert not (here / "runs").exists()
+
+
+def run_that_is_there(here):
+    run = here / "runs" / "run"
+    run.mkdir(parents=True)
+    (run / "recipe.resolved.yaml").write_text(load_recipe("mine.yaml", ["rollout.engine=vllm"]).resolved)
+    return run
+
+
+@pytest.mark.parametrize("later", [[], ["rollout.vllm.engine_args={}"]], ids=["given", "taken back"])
+def test_a_resume_refuses_secrets_too(here, capsys, later):
+    run = run_that_is_there(here)
+    secret = "rollout.vllm.engine_args.hf_token=hf_abcdefghijklmnopqrst"
+    for more in ([], ["--dry-run"]):
+        assert main(["launch", "--resume", str(run), secret, *later, *more]) == 2
+        said = capsys.readouterr()
+        assert "take rollout.vllm.engine_args.hf_token out" in said.err
+        assert "hf_abc" not in said.err + said.out
+    assert not (here / "runs" / ".jobs").exists()
+
+
+def test_a_resume_refuses_a_secret_in_lines_of_the_script(here, capsys):
+    run = run_that_is_there(here)
+    assert main(["launch", "--resume", str(run), "slurm.setup=['export A=hf_abcdefghijklmnopqrst']"]) == 2
+    assert "take slurm.setup.0 out" in capsys.readouterr().err
+
+
+def test_files_of_jobs_are_their_owners_alone(here):
+    (here / "runs" / ".jobs" / "run").mkdir(parents=True)
+    for folder in (here / "runs" / ".jobs", here / "runs" / ".jobs" / "run"):
+        folder.chmod(0o755)
+    for name in ("run", "other"):
+        assert main(["launch", "mine.yaml", f"run.name={name}"]) == 0
+        for folder in (here / "runs" / ".jobs", here / "runs" / ".jobs" / name):
+            assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("part", ["directory", "resume"])
+def test_a_path_of_two_lines_is_refused(here, capsys, monkeypatch, part):
+    two = "a\ntouch ran\nb"
+    command = ["launch", "mine.yaml"]
+    if part == "directory":
+        (here / two).mkdir()
+        (here / "mine.yaml").rename(here / two / "mine.yaml")
+        monkeypatch.chdir(here / two)
+    else:
+        command = ["launch", "--resume", str(run_that_is_there(here).rename(here / two))]
+    for more in ([], ["--dry-run"]):
+        assert main([*command, *more]) == 2
+        said = capsys.readouterr()
+        assert "it contains '\\n'. Rename the folder" in " ".join(said.err.split())
+        assert said.out == ""
+    assert not list(here.rglob(".jobs"))
+
+
+def test_other_odd_paths_stay_one_word_for_the_shell_and_for_sbatch(here, monkeypatch):
+    odd = "it's; touch ran #\"$(touch ran)`touch ran`& --mail-user=me %j {run} START AGAIN NODES"
+    (here / odd).mkdir()
+    (here / "mine.yaml").rename(here / odd / "mine.yaml")
+    monkeypatch.chdir(here / odd)
+    assert main(["launch", "mine.yaml", "slurm.partition=a'b\"#c"]) == 0
+    folder = here / odd / "runs" / ".jobs" / "run"
+    script = (folder / "job.sh").read_text()
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=True).stderr == ""
+    set_up = [line for line in script.splitlines() if line.startswith(("run=", "job=", "cd "))]
+    assert len(set_up) == 3
+    shown = subprocess.run(
+        ["bash", "-c", "\n".join([*set_up, 'printf "%s\\n" "$run" "$job" "$PWD"'])], capture_output=True, text=True
+    )
+    assert shown.stdout.splitlines() == [str(here / odd / "runs" / "run"), str(folder), str(here / odd)]
+    options = dict(words[0][2:].partition("=")[::2] for line in script.splitlines() if (words := sbatch_words(line)))
+    assert options["partition"] == "a'b\"#c"
+    assert options["output"] == str(folder).replace("%", "%%") + "/job-%j.txt"
+    assert not list(here.rglob("ran"))
+
+
+def sbatch_words(line):
+    """Words of an ``#SBATCH`` line as sbatch reads them; exactly one."""
+    if not line.startswith("#SBATCH "):
+        return []
+    words = shlex.split(line.removeprefix("#SBATCH "), comments=True)
+    assert len(words) == 1, words
+    return words
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (["module load cuda", "cat <<EOF"], "slurm.setup.1: 'cat <<EOF'"),
+        (["echo 'open"], "slurm.setup.0"),
+        (['echo "open'], "slurm.setup.0"),
+        (["echo $(open"], "slurm.setup.0"),
+        (["if true; then"], "slurm.setup.0"),
+        (["while :; do", "true"], "slurm.setup.0"),
+        (["f() {"], "slurm.setup.0"),
+        (["case x in"], "slurm.setup.0"),
+        (["module load \\"], "slurm.setup.0"),
+        (["true &&"], "slurm.setup.0"),
+        (["}", "true {"], "slurm.setup.0: '}'"),
+    ],
+)
+def test_lines_that_take_in_the_rest_of_the_script_are_refused_by_name(here, capsys, lines, named):
+    (here / "setup.yaml").write_text(RECIPE + "slurm: " + json.dumps({"setup": lines}) + "\n")
+    assert main(["launch", "setup.yaml"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert named in said, said
+    assert not (here / "runs").exists()
+
+
+def test_lines_that_are_whole_together_are_taken(here):
+    lines = ["if [ -d /x ]; then", "  module load \\", "    cuda", "fi  # done", "cat <<EOF", "it's", "EOF", "# end"]
+    (here / "setup.yaml").write_text(RECIPE + "slurm: " + json.dumps({"setup": lines}) + "\n")
+    assert main(["launch", "setup.yaml"]) == 0
+    assert "\n".join(lines) in (here / "runs" / ".jobs" / "run" / "job.sh").read_text()
 
 
 def test_several_machines_are_a_ray_cluster_of_as_many(here, capsys):

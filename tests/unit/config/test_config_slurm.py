@@ -46,6 +46,15 @@ def test_times_are_read_as_sbatch_reads_them(text, seconds):
         ("slurm.extra=['--time=5']", "slurm.time"),
         ("slurm.extra=['--array=1-4']", "the script sets it itself"),
         ("slurm.node=2", "did you mean"),
+        ("slurm.container=[apptainer, exec, /images/dapo.sif]", "slurm.container"),
+        ("slurm.container='[apptainer, exec]'", "plain words"),
+        ("slurm.container=\"a 'b c'\"", "plain words"),
+        ("slurm.container=a $HOME/b", "plain words"),
+        ("slurm.container=a; touch b", "plain words"),
+        ("slurm.container=a /images/*", "plain words"),
+        ("slurm.container=a `b`", "plain words"),
+        ("slurm.container=~/wrapper", "plain words"),
+        ("slurm.container=''", "plain words"),
     ],
 )
 def test_what_would_break_the_script_is_refused(override, said):
@@ -58,3 +67,15 @@ def test_a_whole_section_is_taken():
     over = ["slurm.time=1-00", "slurm.extra=['--mem=0', --exclusive]", "slurm.setup=['module load cuda']"]
     slurm = recipe_from_dict(SMALL, over).recipe.slurm
     assert (slurm.time, slurm.extra, slurm.setup) == ("1-00", ["--mem=0", "--exclusive"], ["module load cuda"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "apptainer exec --nv /images/dapo.sif",
+        "srun --container-image=nvcr.io#nvidia/pytorch:24.01-py3 --container-mounts=/a:/b,/c:/d",
+        "apptainer exec docker://image@sha256:0123",
+    ],
+)
+def test_commands_of_containers_are_taken(command):
+    assert recipe_from_dict({**SMALL, "slurm": {"container": command}}).recipe.slurm.container == command
