@@ -68,7 +68,7 @@ def test_a_tag_changes_with_each_file_and_the_lock(tmp_path: Path, monkeypatch: 
 HOLD = """
 import fcntl, pathlib, sys, time
 file = open(sys.argv[1], "r+")
-fcntl.lockf(file, fcntl.LOCK_EX)
+fcntl.flock(file, fcntl.LOCK_EX)
 pathlib.Path(sys.argv[2]).touch()
 time.sleep(3600)
 """
