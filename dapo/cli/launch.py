@@ -160,7 +160,7 @@ def _make_private(folder: Path) -> None:
     """Make a job's folder, and the one around it, for their owner alone: mode 700, also of folders made before.
 
     Raises:
-        OSError: one cannot be made, or belongs to somebody else.
+        OSError: one cannot be made, or belongs to another user.
     """
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     for private in (folder.parent, folder):

@@ -76,12 +76,12 @@ def check_job(job: Job, slurm: Slurm) -> None:
 
 
 def _swallows(lines: Sequence[str]) -> str:
-    """Why lines of shell would take in what follows them, by bash; "" if they do not."""
+    """Return why lines of shell would take in what follows them, in bash's words; "" if they do not."""
     return _wrong("\n".join(["{", ":", *lines, "}", ""])) if lines else ""
 
 
 def _wrong(script: str) -> str:
-    """The first complaint of ``bash -n``, which runs nothing: a warning too, as for a here-document without end."""
+    """Return the first complaint of ``bash -n``, which runs nothing; a warning counts: a here-document without end."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     done = subprocess.run(
         ["bash", "--norc", "-n"],

@@ -113,7 +113,7 @@ class ShardStore:
         return counters
 
     def _contents(self, counters: Mapping[str, Any]) -> Contents:
-        """This rank's files: slices of what is cut; whole tensors and texts are rank 0's."""
+        """Return this rank's files: slices of what is cut; whole tensors and texts are rank 0's."""
         if self._rank >= self._shards:  # it holds what another rank writes: a copy of the model
             return Contents({}, {})
         own = {}
@@ -141,10 +141,11 @@ class ShardStore:
             folder,
             self._loaded.name,
         )
-        for name, tensor in self._wanted(there).items():
-            if there.get(name) != tuple(tensor.shape):
-                found = f"has shape {list(there[name])}" if name in there else "is missing"
-                raise incomplete(folder, f"{name} {found}, expected shape {list(tensor.shape)}")
+        if self._reference is not None:
+            for name, tensor in self._reference.state().items():
+                _check_shape(folder, there, REFERENCE + name, (tuple(tensor.shape),))
+        for name, like in self._of_optimizer(there).items():
+            _check_shape(folder, there, name, (tuple(like.shape), ()))
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {MODEL + name: tensor for name, tensor in trained(self._loaded).items()}
@@ -157,13 +158,26 @@ class ShardStore:
         wanted = {MODEL + name: tensor for name, tensor in trained(self._loaded).items()}
         if self._reference is not None:
             wanted |= {REFERENCE + name: tensor for name, tensor in self._reference.state().items()}
-        for name, shape in there.items():
-            kind, _, parameter = name.removeprefix(OPTIMIZER).partition("/")
-            if not name.startswith(OPTIMIZER) or kind == "master" or parameter not in self._optimizer.parameters:
-                continue
-            like = self._optimizer.parameters[parameter]
-            wanted[name] = torch.zeros_like(like) if shape else torch.zeros(())
+        for name, like in self._of_optimizer(there).items():
+            wanted[name] = torch.zeros_like(like) if there[name] else torch.zeros(())
         return wanted
+
+    def _of_optimizer(self, there: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return the parameter of each tensor that the optimizer takes over, by the tensor's name."""
+        found = {}
+        for name in there:
+            kind, _, parameter = name.removeprefix(OPTIMIZER).partition("/")
+            if name.startswith(OPTIMIZER) and kind != "master" and parameter in self._optimizer.parameters:
+                found[name] = self._optimizer.parameters[parameter]
+        return found
+
+
+def _check_shape(
+    folder: Path, there: Mapping[str, tuple[int, ...]], name: str, expected: tuple[tuple[int, ...], ...]
+) -> None:
+    if there.get(name) not in expected:
+        found = f"has shape {list(there[name])}" if name in there else "is missing"
+        raise incomplete(folder, f"{name} {found}, expected shape {list(expected[0])}")
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Stores in which processes of a run find each other before they exchange tensors.
 
 torch's ``TCPStore`` listens on all addresses of its machine unless it is given a socket. Here it listens on one
-address, and every key begins with a random one: without it nobody finds or disturbs a rendezvous by guessing. The store
-authenticates nobody, and lists its keys to all who connect. So other machines are met on a private network only.
+address, and every key begins with a random one, so that no stranger finds or disturbs a rendezvous by guessing. The
+store does not authenticate who connects, and lists its keys to them: meet other machines on a private network only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find(address: str, patience: datetime.timedelta) -> Any:
         patience: how long it may take to connect, and any key to appear.
 
     Raises:
-        RuntimeError: nobody answers there.
+        RuntimeError: no store answers there.
     """
     place, _, key = address.removeprefix(SCHEME).rpartition("/")
     host, _, port = place.rpartition(":")

@@ -70,7 +70,7 @@ def drop(descriptor: int) -> None:
 def is_held(path: str | Path) -> bool:
     """Return whether another process holds the run folder ``path``, that is, the run goes on there.
 
-    The kernel is asked, so a killed run is known at once. Nobody seems to hold a folder of a file system without locks.
+    The kernel is asked, so a killed run is known at once. No folder of a file system without locks seems to be held.
     For the process that holds the folder itself the answer is False.
     """
     lock = Path(path) / LOCK

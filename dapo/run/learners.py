@@ -125,7 +125,7 @@ def make_audience(recipe: Recipe, places: Places | None) -> Audience:
 
 
 def _host(places: Places | None) -> str:
-    """The address at which the run's processes reach this one."""
+    """Return the address at which the run's processes reach this one."""
     return LOOPBACK if places is None or places.one_machine else places.here
 
 

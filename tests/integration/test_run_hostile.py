@@ -145,3 +145,14 @@ def test_a_pickle_beside_a_sound_checkpoint_is_not_read(run, tmp_path):
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     assert main(["train", "--resume", str(run), "trainer.steps=3", "logging.console=quiet"]) == 0
     assert not mark.exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("place", [ranks_of_before, ranks])
+def test_nothing_planted_in_a_checkpoint_runs_in_a_rank(run, tmp_path, capsys, place):
+    mark = tmp_path / MARK
+    place(checkpoint(run), pickle.dumps(Planted(mark)))
+    write_manifest(checkpoint(run))
+    assert main(["train", "--resume", str(run), "trainer.steps=3", "learner.ranks=2"]) == 2
+    assert re.search(PLACES[place], " ".join(capsys.readouterr().err.split()))
+    assert not mark.exists()
