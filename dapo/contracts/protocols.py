@@ -224,6 +224,6 @@ class Collector(Protocol):
         """The batch of this step."""
 
     def state(self) -> dict[str, Any]:
-        """Everything the next batch depends on. Call between ``take`` and ``begin``, after ``pause``."""
+        """Return everything the next batch depends on. Call between ``take`` and ``begin``, after ``pause``."""
 
     def load(self, state: dict[str, Any]) -> None: ...

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
@@ -22,7 +23,7 @@ from dapo.contracts.evidence import CollectProgress, hopeless_of
 from dapo.contracts.phases import Phases
 from dapo.contracts.protocols import PromptStream
 from dapo.contracts.types import Group, SamplingParams, StepBatch
-from dapo.errors import EngineError, RewardError, SamplingStopped
+from dapo.errors import EngineError, SamplingStopped
 from dapo.loop.account import Account
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector_state import collector_state, load_collector
@@ -36,6 +37,9 @@ from dapo.loop.refill import Refill, is_full
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
 from dapo.loop.selection import PromptSelector
+
+KEEPS = (EngineError, SamplingStopped)
+"""Errors that are raised only where everything the collector holds is whole."""
 
 
 class StreamingCollector:
@@ -87,6 +91,9 @@ class StreamingCollector:
         self.kept: list[Group] = []
         self.rejected: list[Group] = []  # of this step, for the outcome ``fill``
         self.carried = 0  # groups held when the step began
+        self.given_up: Exception | None = None  # why the step at hand has no batch
+        self.rolled_back = False  # by ``give_up``: ``state()`` is the one from before this collection
+        self._before: dict[str, Any] | None = None  # that state; None: its batch was handed to the learner
         self._restored = False  # loaded from a state, perhaps with other settings
         self._paused = True  # the engine holds nothing of ours
 
@@ -98,29 +105,47 @@ class StreamingCollector:
         Raises:
             EngineError: the engine is lost.
             SamplingStopped: a cap or the end of the data was met with ``on_cap: stop``, or the verifier scores
-                nothing. As with a lost engine, everything held stays in ``state()``.
+                nothing.
+            Exception: whatever a scorer, a stream or a hook raised. See ``give_up`` for what ``state()`` is then.
         """
-        if not (self.begun and self.step == step):
-            self.begin(step)
         try:
+            if self.begun and self.step == step:
+                self._before = self._state()
+            else:
+                self.begin(step)
             while not self.ready():
                 if not self.pump(self.turn):
                     self.meet_cap()
                     break
             if not self.overlaps:
                 self.pause()
-        except (SamplingStopped, EngineError) as error:
+        except Exception as error:
             self.give_up(error)
             raise
         return self.take()
 
     def give_up(self, error: Exception) -> None:
-        """There will be no batch of this step: ``error`` is why. What is held stays in ``state()``."""
+        """End the step without a batch because of ``error``, so that ``state()`` can be saved.
+
+        An error of ``KEEPS`` leaves everything held as it is, and ``state()`` has it. Any other error may have come
+        between two changes that belong together: ``state()`` is then the one from before this collection, and a resume
+        collects again, to the same batch. Further calls before the next ``begin`` change nothing.
+        """
+        if self.given_up is not None:
+            return
+        self.given_up = error
+        if not (isinstance(error, KEEPS) and self.begun):
+            self.rolled_back = self._before is not None
+            return
         if isinstance(error, EngineError):
-            with suppress(SamplingStopped, RewardError):  # the engine is what to speak of
-                self.pause()  # what it had made is kept
+            with suppress(Exception):  # the engine's loss is the error to report
+                self.pause()  # keep the tokens that it had made
         self.account.end(self.engine.stats())
         self.begun = False
+
+    def commit(self) -> None:
+        """Forget the state from before this collection: the learner is about to change its weights by the batch."""
+        self._before = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -133,6 +158,8 @@ class StreamingCollector:
 
     def begin(self, step: int) -> None:
         """From now on work counts for training step ``step``."""
+        self.given_up, self.rolled_back = None, False
+        self._before = self._state()
         self.step, self.begun = step, True
         self.account.begin(self.engine.stats())
         self.carried = len(self.kept) + len(self.open)
@@ -175,8 +202,8 @@ class StreamingCollector:
         self._judge_ended(None)
 
     def rest(self) -> None:
-        """Nothing is under way at the engine, so that ``state`` can be taken; the next ``pump`` goes on."""
-        with suppress(SamplingStopped, RewardError):  # told by whoever waits for the batch; what is held is saved
+        """Take back what is under way at the engine, so that ``state`` can be taken; the next ``pump`` goes on."""
+        if not self.rolled_back:
             self.pause() if self.turn is None else self.hold()
 
     def hold(self) -> None:
@@ -213,9 +240,13 @@ class StreamingCollector:
     def state(self) -> dict[str, Any]:
         """Everything the next batch depends on, as a tree of plain values and arrays.
 
-        Call between steps, or, after ``hold`` or ``pause``, in the middle of one.
+        Call between steps, or, after ``hold``, ``pause`` or ``give_up``, in the middle of one.
         """
-        return collector_state(self)
+        return self._before if self.rolled_back and self._before is not None else self._state()
+
+    def _state(self) -> dict[str, Any]:
+        state = collector_state(self)
+        return state | {"stream": deepcopy(state["stream"])}  # a stream of the user's may return what it goes on with
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from ``state()`` of a collector with the same recipe."""

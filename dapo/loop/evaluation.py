@@ -1,7 +1,8 @@
 """Evaluation on held-out problems: avg@k with its interval, pass@k, maj@k, lengths; greedy and sampled.
 
 Evaluation has a lane and seeds of its own: whether a run is evaluated or not, its training weights are the same bits.
-The same seeds every time make two evaluations of a run comparable.
+Exception: with ``rollout.max_staleness`` and without ``rollout.overlap_turns`` a clock decides how far training's
+responses are, and they go on during an evaluation. The same seeds every time make two evaluations comparable.
 """
 
 from __future__ import annotations

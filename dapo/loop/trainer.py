@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from dapo.contracts.types import (
     StepBatch,
     TokenTrace,
 )
-from dapo.errors import EngineError, RewardError, SamplingStopped
+from dapo.errors import LearnerLost
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
 from dapo.loop.boundary import begin_boundary, load_learner, open_state
@@ -47,6 +49,8 @@ from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping
 from dapo.loop.sync_check import SyncCheck
+
+log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -111,7 +115,8 @@ class Trainer:
         """Train to ``trainer.steps``. True when it got there, False when it was stopped early (state saved).
 
         Raises:
-            SamplingStopped: the batch could not be filled; the boundary state was saved first.
+            SamplingStopped: the batch could not be filled.
+            Exception: whatever failed. Unless the learner itself did, the finished steps were saved first.
         """
         for _ in self.each_step():
             pass
@@ -161,30 +166,13 @@ class Trainer:
     def _train_step(self) -> StepDone | None:
         """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save. None: no data left."""
         step = self.phases.step = self.counters.training_steps + 1
-        try:
-            if self.overlap is not None:
-                self.overlap.check()
-            batch = self.collector.collect(step)
-        except (SamplingStopped, EngineError):
-            self.recorder.stopped(step, self.collector.account.groups)
-            self.save()
-            raise
-        if not batch.groups_P and self.collector.exhausted:
-            retired = self.collector.selector.ended == "retired"
-            self.stopping.end(DataEnded(step - 1, retired))
-            if batch.finished:
-                self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
-            return None
+        with self._steps_before_saved(step):
+            batch = self._collect(step)
+            if batch is None:
+                return None
+            references, taken = self._shaped(batch)
+        self.collector.commit()
         self.counters.rollout_steps += 1
-        self.notices.poor_batch(batch)
-        with self.phases("shape"):
-            for group in batch.finished:
-                self.algorithm.shape_group(group)
-        if self.overlap is None:
-            self.engine.sleep()
-        references, taken = self._reference(batch)
-        with self.phases("shape"):
-            self.algorithm.assign_advantages(batch.groups_P)
         learned, traces = self._learn(batch, references)
         metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | taken | learned
         self.notices.clamping(batch.step, metrics)
@@ -199,13 +187,70 @@ class Trainer:
         try:
             metrics |= self._publish()
             metrics |= self.evaluations.if_due(step)
-        except (EngineError, RewardError):
+        except LearnerLost:
+            raise
+        except Exception:
             self._record(step, metrics, batch.finished, traces)  # the step itself is done
-            self.save()
+            self._try_to_save()
             raise
         self._record(step, metrics, batch.finished, traces)
         self.saver.step_done(step, self.recipe.checkpoint, self._write)
         return StepDone(step, metrics, batch.finished)
+
+    @contextmanager
+    def _steps_before_saved(self, step: int) -> Iterator[None]:
+        """Whatever fails in here, save the finished steps; the error then ends the run.
+
+        The learner has not seen anything of ``step`` yet. When it is lost itself, nobody could save: the run goes on
+        from its last checkpoint.
+        """
+        try:
+            yield
+        except LearnerLost:
+            raise
+        except Exception as error:
+            self.collector.give_up(error)
+            if not self.collector.rolled_back:
+                self.recorder.stopped(step, self.collector.account.groups)
+            self._try_to_save()
+            raise
+
+    def _try_to_save(self) -> None:
+        """Save while an error is handled, which is the one to report."""
+        try:
+            self.save()
+        except Exception as error:
+            log.warning(
+                "the finished steps could not be saved (%s: %s): a resume goes on from the checkpoint before",
+                type(error).__name__,
+                error,
+            )
+
+    def _collect(self, step: int) -> StepBatch | None:
+        """The batch of ``step``; None: there is no data left."""
+        if self.overlap is not None:
+            self.overlap.check()
+        batch = self.collector.collect(step)
+        if not batch.groups_P and self.collector.exhausted:
+            retired = self.collector.selector.ended == "retired"
+            self.stopping.end(DataEnded(step - 1, retired))
+            if batch.finished:
+                self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
+            return None
+        self.notices.poor_batch(batch)
+        return batch
+
+    def _shaped(self, batch: StepBatch) -> tuple[References, Metrics]:
+        """Shape rewards and set advantages; returns ``_reference``'s answer."""
+        with self.phases("shape"):
+            for group in batch.finished:
+                self.algorithm.shape_group(group)
+        if self.overlap is None:
+            self.engine.sleep()
+        references, taken = self._reference(batch)
+        with self.phases("shape"):
+            self.algorithm.assign_advantages(batch.groups_P)
+        return references, taken
 
     def _reference(self, batch: StepBatch) -> tuple[References, Metrics]:
         """Log-probabilities under the reference, where one is needed; takes the KL off the rewards, where that is
@@ -298,7 +343,7 @@ class Trainer:
 
     def _write(self, folder: Path) -> Handle[list[SavedFile]]:
         if self.overlap is not None:
-            self.collector.rest()
+            self.overlap.rest()
         state = {
             "fingerprint": self.fingerprint,
             "facts": self.facts,

@@ -150,6 +150,9 @@ class EnginePool:
         check_idle(len(self._owner) + len(self._homeless), in_flight)
         self._check_left()
         weights = self._crew.weights
+        for member in self._crew.at_work():
+            if member.owned:  # what comes out depends on both weights from here on, and a new engine has one of them
+                member.journal = None
         before, weights.ticket, weights.sums = weights.ticket, ticket, None
         opening = self._crew.open_waiting()
         told = self._ask_all("load", ticket, in_flight)
@@ -160,9 +163,6 @@ class EnginePool:
             assert weights.ticket is not None
             told = self._ask_all("load", weights.ticket, in_flight)
             refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
-        for member in self._crew.at_work():
-            if member.owned:
-                member.journal = None  # what comes out depends on both weights now
         if refused and len(refused) == len(told):  # it is not the engines' fault
             raise next(iter(refused.values()))
         for index, error in refused.items():

@@ -92,8 +92,8 @@ class Rollout(Section):
     """S: generation goes on while the learner works, and no trained token comes from weights more than S versions older
     than those that its step trains. 0: they take turns. 2 is recommended where they overlap; docs/overlap.md."""
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """With ``max_staleness``: so many turns of generation while the learner works, for runs that no clock decides.
-    None: as many as its time allows."""
+    """With ``max_staleness``: a fixed number of turns of generation while the learner works, for runs that repeat to
+    the bit. Engines then pause until the learner is done. None: as many turns as its time allows."""
     weight_transfer: Literal["auto", "folder", "broadcast", "ipc", "object_store"] = "auto"
     """How weights reach engines that live elsewhere. ``folder`` and ``auto``: as files, in shared memory or the run's
     folder. ``broadcast``: from the learner's first process to all at once, over NCCL (on processors gloo). ``ipc``:

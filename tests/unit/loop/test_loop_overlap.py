@@ -16,7 +16,7 @@ from scripted_run import STEPS, make_run
 
 from dapo.contracts.phases import Phases
 from dapo.contracts.types import Row
-from dapo.errors import EngineError, LearnerError, SamplingStopped
+from dapo.errors import EngineError, LearnerError, RewardError, SamplingStopped
 from dapo.loop.idle import Idle, staleness
 from dapo.loop.overlap import Overlap
 
@@ -237,6 +237,47 @@ def test_a_state_in_the_middle_of_a_step_holds_its_work(tmp_path):
     assert judged & {id(group) for group in collector.kept}  # one object each, wherever it is held
 
 
+# ---------------------------------------------------------------- checkpoints and evaluations leave training alone
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_a_checkpoint_or_an_evaluation_changes_nothing_that_is_trained(turns, tmp_path):
+    """Neither ``checkpoint.every`` nor ``validation.every`` changes a row or a weight."""
+    options = {"turns": turns, "steps": 7, "lag": 6, "capacity": 5}
+    plain = make_overlapped(tmp_path / "plain", save_every=0, evaluate_every=0, **options)
+    saved = make_overlapped(tmp_path / "saved", save_every=1, evaluate_every=0, **options)
+    looked = make_overlapped(tmp_path / "looked", save_every=0, evaluate_every=1, **options)
+    for run in (plain, saved, looked):
+        assert run()
+    assert max(map(max, ages(plain))) >= 1  # it did work beside the learner
+    for other in (saved, looked):
+        assert other.trained == plain.trained
+        assert other.learner.scores.tolist() == plain.learner.scores.tolist()
+        assert ages(other) == ages(plain)
+    assert numbers(saved) == numbers(plain)
+    for step, row in numbers(plain).items():
+        assert {k: v for k, v in numbers(looked)[step].items() if not k.startswith("validation/")} == row
+
+
+@pytest.mark.parametrize("left", [1, 3, 5])
+def test_a_run_that_was_left_off_its_interval_is_the_run_that_was_not(left, tmp_path):
+    options = {"turns": 3, "steps": 6, "save_every": 4, "lag": 6, "capacity": 5}
+    whole = make_overlapped(tmp_path / "whole", **options)
+    assert whole()
+    run = make_overlapped(tmp_path / "left", **options)
+    steps = run.trainer.each_step()
+    while next(steps).step < left:
+        pass
+    steps.close()
+    assert run.saved[-1] == left
+    again = make_overlapped(tmp_path / "left", resume=True, **options)
+    assert again()
+    assert run.trained[:left] + again.trained == whole.trained
+    assert again.learner.scores.tolist() == whole.learner.scores.tolist()
+    for step in range(left + 1, 7):
+        assert numbers(again)[step] == numbers(whole)[step]
+
+
 # ---------------------------------------------------------------- what goes wrong meanwhile
 
 
@@ -252,6 +293,48 @@ def test_an_engine_lost_beside_learning_costs_no_learnt_step(tmp_path):
     assert len(everything) == STEPS
     flat = [group for groups in everything for group in groups]
     assert len(set(flat)) == len(flat)
+
+
+def scorer_that_fails(run, at):
+    """The scores of group ``at`` are asked for, and the scorer is gone. Returns whether that was beside learning."""
+    collector, phases = run.trainer.collector, run.trainer.phases
+    submit, beside = collector.rollouts.scorer.submit, []
+
+    def fails(key, prompt, completion):
+        if key.lane == "train" and key.group >= at:
+            beside.append(collector.step > phases.step)
+            raise RewardError("the verifier is gone")
+        submit(key, prompt, completion)
+
+    collector.rollouts.scorer.submit = fails
+    return beside
+
+
+@pytest.mark.parametrize(("at", "beside"), [(12, True), (17, False), (28, False), (32, True)])
+def test_a_verifier_lost_at_any_time_costs_no_learnt_step(at, beside, tmp_path):
+    """The learnt steps are saved. Between two of them, a resume is the run without the failure, to the bit; beside
+    learning, the weights that the first turns had are gone."""
+    options = {"turns": 3, "save_every": 0, "steps": 5, "lag": 2}
+    whole = make_overlapped(tmp_path / "whole", **options)
+    assert whole()
+    run = make_overlapped(tmp_path / "failed", **options)
+    failed = scorer_that_fails(run, at)
+    with pytest.raises(RewardError, match="the verifier is gone"):
+        run()
+    assert failed[0] is beside
+    done = run.trainer.counters.training_steps
+    assert run.saved == [done]
+    assert sorted(run.recorder.rows) == list(range(done + 1))
+    assert run.trained == whole.trained[:done]
+    again = make_overlapped(tmp_path / "failed", resume=True, **options)
+    assert again()
+    everything = run.trained + again.trained
+    groups = [group for step in everything for group in step]
+    assert (len(everything), len(set(groups))) == (5, len(groups))
+    assert all(0 <= age <= 2 for step in ages(again) for age in step)
+    if not beside:
+        assert again.learner.scores.tolist() == whole.learner.scores.tolist()
+        assert numbers(again) == {step: row for step, row in numbers(whole).items() if step > done}
 
 
 def test_a_batch_that_cannot_fill_stops_the_run_after_the_step_before(tmp_path):

@@ -13,9 +13,11 @@ from scripted import make_collector
 
 from dapo.cluster.inline import InlineTransport
 from dapo.contracts.handle import Done
+from dapo.contracts.phases import Phases
 from dapo.contracts.remote import HostSpec
 from dapo.contracts.types import Prompt, SamplingParams
 from dapo.errors import EngineError
+from dapo.loop.overlap import Overlap
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.rollout.host import EngineHost
@@ -103,6 +105,61 @@ def test_a_driver_that_forgets_an_owner_is_caught():
     left[0] = 7
     with pytest.raises(EngineError, match=r"never came back|submitted twice"):
         collect(make_pool(FaultyTransport(fault), lockstep=False, kind=Forgets))
+
+
+# ---------------------------------------------------------------------- generation beside learning
+
+
+def overlapped(engine):
+    """As ``collect``, with three turns of the next step beside learning: batches with the version of every token."""
+    collector = make_collector(
+        length=None, accuracy=lambda g, i: float((g + i) % 2 if g % 2 else 1), prompts=PROMPTS, group=GROUP,
+        limit=24, engine=engine, overlaps=True, max_age=2, lookahead=1.5, lag=3,
+    )  # fmt: skip
+    collector.sampling = replace(collector.sampling, stop_token_ids=(5, 11, 17))
+    overlap, batches = Overlap(collector, Phases(), turns=3), []
+    engine.load(ticket(0))
+    for step in range(1, STEPS + 1):
+        engine.checksums_each()
+        overlap.check()
+        groups = collector.collect(step).groups_P
+        made = [(g.id, [(c.token_ids.tolist(), c.versions.tolist()) for c in g.completions_G]) for g in groups]
+        batches.append((made, engine.clock))
+        overlap.result(Done(None), step + 1)
+        engine.load(ticket(step), "keep")
+    return batches
+
+
+def pool_of(transport, *sizes):
+    limits = Limits(restarts=10)
+    return EnginePool(transport, specs(*sizes), GATE, turn_steps=4, lockstep=True, limits=limits, now=lambda: 0.0)
+
+
+@pytest.mark.parametrize("sizes", [(6,), (3, 5)], ids=["one engine", "two engines"])
+@pytest.mark.parametrize("method", ["turn", "abort", "load", "checksums"])
+def test_with_a_number_of_turns_nothing_tells_that_an_engine_was_lost(method, sizes):
+    """Whenever it is lost: responses that crossed a change of weights are made again with the right weights."""
+    whole = overlapped(pool_of(InlineTransport(), *sizes))
+    versions = {v for made, _ in whole for _, group in made for _, per_token in group for v in per_token}
+    assert len(versions) > 2
+    assert any(len(set(per_token)) > 1 for made, _ in whole for _, group in made for _, per_token in group)
+    fired, count = 0, 0
+    for what in ("before", "after"):
+        while True:
+            count += 1
+            seen = []
+
+            def fault(name, asked, what=what, count=count, seen=seen):
+                seen.append(asked) if (name, asked) == ("engine-0", method) else None
+                return what if asked == method and name == "engine-0" and len(seen) == count else None
+
+            transport = FaultyTransport(fault)
+            assert overlapped(pool_of(transport, *sizes)) == whole, (what, count)
+            fired += len(transport.faults)
+            if not transport.faults:
+                break
+        count = 0
+    assert fired >= 8
 
 
 # ---------------------------------------------------------------------- the sync check

@@ -14,7 +14,7 @@ from dapo.contracts.evidence import DataEnded
 from dapo.contracts.handle import Done
 from dapo.contracts.stats import Sum
 from dapo.contracts.types import LearnStep
-from dapo.errors import AccuracyUnknown, CheckpointError, EngineError, LearnerError, SamplingStopped
+from dapo.errors import AccuracyUnknown, CheckpointError, EngineError, LearnerError, RewardError, SamplingStopped
 
 PUBLISH = ["learner publish", "publish", "learner checksums", "check", "learner logprobs"]
 TRAIN = ["collect", "shape", "sleep", "learner learn", *PUBLISH]
@@ -209,6 +209,99 @@ def test_a_set_without_a_score_is_refused_at_the_start_and_told_later(tmp_path):
     )
     assert run()
     assert [warning.partition(":")[0] for warning in run.recorder.warned] == ["step 2", "step 4"]
+
+
+# ---------------------------------------------------------------- anything else fails before the learner has the step
+
+
+def break_at(run, what, step, calls=3):
+    """Let a part of ``run`` raise at its ``calls``-th call in ``step``."""
+    collector, algorithm = run.trainer.collector, run.trainer.algorithm
+    places = {
+        "a score": (collector.rollouts.scorer, "poll", RewardError("the verifier is gone")),
+        "a prompt stream": (collector.selector.stream, "take", OSError("the data are gone")),
+        "memory": (collector.rollouts.texts, "decode", MemoryError("no memory left")),
+        "a keep rule": (algorithm, "judge", ZeroDivisionError("a hook")),
+        "a shaping rule": (algorithm, "shape", ZeroDivisionError("a hook")),
+        "an advantage": (algorithm, "advantages", ZeroDivisionError("a hook")),
+        "sleep": (run.engine, "sleep", EngineError("lost")),
+    }
+    place, name, error = places[what]
+    works, seen = getattr(place, name), []
+
+    def fails(*args, **options):
+        if run.trainer.phases.step == step:
+            seen.append(name)
+            if len(seen) >= calls:
+                raise error
+        return works(*args, **options)
+
+    object.__setattr__(place, name, fails)
+    return type(error)
+
+
+@pytest.mark.parametrize(
+    ("what", "calls"),
+    [
+        ("a score", 1),
+        ("a score", 6),
+        ("a prompt stream", 1),
+        ("memory", 2),
+        ("a keep rule", 3),
+        ("a shaping rule", 2),
+        ("an advantage", 1),
+        ("sleep", 1),
+    ],
+)
+def test_whatever_fails_in_a_step_the_steps_before_are_saved_and_a_resume_is_the_run_without_it(what, calls, tmp_path):
+    options = WORLD | {"steps": 6, "save_every": 0, "lag": 3}
+    whole = make_run(tmp_path / "whole", **options)
+    assert whole()
+    run = make_run(tmp_path / "failed", **options)
+    with pytest.raises(break_at(run, what, 4, calls)):
+        run()
+    assert (run.saved, sorted(run.recorder.rows)) == ([3], [0, 1, 2, 3])
+    again = make_run(tmp_path / "failed", resume=True, **options)
+    assert again()
+    assert run.trained + again.trained == whole.trained
+    assert weights(again) == weights(whole)
+    assert [again.recorder.row(step) for step in (4, 5, 6)] == [whole.recorder.row(step) for step in (4, 5, 6)]
+
+
+def test_a_state_that_cannot_be_saved_either_does_not_hide_what_failed(tmp_path, caplog):
+    run = make_run(tmp_path, **WORLD | {"save_every": 0})
+    break_at(run, "a score", 3, 1)
+
+    def full(folder):
+        raise OSError("no room")
+
+    run.learner.save = full
+    with pytest.raises(RewardError, match="the verifier is gone"):
+        run()
+    assert "no room" in caplog.text
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_an_evaluation_that_fails_in_any_way_costs_no_step(step, tmp_path, whole):
+    run = make_run(tmp_path / "failed", **WORLD | {"evaluate_every": 1, "save_every": 0})
+    evaluate = run.trainer.evaluations.evaluator.evaluate
+
+    def fails():
+        if run.trainer.phases.step == step:
+            raise ZeroDivisionError("a metric of mine")
+        return evaluate()
+
+    run.trainer.evaluations.evaluator.evaluate = fails
+    with pytest.raises(ZeroDivisionError):
+        run()
+    assert (run.saved, sorted(run.recorder.rows)) == ([step], list(range(step + 1)))
+    assert weights(make_resumed(tmp_path / "failed")) == weights(whole)
+
+
+def make_resumed(folder):
+    run = make_run(folder, resume=True, **WORLD)
+    assert run()
+    return run
 
 
 # ---------------------------------------------------------------- the learner fails

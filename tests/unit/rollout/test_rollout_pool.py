@@ -192,6 +192,41 @@ def trace(pool, requests, steps=40):
     return seen
 
 
+class Terse(NumberEngine):
+    """Ends its responses after three tokens, once it has other weights than the first."""
+
+    def _step(self):
+        events = super()._step()
+        for key in [key for key, (_, tokens, _) in self.active.items() if self.version and len(tokens) >= 3]:
+            events.append(self._end(key, FinishReason.STOP))
+        return events
+
+
+@pytest.mark.parametrize("method", ["load", "checksums", "turn"])
+def test_an_engine_lost_with_responses_of_two_weights_begins_them_again(method):
+    """New weights end them earlier than the old ones did: led through its old turns, an engine would end them unheard,
+    and be asked for ever for what it does not have."""
+    asked = []
+
+    def fault(name, called):
+        asked.append(called)
+        assert len(asked) < 100, "turns without work, and no end of them"
+        return "after" if asked.count(method) == 2 and called == method else None
+
+    spec = HostSpec("engine-0", EngineHost, (Terse, 4))
+    transport = FaultyTransport(fault)
+    pool = EnginePool(transport, [spec], GATE, turn_steps=4, lockstep=True)
+    pool.load(ticket(0))
+    pool.checksums_each()
+    pool.submit([request(0, tokens=4), request(1, tokens=20), request(2, tokens=20)])
+    assert [event.key.group for event in pool.poll()] == [0]
+    pool.load(ticket(1), "keep")
+    pool.checksums_each()
+    found = drain(pool)
+    assert transport.faults == [("engine-0", method, "after")]
+    assert {key.group: len(event.token_ids) for key, event in found.items()} == {1: 3, 2: 3}
+
+
 @pytest.mark.parametrize("what", ["before", "after"])
 @pytest.mark.parametrize("method", ["turn", "abort"])
 def test_in_lockstep_nothing_tells_that_an_engine_was_lost(method, what):
