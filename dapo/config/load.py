@@ -129,7 +129,7 @@ def _load(
     sft: bool = False,
     beneath: Mapping[str, Any] | None = None,
 ) -> LoadedRecipe:
-    changed = _split_overrides(overrides)
+    changed = split_overrides(overrides)
     origin = Origin(origin.name, origin.lines, frozenset(key for key, _ in changed))
     own, problems = _apply_overrides(given, changed)
     if sft:
@@ -213,7 +213,12 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
+def split_overrides(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Split each ``key=value`` into the key and its text.
+
+    Raises:
+        RecipeError: one is not of that form.
+    """
     pairs = []
     for override in overrides:
         key, equals, value = override.partition("=")

@@ -7,6 +7,7 @@ something else without it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,11 +17,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from dapo.config.files import RESOLVED
-from dapo.config.load import LoadedRecipe, load_recipe
+from dapo.config.load import LoadedRecipe, load_recipe, split_overrides
+from dapo.config.presets import preset_settings
 from dapo.config.problems import brief
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.config.settings import generic, settings
+from dapo.config.staleness import followers
 from dapo.errors import CheckpointError, RecipeError
 
 Rule = Literal["free", "ask", "fixed"]
@@ -214,6 +217,8 @@ def no_run(folder: str | Path) -> str:
 def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tuple[LoadedRecipe, list[Change]]:
     """The recipe of a run folder with overrides on top, and what they change.
 
+    Settings that followed ``rollout.max_staleness`` follow its new value, unless an override names them.
+
     Raises:
         CheckpointError: the folder holds no run.
         RecipeError: the overrides are not valid or may not change on resume.
@@ -222,8 +227,22 @@ def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tu
     if not file.is_file():
         raise CheckpointError(no_run(run_folder))
     old = load_recipe(file, of_a_run=True)
+    overrides = [*_following(old.recipe, overrides), *overrides]
     new = load_recipe(file, overrides)
     return new, check_resume(old.recipe, new.recipe, overrides)
+
+
+def _following(old: Recipe, overrides: Sequence[str]) -> list[str]:
+    """Overrides that an override of ``rollout.max_staleness`` implies."""
+    given = dict(split_overrides(overrides))
+    try:
+        limit = int(given["rollout.max_staleness"])
+    except (KeyError, ValueError):  # not changed, or refused when it is read
+        return []
+    if limit < 0:
+        return []
+    found = followers(old, preset_settings(old.preset), limit)
+    return [f"{path}={json.dumps(value)}" for path, value in found.items() if path not in given]
 
 
 def _why_fixed(path: str) -> str:

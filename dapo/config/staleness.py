@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from dapo.config.problems import Problem
-from dapo.config.schema import Recipe
+from dapo.config.schema import DynamicSampling, Recipe
 
 
 def follow_staleness(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,20 +31,55 @@ def follow_staleness(given: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def followers(old: Recipe, preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Return the settings of ``old`` that follow ``rollout.max_staleness`` from its old value to ``limit``.
+
+    A setting follows if it has the value that the old one implies. Without staleness ``overlap_turns`` goes.
+
+    Args:
+        old: the recipe of a run, in which every setting has a value.
+        preset: the settings of its preset.
+        limit: the new ``rollout.max_staleness``.
+
+    Returns:
+        New values by path.
+    """
+    before, after = (_implied(preset, one) for one in (old.rollout.max_staleness, limit))
+    sampling = old.algorithm.dynamic_sampling
+    found: dict[str, Any] = {
+        f"algorithm.dynamic_sampling.{name}": after[name]
+        for name in before
+        if getattr(sampling, name) == before[name] != after[name]
+    }
+    if limit == 0 and old.rollout.overlap_turns is not None:
+        found["rollout.overlap_turns"] = None
+    return found
+
+
+def _implied(preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """What ``max_age`` and ``lookahead`` are if a recipe sets neither."""
+    given = follow_staleness({**preset, "rollout": {"max_staleness": limit}})
+    sampling = DynamicSampling.model_validate(given.get("algorithm", {}).get("dynamic_sampling", {}))
+    return {"max_age": sampling.max_age, "lookahead": sampling.lookahead}
+
+
 def check_staleness(r: Recipe) -> Iterator[Problem]:
     """Settings that cannot hold beside generation that goes on while the learner works."""
     limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling
     yield from _interpolated(r)
     if not limit:
         if r.rollout.overlap_turns is not None:
-            move = "is only read with max_staleness of 1 or more, where generation goes on beside learning; take it out"
+            move = (
+                "is only read with rollout.max_staleness of 1 or more, where generation goes on beside learning; set it to "
+                "null (rollout.overlap_turns=null)"
+            )
             yield Problem("rollout.overlap_turns", move, r.rollout.overlap_turns)
         return
     if sampling.max_age > limit:
         yield Problem(
             "algorithm.dynamic_sampling.max_age",
-            f"is above rollout.max_staleness = {limit}, which promises that no trained token is older; set it to "
-            f"{limit} or less, or take it out (it then follows)",
+            f"is above rollout.max_staleness = {limit}, the age that no trained token may exceed; set it to {limit} or "
+            f"less (algorithm.dynamic_sampling.max_age={limit})",
             sampling.max_age,
         )
     if r.rollout.lockstep and r.rollout.overlap_turns is None:

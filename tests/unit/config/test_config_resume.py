@@ -106,3 +106,49 @@ def test_a_run_folder_of_an_earlier_version_is_read_in_todays_words(tmp_path):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(RecipeError, match="activation_checkpointing"):
         load_recipe(tmp_path / "mine.yaml")
+
+
+# ---------------------------------------------------------------- a resume that changes what other settings follow
+
+
+def going_on(tmp_path, given, *overrides):
+    """The changes of a resume of a run of ``given``: path -> (before, after)."""
+    (tmp_path / RESOLVED).write_text(recipe_from_dict(SMALL | given).resolved)
+    loaded, changes = load_for_resume(tmp_path, overrides)
+    (tmp_path / RESOLVED).write_text(loaded.resolved)  # as a run writes it that goes on
+    assert load_for_resume(tmp_path)[1] == []
+    return {change.path: (change.old, change.new) for change in changes}
+
+
+AGE, AHEAD = "algorithm.dynamic_sampling.max_age", "algorithm.dynamic_sampling.lookahead"
+
+
+def test_what_follows_from_the_staleness_follows_on_a_resume_too(tmp_path):
+    found = going_on(tmp_path, {}, "rollout.max_staleness=2")
+    assert found == {"rollout.max_staleness": (0, 2), AGE: (4, 2), AHEAD: (0.5, 1.5)}
+    found = going_on(tmp_path, {"rollout": {"max_staleness": 2, "overlap_turns": 3}}, "rollout.max_staleness=0")
+    turns = {"rollout.overlap_turns": (3, None)}
+    assert found == {"rollout.max_staleness": (2, 0), AGE: (2, 4), AHEAD: (1.5, 0.5)} | turns
+    found = going_on(tmp_path, {"rollout": {"max_staleness": 2, "overlap_turns": 3}}, "rollout.max_staleness=4")
+    assert found == {"rollout.max_staleness": (2, 4), AGE: (2, 4), AHEAD: (1.5, 3.5)}
+
+
+def test_what_was_set_or_is_named_stays_as_it_is(tmp_path):
+    own = {"algorithm": {"dynamic_sampling": {"max_age": 1, "lookahead": 0.25}}}
+    assert going_on(tmp_path, own, "rollout.max_staleness=2") == {"rollout.max_staleness": (0, 2)}
+    found = going_on(tmp_path, {}, "rollout.max_staleness=2", f"{AGE}=1")
+    assert found == {"rollout.max_staleness": (0, 2), AGE: (4, 1), AHEAD: (0.5, 1.5)}
+
+
+def test_an_age_above_the_staleness_is_refused_with_a_move_that_works(tmp_path):
+    own = {"algorithm": {"dynamic_sampling": {"max_age": 8}}}
+    with pytest.raises(RecipeError, match=rf"{AGE}=2") as refused:
+        going_on(tmp_path, own, "rollout.max_staleness=2")
+    assert "take it out" not in str(refused.value)
+    assert going_on(tmp_path, own, "rollout.max_staleness=2", f"{AGE}=2")[AGE] == (8, 2)
+
+
+def test_turns_without_staleness_are_refused_with_a_move_that_works(tmp_path):
+    with pytest.raises(RecipeError, match=r"rollout\.overlap_turns=null"):
+        going_on(tmp_path, {}, "rollout.overlap_turns=3")
+    assert going_on(tmp_path, {}, "rollout.overlap_turns=null") == {}

@@ -47,7 +47,7 @@ def test_a_resolved_recipe_reads_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sampling": {"max_age": 3}}, "max_age.*max_staleness = 2.*take it out"),
+        ({"sampling": {"max_age": 3}}, "max_age.*max_staleness = 2.*max_age=2"),
         ({"rollout": {"engine": "generate"}}, "rollout.engine.*whole batches"),
         ({"rollout": {"engine": "embedded", "lockstep": True}}, "rollout.lockstep.*overlap_turns"),
         ({"limit": 0, "rollout": SERVER | {"overlap_turns": 3}}, "overlap_turns.*max_staleness"),
