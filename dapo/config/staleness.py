@@ -70,8 +70,8 @@ def check_staleness(r: Recipe) -> Iterator[Problem]:
     if not limit:
         if r.rollout.overlap_turns is not None:
             move = (
-                "is only read with rollout.max_staleness of 1 or more, where generation goes on beside learning; set it to "
-                "null (rollout.overlap_turns=null)"
+                "is only read with rollout.max_staleness of 1 or more, where generation goes on beside learning; "
+                "set it to null (rollout.overlap_turns=null)"
             )
             yield Problem("rollout.overlap_turns", move, r.rollout.overlap_turns)
         return

@@ -139,7 +139,7 @@ class Callback:
     def end(self, event: EndEvent) -> None: ...
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run shall give back to ``start``; JSON-able."""
+        """Return what a resumed run gives back to ``start``: a dict of what JSON can hold, and arrays."""
         return {}
 
 

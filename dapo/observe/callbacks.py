@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dapo.contracts.evaluation import EvaluationResult
 from dapo.contracts.events import (
@@ -22,7 +25,7 @@ from dapo.contracts.events import (
     groups_seen,
 )
 from dapo.contracts.types import Group, Metrics
-from dapo.errors import CallbackError, RecipeError
+from dapo.errors import CallbackError, RecipeError, first_line
 
 State = dict[str, Any]
 METHODS = ("start", "step", "evaluation", "checkpoint", "end")
@@ -39,6 +42,8 @@ _EVENTS = {
 class _Listener:
     name: str
     callback: Callback
+    started: bool = False
+    refused: bool = False  # its state could not be saved, which was said
 
 
 class Callbacks:
@@ -57,14 +62,22 @@ class Callbacks:
             unique = next(n for i in range(1, 10_000) if (n := name if i == 1 else f"{name}-{i}") not in taken)
             self._listeners.append(_Listener(unique, callback))
         self._step = 0
+        self._failed: CallbackError | None = None  # that ends the run when the checkpoint at hand is written
 
     def start(self, event: StartEvent, states: State | None = None) -> None:
-        """The run begins; ``states`` is what ``state`` gave to the checkpoint that is resumed."""
+        """Begin the run; ``states`` is what ``state`` gave to the checkpoint that is resumed.
+
+        Raises:
+            RecipeError: a callback's state could not be saved in a checkpoint.
+        """
         self._step = event.first_step
         for listener in list(self._listeners):
             state = (states or {}).get(listener.name, {})
             own = replace(event, state=state if isinstance(state, dict) else {})
             self._guard(listener, lambda e=own, c=listener.callback: c.start(e), starting=True)  # type: ignore[misc]
+            if listener in self._listeners:
+                listener.started = True
+                _refuse_unsavable(listener)
 
     def step(self, step: int, metrics: Metrics, finished: Sequence[Group]) -> None:
         """A step was recorded."""
@@ -79,12 +92,18 @@ class Callbacks:
             self._send(EvaluationEvent(step, frozen(result.metrics), answers))
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """A checkpoint was written."""
+        """A checkpoint was written.
+
+        Raises:
+            CallbackError: the state of a callback that wants the run to end with it is not in there.
+        """
         self._send(CheckpointEvent(step, folder))
+        if self._failed is not None:
+            raise self._failed
 
     def end(self, finished: bool, why: str = "") -> None:
-        """The run ended. May be called twice; the second time nobody listens."""
-        listeners, event = list(self._listeners), EndEvent(self._step, finished, why)
+        """Tell callbacks that the run ended, if it began for them. A second call does nothing."""
+        listeners, event = [one for one in self._listeners if one.started], EndEvent(self._step, finished, why)
         for listener in listeners:
             try:
                 listener.callback.end(event)
@@ -102,11 +121,30 @@ class Callbacks:
             raise
 
     def state(self) -> State:
-        """State of each callback by name, for the checkpoint."""
+        """Return the state of each callback by name, for the checkpoint.
+
+        A state that cannot be saved costs no checkpoint: it is left out and named once. If its callback wants the run
+        to end with it, ``checkpoint`` raises after the save.
+        """
         states: State = {}
         for listener in list(self._listeners):
-            self._guard(listener, lambda n=listener: states.update({n.name: n.callback.state()}))  # type: ignore[misc]
+            try:
+                self._guard(listener, lambda n=listener: states.update({n.name: n.callback.state()}))  # type: ignore[misc]
+            except CallbackError as error:
+                self._failed = error
+        for listener in self._listeners:
+            if (why := _unsavable(states.get(listener.name))) is not None:
+                del states[listener.name]
+                self._leave_out(listener, why)
         return {name: state for name, state in states.items() if state}
+
+    def _leave_out(self, listener: _Listener, why: str) -> None:
+        told = f"the callback {listener.name}: state() returned {why}; the checkpoint is written without it"
+        if listener.callback.on_error == "stop":
+            self._failed = CallbackError(f"{told}, and the run ends, as its on_error asks")
+        elif not listener.refused:
+            self._warn(f"{told}, and a resume begins this callback without its state")
+        listener.refused = True
 
     @property
     def _texts(self) -> bool:
@@ -145,6 +183,43 @@ def _missing(name: str, error: ImportError, install: str) -> tuple[str, str]:
     if module.partition(".")[0] == name:
         return f"is not installed ({error})", install
     return f"needs the module {module}, which is not installed", f"Install that module, or {name} again."
+
+
+def _refuse_unsavable(listener: _Listener) -> None:
+    """Look at a callback's first state before training; one that cannot give it yet is asked at the first checkpoint.
+
+    Raises:
+        RecipeError: no checkpoint could hold it.
+    """
+    try:
+        state = listener.callback.state()
+    except Exception:
+        return
+    if (why := _unsavable(state)) is not None:
+        raise RecipeError(
+            f"the callback {listener.name}: state() returned {why}. Return a dict of what JSON can hold (text, numbers, "
+            "lists, dicts, None) and arrays; a set becomes sorted(...), an object its fields"
+        )
+
+
+def _unsavable(state: object) -> str | None:
+    """Why a checkpoint cannot hold a state; None: it can."""
+    if state is None:
+        return None
+    if not isinstance(state, dict):
+        return f"a {type(state).__name__}, expected a dict"
+    try:
+        text = json.dumps(state, default=_array, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"something that no checkpoint can hold ({first_line(error)})"
+    return "the key '__array__', which checkpoints use themselves" if '"__array__":' in text else None
+
+
+def _array(value: object) -> None:
+    """Arrays of numbers are saved beside the JSON."""
+    if not (isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU"):
+        raise TypeError(f"an object of type {type(value).__name__}")
 
 
 class _Function(Callback):

@@ -112,6 +112,75 @@ def test_the_end_is_told_once_whatever_it_is():
     assert keeps.heard[1:] == [CheckpointEvent(2, "there"), EndEvent(0, False, "KeyError: 'broken'")]
 
 
+def test_the_end_of_a_run_that_never_began_is_told_to_nobody():
+    """Whatever ends it before ``start``: a callback closes nothing there that it did not open."""
+    first, second, heard = Keeps(), Keeps(on_error="stop"), []
+    with pytest.raises(KeyError), Callbacks([first]).ending():
+        raise KeyError("broken")
+    assert first.heard == []
+
+    def fails(event):
+        raise ConnectionError("no network")
+
+    second.start = fails
+    third = Keeps()
+    third.end = heard.append
+    callbacks = Callbacks([first, second, third])
+    with pytest.raises(CallbackError), callbacks.ending():
+        callbacks.start(StartEvent("r", "folder", 0, 3, {}))
+    assert [type(event) for event in first.heard] == [StartEvent, EndEvent]
+    assert heard == []
+
+
+class Has(Keeps):
+    """Its state is what it has."""
+
+    def __init__(self, has, **options):
+        super().__init__(**options)
+        self.has = has
+
+    def state(self):
+        if isinstance(self.has, Exception):
+            raise self.has
+        return self.has
+
+
+loop = {}
+loop["itself"] = loop
+UNSAVABLE = [{"seen": {1, 2}}, {("a", 1): 2}, {"at": b"bytes"}, {"text": "\ud800"}, loop, {"a": {"__array__": 1}}, [1]]
+
+
+@pytest.mark.parametrize("has", UNSAVABLE, ids=lambda has: str(has)[:20].encode("ascii", "replace").decode())
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_training(has):
+    with pytest.raises(RecipeError, match=r"the callback Has: state\(\) returned"):
+        started(Has(has))
+
+
+def test_a_state_that_comes_to_be_so_later_is_left_out_and_named_once():
+    warned, bad, good = [], Has({"seen": 1}), Keeps()
+    callbacks = started(bad, good, warned=warned)
+    bad.has = {"seen": {1, 2}}
+    assert callbacks.state() == callbacks.state() == {"Keeps": {"heard": 1}}
+    assert len(warned) == 1
+    assert "Has" in warned[0]
+    assert "set" in warned[0]
+    callbacks.step(1, {}, [])
+    assert len(bad.heard) == 2  # it goes on
+    bad.has = {"seen": np.arange(3)}
+    assert callbacks.state()["Has"]["seen"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("has", [{"seen": {1, 2}}, OSError("no disk")])
+def test_one_that_wants_the_run_to_end_with_it_ends_it_after_the_save(has):
+    bad, good = Has({}, on_error="stop"), Keeps()
+    callbacks = started(bad, good)
+    bad.has = has
+    assert callbacks.state() == {"Keeps": {"heard": 1}}
+    with pytest.raises(CallbackError, match="Has"):
+        callbacks.checkpoint(4, "there")
+    assert good.heard[-1] == CheckpointEvent(4, "there")
+
+
 def test_texts_are_copied_only_for_those_who_read_them():
     class Numbers(Keeps):
         needs_texts = False
