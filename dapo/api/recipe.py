@@ -95,8 +95,13 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the command line has them, for a resume, which takes nothing else.
 
     Raises:
-        RecipeError: a value that no setting can hold.
+        RecipeError: these are no settings, or one has a value that no setting can hold.
     """
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        what = "a dict with other keys" if isinstance(settings, Mapping) else repr(settings)[:80]
+        raise RecipeError(
+            f"found {what}, expected a dict of settings by their keys, such as {{'learner.learning_rate': 1e-6}}"
+        )
     _check_names(settings)
     flat: dict[str, Any] = {}
     for key, value in settings.items():

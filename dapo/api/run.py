@@ -50,6 +50,7 @@ class Run:
         if not isinstance(path, str | Path):
             raise RecipeError(f"a run is opened by its folder, such as 'runs/quickstart'; found {type(path).__name__}")
         self._folder = RunFolder.open(path)
+        self._folder.anchor()
 
     @property
     def path(self) -> Path:
@@ -164,7 +165,7 @@ class Run:
     def __repr__(self) -> str:
         status = self.status
         said = "" if status is None else f", {status.state} at step {status.step} of {status.steps}"
-        return f"Run({str(self.path)!r}{said})"
+        return f"Run({str(self._folder.shown())!r}{said})"
 
     def _repr_html_(self) -> str:
         """In a notebook: how it stands, and its curve."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import finalize
 
 from dapo.api.evaluation import Evaluation
 from dapo.api.notebook import console_for
@@ -252,6 +254,7 @@ class Trainer:
         """End the run where it is, saved. May be called twice."""
         if self._steps is not None:
             steps, self._steps = self._steps, None
+            self._left_open.detach()
             steps.close()
 
     def __enter__(self) -> Self:
@@ -260,14 +263,11 @@ class Trainer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_steps", None) is not None:
-            self.close()
-
     def _open(self, steps: Steps) -> None:
         opened = next(steps)
         assert isinstance(opened, Opened)
-        self._steps, self._opened, self.run = steps, opened, Run(opened.folder.path)
+        self._steps, self._opened, self.run = steps, opened, Run(opened.folder.shown())
+        self._left_open = finalize(self, _close_left_open, steps, opened.folder.path)
 
     def _running(self, what: str) -> Opened:
         if self._steps is None:
@@ -277,6 +277,14 @@ class Trainer:
         if not self.step:
             raise RecipeError(f"`{what}` comes after the first step: take one with next(trainer), or in the loop")
         return self._opened
+
+
+def _close_left_open(steps: Steps, folder: Path) -> None:
+    """End a run whose trainer nobody closed: it is collected, or the program ends. It is saved, as by ``close``."""
+    try:
+        steps.close()
+    except Exception as error:
+        print(f"warning: the trainer of {folder} was left open, and its run ended with: {error}", file=sys.stderr)
 
 
 def _are_live(changes: Sequence[Change]) -> bool:

@@ -17,8 +17,11 @@ _given: dict[str, Any] = {}
 
 
 def search_working_directory() -> None:
-    """Let modules of the working directory be imported, behind everything installed: none hides a package."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
+    """Let modules of the working directory be imported, after everything installed: none hides a package.
+
+    The path is absolute, since a program may change its working directory while a run goes on.
+    """
+    if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 

@@ -197,8 +197,8 @@ def _refuse_unsavable(listener: _Listener) -> None:
         return
     if (why := _unsavable(state)) is not None:
         raise RecipeError(
-            f"the callback {listener.name}: state() returned {why}. Return a dict of what JSON can hold (text, numbers, "
-            "lists, dicts, None) and arrays; a set becomes sorted(...), an object its fields"
+            f"the callback {listener.name}: state() returned {why}. Return a dict of what JSON can hold (text, "
+            "numbers, lists, dicts, None) and arrays; a set becomes sorted(...), an object its fields"
         )
 
 

@@ -49,6 +49,7 @@ class RunFolder:
 
     path: Path
     _lock: int | None = field(default=None, repr=False)  # file descriptor while this process holds the folder
+    _given: Path | None = field(default=None, repr=False)  # what ``path`` was before ``anchor``
 
     @classmethod
     def create(cls, directory: str | Path, name: str, if_exists: Literal["refuse", "backup"] = "refuse") -> Self:
@@ -137,6 +138,15 @@ class RunFolder:
                 + (f"Runs in {run.path.parent}: {', '.join(near)}." if near else f"No run in {run.path.parent} either.")
             )
         return run
+
+    def anchor(self) -> None:
+        """Make ``path`` absolute: a program may change its working directory while the run goes on."""
+        self._given, self.path = self.path, self.path.absolute()
+
+    def shown(self) -> Path:
+        """Return the path as it was given, as long as it leads here; for messages and commands."""
+        given = self._given
+        return self.path if given is None or given.absolute() != self.path else given
 
     @property
     def recipe(self) -> Path:

@@ -213,7 +213,7 @@ def weights_folder(
             return room_of()
         return shared_weights(facts, run, memory=places is None or places.one_machine)
     if server.weights_dir is not None:
-        return Path(server.weights_dir)
+        return Path(server.weights_dir).absolute()
     if is_pool(recipe) and run is not None:
         from dapo.run.pools import delete_sets
 

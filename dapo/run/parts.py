@@ -348,14 +348,17 @@ def make_tokenizer(model: Model, chat_template: str | None = None) -> Any:
 
 
 def model_path(name: str, recipe: Recipe, console: Console) -> str:
-    """A built-in model is made once and kept under ``run.dir/.models``; any other name is returned as it is."""
+    """A built-in model is made once and kept under ``run.dir/.models``; any other name is returned as it is.
+
+    The path is absolute: engines that are started again read it, whatever the working directory is then.
+    """
     if not is_builtin(name):
         return name
     cache, seed = Path(recipe.run.dir) / ".models", recipe.run.seed
     found = find_builtin_model(name, cache, seed=seed)
     if found is not None:
         console.say(f"the warmed-up base model is {found}")
-        return str(found)
+        return str(found.absolute())
     with console.progress(f"making the base model {name} (a short supervised warm-up)", WARMUP_PERCENT) as advance:
         told = 0
 
@@ -365,4 +368,4 @@ def model_path(name: str, recipe: Recipe, console: Console) -> str:
             advance(percent - told)
             told = percent
 
-        return str(ensure_builtin_model(name, cache, seed=seed, progress=progress))
+        return str(ensure_builtin_model(name, cache, seed=seed, progress=progress).absolute())

@@ -64,10 +64,10 @@ def say_changes(console: Console, changes: list[Change]) -> None:
 def say_end(folder: RunFolder, console: Console, loaded: LoadedRecipe, finished: bool) -> None:
     console.finish()
     if not finished:
-        console.say(f"stopped and saved. Continue with: {resume_command(folder.path)}")
+        console.say(f"stopped and saved. Continue with: {resume_command(folder.shown())}")
         return
     exported = _export(folder, console, loaded.recipe) if loaded.recipe.run.stage == "sft" else None
-    then = f"report {shlex.quote(str(folder.path))}"
+    then = f"report {shlex.quote(str(folder.shown()))}"
     if exported is not None:
         then = f"train {_recipe_of(loaded)} model.path={shlex.quote(str(exported))}"
     print_summary(folder, console, next_command=f"{program()} {then}")
@@ -114,7 +114,7 @@ def lost_with(lost: ClusterLost, error: Exception, folder: RunFolder, checkpoint
     last = f"The last checkpoint is that of step {steps[-1]}, in {checkpoints.folder}" if steps else "There is none yet"
     return (
         f"{lost_said(lost)}, and a step could not be finished without it: {str(error).rstrip('. ')}. {last}: "
-        f"`{resume_command(folder.path)}` goes on from there, {ELSEWHERE}"
+        f"`{resume_command(folder.shown())}` goes on from there, {ELSEWHERE}"
     )
 
 

@@ -125,6 +125,7 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
     console = console or Console(recipe.logging.console)
     with console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
         folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
+        folder.anchor()
         with _released(folder):
             folder.place_checkpoints(recipe.checkpoint.dir)
             _write_recipe(folder, loaded)
@@ -149,6 +150,7 @@ def go_on(
     console = console or Console(loaded.recipe.logging.console)
     with console, _machine_told(run_folder, resume=True):
         folder = RunFolder.open(run_folder)
+        folder.anchor()
         folder.lock()
         with _released(folder):
             folder.check_kinds()
@@ -257,7 +259,7 @@ def _attempt(
             stopping = trainer.stopping
             finished = trainer.finished
         except WithEvidence as error:
-            raise error.in_words(stop_said(error.evidence, folder.path)) from None
+            raise error.in_words(stop_said(error.evidence, folder.shown())) from None
         except DapoError as error:
             lost = session.lost() if isinstance(session, Session) else None
             if lost is None:
@@ -288,7 +290,7 @@ def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int 
     """``status.json``: running, until ``stack`` is left with an exception, which it will then tell."""
     status = StatusWriter(folder.status, recipe.trainer.steps, step)
     stack.enter_context(ending(status))
-    stack.enter_context(_machine_told(folder.path, resume=True))
+    stack.enter_context(_machine_told(folder.shown(), resume=True))
     return status
 
 

@@ -3,6 +3,8 @@
 import os
 import random
 import re
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -231,3 +233,67 @@ def test_a_check_is_what_the_command_prints(world, capsys):
     assert report.good == (report.doubts == ())
     assert "arithmetic" in str(report)
     assert capsys.readouterr().out == ""
+
+
+def test_a_program_may_change_its_working_directory(world, tmp_path, monkeypatch, capsys):
+    """In a callback, in the first step: everything goes on where it began, also what is read again after a loss."""
+    learn, lost = LocalLearner.learn, []
+
+    def fails(learner, step):
+        if step.version == 2 and not lost:
+            lost.append(step.version)
+            raise LearnerLost("its process is gone")
+        return learn(learner, step)
+
+    class Moves(dapo.Callback):
+        def step(self, event):
+            os.chdir(elsewhere)
+
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr(LocalLearner, "learn", fails)
+    monkeypatch.chdir(home)
+    (home / "model").symlink_to(world.folder / "model")
+    own = {"model": "model", "run": {"dir": "runs", "name": "moved"}, "checkpoint": {"every": 1, "dir": "saved"}}
+    run = dapo.train(**settings(home, "moved", rewards="math", **own), callbacks=[Moves])
+    assert lost
+    assert os.getcwd() == str(elsewhere)
+    assert run.path == home / "runs" / "moved"
+    assert [row["step"] for row in run.metrics] == [0, 1, 2, 3]
+    assert (home / "saved" / "moved" / "step_000003").is_dir()
+    assert list(elsewhere.iterdir()) == []
+
+
+LEFT_OPEN = """
+import dapo
+from test_run_python import settings
+from pathlib import Path
+
+trainer = dapo.Trainer(**settings(Path({folder!r}), "open", rewards="math", **{{"logging.console": "quiet"}}))
+print("step", next(trainer).step)
+keeps = [trainer, lambda: keeps]
+"""
+
+
+def test_a_trainer_that_is_left_open_is_saved_at_the_programs_end(world):
+    here = os.path.dirname(__file__)
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN.format(folder=str(world.folder))],
+        capture_output=True, text=True, check=False, timeout=200,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path]), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "step 1\n"), done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert "Traceback" not in done.stderr
+    run = dapo.Run(world.folder / "runs" / "open")
+    assert run.checkpoints == [1]
+    assert run.status.state == "interrupted"
+
+
+def test_settings_that_are_none_get_a_sentence(world):
+    with dapo.Trainer(**settings(world.folder, "wrong", rewards="math")) as trainer:
+        for wrong in (5, None, "trainer.steps=3", [("trainer.steps", 3)], {5: 3}):
+            with pytest.raises(RecipeError, match=r"expected .*learner\.learning_rate"):
+                trainer.change(wrong)
+        assert next(trainer).step == 1
