@@ -5,19 +5,34 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from errno import ENAMETOOLONG
 from itertools import islice
 from pathlib import Path
 
-from dapo.config import load_recipe
+from dapo.config.files import parse_yaml
+from dapo.config.load import recipe_from_dict
+from dapo.config.problems import brief
 from dapo.config.write import to_yaml
 from dapo.data.formats import Problem, detect, to_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError, ModelError, RecipeError
+from dapo.observe.jsonl import write_atomically
 
 _LOOKED_AT = 50  # records
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(/\d+)?%?|\\?\$.*|.*\\(frac|sqrt|boxed|pi).*")
 _MATH_INSTRUCTION = r"Put your final answer in \boxed{}."
 _EXACT_INSTRUCTION = 'End with a line "Answer: ..." that holds the result alone.'
+_TYPED = {
+    "run.name": "NAME",
+    "model.path": "--model",
+    "model.device": "--device",
+    "data.train.0.path": "--data",
+    "data.validation.0.path": "--validation",
+    "rewards.0.function": "--reward",
+    "rollout.max_response_tokens": "--max-tokens",
+    "trainer.steps": "--steps",
+}
+"""What a person types for a setting."""
 _EXACT_PATTERN = r"(?im)^answer:\s*(.+?)\s*$"
 
 
@@ -52,7 +67,7 @@ def write_recipe(wanted: Wanted, out: Path, *, force: bool = False) -> list[str]
         DataError: the data cannot be read, or its columns are not known.
         ModelError: the model's folder cannot be read.
     """
-    if out.exists() and not force:
+    if _exists(out) and not force:
         raise RecipeError(f"{out} exists already; give another NAME, or --force to write over it")
     data = _look_at(wanted, wanted.train)
     if wanted.validation is not None:
@@ -60,19 +75,44 @@ def write_recipe(wanted: Wanted, out: Path, *, force: bool = False) -> list[str]
     machine = _machine(wanted)
     reward = wanted.reward or ("math" if data.numbers >= 0.9 else "exact")
     text = _text(wanted, data, reward, machine)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f".{out.name}.draft")
+    _check(text, out)
     try:
-        draft.write_text(text, encoding="utf-8")
-        load_recipe(draft)
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text)
+    except OSError as error:
+        raise _unwritable(out, error) from None
     return [
         f"first problem: {data.first.problem[:100]!r}, answer {data.first.answer[:60]!r}",
         f"reward: {reward}" + ("" if wanted.reward else f" ({data.numbers:.0%} of the first answers are numbers)"),
         f"machine: {machine.said}",
     ]
+
+
+def _exists(out: Path) -> bool:
+    try:
+        return out.exists()
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(out: Path, error: OSError) -> RecipeError:
+    move = f"a shorter NAME than these {len(out.stem)} characters" if error.errno == ENAMETOOLONG else "another NAME"
+    return RecipeError(f"{brief(str(out))} cannot be written ({error.strerror}); give {move}")
+
+
+def _check(text: str, out: Path) -> None:
+    """Refuse a recipe in the words of the command line.
+
+    Raises:
+        RecipeError: it would be refused.
+    """
+    try:
+        recipe_from_dict(parse_yaml(text, str(out))[0], path=out)
+    except RecipeError as error:
+        said = str(error)
+        for key, typed in _TYPED.items():
+            said = re.sub(rf"^  {re.escape(key)}(?=:|$)", f"  {typed} ({key})", said, flags=re.MULTILINE)
+        raise RecipeError(said) from None
 
 
 def _look_at(wanted: Wanted, path: str) -> _Data:

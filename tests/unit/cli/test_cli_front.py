@@ -101,7 +101,17 @@ def test_init_refuses_with_the_next_move_and_writes_nothing(problems, capsys):
     right = ["--data", "train.jsonl", "--problem", "task", "--answer", "result"]
     assert "--reward" in said(capsys, "init", "x", "--model", "a/b", *right, "--reward", "f", code=2)
     assert "no model folder" in said(capsys, "init", "x", "--model", "./nowhere", *right, code=2)
-    assert "run.name" in said(capsys, "init", "-", "--model", "a/b", *right, code=2)
+    dash = said(capsys, "init", "-", "--model", "a/b", *right, code=2)
+    assert "NAME (run.name)" in dash
+    flags = ["--device", "none", "--validation", "train.jsonl"]
+    refused = said(capsys, "init", "deep/x", "--model", "a/b/c/d", *right, *flags, code=2)
+    for typed in ("--model (model.path)", "--device (model.device)"):
+        assert typed in refused
+    for text in (dash, refused):
+        assert "draft" not in text
+        assert "line " not in text
+    for length in (250, 300):  # too long for the file that is moved into its place, or for any
+        assert "shorter NAME" in said(capsys, "init", "n" * length, "--model", "a/b", *right, code=2)
     assert [p.name for p in problems.iterdir()] == ["train.jsonl"]
 
 
