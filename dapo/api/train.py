@@ -172,8 +172,7 @@ class Trainer:
         return self
 
     def __next__(self) -> StepEvent:
-        """The next training step, done and recorded. After the loss of a learner steps behind the last checkpoint come
-        again.
+        """Do and record the next training step. When a learner was lost, steps after the last checkpoint come again.
 
         Raises:
             DapoError: what would have ended ``dapo train``, its state saved in the same way.
@@ -280,7 +279,7 @@ class Trainer:
 
 
 def _close_left_open(steps: Steps, folder: Path) -> None:
-    """End a run whose trainer nobody closed: it is collected, or the program ends. It is saved, as by ``close``."""
+    """End and save a run whose trainer was left open, as ``close`` does: when it is collected, or the program ends."""
     try:
         steps.close()
     except Exception as error:

@@ -215,7 +215,7 @@ def no_run(folder: str | Path) -> str:
 
 
 def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tuple[LoadedRecipe, list[Change]]:
-    """The recipe of a run folder with overrides on top, and what they change.
+    """Return the recipe of a run folder with overrides on top, and what they change.
 
     Settings that followed ``rollout.max_staleness`` follow its new value, unless an override names them.
 
@@ -233,7 +233,7 @@ def load_for_resume(run_folder: str | Path, overrides: Sequence[str] = ()) -> tu
 
 
 def _following(old: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Overrides that an override of ``rollout.max_staleness`` implies."""
+    """Return the overrides that an override of ``rollout.max_staleness`` implies."""
     given = dict(split_overrides(overrides))
     try:
         limit = int(given["rollout.max_staleness"])

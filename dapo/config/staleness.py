@@ -57,7 +57,7 @@ def followers(old: Recipe, preset: Mapping[str, Any], limit: int) -> dict[str, A
 
 
 def _implied(preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """What ``max_age`` and ``lookahead`` are if a recipe sets neither."""
+    """Return ``max_age`` and ``lookahead`` of a recipe that sets neither."""
     given = follow_staleness({**preset, "rollout": {"max_staleness": limit}})
     sampling = DynamicSampling.model_validate(given.get("algorithm", {}).get("dynamic_sampling", {}))
     return {"max_age": sampling.max_age, "lookahead": sampling.lookahead}

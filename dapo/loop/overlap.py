@@ -35,7 +35,7 @@ class Overlap:
         self._failure: Exception | None = None
 
     def result(self, handle: Handle[T], next_step: int) -> T:
-        """The learner's result, and until then work for ``next_step``."""
+        """Work for ``next_step`` until the learner is done; return the learner's result."""
         with self._kept():
             self.collector.begin(next_step)
         if self.turns is None:

@@ -128,9 +128,9 @@ class Trainer:
         return self.stopping.finished(self.steps - self.counters.training_steps)
 
     def each_step(self) -> Iterator[StepDone]:
-        """``run``, a training step at a time: each is recorded and, where it is due, saved when it is given out.
+        """Train as ``run``, and give out each training step when it is recorded and, if due, saved.
 
-        Whoever leaves in the middle closes the iterator: the state is then saved.
+        Closing the iterator in the middle saves the state.
         """
         self.records.start()
         self.stopping.start()
@@ -201,7 +201,7 @@ class Trainer:
     def _steps_before_saved(self, step: int) -> Iterator[None]:
         """Whatever fails in here, save the finished steps; the error then ends the run.
 
-        The learner has not seen anything of ``step`` yet. When it is lost itself, nobody could save: the run goes on
+        The learner has not seen anything of ``step`` yet. If it is lost itself, nothing can be saved: the run goes on
         from its last checkpoint.
         """
         try:
@@ -227,7 +227,7 @@ class Trainer:
             )
 
     def _collect(self, step: int) -> StepBatch | None:
-        """The batch of ``step``; None: there is no data left."""
+        """Collect the batch of ``step``; None: there is no data left."""
         if self.overlap is not None:
             self.overlap.check()
         batch = self.collector.collect(step)

@@ -92,7 +92,7 @@ class Callbacks:
             self._send(EvaluationEvent(step, frozen(result.metrics), answers))
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """A checkpoint was written.
+        """Tell callbacks of a checkpoint that was written.
 
         Raises:
             CallbackError: the state of a callback that wants the run to end with it is not in there.
@@ -203,7 +203,7 @@ def _refuse_unsavable(listener: _Listener) -> None:
 
 
 def _unsavable(state: object) -> str | None:
-    """Why a checkpoint cannot hold a state; None: it can."""
+    """Return why a checkpoint cannot hold a state; None: it can."""
     if state is None:
         return None
     if not isinstance(state, dict):
@@ -217,7 +217,7 @@ def _unsavable(state: object) -> str | None:
 
 
 def _array(value: object) -> None:
-    """Arrays of numbers are saved beside the JSON."""
+    """Accept arrays of numbers or text, which are saved beside the JSON."""
     if not (isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU"):
         raise TypeError(f"an object of type {type(value).__name__}")
 

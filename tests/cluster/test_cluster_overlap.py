@@ -9,7 +9,9 @@ import pytest
 from small_run import assert_none_lost_or_doubled, write_recipe
 
 import dapo
+from dapo.errors import MachineError
 from dapo.learner.apart import LearnerApart
+from dapo.loop.collector import StreamingCollector
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.run import session
 
@@ -91,6 +93,56 @@ def test_a_run_left_in_the_middle_goes_on_as_if_it_had_not_been(whole, recipe):
                 break
     run = dapo.resume(trainer.run)
     assert_rows_equal(rows(run), rows(whole), range(1, 7))
+
+
+def test_an_engine_that_is_killed_in_the_middle_of_responses_changes_no_digit(whole, recipe, monkeypatch):
+    """One engine, beside learning and between two steps, with responses of several weights."""
+    pump, calls, killed = StreamingCollector.pump, [], []
+
+    def dying(collector, timeout=None):
+        calls.append(collector.step)
+        if len(calls) in (11, 24):
+            (member,) = collector.engine._crew.at_work()
+            killed.append((member.facts.process, len(member.owned)))
+            os.kill(member.facts.process, signal.SIGKILL)
+        return pump(collector, timeout)
+
+    monkeypatch.setattr(StreamingCollector, "pump", dying)
+    run = dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "engine"})
+    assert len(killed) == len({process for process, _ in killed}) == 2
+    assert any(owned for _, owned in killed)
+    assert sum(row.get("cluster/engine_losses", 0) for row in rows(run).values()) == 2
+    assert_rows_equal(rows(run), rows(whole), range(7))
+
+
+def test_what_fails_while_collecting_costs_no_step_over_ranks_either(recipe, monkeypatch):
+    over_ranks = LOCKSTEP | {"learner.ranks": 2, "trainer.steps": 5, "checkpoint.every": 0}
+    whole = dapo.train(str(recipe), **over_ranks, **{"run.name": "ranks"})
+    judge = StreamingCollector._judge
+
+    def fails(collector, group):
+        if (collector.step, collector.phases.step) == (4, 4):  # and not beside learning step 3
+            raise MemoryError("no memory left")
+        judge(collector, group)
+
+    monkeypatch.setattr(StreamingCollector, "_judge", fails)
+    with pytest.raises(MachineError, match="no memory left"):
+        dapo.train(str(recipe), **over_ranks, **{"run.name": "failed"})
+    run = dapo.Run(whole.path.parent / "failed")
+    assert run.checkpoints == [3]
+    monkeypatch.setattr(StreamingCollector, "_judge", judge)
+    run = dapo.resume(run)
+    assert_rows_equal(rows(run), rows(whole), range(1, 6))
+
+
+def test_the_staleness_may_change_on_a_resume_and_back(recipe):
+    run = dapo.train(str(recipe), **{"run.name": "changes", "run.if_exists": "backup", "trainer.steps": 2})
+    run = dapo.resume(run, **{"rollout.max_staleness": 2, "rollout.overlap_turns": 3, "trainer.steps": 4})
+    run = dapo.resume(run, **{"rollout.max_staleness": 0, "trainer.steps": 6})
+    found = rows(run)
+    assert_none_lost_or_doubled(run.path, 6)
+    assert [found[step].get("cluster/engines") for step in (1, 3, 5)] == [None, 1, None]
+    assert found[4]["policy/staleness_max"] >= 1
 
 
 def test_the_clock_may_decide(recipe):

@@ -110,8 +110,8 @@ def test_init_refuses_with_the_next_move_and_writes_nothing(problems, capsys):
     for text in (dash, refused):
         assert "draft" not in text
         assert "line " not in text
-    for length in (250, 300):  # too long for the file that is moved into its place, or for any
-        assert "shorter NAME" in said(capsys, "init", "n" * length, "--model", "a/b", *right, code=2)
+    assert "NAME (run.name)" in said(capsys, "init", "n" * 250, "--model", "a/b", *right, code=2)
+    assert "shorter NAME" in said(capsys, "init", "n" * 300, "--model", "a/b", *right, code=2)
     assert [p.name for p in problems.iterdir()] == ["train.jsonl"]
 
 
