@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -18,6 +19,7 @@ from dapo.run import session
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 OVERLAP = {"rollout.max_staleness": 2, "rollout.turn_steps": 8, "run.if_exists": "backup"}
+OF_THE_ENGINES = re.compile(r"cluster/|decode_steps|prefill_tokens|slot_use")
 LOCKSTEP = OVERLAP | {"rollout.overlap_turns": 3}
 
 
@@ -101,7 +103,7 @@ def test_an_engine_that_is_killed_in_the_middle_of_responses_changes_no_digit(wh
 
     def dying(collector, timeout=None):
         calls.append(collector.step)
-        if len(calls) in (11, 24):
+        if len(calls) in (6, 12):
             (member,) = collector.engine._crew.at_work()
             killed.append((member.facts.process, len(member.owned)))
             os.kill(member.facts.process, signal.SIGKILL)
@@ -112,16 +114,21 @@ def test_an_engine_that_is_killed_in_the_middle_of_responses_changes_no_digit(wh
     assert len(killed) == len({process for process, _ in killed}) == 2
     assert any(owned for _, owned in killed)
     assert sum(row.get("cluster/engine_losses", 0) for row in rows(run).values()) == 2
-    assert_rows_equal(rows(run), rows(whole), range(7))
+    ours, theirs = (  # an engine that is led to its place again decodes what the lost one had decoded
+        {step: {k: v for k, v in row.items() if not OF_THE_ENGINES.search(k)} for step, row in rows(one).items()}
+        for one in (run, whole)
+    )
+    assert ours == theirs
 
 
 def test_what_fails_while_collecting_costs_no_step_over_ranks_either(recipe, monkeypatch):
-    over_ranks = LOCKSTEP | {"learner.ranks": 2, "trainer.steps": 5, "checkpoint.every": 0}
+    over_ranks = OVERLAP | {"rollout.overlap_turns": 1, "learner.ranks": 2, "trainer.steps": 4, "checkpoint.every": 0}
     whole = dapo.train(str(recipe), **over_ranks, **{"run.name": "ranks"})
-    judge = StreamingCollector._judge
+    judge, failed = StreamingCollector._judge, []
 
     def fails(collector, group):
-        if (collector.step, collector.phases.step) == (4, 4):  # and not beside learning step 3
+        if collector.step == collector.phases.step >= 3:  # and not beside learning
+            failed.append(collector.step)
             raise MemoryError("no memory left")
         judge(collector, group)
 
@@ -129,10 +136,10 @@ def test_what_fails_while_collecting_costs_no_step_over_ranks_either(recipe, mon
     with pytest.raises(MachineError, match="no memory left"):
         dapo.train(str(recipe), **over_ranks, **{"run.name": "failed"})
     run = dapo.Run(whole.path.parent / "failed")
-    assert run.checkpoints == [3]
+    assert run.checkpoints == [failed[0] - 1]
     monkeypatch.setattr(StreamingCollector, "_judge", judge)
     run = dapo.resume(run)
-    assert_rows_equal(rows(run), rows(whole), range(1, 6))
+    assert_rows_equal(rows(run), rows(whole), range(1, 5))
 
 
 def test_the_staleness_may_change_on_a_resume_and_back(recipe):
