@@ -20,7 +20,7 @@ from dapo.config.pool import check_pool
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
-from dapo.config.staleness import check_staleness
+from dapo.config.staleness import check_staleness, keeps_old_cache
 from dapo.config.transfer import check_transfer
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -39,8 +39,9 @@ def check(recipe: Recipe) -> list[Problem]:
 def uses_sampler_logprobs(recipe: Recipe) -> bool:
     """Whether the ratio runs against the sampler's log-probabilities.
 
-    ``auto``: with the embedded engine in float32. In bfloat16 its numbers are off the learner's by about 0.01 nats a
-    token, which the ratio would take for a change of the policy (docs/log.md has the measurement).
+    ``auto``: with the embedded engine in float32, unless its cache keeps old weights' keys and values. In bfloat16 its
+    numbers are off the learner's by about 0.01 nats a token, which the ratio would take for a change of the policy
+    (docs/log.md has the measurement).
     """
     old = recipe.algorithm.old_logprobs
     return old == "sampler" or (old == "auto" and _exact_sampler(recipe))
@@ -48,7 +49,7 @@ def uses_sampler_logprobs(recipe: Recipe) -> bool:
 
 def _exact_sampler(recipe: Recipe) -> bool:
     """Return whether the engine's log-probabilities are the learner's to about 1e-7 nats."""
-    return recipe.rollout.engine == "embedded" and recipe.model.dtype == "float32"
+    return recipe.rollout.engine == "embedded" and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
 
 
 def ratio_against(recipe: Recipe) -> RatioAgainst:

@@ -55,7 +55,7 @@ _RULES: dict[str, dict[Rule, str]] = {
     "rollout": {
         "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids stop "
         "include_stop_str_in_output thinking_budget thinking_end slots "
-        "engines turn_steps lockstep max_staleness overlap_turns",
+        "engines turn_steps lockstep max_staleness overlap_turns recompute_cache",
         "free": "weight_transfer",
         "fixed": "group_size",  # carried groups have it
     },

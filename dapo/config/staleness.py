@@ -63,6 +63,12 @@ def _implied(preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
     return {"max_age": sampling.max_age, "lookahead": sampling.lookahead}
 
 
+def keeps_old_cache(recipe: Recipe) -> bool:
+    """Return whether responses go on behind keys and values of earlier weights."""
+    rollout = recipe.rollout
+    return rollout.engine == "embedded" and rollout.max_staleness > 0 and not rollout.recompute_cache
+
+
 def check_staleness(r: Recipe) -> Iterator[Problem]:
     """Settings that cannot hold beside generation that goes on while the learner works."""
     limit, sampling = r.rollout.max_staleness, r.algorithm.dynamic_sampling

@@ -15,7 +15,7 @@ from dapo.config.checks import (
 from dapo.config.pool import is_pool
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
-from dapo.config.staleness import staleness_warnings
+from dapo.config.staleness import keeps_old_cache, staleness_warnings
 from dapo.config.transfer import weight_route
 
 
@@ -32,6 +32,8 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
     return [
         *_sampling(recipe),
         *_loss(recipe),
+        *_cut(recipe),
+        *_old_cache(recipe),
         *_rewards(recipe),
         *_lora(recipe),
         *_sizes(recipe),
@@ -101,6 +103,37 @@ def _loss(r: Recipe) -> Iterator[str]:
             "nats a token, and the ratio takes that for a change of the policy; nothing corrects it. "
             "algorithm.old_logprobs=auto runs the ratio against the learner's own numbers"
         )
+
+
+def _cut(r: Recipe) -> Iterator[str]:
+    """With ``top_p`` or ``top_k`` the sampler's probabilities are renormalised, and the learner's are not."""
+    kind = correction_kind(r)
+    if ratio_against(r) != "learner" or kind in ("none", "report"):
+        return
+    for name, value, neutral in (("top_p", r.rollout.top_p, 1.0), ("top_k", r.rollout.top_k, 0)):
+        if value != neutral:
+            yield (
+                f"rollout.{name} = {value:g} with algorithm.correction.kind: {kind}: on fresh tokens the correction is "
+                "the probability mass that sampling kept, below 1, and train/gap_mean contains its logarithm. It "
+                "corrects for the cut, not for an engine: algorithm.correction.kind=none leaves the cut out of it, "
+                f"rollout.{name}={neutral:g} leaves out the cut"
+            )
+
+
+def _old_cache(r: Recipe) -> Iterator[str]:
+    if not keeps_old_cache(r):
+        return
+    against = r.algorithm.old_logprobs
+    so = (
+        "the ratio runs against the learner's"
+        if ratio_against(r) == "learner"
+        else f"algorithm.old_logprobs: {against} trains on them. algorithm.old_logprobs=learner does not"
+    )
+    yield (
+        "rollout.recompute_cache: false keeps keys and values of old weights in running responses: log-probabilities "
+        f"after a change of weights are then those of no version, by tenths of a nat, and {so}. Leave the setting out "
+        "for exact ones, at the price of a prefill of the running responses in each step"
+    )
 
 
 def _rewards(r: Recipe) -> Iterator[str]:
@@ -206,6 +239,8 @@ def _engine_readers(r: Recipe) -> Readers:
     yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
     yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
     yield _ONE_ENGINE, not is_pool(r), _below("rollout", "turn_steps lockstep")
+    yield f"rollout.engine is {engine}", engine != "embedded", _below("rollout", "recompute_cache")
+    yield "rollout.max_staleness is 0", not r.rollout.max_staleness, _below("rollout", "recompute_cache")
 
 
 _ONE_ENGINE = "there is one engine, in the trainer's process"

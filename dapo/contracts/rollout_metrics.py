@@ -71,7 +71,8 @@ def sampling_metrics() -> Iterator[Metric]:
     yield Metric(
         "sampling/prefill_tokens",
         TOKENS,
-        "Tokens computed before a first new one: prompts, and what carried responses had when they were taken up.",
+        "Tokens computed before a new one: prompts, what carried responses had when they were taken up, and what "
+        "running ones had when weights changed.",
     )
     yield Metric("sampling/skipped_prompts", COUNT, "Prompts passed over in this step (retired, or skipped by GRESO).")
     yield Metric("sampling/retired_prompts", COUNT, "Prompts that are retired when this step ends.")

@@ -95,7 +95,8 @@ def _policy() -> Iterator[TokenMetric]:
     yield _entry(
         "entropy",
         NATS,
-        "Mean entropy of the policy over the tokens with loss; near 0 it explores no more.",
+        "Mean entropy of the policy at the sampling temperature, before `top_p` and `top_k` cut it, over the tokens "
+        "with loss; near 0 it explores no more.",
         lambda tokens: tokens.entropy,
     )
     yield _entry(
@@ -159,7 +160,8 @@ def _gaps() -> Iterator[TokenMetric]:
     yield _entry(
         "correction_mean",
         "1",
-        "Mean importance correction w over tokens with loss; 1 is none.",
+        "Mean importance correction w over tokens with loss; 1 is none. With `top_p` or `top_k` it is below 1 by the "
+        "probability mass that sampling left out.",
         lambda tokens: tokens.correction,
     )
     yield _entry(
@@ -169,19 +171,20 @@ def _gaps() -> Iterator[TokenMetric]:
         lambda tokens: tokens.corrected,
         "lower",
     )
+    cut = "With `top_p` or `top_k` it contains the probability mass that sampling left out."
     for suffix, of, chosen in (
         ("", "over tokens with loss", None),
         ("_current", "over tokens with loss made by the current weights", lambda tokens: tokens.current),
         ("_older", "over tokens with loss made by older weights", lambda tokens: ~tokens.current),
     ):
-        yield _entry(
-            f"gap_mean{suffix}", NATS, f"Mean |learner - sampler| log-probability {of}.", _gap(abs, chosen), "lower"
-        )
-        yield _entry(f"gap_kl{suffix}", NATS, f"K3 estimate of KL(sampler, learner) {of}.", _gap(k3, chosen), "lower")
+        mean = f"Mean |learner - sampler| log-probability {of}. {cut}"
+        yield _entry(f"gap_mean{suffix}", NATS, mean, _gap(abs, chosen), "lower")
+        divergence = f"K3 estimate of KL(sampler, learner) {of}. {cut}"
+        yield _entry(f"gap_kl{suffix}", NATS, divergence, _gap(k3, chosen), "lower")
         yield _entry(
             f"gap_max{suffix}",
             NATS,
-            f"Largest |learner - sampler| log-probability {of}.",
+            f"Largest |learner - sampler| log-probability {of}. {cut}",
             _gap(abs, chosen),
             "lower",
             "max",

@@ -303,9 +303,10 @@ class Trainer:
     def _publish(self) -> Metrics:
         """The learner's weights to the engine, and a look at whether they arrived."""
         version = self.counters.training_steps
-        with self.phases("publish"), self.collector.aside():
+        with self.phases("publish"):
             self.engine.load(self.learner.publish(version), "abort" if self.overlap is None else "keep")
-            return self.check_sync(version)
+            with self.collector.aside():
+                return self.check_sync(version)
 
     # ------------------------------------------------------------------ evaluate, record, save
 

@@ -43,9 +43,10 @@ class Policy(nn.Module):
     def forward(
         self, batch: PackedBatch | Callable[[], Any], temperature: float = 1.0, entropy: Entropy = "value"
     ) -> Any:
-        """Log-probability of every response token, and the entropy of the distribution it was drawn from.
+        """Compute the log-probability of every response token, and the entropy of the policy before it.
 
-        Both are those of logits / temperature, in float32 (float64 for float64 models).
+        Both are those of logits / temperature over the whole vocabulary, in float32 (float64 for float64 models).
+        Sampling with ``top_p`` or ``top_k`` draws from a part of that distribution.
 
         Args:
             batch: From ``pack`` or ``pad``, with N response tokens. A function instead is called, and its result

@@ -202,9 +202,14 @@ class SlotCache:
         self.length[seats] = lengths
         index = np.array([self._pool_for(int(length)) for length in lengths])
         for pool in np.unique(index):
-            chosen = index == pool
-            self._seat_in(int(pool), seats[chosen])
-            width = int(lengths[chosen].max())
+            self._seat_in(int(pool), seats[index == pool])
+        self.write(seats, prefilled, rows)
+
+    def write(self, seats: IntArray, prefilled: Prefilled, rows: IntArray) -> None:
+        """Replace all keys and values of ``seats[i]`` by the first tokens of ``prefilled`` row ``rows[i]``."""
+        for pool in np.unique(self._pool[seats]):
+            chosen = self._pool[seats] == pool
+            width = int(self.length[seats[chosen]].max())
             slots = self._slot[seats[chosen]].tolist()  # known here: reading them back would wait for the device
             self.pools[pool].fill(slots, rows[chosen].tolist(), prefilled.kv[..., :width, :])
 

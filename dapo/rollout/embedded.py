@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -49,6 +49,8 @@ class EmbeddedEngine:
         longest: Tokens of the longest sequence (prompt and response) that will be asked for; None: not known.
         reserve: Bytes that the learner will hold on the device beside the cache.
         cuda_graphs: Decode steps as CUDA graphs (``dapo.rollout.graphs``); None: where device and decoder can.
+        recompute_cache: After a ``load`` that keeps live responses, compute their keys and values with the new weights.
+            False: those of the old weights stay, and later log-probabilities are those of no version.
 
     Raises:
         EngineError: The model cannot be decoded here (the message names ``rollout.engine: generate``), a CUDA device
@@ -64,6 +66,7 @@ class EmbeddedEngine:
         longest: int | None = None,
         reserve: int = 0,
         cuda_graphs: bool | None = None,
+        recompute_cache: bool = True,
     ) -> None:
         self._loaded = loaded
         self.shares_weights = shares_weights
@@ -71,7 +74,7 @@ class EmbeddedEngine:
         shape = self._decoder.shape
         self.capacity = slots or choose_slots(loaded, shape, longest, reserve)
         check_slots(self.capacity, loaded, shape, longest, reserve)
-        self._longest = longest
+        self._longest, self._recompute_cache = longest, recompute_cache
         like = loaded.model.get_input_embeddings().weight
         self._graphs = make_graphs(cuda_graphs, self._decoder, self.capacity, like)
         if self._graphs is not None:
@@ -150,10 +153,12 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
-        """Take new weights. With ``keep``, live responses go on; keys and values of their tokens stay as they are.
+        """Take new weights. With ``keep``, live responses go on: their keys and values are computed with the new
+        weights, unless ``recompute_cache`` is False.
 
         Raises:
-            EngineError: ``abort`` while responses are unfinished, or weights that do not lead here or do not fit.
+            EngineError: ``abort`` while responses are unfinished, weights that do not lead here or do not fit, or
+                the machine has no memory left.
         """
         check_idle(self._inbox.unfinished, in_flight)
         take_weights(self._loaded.model, ticket, self.shares_weights)
@@ -162,6 +167,9 @@ class EmbeddedEngine:
         self._candidates.forget()
         self.version = ticket.version
         self._roster.new_version(ticket.version)
+        if self._recompute_cache:
+            with lost_to_the_machine():
+                self._recompute()
 
     @torch.inference_mode()
     def checksums(self) -> Mapping[str, TensorSum] | None:
@@ -293,7 +301,23 @@ class EmbeddedEngine:
             self._prefilled.pop(name, None)
 
     def _prefill(self, names: list[bytes]) -> None:
-        """Compute the named sequences (their int64 token ids as bytes), in passes of similar length."""
+        """Compute the named sequences (their int64 token ids as bytes), and keep them for queued requests."""
+        for part, prefilled in self._computed(names):
+            self._prefilled.update((name, (prefilled, row)) for row, name in enumerate(part))
+
+    def _recompute(self) -> None:
+        """Replace the keys and values of live responses by those of the present weights."""
+        seats_of: dict[bytes, list[int]] = {}  # members of a group may have equal sequences
+        for seat, sequence in self._roster.sequences().items():
+            held = sequence[: self._cache.length[seat]]  # the newest token enters the cache with the next step
+            seats_of.setdefault(held.tobytes(), []).append(seat)
+        for part, prefilled in self._computed(list(seats_of)):
+            seats = [seat for name in part for seat in seats_of[name]]
+            rows = np.repeat(np.arange(len(part)), [len(seats_of[name]) for name in part])
+            self._cache.write(np.array(seats, dtype=np.int64), prefilled, rows)
+
+    def _computed(self, names: list[bytes]) -> Iterator[tuple[list[bytes], Prefilled]]:
+        """Yield the named sequences in passes of similar length, each with its result: row i is the i-th name."""
         ordered = sorted(names, key=len)
         start = 0
         while start < len(ordered):
@@ -306,6 +330,6 @@ class EmbeddedEngine:
             for row, tokens in zip(padded, part, strict=True):
                 row[: len(tokens)] = tokens
             prefilled = self._decoder.prefill(send(padded, self._loaded.device), lengths)
-            self._prefilled.update((name, (prefilled, row)) for row, name in enumerate(ordered[start:stop]))
             self._stats["prefill_tokens"] += sum(lengths)
+            yield ordered[start:stop], prefilled
             start = stop

@@ -83,9 +83,11 @@ class EngineHost:
             getattr(self, method)(*args)
         return self._answer([], began)
 
-    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"]) -> None:
-        """New weights, which the engine reads itself."""
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"]) -> Answer:
+        """Let the engine read new weights. Its counters may have moved: responses under way are computed anew."""
+        began = time.perf_counter()
         self._engine.load(ticket, in_flight)
+        return self._answer([], began)
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Of what the engine computes with."""

@@ -83,6 +83,7 @@ def _make(order: EngineOrder) -> Engine:
         shares_weights=False,
         longest=order.longest,
         cuda_graphs=order.rollout.embedded.cuda_graphs,
+        recompute_cache=order.rollout.recompute_cache,
     )
 
 

@@ -311,6 +311,8 @@ class EnginePool:
                 self._take(member, answer, self.clock, 0.0)
                 self._give_back(member, keys_of(flight))  # what it knew nothing of
             else:
+                if isinstance(answer, Answer):  # of a load
+                    member.heard(answer)
                 self._told[member.index] = answer
         if self._round and not (self.lockstep and self._crew.flying):
             self._close_round()

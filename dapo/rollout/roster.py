@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.seeds import stream_keys, uniforms
 from dapo.contracts.types import IntArray, Key, SampleEvent, SampleRequest
+from dapo.rollout.requests import sequence_of
 from dapo.rollout.sampling import Law, law_of
 from dapo.rollout.stops import StopStrings
 
@@ -137,6 +138,13 @@ class Roster:
                 said[row] = True
                 self._read.add(number)
         return said
+
+    def sequences(self) -> dict[int, IntArray]:
+        """Return prompt, prefix and the tokens made of each live response, by seat."""
+        return {
+            number: np.concatenate([sequence_of(seat.request), self._tokens[number, : self.made[number]]])
+            for number, seat in self._occupied.items()
+        }
 
     def new_version(self, version: int) -> None:
         """Tokens from now on are made by ``version`` of the weights."""

@@ -192,6 +192,8 @@ class VllmEngine:
                 self._asleep = False
             if not self._engine.reset_prefix_cache(reset_running_requests=True):
                 raise EngineError("vLLM did not drop its prefix cache, which holds keys and values of the old weights")
+        running = [response for response in self._responses.values() if response.token_ids]
+        self._stats["prefill_tokens"] += sum(len(sequence_of(r.request)) + len(r.token_ids) for r in running)
         self.version = ticket.version
 
     def _take(self, ticket: Ticket, incoming: Iterator[tuple[str, Tensor]]) -> None:

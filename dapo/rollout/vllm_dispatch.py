@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
@@ -189,6 +191,8 @@ class Dispatcher:
         (finish, reason), made = answer.ended(), answer.finite
         self.clock = max(self.clock, flight.started + made)
         self.counts["generated_tokens"] += made
+        changes = np.flatnonzero(np.diff(versions[:made])) + 1  # what stood before each was computed anew
+        self.counts["prefill_tokens"] += int((len(sequence_of(flight.request)) + changes).sum())
         arrays = (answer.token_ids[:made], answer.logprobs[:made], versions[:made])
         return self._end(SampleEvent(flight.request.key, *arrays, finish=finish, tick=self.clock, reason=reason))
 

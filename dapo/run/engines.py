@@ -188,6 +188,7 @@ def _over_model(
         reserve=reserve,
         shares_weights=shares,
         cuda_graphs=recipe.rollout.embedded.cuda_graphs,
+        recompute_cache=recipe.rollout.recompute_cache,
     )
 
 

@@ -157,3 +157,16 @@ def test_the_clock_may_decide(recipe):
     found = rows(run)
     assert_none_lost_or_doubled(run.path, 6)
     assert all(row["policy/staleness_max"] <= 2 for step, row in found.items() if step)
+
+
+def test_log_probabilities_behind_a_change_of_weights_are_the_learners(recipe):
+    """Large updates, and responses of which a third see several versions: tokens of the present weights have no gap."""
+    long = {"rollout.max_response_tokens": 96, "rollout.slots": 16, "rollout.turn_steps": 4}
+    exact = {"algorithm.old_logprobs": "sampler", "learner.minibatch_prompts": None, "validation.every": 0}
+    run = dapo.train(str(recipe), **(LOCKSTEP | long | exact | {"run.name": "long"}))
+    trained = [r for step in range(2, 7) for r in run.rollouts(step=step) if r["disposition"] == "trained"]
+    crossing = [r for r in trained if len(set(r["versions"])) > 1]
+    assert len(crossing) > len(trained) / 3
+    found = rows(run)
+    assert max(found[step]["train/gap_mean_current"] for step in range(2, 7)) < 1e-5
+    assert min(found[step]["train/gap_mean_older"] for step in range(2, 7)) > 0.1  # the weights do change

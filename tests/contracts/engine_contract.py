@@ -41,6 +41,8 @@ class Subject:
     stepwise: bool = True  # a poll returns in the middle of longer responses
     counts: bool = True  # counters are in tokens and decode steps
     standing: Callable[[], AbstractContextManager[Any]] = nullcontext  # what works by itself ends no response meanwhile
+    plain: Callable[[int, Sequence[int], Sequence[int]], Any] | None = None
+    """plain(version, prompt, response) -> log-probabilities of a plain forward pass; None: there is no model."""
 
     def request(self, group: int, index: int = 0, **options: Any) -> SampleRequest:
         prefix, priority = options.pop("prefix", None), options.pop("priority", 0)
@@ -311,6 +313,33 @@ def kept_responses_change_version_in_the_middle(s: Subject) -> None:
         assert set(rest[2, 0].versions.tolist()) == {1}
 
 
+def tokens_have_the_logprobs_of_the_version_that_they_carry(s: Subject) -> None:
+    """Weights change twice while responses run: behind prefixes too, and a group of which one member still waits."""
+    if not s.keeps or s.plain is None:
+        return
+    engine = s.make(slots=5)
+    prefix = Partial(np.array([9, 11, 9]), np.zeros(3, np.float32), np.zeros(3, np.int32))
+    requests = [s.request(0, max_tokens=4), s.request(0, 1, max_tokens=9), s.request(0, 2, max_tokens=90)]
+    requests += [s.request(1, max_tokens=90, prefix=prefix), s.request(2, max_tokens=90, prompt_ids=(7,) * 9)]
+    requests += [s.request(0, 3, max_tokens=90)]
+    engine.submit(requests)
+    events = {}
+    for version in (9, 25):
+        events |= {event.key: event for event in engine.poll()}
+        engine.load(s.weights(version), in_flight="keep")
+    events |= drain(engine)
+    assert set(events) == {request.key for request in requests}
+    if s.stepwise:
+        assert [set(events[key].versions.tolist()) for key in ((0, 1), (0, 2), (0, 3))] == [{0, 9}, {0, 9, 25}, {9, 25}]
+    for request in requests:
+        event, made = events[request.key], 0 if request.prefix is None else len(request.prefix)
+        response = [*([] if request.prefix is None else request.prefix.token_ids), *event.token_ids]
+        for version in set(event.versions.tolist()):
+            own = event.versions == version
+            expected = s.plain(version, request.prompt_ids, response)[made:]
+            np.testing.assert_allclose(event.logprobs[own], expected[own], atol=1e-4)
+
+
 def events_belong_to_the_receiver(s: Subject) -> None:
     engine = s.make(slots=2)
     engine.submit([s.request(g, max_tokens=2 + g) for g in range(3)])
@@ -389,6 +418,7 @@ CHECKS: list[Callable[[Subject], None]] = [
     publish_waits_for_nobody,
     tokens_carry_the_version_that_made_them,
     kept_responses_change_version_in_the_middle,
+    tokens_have_the_logprobs_of_the_version_that_they_carry,
     events_belong_to_the_receiver,
     counters_count,
     checksums_are_numbers_or_none,

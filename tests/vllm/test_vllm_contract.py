@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_contract import CHECKS, Subject
 from tickets import to_model
-from vllm_parts import LONGEST, start
+from vllm_parts import LONGEST, start, true_logprobs
 
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -40,6 +40,12 @@ def subject(loaded):
         return living[-1]
 
     one = Subject(make, source, repeats=False)  # a seed of its own behind each prefix
+
+    def plain(version, prompt, response):
+        source(version)
+        return true_logprobs(loaded, prompt, response)
+
+    one.plain = plain
     one.text = lambda ids: loaded.tokenizer.decode(ids, skip_special_tokens=True)
     one.bad = {
         "empty prompt": one.request(5, prompt_ids=()),

@@ -94,6 +94,10 @@ class Rollout(Section):
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """With ``max_staleness``: a fixed number of turns of generation while the learner works, for runs that repeat to
     the bit. Engines then pause until the learner is done. None: as many turns as its time allows."""
+    recompute_cache: bool = True
+    """For ``embedded`` with ``max_staleness``: when weights change, compute the keys and values of running responses
+    with the new ones. false keeps those of the old weights: no prefill, but later log-probabilities are those of no
+    version, and ``old_logprobs: auto`` is ``learner``. vLLM always computes them anew."""
     weight_transfer: Literal["auto", "folder", "broadcast", "ipc", "object_store"] = "auto"
     """How weights reach engines that live elsewhere. ``folder`` and ``auto``: as files, in shared memory or the run's
     folder. ``broadcast``: from the learner's first process to all at once, over NCCL (on processors gloo). ``ipc``:

@@ -114,7 +114,12 @@ def clip_share(facts: Facts) -> Found | None:
 
 
 def sampler_gap(facts: Facts) -> Found | None:
-    """Tokens of the current weights where they are told apart: older ones differ because the policy moved."""
+    """Look at tokens of the current weights where they are known: older ones differ because the policy moved.
+
+    With ``top_p`` or ``top_k`` the difference is the mass that sampling kept, so it says nothing about the engine.
+    """
+    if facts.setting("rollout.top_p", 1.0) < 1.0 or facts.setting("rollout.top_k", 0):
+        return None
     key = "train/gap_mean_current" if facts.values("train/gap_mean_current") else "train/gap_mean"
     keys = [key, "train/gap_kl", "train/gap_max", "train/correction_share"]
     large, corrected = facts.highest(key, GAP), facts.highest("train/correction_share", CORRECTED)

@@ -391,6 +391,8 @@ def test_our_own_keys_are_no_peers() -> None:
         ([*LEARNER, "algorithm.correction.kind=untruncated", "algorithm.correction.cap=9"], "kind is untruncated"),
         ([*LEARNER, "algorithm.correction.kind=mask_token", "algorithm.correction.token_cap=9"], "kind is mask_token"),
         ([*LEARNER, "algorithm.correction.sequence_cap=9"], "nothing reads it"),
+        ([*LEARNER, "rollout.top_p=0.9"], "rollout.top_p = 0.9 with algorithm.correction.kind: truncate"),
+        ([*LEARNER, "rollout.top_k=5", "algorithm.correction.kind=mask_token"], "rollout.top_k = 5 with"),
     ],
 )
 def test_unusual_settings_are_allowed_with_a_warning(overrides: list[str], part: str) -> None:
@@ -406,6 +408,8 @@ def test_unusual_settings_are_allowed_with_a_warning(overrides: list[str], part:
         ["algorithm.correction.kind=truncate_sequence", "algorithm.correction.sequence_cap=3"],
         ["algorithm.correction.kind=untruncated"],
         ["model.dtype=bfloat16", "algorithm.correction.cap=3"],
+        ["rollout.top_p=0.9", "algorithm.correction.kind=none"],
+        ["rollout.top_k=5", "algorithm.correction.kind=report"],
     ],
 )
 def test_a_correction_with_its_own_bounds_passes(overrides: list[str]) -> None:

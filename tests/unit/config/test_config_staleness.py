@@ -7,6 +7,7 @@ import re
 import pytest
 from small_recipe import small_recipe
 
+from dapo.config.checks import ratio_against
 from dapo.config.load import load_recipe, recipe_from_dict
 from dapo.config.pool import is_lockstep, is_pool
 from dapo.errors import RecipeError
@@ -92,3 +93,35 @@ def test_one_version_is_warned_of_and_two_are_not():
 def test_an_engine_beside_the_learner_is_a_pool_of_one(rollout, pool, lockstep):
     found = small_recipe(rollout=rollout)
     assert (is_pool(found), is_lockstep(found)) == (pool, lockstep)
+
+
+def embedded(limit, recompute, **algorithm):
+    return recipe_from_dict(
+        {
+            "model": {"path": "builtin/signed-sum"},
+            "data": {"train": [{"task": "signed_sum"}]},
+            "rollout": {"max_staleness": limit, "recompute_cache": recompute},
+            "algorithm": algorithm,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "recompute", "against"), [(0, True, "sampler"), (2, True, "sampler"), (2, False, "learner")]
+)
+def test_a_cache_of_old_weights_moves_the_ratio_to_the_learners_logprobs(limit, recompute, against):
+    assert ratio_against(embedded(limit, recompute).recipe) == against
+
+
+def test_a_cache_of_old_weights_is_warned_of():
+    def told(*args, **algorithm):
+        return [text for text in embedded(*args, **algorithm).warnings if "recompute_cache" in text]
+
+    assert told(2, True) == []
+    (learner,) = told(2, False)
+    assert "against the learner's" in learner
+    for against in ("sampler", "interpolated"):
+        (ours,) = told(2, False, old_logprobs=against)
+        assert f"algorithm.old_logprobs: {against} trains on them" in ours
+    (unread,) = told(0, False)
+    assert "nothing reads it" in unread

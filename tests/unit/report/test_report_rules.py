@@ -186,6 +186,13 @@ def test_the_cap_of_cispo_takes_no_gradient():
     assert "clip_share" not in found(rows(train__clip_high=0.2), "algorithm.loss.kind=cispo")
 
 
+@pytest.mark.parametrize("cut", ["rollout.top_p=0.9", "rollout.top_k=5"])
+def test_the_mass_that_a_cut_leaves_out_is_no_gap(cut):
+    learner = "algorithm.old_logprobs=learner"
+    assert "sampler_gap" in found(rows(train__gap_mean_current=0.06), learner)
+    assert "sampler_gap" not in found(rows(train__gap_mean_current=0.06), learner, cut)
+
+
 def test_the_end_of_the_data_is_no_hard_batch():
     ended = rows(50, sampling__cap_reached=at({50}, 1, 0))  # of 60 steps
     assert "batch_hard_to_fill" not in found(ended, state="finished")

@@ -14,6 +14,7 @@ from tickets import in_folder, to_model
 
 from dapo.contracts.enums import FinishReason
 from dapo.errors import EngineError
+from dapo.models.attention import own_attention
 from dapo.rollout import fused
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
@@ -52,7 +53,14 @@ def subject_of(kind, shares, fresh, monkeypatch) -> Subject:
         engine.load(ticket)
         return engine
 
-    subject = Subject(make, source, stepwise=kind != "generate", text=Numbers.decode)
+    def plain(version, prompt, response):
+        source(version)
+        tokens = torch.tensor([*prompt, *response])[None]
+        with torch.no_grad(), own_attention(loaded.model):
+            logits = loaded.model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1).gather(1, tokens[0, len(prompt) :, None])[:, 0].numpy()
+
+    subject = Subject(make, source, stepwise=kind != "generate", text=Numbers.decode, plain=plain)
     subject.bad = bad_requests(subject, loaded.model.config.vocab_size, loaded.model.config.max_position_embeddings)
     return subject
 

@@ -16,6 +16,7 @@ from dapo.errors import EngineError
 from dapo.models.weights import model_tensors, offered
 from dapo.rollout import decoders, fused
 from dapo.rollout.embedded import EmbeddedEngine
+from dapo.rollout.sampling import truncate
 from dapo.rollout.generate import GenerateEngine
 
 ARCHITECTURES = [
@@ -324,6 +325,20 @@ def test_kept_responses_carry_the_version_of_each_token(fresh, help):
     assert events[2, 0].versions.tolist() == [1] * 5
 
 
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_a_kept_load_counts_what_it_computes_anew_as_prefill(recomputes, fresh, help):
+    loaded = fresh("llama")
+    engine = EmbeddedEngine(loaded, slots=3, recompute_cache=recomputes)
+    requests = [help.request(g, max_tokens=n, stop_token_ids=()) for g, n in enumerate((3, 10, 8))]
+    engine.submit(requests)
+    engine.poll()
+    before = engine.stats()
+    engine.load(to_model(1, loaded.model), in_flight="keep")
+    counted = {name: value - before[name] for name, value in engine.stats().items()}
+    live = [len(request.prompt_ids) + 2 for request in requests[1:]]  # the third token enters with the next step
+    assert counted == dict.fromkeys(before, 0) | {"prefill_tokens": recomputes * sum(live)}
+
+
 def test_a_waiting_sibling_starts_from_the_new_weights(fresh, help):
     loaded = fresh("llama")
     engine = EmbeddedEngine(loaded, slots=2)
@@ -417,3 +432,16 @@ def test_generate_ignores_the_models_generation_config(fresh, help):
     plain.submit([help.request(g, max_tokens=10) for g in range(4)])
     assert {key: event.token_ids.tolist() for key, event in help.drain(plain).items()} == expected
     assert loaded.model.generation_config.repetition_penalty == 5.0
+
+
+def test_behind_a_cut_the_ratio_to_the_whole_distribution_is_the_mass_that_was_kept(model, help):
+    loaded = model("llama")
+    engine = EmbeddedEngine(loaded, slots=4)
+    engine.submit([help.request(0, i, max_tokens=12, stop_token_ids=(), top_p=0.6) for i in range(4)])
+    for event in help.drain(engine).values():
+        whole = help.forced_logprobs(loaded, help.prompt(0), event.token_ids)
+        own = whole.gather(1, torch.from_numpy(event.token_ids)[:, None])[:, 0]
+        kept = torch.softmax(truncate(whole, 0, 0.6), -1) > 0
+        mass = (whole.exp() * kept).sum(-1)
+        assert 0.6 <= float(mass.min()) < float(mass.max()) < 1
+        np.testing.assert_allclose((own - torch.from_numpy(event.logprobs)).exp(), mass, atol=1e-5)

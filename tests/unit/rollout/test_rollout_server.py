@@ -244,6 +244,8 @@ def test_responses_under_way_need_abort_or_keep(make, help):
     event = drain(engine, 1)[(0, 0)]
     assert event.versions.tolist() == [1, 1] + [2] * 6
     assert event.logprobs.tolist() == [-1.0, -1.0] + [-2.0] * 6
+    prompt = len(requests(help, 1, 1)[0].prompt_ids)
+    assert engine.stats()["prefill_tokens"] == prompt + (prompt + 2)  # at its start, and when the weights changed
     paths = [path for path in server.order if path.startswith(("/pause", "/coll", "/reset", "/resume"))][-4:]
     assert paths == [
         "/pause?mode=keep",
