@@ -63,6 +63,10 @@ class LearnerHost:
         """The device, and handles of weights in its memory."""
         return self._learner.lend()
 
+    def give_back(self) -> None:
+        """Return cached device memory, before engines that share the device wake."""
+        self._learner.give_back()
+
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Of the named weights."""
         return self._learner.checksums(dtypes)

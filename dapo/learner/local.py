@@ -32,6 +32,7 @@ from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
 from dapo.models.lending import lend
 from dapo.models.loaded import LoadedModel
+from dapo.models.meter import give_back
 from dapo.models.weights import WeightFolder, model_tensors, offer
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
@@ -81,7 +82,9 @@ class LocalLearner:
         """
         with self.rank.under(of):
             passes = split(rows, self.settings.microbatch_tokens, packed=self.loaded.packed)
-            return Done(self._logprobs(rows, passes))
+            found = self._logprobs(rows, passes)
+        give_back()
+        return Done(found)
 
     def learn(self, step: LearnStep) -> Done[Learned]:
         """One optimiser step per minibatch on the gradient of sum(weight x correction x L) over its loss tokens.
@@ -125,14 +128,18 @@ class LocalLearner:
         """
         self._weights_moved = False
         tensors = model_tensors(self.loaded.model)
-        if self._folder is None:
-            return Ticket(version, "shared", self._address, tuple(tensors))
-        return Ticket(version, "folder", str(self._folder.write(version, tensors.items())), tuple(tensors))
+        ticket = Ticket(version, "shared", self._address, tuple(tensors))
+        if self._folder is not None:
+            ticket = Ticket(version, "folder", str(self._folder.write(version, tensors.items())), tuple(tensors))
+        give_back()
+        return ticket
 
     def send(self, meeting: Meeting) -> bool:
         """Broadcast the present weights to engines of other processes; whether all of them took part."""
         self._weights_moved = False
-        return HERE.send(meeting, model_tensors(self.loaded.model), self.loaded.dtype)
+        sent = HERE.send(meeting, model_tensors(self.loaded.model), self.loaded.dtype)
+        give_back()
+        return sent
 
     def lend(self) -> tuple[str, list[tuple[str, Any]]]:
         """The device, and handles of the weights in its memory, which stay as they are until the next ``learn``.
@@ -142,7 +149,12 @@ class LocalLearner:
         """
         self._weights_moved = False
         device, handles, self._lent = lend(model_tensors(self.loaded.model), self.loaded.dtype)
+        give_back()
         return device, handles
+
+    def give_back(self) -> None:
+        """Return cached device memory, before engines that share the device wake."""
+        give_back()
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Of the named weights, rounded to the types that an engine holds them in; see the protocol."""

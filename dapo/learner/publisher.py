@@ -71,6 +71,7 @@ class Publisher:
         audience, route = self._audience, self._audience.route
         members = tuple(audience.present())
         if route == "broadcast" and members:
+            self._hosts.ask("give_back")  # the engines wake while the broadcast goes on
             self._publishes += 1
             meeting = self._meeting
             if meeting is None or members != self._members:

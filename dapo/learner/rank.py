@@ -34,6 +34,7 @@ from dapo.models.checksum import checksum, once_each
 from dapo.models.lending import lend
 from dapo.models.load import Inside, load_model, torch_dtype
 from dapo.models.loaded import LoadedModel
+from dapo.models.meter import give_back
 from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
@@ -161,7 +162,9 @@ class Rank:
             LearnerError: of a reference, where there is none.
         """
         with self.step.under(of):
-            return self._logprobs(rows, passes)
+            found = self._logprobs(rows, passes)
+        give_back()
+        return found
 
     def _logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass]) -> list[FloatArray]:
         found: dict[int, FloatArray] = {}
@@ -183,15 +186,19 @@ class Rank:
         if self._speaks:
             shards = self.place.shape.ranks // self.place.shape.replicas
             write_part(folder, self.place.rank, shards, model_tensors(self.loaded.model), self.loaded.dtype)
+        give_back()
 
     def send(self, meeting: Meeting) -> bool:
         """Broadcast the weights to engines, from rank 0; whether all of them took part, as far as this rank knows."""
         self._weights_moved = False
         tensors = model_tensors(self.loaded.model)
+        sent = True
         if self.place.rank == 0:
-            return HERE.send(meeting, tensors, self.loaded.dtype)
-        HERE.attend(tensors, self.loaded.dtype)
-        return True
+            sent = HERE.send(meeting, tensors, self.loaded.dtype)
+        else:
+            HERE.attend(tensors, self.loaded.dtype)
+        give_back()
+        return sent
 
     def lend(self) -> tuple[str, list[tuple[str, Any]]]:
         """Of this rank's device: handles of the weights, whole, which stay as they are until the next ``learn``.
@@ -201,7 +208,12 @@ class Rank:
         """
         self._weights_moved = False
         device, handles, self._lent = lend(model_tensors(self.loaded.model), self.loaded.dtype)
+        give_back()
         return device, handles
+
+    def give_back(self) -> None:
+        """Return cached device memory, before engines that share the device wake."""
+        give_back()
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """This rank's share of each sum: they add up, modulo 2^64, to what one process would say."""

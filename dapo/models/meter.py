@@ -1,8 +1,20 @@
-"""A card's work and memory, as the phases of a step ask for them."""
+"""A CUDA device's work and memory, as the phases of a step ask for them."""
 
 from __future__ import annotations
 
+import gc
+
 import torch
+
+
+def give_back() -> None:
+    """Return this process's cached device memory to the driver, where other processes can take it.
+
+    torch keeps what tensors leave, and an engine that wakes empties only its own process's cache.
+    """
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class CudaMeter:

@@ -23,6 +23,7 @@ from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
+from dapo.models.meter import give_back
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.fused import FusedDecoder
@@ -195,8 +196,7 @@ class EmbeddedEngine:
         if self._graphs is not None:
             self._graphs.forget()
         self._cache.give_back()
-        if self._loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back()
 
     def stats(self) -> Metrics:
         """Counters since construction."""

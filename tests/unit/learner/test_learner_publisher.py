@@ -22,11 +22,16 @@ class Process:
 
     def __init__(self, rank):
         self.rank, self.meetings, self.delivers = rank, [], True
+        self.asked = []
 
     def describe(self):
         return self.rank
 
+    def give_back(self):
+        self.asked.append("give_back")
+
     def send(self, meeting):
+        self.asked.append("send")
         self.meetings.append(meeting)
         return self.delivers
 
@@ -53,6 +58,15 @@ class Scene:
     def deliver(self, fine=True):
         for process in self.processes:
             process.delivers = fine
+
+
+def test_memory_is_given_back_before_engines_that_receive_wake():
+    """They wake when the ticket is there, and the broadcast goes on meanwhile."""
+    scene = Scene("broadcast")
+    scene.publisher.publish(0)
+    assert [process.asked for process in scene.processes] == [["give_back"]] * 2
+    scene.publisher.moved()  # waits for the broadcast
+    assert [process.asked for process in scene.processes] == [["give_back", "send"]] * 2
 
 
 def test_a_group_lasts_as_long_as_its_members_do():
