@@ -40,9 +40,12 @@ def group_metrics() -> Iterator[Metric]:
     yield Metric("groups/waiting", COUNT, "Kept groups held for a later step when this one ended.")
     yield Metric("groups/unfinished", COUNT, "Groups still decoding, or half decoded, when this step ended.")
     yield Metric(
-        "groups/age_mean", "steps", "Mean age of the trained groups: this step minus the step that dispatched them."
+        "groups/age_mean",
+        "versions",
+        "Mean age of the trained groups: versions between the weights that the engine had when it was sent a group and "
+        "those that this step trains. In a synchronous run these are the steps since then.",
     )
-    yield Metric("groups/age_max", "steps", "Age of the oldest trained group.")
+    yield Metric("groups/age_max", "versions", "Age of the oldest trained group.")
 
 
 def sampling_metrics() -> Iterator[Metric]:

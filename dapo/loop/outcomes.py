@@ -89,11 +89,11 @@ def warn_of_old_groups(settings: DynamicSampling, prompts_per_step: int, step: i
     """A resume with a lower ``max_age`` or fewer prompts a step may hold more than can train in time.
 
     Args:
-        births: the step that dispatched each held group.
+        births: ``Group.born`` of each held group.
     """
     if settings.surplus == "carry" and not in_time(births, step - 1, prompts_per_step, settings.max_age):
         log.warning(
-            "%d groups are held from before, more than can train within max_age = %d steps of %d groups: the oldest "
+            "%d groups are held from before, more than can train within max_age = %d versions of %d groups: the oldest "
             "train first, some of them older than that. algorithm.dynamic_sampling.on_max_age=drop drops them.",
             len(births),
             settings.max_age,

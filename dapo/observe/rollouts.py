@@ -29,7 +29,7 @@ _NAMES = pa.dictionary(pa.int32(), pa.string())  # few distinct values: stored o
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),  # training step in which the group was judged or trained
-        ("born", pa.int32()),  # training step that dispatched it
+        ("born", pa.int32()),  # 1 + version of the engine's weights when it was dispatched
         ("group", pa.int64()),
         ("sample", pa.int32()),  # index in the group
         ("prompt_id", _NAMES),  # content hash: the same problem in other steps and runs

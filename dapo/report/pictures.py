@@ -141,7 +141,7 @@ PICTURES: dict[str, tuple[str, Sequence[Panel]]] = {
             Panel(
                 "gradient norm", (("train/grad_norm", "mean of a step"), ("train/grad_norm_max", "largest")), log=True
             ),
-            Panel("age of the trained groups", (("groups/age_mean", "mean"), ("groups/age_max", "oldest")), "steps"),
+            Panel("age of the trained groups", (("groups/age_mean", "mean"), ("groups/age_max", "oldest")), "versions"),
         ),
     ),
     "cost": (

@@ -100,7 +100,8 @@ class DynamicSampling(Section):
     """Responses still decoding when P groups are kept: ``carry`` (continued next step under the new weights, each token
     with its own version), ``drain`` (waited for) or ``discard``."""
     max_age: Annotated[int, Field(ge=0)] = 4
-    """Oldest a trained group may be: training step minus the step that dispatched it. 0: nothing is carried over."""
+    """Oldest a trained group may be, in versions of the weights: from those that the engine had when it was sent the
+    group to those that are trained. Without overlap these are training steps. 0: nothing is carried over."""
     on_max_age: Literal["wait", "drop"] = "wait"
     """At the age limit: ``wait`` for what is held (drops nothing; at most P x (max_age + 1) groups are held at once),
     or ``drop`` it."""

@@ -41,8 +41,8 @@ const HEALTH = [
     id: "ages",
     group: "Dynamic sampling",
     title: "Age of the trained groups",
-    unit: "steps",
-    says: "Steps between sending a group and training on it. Older groups come from older weights.",
+    unit: "versions",
+    says: "Versions between the weights that were sent a group and those that train on it.",
     series: [s("groups/age_mean", "mean"), s("groups/age_max", "oldest")],
   },
   {

@@ -133,7 +133,7 @@ class GroupPanel {
         pair("responses", number(group.size)),
         pair("mean length", `${number(group.length_mean)} tokens`),
         pair("cut off", number(group.truncated)),
-        pair("sent in step", number(group.born)),
+        pair("weights when sent", `version ${number(group.born - 1)}`),
         pair("source", inline(group.source, 60)),
         pair(
           "prompt",

@@ -17,7 +17,7 @@ EASY, EASY_MUCH, HARD = 0.5, 0.6, 0.5
 REFILLS = 2.0
 """Refills for each group of a batch."""
 OLD, OLD_LEAST = 0.75, 2.0
-"""Share of max_age, and steps."""
+"""Share of max_age, and versions."""
 EXPIRED = 0.05
 APART = 0.3
 
@@ -154,7 +154,7 @@ def old_groups(facts: Facts) -> Found | None:
         return Found(
             "warn",
             "Tokens expire",
-            f"{percent(expired)} of the generated tokens were dropped at the age limit of {limit} steps.",
+            f"{percent(expired)} of the generated tokens were dropped at the age limit of {limit} versions.",
             where[0],
             where[-1],
             ["cost/expired_tokens", "groups/expired", "groups/age_mean"],
@@ -165,8 +165,8 @@ def old_groups(facts: Facts) -> Found | None:
     return Found(
         "warn",
         "What trains is old",
-        f"The trained groups were sent out {stretch.mean:.1f} steps before they trained, on average at the worst; "
-        f"max_age is {limit}.",
+        f"The trained groups were begun with weights {stretch.mean:.1f} versions older than those that they trained, on "
+        f"average at the worst; max_age is {limit}.",
         stretch.first,
         stretch.last,
         ["groups/age_mean", "groups/age_max", "groups/waiting", "groups/unfinished"],
@@ -286,7 +286,7 @@ RULES = (
     ),
     Rule(
         "old_groups",
-        f"mean age of {percent(OLD, 0)} of max_age and {OLD_LEAST:g} steps over 3 steps, or {percent(EXPIRED, 0)} of "
+        f"mean age of {percent(OLD, 0)} of max_age and {OLD_LEAST:g} versions over 3 steps, or {percent(EXPIRED, 0)} of "
         "the tokens expired",
         "Old tokens were sampled by a policy that is gone: their ratios are far from 1, and more of them are clipped.",
         "Lower algorithm.dynamic_sampling.lookahead or rollout.slots (less work under way), or max_age.",

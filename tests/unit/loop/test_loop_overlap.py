@@ -192,6 +192,25 @@ def test_the_lengths_that_train_are_distributed_as_those_that_are_accepted(tmp_p
     assert p_of_the_greatest_gap(longest[trained(drops)], fresh) < 0.01
 
 
+def test_the_age_of_a_group_is_that_of_the_weights_at_its_dispatch(tmp_path):
+    """Some are sent for a step whose weights the engine has not got yet: these are a version older than that step."""
+    run, sent = make_overlapped(tmp_path, turns=3), {}
+    collector = run.trainer.collector
+    submit = collector._submit
+
+    def noting(group):
+        sent.setdefault(group.id, (collector.step, collector.engine.version))
+        submit(group)
+
+    collector._submit = noting
+    assert run()
+    rows = numbers(run)
+    for step, groups in enumerate(run.trained, start=1):
+        ages = [step - 1 - sent[group][1] for group in groups]
+        assert (rows[step]["groups/age_mean"], rows[step]["groups/age_max"]) == (np.mean(ages), max(ages))
+    assert any(step - 1 - version == 1 for step, version in sent.values())
+
+
 # ---------------------------------------------------------------- kills and resumes
 
 
