@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dapo.errors import RecipeError
+from dapo.observe.evaluations import read_evaluation
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_folder import RunFolder
@@ -101,12 +102,24 @@ class Run:
         """
         return Records(read_tokens(self._folder.tokens_file(self._step_of("tokens", step))).to_pylist())
 
-    def _step_of(self, kind: Literal["rollouts", "tokens"], step: int | None) -> int:
+    def evaluation(self, step: int | None = None) -> Records:
+        """Every held-out response of an evaluation, a record each: problem, accuracy, rewards and length, without text.
+
+        Args:
+            step: after which it was made; None: the last one recorded.
+
+        Raises:
+            RecipeError: there was none at that step.
+        """
+        return Records(read_evaluation(self._folder.evaluation_file(self._step_of("evaluations", step))).to_pylist())
+
+    def _step_of(self, kind: Literal["rollouts", "tokens", "evaluations"], step: int | None) -> int:
         """``step``, or the last one recorded."""
         folder: Path = getattr(self._folder, kind)
         there = sorted(int(p.stem.rpartition("_")[2]) for p in folder.glob("step_*.parquet"))
         if not there or (step is not None and step not in there):
-            what = f"of step {step}; there are {there[0]} to {there[-1]}" if there else f"(logging.{kind})"
+            setting = "validation.every" if kind == "evaluations" else f"logging.{kind}"
+            what = f"of step {step}; there are {there[0]} to {there[-1]}" if there else f"({setting})"
             raise RecipeError(f"{self.path} holds no {kind} {what}")
         return there[-1] if step is None else step
 

@@ -12,7 +12,7 @@ def give_back() -> None:
 
     torch keeps what tensors leave, and an engine that wakes empties only its own process's cache.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -22,6 +22,7 @@ from dapo.contracts.phases import Span
 from dapo.contracts.types import Group, Metrics, TokenTrace
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
+from dapo.observe.evaluations import write_evaluation
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.notices import ending_said, notice_said
 from dapo.observe.rollouts import select_groups, write_rollouts
@@ -34,7 +35,7 @@ from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.why import evaluating_line, heartbeat
 
 SAMPLED_PROBLEMS = 24
-"""Validation problems per set whose responses are kept at every evaluation."""
+"""Validation problems per set whose texts are kept at every evaluation; all of them are counted in ``evaluations/``."""
 
 
 class RunRecorder:
@@ -110,6 +111,7 @@ class RunRecorder:
         self.tables.start()
 
     def evaluation(self, step: int, result: EvaluationResult) -> None:
+        write_evaluation(self.folder.evaluation_file(step), step, result.responses, self.tables.write)
         write_samples(self.folder.samples, [_sample(step, r) for r in result.responses if r.problem < SAMPLED_PROBLEMS])
         self.console.evaluation(step, result.metrics, result.reasons)
         self.callbacks.evaluation(step, result)

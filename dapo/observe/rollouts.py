@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import Group, Score
+from dapo.contracts.types import Group
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
-from dapo.observe.tables import Write, numbers, offsets_of, ragged, repeated, texts, write_table_file
+from dapo.observe.tables import Write, named_values, numbers, offsets_of, ragged, repeated, texts, write_table_file
 
 Which = Literal["all", "kept", "sample", "none"]
 
@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
         ("token_ids", pa.list_(pa.int32())),  # response tokens, stop token included
         ("logprobs", pa.list_(pa.float32())),  # the sampler's, at the sampling temperature, nats
         ("versions", pa.list_(pa.int32())),  # weights that made each token
+        ("generated", pa.list_(pa.bool_())),  # false: the program put the token in; null: the policy sampled all
         ("length", pa.int32()),  # tokens
         ("finish", _NAMES),
         ("accuracy", pa.float64()),  # null where unscored
@@ -58,6 +59,9 @@ SCHEMA = pa.schema(
     ],
     metadata={"dapo.rollouts": "1"},
 )
+
+_LATER = ("generated",)
+"""Columns that files of the first release lack."""
 
 GROUPS_PER_ROW_GROUP = 64
 """A reader can fetch this many groups at a time, and a writer holds no more than that twice."""
@@ -87,10 +91,11 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
         "token_ids": ragged([c.token_ids for c in completions], pa.int32(), offsets),
         "logprobs": ragged([c.logprobs for c in completions], pa.float32(), offsets),
         "versions": ragged([c.versions for c in completions], pa.int32(), offsets),
+        "generated": ragged([c.generated for c in completions], pa.bool_()),
         "length": np.diff(offsets),
         "finish": texts([c.finish for c in completions]).dictionary_encode(),
         "accuracy": [score.values.get("accuracy") if score.reason is None else None for score in scores],
-        "rewards": _by_name(scores),
+        "rewards": named_values([score.values for score in scores]),
         "reward": [score.reward if score.reason is None else None for score in scores],
         "penalty": _per_response(groups, "penalties_G"),
         "shaped_reward": _per_response(groups, "rewards_G"),
@@ -143,7 +148,7 @@ def write_rollouts(
     if add and path.exists():
         table = read_parquet(path)
         known = pc.is_in(table["group"], pa.array([group.id for group in groups], pa.int64()))
-        earlier = [table.filter(pc.invert(known)).cast(SCHEMA)]
+        earlier = [_with_later_columns(table.filter(pc.invert(known))).select(SCHEMA.names).cast(SCHEMA)]
     write(path, SCHEMA, itertools.chain(earlier, tables))
 
 
@@ -157,17 +162,18 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     if not files or not files[0].exists():
         raise DataError(f"no rollouts at {path}. They are written when logging.rollouts is not 'none'.")
     try:
-        return pa.concat_tables([read_parquet(file, columns) for file in files])
+        tables = [_with_later_columns(read_parquet(file, columns), columns) for file in files]
+        return pa.concat_tables([table.select(columns or SCHEMA.names) for table in tables])
     except (pa.ArrowException, OSError, KeyError, DataError) as error:
         raise DataError(f"{path} cannot be read as rollouts: {error}") from None
 
 
-def _by_name(scores: Sequence[Score]) -> pa.MapArray:
-    """Rewards by name; of an unscored response those of the verifiers that did not fail."""
-    values_R = [score.values for score in scores]
-    names = texts([name for values in values_R for name in values])
-    values = pa.array([value for values in values_R for value in values.values()], type=pa.float64())
-    return pa.MapArray.from_arrays(pa.array(offsets_of(values_R)), names, values)
+def _with_later_columns(table: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
+    """Add nulls for columns that files of the first release lack."""
+    for name in _LATER:
+        if name not in table.column_names and (columns is None or name in columns):
+            table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
+    return table
 
 
 def _per_response(groups: Sequence[Group], name: str) -> pa.Array:

@@ -7,7 +7,8 @@
       recipe.resolved.yaml     every setting       rollouts/step_000012.parquet
       difference.txt           against the preset  tokens/step_000012.parquet
       prompts.parquet          training problems   stopped/step_000012.parquet
-      status.json              how the run stands  checkpoints/step_000012/
+      status.json              how the run stands  evaluations/step_000020.parquet
+                                                   checkpoints/step_000012/
       log.txt, curve.png        (or a link there) samples.jsonl            validation responses
       machine.jsonl            processor, versions, commit: at the start and each resume
                                                    spans.jsonl, tensorboard/
@@ -40,7 +41,7 @@ HOSTS = "hosts"
 """Folder of a run for what the processes of its ranks and engines print."""
 _BEGUN = {LOCK, "recipe.yaml", "difference.txt", HOSTS}
 """What stands in the folder of a run that ended before its recipe was written: as good as none."""
-_FOLDERS = ("rollouts", "tokens", "stopped", "checkpoints", "tensorboard", "export")
+_FOLDERS = ("rollouts", "tokens", "evaluations", "stopped", "checkpoints", "tensorboard", "export")
 
 
 @dataclass(slots=True)
@@ -201,6 +202,10 @@ class RunFolder:
         return self.path / "tokens"
 
     @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -226,6 +231,9 @@ class RunFolder:
 
     def tokens_file(self, step: int) -> Path:
         return self.tokens / f"step_{step:06d}.parquet"
+
+    def evaluation_file(self, step: int) -> Path:
+        return self.evaluations / f"step_{step:06d}.parquet"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:06d}"
@@ -285,7 +293,8 @@ class RunFolder:
             # Of samples and spans no step depends: a damaged line there must not keep a run from going on.
             cut_jsonl(path, lambda record: int(record["step"]) <= step, forgiving=path != self.metrics)
         # What the step after ``step`` was given up with is what a person resumes for, and is not written again.
-        for folder, last in ((self.rollouts, step), (self.tokens, step), (self.stopped, max(step, 0) + 1)):
+        recorded = [(folder, step) for folder in (self.rollouts, self.tokens, self.evaluations)]
+        for folder, last in (*recorded, (self.stopped, max(step, 0) + 1)):
             for number, file in _names(folder, _STEP_FILE):
                 if number > last:
                     file.unlink()
@@ -303,7 +312,7 @@ class RunFolder:
             folder = path.name in _FOLDERS
             if path.exists() and not (path.is_dir() if folder else path.is_file()):
                 raise DataError(f"{path} is no {'folder' if folder else 'file'}, which a run keeps there; move it away")
-        for folder_path in (self.rollouts, self.tokens, self.stopped):
+        for folder_path in (self.rollouts, self.tokens, self.evaluations, self.stopped):
             for _, file in _names(folder_path, _STEP_FILE):
                 if not file.is_file():
                     raise DataError(f"{file} is no file; move it away")

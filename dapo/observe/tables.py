@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ def lists(offsets: NDArray[np.int32], values: pa.Array, missing: NDArray[np.bool
     """Lists cut from ``values`` at ``offsets``; null where ``missing``."""
     mask = None if missing is None else pa.array(missing)
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
+
+
+def named_values(rows: Sequence[Mapping[str, float]]) -> pa.MapArray:
+    """Return a map column from numbers by name."""
+    names = texts([name for row in rows for name in row])
+    values = pa.array([value for row in rows for value in row.values()], type=pa.float64())
+    return pa.MapArray.from_arrays(pa.array(offsets_of(rows)), names, values)
 
 
 def numbers(values: NDArray[Any] | Sequence[float], of: pa.DataType) -> pa.Array:

@@ -165,8 +165,8 @@ def old_groups(facts: Facts) -> Found | None:
     return Found(
         "warn",
         "What trains is old",
-        f"The trained groups were begun with weights {stretch.mean:.1f} versions older than those that they trained, on "
-        f"average at the worst; max_age is {limit}.",
+        f"The trained groups were begun with weights {stretch.mean:.1f} versions older than those that they trained, "
+        f"on average at the worst; max_age is {limit}.",
         stretch.first,
         stretch.last,
         ["groups/age_mean", "groups/age_max", "groups/waiting", "groups/unfinished"],
@@ -286,8 +286,8 @@ RULES = (
     ),
     Rule(
         "old_groups",
-        f"mean age of {percent(OLD, 0)} of max_age and {OLD_LEAST:g} versions over 3 steps, or {percent(EXPIRED, 0)} of "
-        "the tokens expired",
+        f"mean age of {percent(OLD, 0)} of max_age and {OLD_LEAST:g} versions over 3 steps, or {percent(EXPIRED, 0)} "
+        "of the tokens expired",
         "Old tokens were sampled by a policy that is gone: their ratios are far from 1, and more of them are clipped.",
         "Lower algorithm.dynamic_sampling.lookahead or rollout.slots (less work under way), or max_age.",
         old_groups,

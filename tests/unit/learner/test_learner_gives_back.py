@@ -48,7 +48,9 @@ def make(kind, stage, folder):
         return stage.learner({"path": str(path), "device": "cpu"})
     weights = None if kind == "in the driver" else folder
     objective = clip_objective(low=0.2, high=0.28)
-    learner = LocalLearner(load_model(str(path), device="cpu"), objective, schema.Learner(), 1.0, weights_folder=weights)
+    learner = LocalLearner(
+        load_model(str(path), device="cpu"), objective, schema.Learner(), 1.0, weights_folder=weights
+    )
     if kind == "in a process":
         return LearnerApart(InlineTransport(), HostSpec("learner", LearnerHost, (learner,)))
     return learner

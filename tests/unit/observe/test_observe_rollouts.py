@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -61,6 +63,7 @@ def test_one_row_a_response_with_everything_that_was_known():
         "token_ids": [9, 1],
         "logprobs": [-0.5, -0.5],
         "versions": [3, 3],
+        "generated": None,
         "length": 2,
         "finish": "stop",
         "accuracy": 1.0,
@@ -79,6 +82,29 @@ def test_one_row_a_response_with_everything_that_was_known():
     assert third["unscored"] == "exception: boom"
     assert (third["accuracy"], third["reward"], third["rewards"], third["shaped_reward"]) == (None, None, [], None)
     assert (third["voter"], third["advantage"], third["token_ids"]) == (False, 0.0, [4, 4, 4])
+
+
+def test_tokens_that_the_program_put_in_are_marked():
+    ended = trained()
+    put_in = np.array([True, False, False])
+    ended.completions_G[2] = replace(ended.completions_G[2], generated=put_in)
+    rows = rollout_table(4, [ended]).to_pylist()
+    assert [row["generated"] for row in rows] == [None, None, [True, False, False]]
+
+
+def older(path, groups):
+    """A file from before there was a column for tokens that the program put in."""
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(rollout_table(4, groups).drop_columns(["generated"]), path)
+
+
+def test_files_from_before_a_column_was_added_are_read_beside_new_ones(tmp_path):
+    older(tmp_path / "step_000004.parquet", [group(1)])
+    write_rollouts(tmp_path / "step_000005.parquet", 5, [group(2)])
+    assert [row["generated"] for row in read_rollouts(tmp_path).to_pylist()] == [None] * 6
+    older(tmp_path / "stopped" / "step_000004.parquet", [group(1)])
+    write_rollouts(tmp_path / "stopped" / "step_000004.parquet", 4, [group(2)], add=True)
+    assert [row["group"] for row in read_rollouts(tmp_path / "stopped").to_pylist()] == [1] * 3 + [2] * 3
 
 
 def test_a_group_that_did_not_train_has_no_advantage():

@@ -16,8 +16,8 @@ from dapo.errors import EngineError
 from dapo.models.weights import model_tensors, offered
 from dapo.rollout import decoders, fused
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.sampling import truncate
 from dapo.rollout.generate import GenerateEngine
+from dapo.rollout.sampling import truncate
 
 ARCHITECTURES = [
     ("llama", {}),
