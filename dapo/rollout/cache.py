@@ -206,7 +206,7 @@ class SlotCache:
         self.write(seats, prefilled, rows)
 
     def write(self, seats: IntArray, prefilled: Prefilled, rows: IntArray) -> None:
-        """Replace all keys and values of ``seats[i]`` by the first tokens of ``prefilled`` row ``rows[i]``."""
+        """Replace all keys and values of each response by the first tokens of its row of ``prefilled``."""
         for pool in np.unique(self._pool[seats]):
             chosen = self._pool[seats] == pool
             width = int(self.length[seats[chosen]].max())

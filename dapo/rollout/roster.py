@@ -140,7 +140,7 @@ class Roster:
         return said
 
     def sequences(self) -> dict[int, IntArray]:
-        """Return prompt, prefix and the tokens made of each live response, by seat."""
+        """Return prompt, prefix and the tokens made of each live response."""
         return {
             number: np.concatenate([sequence_of(seat.request), self._tokens[number, : self.made[number]]])
             for number, seat in self._occupied.items()

@@ -206,8 +206,8 @@ class Algorithm(Section):
     """Your own reward shaping instead of scaling and length penalty, ``package.module:function``."""
     old_logprobs: Literal["auto", "sampler", "learner", "interpolated"] = "auto"
     """What the ratio runs against. ``auto``: sampler for the embedded engine in float32, learner for any other engine,
-    in bfloat16, where engine and learner round differently, and without ``rollout.recompute_cache``. ``interpolated`` (A-3PO): between both, by the age of
-    each token, instead of a forward pass of ``learner``."""
+    in bfloat16, where engine and learner round differently, and without ``rollout.recompute_cache``. ``interpolated``
+    (A-3PO): between both, by the age of each token, instead of a forward pass of ``learner``."""
     correction: Correction = Correction()
     """Sampler-learner importance correction."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
