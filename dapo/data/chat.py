@@ -88,7 +88,8 @@ def render_chat(problem: Problem, text: str, data: Data, tokenizer: Any) -> str:
         tokenizer: whose template it is, unless the recipe has one.
 
     Raises:
-        DataError: the template refuses the messages, or leaves a system message out; tools that are none.
+        DataError: the template refuses the messages, or leaves out what the system or the user says; tools that are
+            none.
     """
     return chat_text(problem.row, _messages(problem, text, data), data, tokenizer, tools=_tools(problem, data))
 
@@ -107,7 +108,8 @@ def chat_text(
         ask: up to where the assistant's next answer begins.
 
     Raises:
-        DataError: the template refuses the messages, leaves a system message out, or writes far more than it was given.
+        DataError: the template refuses the messages, leaves out what the system or the user says, or writes far more
+            than it was given.
     """
     options: dict[str, Any] = dict(data.chat_template_kwargs)
     if data.chat_template is not None:
@@ -129,13 +131,41 @@ def chat_text(
             f"{where}: {whose} wrote {len(rendered):,} characters, and {given:,} were given to it; see to its loops "
             "and products, or give another (`data.chat_template`)"
         )
+    _check_shown(where, whose, messages, rendered, data)
+    return rendered
+
+
+def _check_shown(where: str, whose: str, messages: list[Message], rendered: str, data: Data) -> None:
+    """Refuse a rendering in which a message of the system or the user is missing.
+
+    White space does not count, since templates trim and join it. What the user says must stand there in its order; an
+    assistant's earlier turn may be shortened, as templates take thinking out.
+
+    Raises:
+        DataError: the message that is missing, and the next move.
+    """
+    shown, reached = _without_blanks(rendered), 0
     for message in messages:
-        if message["role"] in SYSTEM and message["content"].strip() not in rendered:
+        content = _without_blanks(str(message["content"]))
+        if message["role"] in SYSTEM and content not in shown:
             raise DataError(
                 f"{where}: {whose} leaves the system message out: the model would never see it"
-                f"{_without_system(roles, data)}"
+                f"{_without_system([m['role'] for m in messages], data)}"
             )
-    return rendered
+        if message["role"] != LAST:
+            continue
+        start = shown.find(content, reached)
+        if start < 0:
+            raise DataError(
+                f"{where}: {whose} leaves the user's message out: {message['content'][:80]!r} is not in the prompt "
+                f"{rendered[:80]!r}, so the model would not see the problem; give a template that shows every message "
+                "(`data.chat_template`)"
+            )
+        reached = start + len(content)
+
+
+def _without_blanks(text: str) -> str:
+    return "".join(text.split())
 
 
 def _without_system(roles: list[str], data: Data) -> str:

@@ -25,6 +25,7 @@ from dapo.data.load import PreparedData, prepare
 from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
 from dapo.data.stream import EpochStream, content
+from dapo.data.unknown import unknown_in_prompts
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
@@ -341,6 +342,8 @@ def _prepared(recipe: Recipe, tokenizer: Any, console: Console, training: bool) 
     data = prepare(recipe.data, tokenizer)
     for line in [*data.report.lines(training=training), *(seen_lines(data.train[0], tokenizer) if training else ())]:
         console.say(line)
+    for warning in unknown_in_prompts(data, tokenizer) if training else ():
+        console.warn(warning)
     if not is_builtin(recipe.model.path):
         check_fits(recipe, facts_without_weights(recipe.model, tokenizer), data, training=training)
     return data
