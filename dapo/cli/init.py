@@ -34,6 +34,8 @@ _TYPED = {
 }
 """What a person types for a setting."""
 _EXACT_PATTERN = r"(?im)^answer:\s*(.+?)\s*$"
+_TOTAL_PATTERN = r"=\s*(-?\d+)\s*$"
+"""Reads the last total, with which the built-in models end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,13 @@ class Wanted:
     device: str | None = None
     max_tokens: int | None = None
     steps: int = 100
+
+    @property
+    def builtin(self) -> bool:
+        """Whether the model is a built-in one, which writes sums and knows no sentence."""
+        from dapo.models.builtin import is_builtin  # imports torch
+
+        return is_builtin(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ def write_recipe(wanted: Wanted, out: Path, *, force: bool = False) -> list[str]
     if wanted.validation is not None:
         _look_at(wanted, wanted.validation)
     machine = _machine(wanted)
-    reward = wanted.reward or ("math" if data.numbers >= 0.9 else "exact")
+    reward = wanted.reward or ("math" if data.numbers >= 0.9 and not wanted.builtin else "exact")
     text = _text(wanted, data, reward, machine)
     _check(text, out)
     try:
@@ -170,13 +179,13 @@ def _machine(wanted: Wanted) -> _Machine:
 
 
 def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
-    limit = wanted.max_tokens or (1024 if machine.cuda else 256)
+    limit = wanted.max_tokens or (32 if wanted.builtin else 1024 if machine.cuda else 256)
     prompt = 1024
     if machine.positions is not None and prompt + limit > machine.positions:
         prompt = max(1, machine.positions // 2)
         limit = min(limit, machine.positions - prompt)
     small = machine.parameters is not None and machine.parameters < 50_000_000
-    rate = "1.0e-4" if small else "1.0e-6"
+    rate = "5.0e-4" if wanted.builtin else "1.0e-4" if small else "1.0e-6"
     size, of = (32, 8) if machine.cuda else (8, 8)
     lines = [
         f"# {wanted.name}: {wanted.model} on {wanted.train}. Written by `dapo init`; look at it with",
@@ -196,7 +205,7 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         ]
     lines += [f"  device: {wanted.device}"] if wanted.device not in (None, "auto") else []
     lines += _data_lines(wanted, data)
-    if reward in ("math", "exact"):
+    if reward in ("math", "exact") and not wanted.builtin:
         instruction = _MATH_INSTRUCTION if reward == "math" else _EXACT_INSTRUCTION
         lines += [f"  instruction: {_one(instruction)}   # appended to every problem"]
     lines += [
@@ -204,7 +213,7 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         "",
         "rewards:",
         "  - name: accuracy                # one reward must be called so; dynamic sampling and evaluation read it",
-        *_reward(reward),
+        *_reward(reward, wanted.builtin),
         "",
         "rollout:",
         f"  prompts_per_step: {size}            # P: more is steadier, and slower",
@@ -250,17 +259,18 @@ def _aligned(line: str) -> str:
     return f"{setting.rstrip():<32}{mark}{comment}" if setting.strip() else line
 
 
-def _reward(reward: str) -> list[str]:
+def _reward(reward: str, builtin: bool) -> list[str]:
     if ":" in reward:
         return [
             "    kind: function                # f(prompt, completion) -> a number, or a dict of numbers",
             f"    function: {_one(reward)}",
         ]
     if reward == "math":
-        return [r"    kind: math                    # the last \boxed{} or number, compared as mathematics"]
+        return [r"    kind: math                    # reads the last \boxed{}, line `Answer: ...` or line `#### ...`"]
+    pattern = _TOTAL_PATTERN if builtin else _EXACT_PATTERN
     return [
         "    kind: exact                   # text equality after normalising; also: math, regex, function",
-        f"    pattern: {_one(_EXACT_PATTERN)}",
+        f"    pattern: {_one(pattern)}",
     ]
 
 

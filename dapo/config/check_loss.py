@@ -107,3 +107,15 @@ def _lora(r: Recipe) -> Iterator[Problem]:
         )
     if lora.target_modules == []:
         yield Problem("model.lora.target_modules", "is empty; name layers, or `all-linear`", [])
+    named = [] if lora.target_modules == "all-linear" else lora.target_modules
+    for key, names in (("target_modules", named), ("modules_to_save", lora.modules_to_save)):
+        if twice := [name for n, name in enumerate(names) if name in names[:n]]:
+            yield Problem(f"model.lora.{key}", f"names {twice[0]} twice; name it once", names)
+    both = [a for a in named for b in lora.modules_to_save if f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}")]
+    if both:
+        yield Problem(
+            "model.lora.modules_to_save",
+            f"names {both[0]}, which has an adapter (model.lora.target_modules): a layer is trained whole or by an "
+            "adapter; take it out of one of the lists",
+            lora.modules_to_save,
+        )

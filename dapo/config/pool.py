@@ -110,10 +110,11 @@ def _check_ray(r: Recipe) -> Iterator[Problem]:
             "learner of one rank is in the program's own process; use local, or set learner.ranks above 1"
         )
         yield Problem("launch.backend", move, "ray")
-    if cluster.address is not None and not re.fullmatch(r"auto|[^/?#@\s:]+:\d+|\[[0-9a-fA-F:]+\]:\d+", cluster.address):
+    named = re.fullmatch(r"auto|(?:[^/?#@\s:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", cluster.address or "auto")
+    if named is None or not 0 < int(named["port"] or 1) < 65_536:
         move = (
-            "expected HOST:PORT of the cluster's head, as `ray start --head` prints it; the program itself has to run "
-            "on a machine of the cluster, not as a client of one (ray://)"
+            "expected HOST:PORT (1 to 65535) of the cluster's head, as `ray start --head` prints it; the program "
+            "itself has to run on a machine of the cluster, not as a client of one (ray://)"
         )
         yield Problem("cluster.address", move, cluster.address)
     if cluster.colocate and r.rollout.max_staleness > 0:

@@ -6,7 +6,19 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(gt=0)]
+MOST = 1_000_000_000_000
+"""Of any count: what is larger is a slip of the hand, and beyond 2^53 a float no longer holds it."""
+LARGE = 1e6
+"""Of any coefficient: beyond it losses and gradients leave float32."""
+Positive = Annotated[int, Field(gt=0, le=MOST)]
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Factor = Annotated[float, Field(ge=0, le=LARGE)]
+"""A coefficient that may be 0."""
+Above = Annotated[float, Field(gt=0, le=LARGE)]
+"""A coefficient that may not."""
+Signed = Annotated[float, Field(ge=-LARGE, le=LARGE)]
+Rate = Annotated[float, Field(ge=1e-15, le=10)]
+"""A learning rate: below it no weight in float32 changes, above it every weight does."""
 Parallel = Annotated[int, Field(gt=0, le=1024)]
 """Threads, processes or devices: more than any machine has."""
 Tokens = Annotated[int, Field(gt=0, le=10_000_000)]
@@ -16,6 +28,8 @@ Many = Annotated[int, Field(gt=0, le=MOST_MANY)]
 """Prompts, responses or slots of one step: memory is taken for each."""
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 """At most a day: what waits longer, waits for ever."""
+Patience = Annotated[float, Field(ge=1, le=86_400)]
+"""Seconds that processes wait for each other: below one second a busy machine looks like a lost process."""
 Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function`` of the user's, with the signature of the built-in one."""
 Pair = Annotated[tuple[float, float], Field(strict=False)]

@@ -31,6 +31,7 @@ class ModelFacts:
     head_size: int
     fingerprint: Mapping[str, Any]  # JSON-able identity of the architecture: what a checkpoint must match
     config: Mapping[str, Any]  # its configuration, as config.json has it
+    linear: tuple[str, ...] = ()  # names of the linear layers that can get an adapter, the output head not among them
 
     @property
     def parameters(self) -> int:

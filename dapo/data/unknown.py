@@ -48,9 +48,9 @@ def unknown_in_prompts(data: PreparedData, tokenizer: Any) -> list[str]:
         share = sum(counts) / sum(len(prompt.token_ids) for prompt in prompts)
         warnings.append(
             f"{source}: {_percent(share)} of the prompts' tokens are unknown to the tokenizer "
-            f"({tokenizer.unk_token}), in {sum(map(bool, counts)):,} of {len(prompts):,} prompts; the model cannot tell "
-            f"them apart. {_example(first.text, tokenizer)}. Give a model whose tokenizer knows this text, or change "
-            "data.instruction, data.prompt_template or the problems"
+            f"({tokenizer.unk_token}), in {sum(map(bool, counts)):,} of {len(prompts):,} prompts; the model cannot "
+            f"tell them apart. {_example(first.text, tokenizer)}. Give a model whose tokenizer knows this text, or "
+            "change data.instruction, data.prompt_template or the problems"
         )
     return warnings
 

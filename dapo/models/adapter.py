@@ -171,6 +171,19 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(found.shape) for name, (found, _) in _entries(model).items() if name in parameters}
 
 
+def linear_layers(model: Any) -> tuple[str, ...]:
+    """Return the names of the layers that can get an adapter: every linear one but the output head."""
+    head = model.get_output_embeddings()
+    names = {where: _name(f"{where}.weight").removesuffix(".weight") for where, _ in model.named_modules()}
+    heads = {names[where] for where, module in model.named_modules() if module is head}
+    found = {
+        names[where]: None
+        for where, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not any(part in where.split(".") for part in _PARTS)
+    }
+    return tuple(name for name in found if name not in heads)
+
+
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What is trained, under PEFT's names in ``adapter_model.safetensors``."""
     trained = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo.contracts.model import ModelFacts
-from dapo.models.adapter import shapes
+from dapo.models.adapter import linear_layers, shapes
 from dapo.models.checksum import dtype_name
 from dapo.models.load import fingerprint_of, torch_dtype
 from dapo.models.loaded import LoadedModel
@@ -69,5 +69,6 @@ def _facts(model: Any, **known: Any) -> ModelFacts:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_size=getattr(config, "head_dim", None) or hidden // heads,
         config=model.config.to_dict(),
+        linear=linear_layers(model),
         **known,
     )

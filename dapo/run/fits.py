@@ -66,12 +66,30 @@ def _adapter(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     if lora.rank is None:
         return
     layers = [name.rpartition(".")[0] for name in facts.shapes]
+    linear = list(facts.linear) or layers
     named = [] if lora.target_modules == "all-linear" else lora.target_modules
-    for key, names in (("target_modules", named), ("modules_to_save", lora.modules_to_save)):
-        missing = [name for name in names if not any(f".{layer}".endswith(f".{name}") for layer in layers)]
+    for key, names, known, what in (
+        ("target_modules", named, linear, "linear layer"),
+        ("modules_to_save", lora.modules_to_save, layers, "layer"),
+    ):
+        missing = [name for name in names if not any(f".{layer}".endswith(f".{name}") for layer in known)]
         if missing:
-            ends = sorted({layer.rpartition(".")[2] for layer in layers})
+            ends = sorted({layer.rpartition(".")[2] for layer in known})
             yield (
-                f"model.lora.{key}: {', '.join(missing)} is no layer of {facts.name}, whose layers are called "
-                f"{', '.join(ends[:20])}"
+                f"model.lora.{key}: {', '.join(missing)} is no {what} of {facts.name}; name some of its {what}s "
+                f"({', '.join(ends[:20])})"
             )
+    if facts.fingerprint.get("tied") and (tables := [name for name in lora.modules_to_save if _is_table(name, facts)]):
+        yield (
+            f"model.lora.modules_to_save: {', '.join(tables)} is the embedding of {facts.name}, which is its output "
+            "head as well: a copy of one of them would no longer be tied; leave it out"
+        )
+
+
+def _is_table(layer: str, facts: ModelFacts) -> bool:
+    """Whether a layer's name, or its end, is the embedding's."""
+    return any(
+        shape == (facts.vocabulary, facts.hidden) and f".{name.rpartition('.')[0]}".endswith(f".{layer}")
+        for name, shape in facts.shapes.items()
+        if name.rpartition(".")[0] not in facts.linear
+    )

@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Hook, Pair, Positive, Section
+from dapo.config.section import LARGE, Above, Factor, Hook, Pair, Positive, Section, Signed, Whole
 
 
 class Clip(Section):
-    low: Annotated[float, Field(gt=0)] = 0.2
+    low: Above = 0.2
     """eps_low."""
-    high: Annotated[float, Field(gt=0)] = 0.28
+    high: Above = 0.28
     """eps_high: clip-higher when above ``low``."""
-    dual: Annotated[float, Field(gt=1)] | None = None
+    dual: Annotated[float, Field(gt=1, le=LARGE)] | None = None
     """Dual clip c: with a negative advantage the loss is at most -A c. Not in the paper; 10 in its scripts."""
 
 
@@ -33,21 +33,21 @@ class Loss(Section):
     """For ``micro_batch_mean``: sequences per micro-batch."""
     micro_batch_weighted: bool = True
     """For ``micro_batch_mean``: weight micro-batches by their number of sequences (verl <= 0.6) or not (bnpo)."""
-    cispo_cap: Annotated[float, Field(gt=0)] = 5.0
+    cispo_cap: Above = 5.0
     """For ``cispo``: absolute upper bound of the ratio."""
-    cispo_floor: Annotated[float, Field(ge=0)] | None = None
+    cispo_floor: Factor | None = None
     """For ``cispo``: lower bound of the ratio."""
-    sapo_positive: Annotated[float, Field(gt=0)] = 1.0
+    sapo_positive: Above = 1.0
     """For ``sapo``: steepness of the gate where the advantage is above 0."""
-    sapo_negative: Annotated[float, Field(gt=0)] = 1.05
+    sapo_negative: Above = 1.05
     """For ``sapo``: steepness of the gate elsewhere."""
     cov_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
     """For ``clip_cov`` and ``kl_cov``: share of the tokens with loss that are treated apart, one at least."""
-    cov_above: float = 1.0
+    cov_above: Signed = 1.0
     """For ``clip_cov``: only tokens with a covariance above it."""
-    cov_below: float = 5.0
+    cov_below: Signed = 5.0
     """For ``clip_cov``: and below it."""
-    cov_coefficient: Annotated[float, Field(gt=0)] = 1.0
+    cov_coefficient: Above = 1.0
     """For ``kl_cov``: of the penalty on these tokens."""
 
 
@@ -60,7 +60,7 @@ class Advantage(Section):
     """What is divided by; ``none`` is Dr. GRPO."""
     ddof: Literal[0, 1] = 1
     """Degrees of freedom of the standard deviation."""
-    eps: Annotated[float, Field(ge=0)] = 1e-6
+    eps: Factor = 1e-6
     """Added to the standard deviation."""
 
 
@@ -77,7 +77,7 @@ class DynamicSampling(Section):
     """Your own keep rule, ``package.module:function``."""
     correct_at: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Accuracy from which a response is correct."""
-    tolerance: Annotated[float, Field(ge=0)] = 1e-6
+    tolerance: Factor = 1e-6
     """For metrics other than accuracy."""
     band: Pair | None = None
     """Keep only groups whose mean metric lies in [low, high]."""
@@ -99,7 +99,7 @@ class DynamicSampling(Section):
     unfinished: Literal["carry", "drain", "discard"] = "carry"
     """Responses still decoding when P groups are kept: ``carry`` (continued next step under the new weights, each token
     with its own version), ``drain`` (waited for) or ``discard``."""
-    max_age: Annotated[int, Field(ge=0)] = 4
+    max_age: Whole = 4
     """Oldest a trained group may be, in versions of the weights: from those that the engine had when it was sent the
     group to those that are trained. Without overlap these are training steps. 0: nothing is carried over."""
     on_max_age: Literal["wait", "drop"] = "wait"
@@ -121,7 +121,7 @@ class DynamicSampling(Section):
     """Skip prompts whose groups had no variance, more likely the longer they had none (GRESO, arXiv 2506.02177)."""
     greso_target: Annotated[float, Field(gt=0, lt=1)] = 0.25
     """For ``greso``: share of zero-variance groups aimed at, one third of it all correct, two thirds all wrong."""
-    verdict_lag: Annotated[int, Field(ge=0)] | None = None
+    verdict_lag: Whole | None = None
     """Engine steps after the last response of a group ended at which its verdict takes effect; None: 0 where every
     reward is quick (`exact`, `regex`, what runs in the driver), 16 otherwise."""
 
@@ -133,7 +133,7 @@ class OverlongPunishment(Section):
     """Lmax; None: ``rollout.max_response_tokens``."""
     cache_length: Positive | None = None
     """Lcache: the penalty grows from Lmax - Lcache; None: Lmax / 5."""
-    factor: Annotated[float, Field(ge=0)] = 1.0
+    factor: Factor = 1.0
     """Multiplies the penalty."""
 
 
@@ -156,13 +156,13 @@ class Correction(Section):
     ] = "auto"
     """For ``old_logprobs: learner`` and ``interpolated``; docs/algorithm.md has the formulas. ``truncate`` is TIS,
     ``mask_token`` IcePop. ``auto``: none where the ratio runs against the sampler's numbers, else truncate."""
-    cap: Annotated[float, Field(gt=0)] = 2.0
+    cap: Above = 2.0
     """C of TIS, and upper bound of both masks: of a token's ratio, or of a sequence's geometric mean."""
-    floor: Annotated[float, Field(ge=0)] = 0.5
+    floor: Factor = 0.5
     """Lower bound of both masks."""
-    token_cap: Annotated[float, Field(gt=0)] | None = 2.0
+    token_cap: Above | None = 2.0
     """For ``mask_sequence``: upper bound of a token's ratio in a sequence that passes; None: untruncated."""
-    sequence_cap: Annotated[float, Field(gt=0)] = 5.0
+    sequence_cap: Above = 5.0
     """For ``truncate_sequence``: upper bound of the product of a sequence's ratios."""
 
 
@@ -174,14 +174,14 @@ class Reference(Section):
 
 
 class EntropyControl(Section):
-    target: Annotated[float, Field(gt=0)] | None = None
+    target: Above | None = None
     """Mean entropy of the tokens with loss to adapt the coefficient to, nats; None: it is fixed. The bonus acts only in
     steps after one below the target (a penalty, with ``min`` below 0, only after one above)."""
-    delta: Annotated[float, Field(gt=0)] = 0.005
+    delta: Above = 0.005
     """What the coefficient moves by after each training step: up below the target, down above it."""
-    min: float = 0.0
+    min: Signed = 0.0
     """Lower bound of the coefficient; below 0 entropy can be taxed as well."""
-    max: float = 0.1
+    max: Signed = 0.1
     """Upper bound of the coefficient."""
 
 
@@ -210,7 +210,7 @@ class Algorithm(Section):
     (A-3PO): between both, by the age of each token, instead of a forward pass of ``learner``."""
     correction: Correction = Correction()
     """Sampler-learner importance correction."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    kl_coefficient: Factor = 0.0
     """KL against a reference, the model that the run began with. 0, as in DAPO: no reference is kept."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Of the term in the loss; docs/algorithm.md has the formulas. GRPO has k3."""
@@ -218,7 +218,7 @@ class Algorithm(Section):
     """Subtract the KL from each response's reward (k1, summed over its tokens) instead of adding it to the loss."""
     reference: Reference = Reference()
     """What KL is measured against."""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: Signed = 0.0
     """Bonus for entropy in the loss (below 0: a tax); with ``entropy_control.target`` where the coefficient begins."""
     entropy_control: EntropyControl = EntropyControl()
     """A coefficient that follows the entropy."""

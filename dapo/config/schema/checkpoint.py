@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Positive, Section
+from dapo.config.section import Positive, Section, Whole
 
 
 class Checkpoint(Section):
-    every: Annotated[int, Field(ge=0)] = 10
+    every: Whole = 10
     """Training steps between checkpoints; 0: only at the end."""
     keep: Positive = 2
     """Newest checkpoints to keep."""
-    seconds: Annotated[float, Field(gt=0)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
     """Also save at the first end of a step so many seconds after the last checkpoint; null: by steps alone."""
     best: str | None = None
     """Metric, such as ``validation/accuracy``: the step that is best by it is saved when it is recorded, and its

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Seconds, Section
+from dapo.config.section import Patience, Section
 
 
 class Launch(Section):
@@ -30,10 +30,10 @@ class Cluster(Section):
     cpus_per_host: Annotated[float, Field(gt=0, le=1024)] | None = None
     """With ``launch.backend: ray``: CPUs that a rank or an engine asks the cluster for (a rank and an engine that
     share: together). Null: ``run.threads``. Less than 1 lets several of them share a core."""
-    start_timeout: Seconds = 600.0
+    start_timeout: Patience = 600.0
     """Seconds that an engine may take to start: imports, the model, for vLLM the compilation. On a Ray cluster also
     those until machines that others use are free, and until those of ``nodes`` have come."""
-    engine_timeout: Seconds = 300.0
+    engine_timeout: Patience = 300.0
     """Seconds after which an engine of a pool that does not come back from a turn is killed, and counts as lost. Longer
     than a turn of ``rollout.turn_steps`` and longer than loading weights."""
     max_engine_restarts: Annotated[int, Field(ge=0, le=10_000)] = 10

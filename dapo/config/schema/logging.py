@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Positive, Section
+from dapo.config.section import Positive, Section, Whole
 
 Tracker = Annotated[str, Field(pattern=r"^(tensorboard|wandb|mlflow|trackio|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
 
@@ -16,14 +16,14 @@ class Logging(Section):
     """Which groups go to ``rollouts/*.parquet``."""
     rollouts_sample: Positive = 8
     """For ``sample``: groups per step."""
-    tokens: Annotated[int, Field(ge=0)] = 3
+    tokens: Whole = 3
     """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, beside one that did not train,
     all from those that ``rollouts`` records; 0: none."""
     spans: bool = True
     """Write ``spans.jsonl``: when each phase of a step began and ended."""
     console: Literal["auto", "live", "plain", "quiet"] = "auto"
     """``auto``: live in a terminal, plain lines elsewhere."""
-    samples_every: Annotated[int, Field(ge=0)] = 10
+    samples_every: Whole = 10
     """Steps between samples shown on the console; 0: never."""
     tensorboard: bool = False
     """Write TensorBoard events into the run folder (extra ``track``)."""

@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Section
+from dapo.config.section import Above, Section
 
 
 class Lora(Section):
     rank: Annotated[int, Field(gt=0, le=4096)] | None = None
     """Train an adapter of this rank (LoRA, arXiv 2106.09685; extra ``lora``) and freeze the model. None: every
     parameter is trained. The other settings have PEFT's names."""
-    lora_alpha: Annotated[float, Field(gt=0)] | None = None
+    lora_alpha: Above | None = None
     """The adapter's product is multiplied by lora_alpha / rank; None: the rank, that is by 1."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Linear layers that get an adapter, by the end of their name (``[q_proj, v_proj]``); ``all-linear``: every one but

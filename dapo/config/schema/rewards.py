@@ -13,8 +13,9 @@ class Reward(Section):
     name: str = "accuracy"
     """Name in metrics and rollouts. Exactly one reward of a response must be called ``accuracy``."""
     kind: Literal["math", "exact", "regex", "task", "function"] = "math"
-    """``math``: math-verify; ``exact``: text equality after normalising; ``regex``; ``task``: the data source's own
-    scorer (procedural tasks); ``function``: yours."""
+    """``math``: the last ``\\boxed{...}``, line ``Answer: ...`` or line ``#### ...``, compared as mathematics; a number
+    without such a mark is no answer. ``exact``: text equality after normalising. ``regex``. ``task``: the data
+    source's own scorer (procedural tasks). ``function``: yours."""
     function: Hook | None = None
     """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers)."""
     pattern: str | None = None

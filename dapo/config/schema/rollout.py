@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Hook, Many, Parallel, Positive, Section, Tokens
+from dapo.config.section import Hook, Many, Parallel, Positive, Section, Tokens, Whole
 
 
 class Embedded(Section):
@@ -61,7 +61,7 @@ class Rollout(Section):
     """Of sampling; log-probabilities in engine and learner are those of logits / temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling. Not 1 only with ``old_logprobs: learner``."""
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Whole = 0
     """Sample from the k likeliest tokens; 0: off. Not 0 only with ``old_logprobs: learner``."""
     stop_token_ids: list[int] | None = None
     """Tokens that end a response; None: all end-of-sequence ids of the model and tokenizer."""

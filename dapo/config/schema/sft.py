@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Many, Positive, Section, Tokens
+from dapo.config.section import Many, Positive, Rate, Section, Tokens, Whole
 
 
 class SftSource(Section):
@@ -37,11 +37,11 @@ class Sft(Section):
     """End after so many steps; null: after ``epochs``."""
     batch_size: Many = 32
     """Records of one optimiser step; the last step of the last epoch has the rest."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    learning_rate: Rate = 1e-5
     """Peak learning rate. The optimiser's other settings are those of ``learner``."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """After the warm-up; linear and cosine fall to ``final_ratio`` at the last step."""
-    warmup: Annotated[int, Field(ge=0)] = 10
+    warmup: Whole = 10
     """Steps of linear warm-up."""
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the peak at the end of linear and cosine."""
@@ -52,7 +52,7 @@ class Sft(Section):
     not to end."""
     loss_on: Literal["all", "last"] = "all"
     """Of a conversation: every turn of the assistant's carries loss, or only the last one."""
-    every: Annotated[int, Field(ge=0)] = 50
+    every: Whole = 50
     """Steps between two measurements of the held-out loss; 0: never. The first and last steps are measured too."""
     export: bool = True
     """Write the model to ``RUN/export`` at the end (of the best checkpoint where ``checkpoint.best`` is set):

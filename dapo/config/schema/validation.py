@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dapo.config.section import Many, Positive, Section, Tokens
+from dapo.config.section import Many, Positive, Section, Tokens, Whole
 
 
 class Validation(Section):
-    every: Annotated[int, Field(ge=0)] = 10
+    every: Whole = 10
     """Training steps between evaluations; 0: never. The first and last steps are evaluated too."""
     samples: Many = 4
     """k: sampled responses per problem."""

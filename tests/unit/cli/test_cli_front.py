@@ -13,6 +13,7 @@ from dapo.config.explain import explain
 from dapo.config.settings import settings
 from dapo.config.shipped import FOLDER, recipe_names, what_it_is
 from dapo.errors import RecipeError
+from dapo.rewards.math import accuracy
 
 
 def said(capsys, *arguments, code=0):
@@ -165,3 +166,42 @@ def test_help_names_pages_and_completion_offers_names_and_keys(capsys, monkeypat
         with contextlib.suppress(SystemExit):
             main([])
         assert expected in capsys.readouterr().out.split()
+
+
+def test_init_for_the_built_in_model_asks_in_words_that_it_knows(problems, capsys):
+    """docs/own_data.md's command: its tokenizer knows no sentence, and its answers end with a total."""
+    columns = ["--problem", "task", "--answer", "result"]
+    said(capsys, "init", "sums", "--model", "builtin/signed-sum", "--data", "train.jsonl", *columns)
+    recipe = load_recipe("sums.yaml").recipe
+    assert recipe.data.instruction is None
+    assert recipe.rewards[0].kind == "exact"
+    assert re.search(recipe.rewards[0].pattern, "+7 =11 -8 =3")[1] == "3"
+    assert recipe.rollout.max_response_tokens == 32
+    assert "unknown to the tokenizer" not in said(capsys, "check", "sums.yaml")
+
+
+def test_unknown_tokens_are_a_doubt_of_check(problems, capsys):
+    columns = ["--problem", "task", "--answer", "result"]
+    said(capsys, "init", "sums", "--model", "builtin/signed-sum", "--data", "train.jsonl", "--reward", "math", *columns)
+    told = said(capsys, "check", "sums.yaml", "data.instruction=Put your final answer in a box.")
+    assert re.search(r"train: \d+\.\d % of the prompts' tokens are unknown to the tokenizer \(<unk>\)", told)
+    assert "8 of 8 gold answers, written as '\\boxed{GOLD}', hold tokens that are unknown" in told
+    assert told.splitlines()[0].startswith("sums.yaml: good, with 2 doubts")
+
+
+FORMS_OF_MATH = {r"\boxed{...}": r"so \boxed{42}", "`Answer: ...`": "so\nAnswer: 42", "`#### ...`": "so\n#### 42"}
+
+
+def test_kind_math_is_described_by_what_it_reads(problems, capsys):
+    """Every text that describes it names the marks that count, and no other; a number alone is none."""
+    columns = ["--problem", "task", "--answer", "result"]
+    said(capsys, "init", "sums", "--model", "a/b", "--data", "train.jsonl", *columns)
+    (comment,) = (line for line in (problems / "sums.yaml").read_text().splitlines() if "kind: math" in line)
+    explained = " ".join(said(capsys, "explain", "rewards.N.kind").split())
+    for form, text in FORMS_OF_MATH.items():
+        assert accuracy(text, "42") == 1.0
+        assert form.strip("`").split("...")[0] in comment, comment
+        assert form in explained, explained
+    for text in ("42", "The answer is 42", "so 42."):
+        assert accuracy(text, "42") == 0.0
+    assert "number" not in comment

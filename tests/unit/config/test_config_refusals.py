@@ -55,7 +55,7 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("trainer.steps=1e2", ["trainer.steps: 100.0", "a whole number >= 0", "write 100"]),
         ("trainer.steps=-1", ["trainer.steps: -1", ">= 0"]),
         ('trainer.steps="5"', ['trainer.steps: "5"', "write it without quotes: 5"]),
-        ("learner.learning_rate=true", ["learner.learning_rate: true", "a number > 0"]),
+        ("learner.learning_rate=true", ["learner.learning_rate: true", "a number >= 1e-15 and <= 10"]),
         ("learner.learning_rate=.inf", ["learner.learning_rate"]),
         ("algorithm.overlong_filtering=on", ['"on"', "true or false", "write true"]),
         ("algorithm.overlong_filtering=1", ["true or false"]),

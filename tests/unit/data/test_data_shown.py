@@ -57,17 +57,23 @@ def test_every_message_of_the_user_has_to_be_there(tmp_path: Path) -> None:
         {"role": "user", "content": "Then that."},
     ]
     without_thinking = "{% for m in messages %}{{ m.content.split('</think>')[-1] }} {% endfor %}"
-    assert prepared(tmp_path, without_thinking, talk).train[0].text.split() == "First this. Yes. Then that.".split()
-    with pytest.raises(DataError, match="leaves the user's message out.*'First this.'"):
+    assert prepared(tmp_path, without_thinking, talk).train[0].text.split() == [
+        "First",
+        "this.",
+        "Yes.",
+        "Then",
+        "that.",
+    ]
+    with pytest.raises(DataError, match=r"leaves the user's message out.*'First this.'"):
         prepared(tmp_path, "{{ messages[-1].content }}", talk)
-    with pytest.raises(DataError, match="leaves the user's message out.*'Then that.'"):
+    with pytest.raises(DataError, match=r"leaves the user's message out.*'Then that.'"):
         prepared(tmp_path, "{{ messages[0].content }}", talk)
 
 
 def test_an_example_does_not_stand_for_the_problem(tmp_path: Path) -> None:
     """The problem is the beginning of an example: it has to be found after it."""
     shot = Shot(problem="What is 1 + 1? Say.", response="2")
-    with pytest.raises(DataError, match="leaves the user's message out"):
+    with pytest.raises(DataError, match=r"leaves the user's message out"):
         prepared(tmp_path, "{{ messages[0].content }} {{ messages[1].content }}", few_shot=[shot])
     assert prepared(tmp_path, EACH, few_shot=[shot]).train
 

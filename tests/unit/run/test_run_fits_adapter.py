@@ -1,0 +1,62 @@
+"""What an adapter cannot be is refused before weights are read, by ``dapo check`` as by ``dapo train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dapo.cli.check_memory import load_tokenizer_and_facts
+from dapo.config import recipe_from_dict
+from dapo.data import prepare
+from dapo.errors import DapoError, RecipeError
+from dapo.models.load import load_model
+from dapo.models.tiny import make_tiny_model
+from dapo.run.fits import check_fits
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return make_tiny_model(folder, hidden=16, layers=2, heads=2, ffn=32, tied=request.param)
+
+
+def refused(model: Path, **lora: object) -> tuple[str, str]:
+    """What the look before training says, and what loading says."""
+    given = {
+        "model": {"path": str(model), "lora": {"rank": 2, **lora}},
+        "data": {"train": [{"task": "signed_sum", "size": 4}]},
+    }
+    recipe = recipe_from_dict(given).recipe
+    tokenizer, facts = load_tokenizer_and_facts(recipe)
+    said = ["", ""]
+    try:
+        check_fits(recipe, facts, prepare(recipe.data, tokenizer))
+    except RecipeError as error:
+        said[0] = str(error)
+    try:
+        load_model(model, lora=recipe.model.lora)
+    except DapoError as error:
+        said[1] = str(error)
+    return said[0], said[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["embed_tokens", "norm", "input_layernorm", "lm_head", "nothing", "self_attn", "q_pro"]
+)
+def test_targets_that_are_no_linear_layers(model: Path, name: str) -> None:
+    before, loading = refused(model, target_modules=["q_proj", name])
+    assert loading or name in ("nothing", "q_pro")  # PEFT passes over a name where another one is found
+    assert f"model.lora.target_modules: {name} " in before
+    assert "q_proj" in before  # layers that it may name
+
+
+def test_targets_that_are_linear_layers(model: Path) -> None:
+    assert refused(model, target_modules=["q_proj", "self_attn.k_proj", "down_proj"]) == ("", "")
+    assert refused(model, target_modules=["q_proj"], modules_to_save=["norm"]) == ("", "")
+
+
+def test_a_table_that_is_trained_whole(model: Path) -> None:
+    before, loading = refused(model, modules_to_save=["embed_tokens"])
+    assert bool(before) == bool(loading)
+    assert not before or "model.lora.modules_to_save: embed_tokens" in before
