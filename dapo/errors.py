@@ -1,7 +1,8 @@
 """Every error of the package: one base class, one subclass per layer.
 
 A message says what was given, what was expected, and the next move. ``exit_code`` is what the command line
-returns: 2 for input that was refused before work started, 1 for a failure while working.
+returns: 2 for input that was refused before work started, 3 for a package that is not installed, 1 for a failure while
+working.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ class RecipeError(DapoError, ValueError):
     """A recipe, a preset or an override that cannot mean what its author wants."""
 
     exit_code = 2
+
+
+class NotInstalled(RecipeError):
+    """A package that the recipe needs and this machine does not have: the recipe itself may be good."""
+
+    exit_code = 3
 
 
 class DataError(DapoError, ValueError):

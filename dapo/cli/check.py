@@ -178,11 +178,12 @@ def check_hooks(recipe: Recipe) -> None:
         RewardError: a reward function that cannot be loaded.
     """
     from dapo.rewards.compose import build_scorer
+    from dapo.run.engines import own_engine
+    from dapo.run.here import trackers_of
     from dapo.run.parts import load_hook
 
     algorithm = recipe.algorithm
     named = {
-        "rollout.engine": recipe.rollout.engine,
         "algorithm.shaping": algorithm.shaping,
         "algorithm.dynamic_sampling.keep": algorithm.dynamic_sampling.keep,
         "algorithm.loss.kind": algorithm.loss.kind,
@@ -192,6 +193,9 @@ def check_hooks(recipe: Recipe) -> None:
     for key, hook in named.items():
         if hook is not None and ":" in hook:  # without a colon it is a built-in one
             load_hook(hook, key)
+    if ":" in recipe.rollout.engine:
+        own_engine(recipe.rollout.engine)
+    trackers_of(recipe)
 
 
 def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:

@@ -6,6 +6,7 @@ from then on.
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +23,7 @@ from dapo.contracts.events import (
     StepEvent,
 )
 from dapo.contracts.hooks import load
-from dapo.errors import RecipeError
-from dapo.observe.callbacks import as_callback
+from dapo.errors import RecipeError, first_line
 
 PROJECT = "dapo"
 ANSWERS = 32
@@ -36,6 +36,7 @@ class Tracker(Callback):
     """Takes a run's numbers elsewhere."""
 
     needs_texts = False
+    modules: tuple[str, ...] = ()  # that it imports
     install = "Install it with `pip install 'dapo-rl[track]'`."
 
 
@@ -43,6 +44,7 @@ class TensorBoardTracker(Tracker):
     """Scalars as event files in RUN/tensorboard, written by the ``tensorboard`` package itself (no torch)."""
 
     name = "tensorboard"
+    modules = ("tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.event_file_writer")
 
     def __init__(self, folder: Path | None = None) -> None:
         """``folder``: for the events; None: RUN/tensorboard."""
@@ -76,6 +78,7 @@ class WandbTracker(Tracker):
     """One Weights & Biases run with a table of answers; its id is saved, so a resumed run goes on in the same place."""
 
     name = "wandb"
+    modules = ("wandb",)
     needs_texts = True
 
     def __init__(self, project: str = PROJECT) -> None:
@@ -119,6 +122,7 @@ class MlflowTracker(Tracker):
     """One MLflow run, at the server that MLFLOW_TRACKING_URI names; its id is saved, so a resumed run goes on in it."""
 
     name = "mlflow"
+    modules = ("mlflow",)
     needs_texts = True
     install = "Install it with `pip install mlflow`."
 
@@ -157,6 +161,7 @@ class TrackioTracker(Tracker):
     """One trackio run, kept on this machine; a resumed run goes on under its name."""
 
     name = "trackio"
+    modules = ("trackio",)
     install = "Install it with `pip install trackio`."
 
     def __init__(self, project: str = PROJECT) -> None:
@@ -212,14 +217,45 @@ def make_trackers(
     return list(made.values())
 
 
+def missing_tracker(trackers: Sequence[Callback]) -> str | None:
+    """Return why a tracker cannot be used on this machine, and the next move; None if all of them can.
+
+    Its modules are imported, since a package may be there and lack one of its own dependencies.
+    """
+    for tracker in trackers:
+        for module in tracker.modules if isinstance(tracker, Tracker) else ():
+            try:
+                importlib.import_module(module)
+            except Exception as error:  # whatever its modules raise
+                said = f"{type(error).__name__}: {first_line(error)}"
+                return (
+                    f"the tracker {tracker.name} cannot be imported here ({said}). {tracker.install.rstrip('.')}, or "
+                    "leave it out of logging.trackers (logging.tensorboard, logging.wandb)"
+                )
+    return None
+
+
 def _own(name: str) -> Callback:
+    """Make the tracker that ``package.module:Class`` names.
+
+    Raises:
+        RecipeError: it is not there, is no ``dapo.Callback``, or cannot be made without arguments.
+    """
+    expected = (
+        f"Expected one of {', '.join(KNOWN)}, or package.module:Class, a class derived from dapo.Callback that is made "
+        "without arguments"
+    )
     try:
-        return as_callback(load(name))
-    except (ImportError, AttributeError, TypeError) as error:
+        found = load(name)
+        if isinstance(found, type) and issubclass(found, Callback):
+            found = found()
+    except Exception as error:  # whatever the user's module or class raises
         raise RecipeError(
-            f"logging.trackers: cannot make {name!r} ({type(error).__name__}: {error}). Expected one of "
-            f"{', '.join(KNOWN)}, or package.module:Class, a dapo.Callback that is made without arguments"
+            f"logging.trackers: cannot make {name!r} ({type(error).__name__}: {error}). {expected}"
         ) from None
+    if not isinstance(found, Callback):
+        raise RecipeError(f"logging.trackers: {name!r} is no dapo.Callback. {expected}")
+    return found
 
 
 def _finite(metrics: Numbers) -> dict[str, float]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from dapo.config.checks import correction_kind, ratio_against
 from dapo.config.pool import describe_pool, engine_slots, is_pool, server_urls
@@ -15,7 +18,7 @@ from dapo.config.schema import Recipe, Rollout
 from dapo.config.transfer import weight_route
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.protocols import Engine
-from dapo.errors import RecipeError
+from dapo.errors import NotInstalled, RecipeError
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
@@ -59,12 +62,46 @@ def check_engine(recipe: Recipe) -> None:
     """Refuse an engine, adapter or backend whose package or card is missing, before anything is loaded.
 
     Raises:
-        RecipeError: the package of the extra that ``rollout.engine``, ``model.lora`` or ``launch.backend`` needs cannot
-            be found, or CUDA graphs are wanted where there is no card.
+        NotInstalled: the package of the extra that ``rollout.engine``, ``model.lora`` or ``launch.backend`` needs
+            cannot be found.
+        RecipeError: an engine of the user's is none, or CUDA graphs are wanted where there is no GPU.
         ModelError: there is no such device here.
     """
-    if (missing := missing_package(recipe) or missing_card(recipe)) is not None:
+    if (missing := missing_package(recipe)) is not None:
+        raise NotInstalled(missing)
+    if (missing := missing_card(recipe)) is not None:
         raise RecipeError(missing)
+    if ":" in recipe.rollout.engine:
+        own_engine(recipe.rollout.engine)
+
+
+_METHODS = "submit poll abort load checksums sleep stats close"
+_PROTOCOL = "the protocol is dapo.contracts.protocols.Engine, and docs/engines.md has an example"
+
+
+def own_engine(name: str) -> Callable[..., Any]:
+    """Return the user's engine, ``package.module:Class`` or a function that makes one.
+
+    Raises:
+        RecipeError: it is not there, cannot be called as engines are, or is a class without their methods.
+    """
+    found = load_hook(name, "rollout.engine")
+    try:
+        inspect.signature(found).bind(None, slots=None)
+    except TypeError as error:
+        raise RecipeError(
+            f"rollout.engine: {name} is not called as NAME(loaded, slots=...): {error}; {_PROTOCOL}"
+        ) from None
+    except ValueError:  # a built-in without a signature
+        pass
+    if isinstance(found, type) and not hasattr(found, "__getattr__"):
+        _check_methods(name, found)
+    return found
+
+
+def _check_methods(name: str, engine: Any) -> None:
+    if missing := [method for method in _METHODS.split() if not callable(getattr(engine, method, None))]:
+        raise RecipeError(f"rollout.engine: {name} is no engine: it has no {', '.join(missing)}; {_PROTOCOL}")
 
 
 def missing_card(recipe: Recipe) -> str | None:
@@ -177,7 +214,8 @@ def _over_model(
     if name == "generate":
         return GenerateEngine(loaded, slots=slots)
     if ":" in name:  # called as ours that share the learner's weights
-        own: Engine = load_hook(name, "rollout.engine")(loaded, slots=slots)
+        own: Engine = own_engine(name)(loaded, slots=slots)
+        _check_methods(name, own)
         return own
     shares = recipe.learner.ranks == 1
     reserve = learner_holds(recipe, facts).beside_weights if learner and shares else 0

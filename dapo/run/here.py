@@ -8,12 +8,37 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Recipe
-from dapo.errors import ModelError
+from dapo.contracts.events import Callback
+from dapo.errors import ModelError, NotInstalled
 from dapo.models.load import find_device
 from dapo.observe.files import no_room_in
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.trackers import make_trackers, missing_tracker
 from dapo.run.engines import missing_card, missing_key, missing_package, missing_peft
 from dapo.run.places import learner_hosts
+
+
+def trackers_of(recipe: Recipe) -> list[Callback]:
+    """Make the trackers that the recipe names.
+
+    Raises:
+        RecipeError: one of the user's that is none.
+    """
+    logging = recipe.logging
+    return make_trackers(
+        logging.trackers, project=logging.project, tensorboard=logging.tensorboard, wandb=logging.wandb
+    )
+
+
+def check_trackers(recipe: Recipe) -> None:
+    """Refuse trackers that this run could not write to.
+
+    Raises:
+        NotInstalled: a package is missing.
+        RecipeError: one of the user's that is none.
+    """
+    if missing := missing_tracker(trackers_of(recipe)):
+        raise NotInstalled(missing)
 
 
 def lacking(recipe: Recipe) -> Iterator[str]:
@@ -22,6 +47,8 @@ def lacking(recipe: Recipe) -> Iterator[str]:
     if missing := missing_peft(recipe) if supervised else missing_package(recipe):
         yield missing
     if not supervised and (missing := missing_key(recipe)):
+        yield missing
+    if missing := missing_tracker(trackers_of(recipe)):
         yield missing
     if recipe.launch.backend == "ray" and learner_hosts(recipe):
         return  # the devices are those of other machines
@@ -33,6 +60,11 @@ def lacking(recipe: Recipe) -> Iterator[str]:
         yield str(error)
         return
     ranks = recipe.learner.ranks
+    if recipe.learner.cpu_offload and device.type == "cpu":
+        yield (
+            "learner.cpu_offload moves slices from a GPU into the processor's memory, and torch sees no CUDA device "
+            "here: take it out, or start this on a machine with GPUs"
+        )
     if device.type == "cuda" and ranks > torch.cuda.device_count():
         yield (
             f"learner.ranks is {ranks}, and torch sees {torch.cuda.device_count()} CUDA devices here: every rank needs "

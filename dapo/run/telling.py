@@ -75,6 +75,25 @@ def say_end(folder: RunFolder, console: Console, loaded: LoadedRecipe, finished:
         console.say(said)
 
 
+def nothing_learned(rows: Sequence[Row]) -> str | None:
+    """Return why a run ends with the weights of its start; None if at least one optimiser step was applied.
+
+    Args:
+        rows: the run's lines.
+    """
+    steps, skipped, empty = (
+        int(sum(row.get(f"train/{name}") or 0 for row in rows))
+        for name in ("optimizer_steps", "skipped_steps", "empty_steps")
+    )
+    if not skipped or skipped + empty < steps:
+        return None
+    return (
+        f"nothing was learned: {skipped:,} of {steps:,} optimiser steps were skipped because their gradient was not "
+        "finite, and no other one had a loss. The weights are those of the start. Look at the loss's settings "
+        "(algorithm.kl_coefficient, algorithm.loss, functions of yours) and learner.learning_rate, then start a new run"
+    )
+
+
 def _recipe_of(loaded: LoadedRecipe) -> str:
     """What to type for the recipe that a run began with; a resumed one knows only its own copy."""
     if loaded.path is None or loaded.path.name == RESOLVED:

@@ -16,13 +16,14 @@ from dapo.config.load import LoadedRecipe
 from dapo.config.resume import changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
-from dapo.contracts.events import Callback, StartEvent
+from dapo.contracts.events import StartEvent
 from dapo.errors import (
     ClusterEnded,
     ClusterError,
     DapoError,
     DiskError,
     EngineError,
+    LearnerError,
     LearnerLost,
     WithEvidence,
     of_the_machine,
@@ -36,6 +37,7 @@ from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
 from dapo.observe.log import logging_to
+from dapo.observe.metrics import read_metrics
 from dapo.observe.notices import early_said
 from dapo.observe.prompts import write_prompts
 from dapo.observe.recorder import RunRecorder
@@ -43,17 +45,25 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter, ending, read_status
 from dapo.observe.stopped import stop_said
 from dapo.observe.tokens import Pieces
-from dapo.observe.trackers import make_trackers
 from dapo.run.environment import record_machine
 from dapo.run.given import NOTHING_GIVEN, Given
+from dapo.run.here import check_trackers, trackers_of
 from dapo.run.parts import make_algorithm, make_objective, make_schedule
 from dapo.run.session import Session
 from dapo.run.sft import SftSession
-from dapo.run.telling import difference_lines, lost_with, resume_command, say_changes, say_end, say_recipe
+from dapo.run.telling import (
+    difference_lines,
+    lost_with,
+    nothing_learned,
+    resume_command,
+    say_changes,
+    say_end,
+    say_recipe,
+)
 
 log = logging.getLogger(__name__)
 
-FINISHED, REFUSED, INTERRUPTED = 0, 2, 130
+FINISHED, REFUSED, NOT_INSTALLED, INTERRUPTED = 0, 2, 3, 130
 FOR_NOW = 75
 """``trainer.max_hours`` or the loss of its cluster ended it, saved: sysexits.h calls that number a failure for now, to
 be tried again."""
@@ -121,6 +131,7 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
     recipe = loaded.recipe
     make_algorithm(recipe)  # functions of the user's that are not there are refused first
     make_objective(recipe)
+    check_trackers(recipe)
     deadline = Deadline(recipe.trainer.max_hours)
     console = console or Console(recipe.logging.console)
     with console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
@@ -135,7 +146,9 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
                 return (yield from _run(loaded, folder, console, greet, given, deadline, resume=False))
             except DapoError as error:
                 started = folder.metrics.exists() or CheckpointStore(folder.checkpoints).steps()
-                if not started and (error.exit_code == REFUSED or isinstance(error, EngineError | ClusterError)):
+                if not started and (
+                    error.exit_code in (REFUSED, NOT_INSTALLED) or isinstance(error, EngineError | ClusterError)
+                ):
                     # nothing was done: the mended command finds its place free
                     folder.drop()
                 raise
@@ -146,6 +159,7 @@ def go_on(
 ) -> Steps:
     """``resume``, a step at a time. As ``begin``."""
     loaded, changes = load_for_resume(run_folder, overrides)
+    check_trackers(loaded.recipe)
     deadline = Deadline(loaded.recipe.trainer.max_hours)
     console = console or Console(loaded.recipe.logging.console)
     with console, _machine_told(run_folder, resume=True):
@@ -228,7 +242,7 @@ def _attempt(
     loaded = going.loaded
     recipe = loaded.recipe
     with ExitStack() as stack:
-        callbacks = Callbacks([*_trackers(recipe), *given.callbacks], console.warn)
+        callbacks = Callbacks([*trackers_of(recipe), *given.callbacks], console.warn)
         stack.enter_context(callbacks.ending())
         status = None if resume else _say_running(stack, folder, recipe)
         session = _session(recipe, console, folder, given)
@@ -270,6 +284,8 @@ def _attempt(
                 recorder.close()
             finally:
                 session.close()
+        if finished and (said := nothing_learned(read_metrics(folder.metrics))) is not None:
+            raise LearnerError(said)
         early = "" if stopping.early is None else early_said(stopping.early)
         if finished:
             status.end("finished", early, stopping.early)
@@ -351,13 +367,6 @@ def _cut_back(folder: RunFolder, console: Console, step: int, checkpoints: Check
 
 def _pieces(session: Session | SftSession) -> Pieces | None:
     return Pieces(session.tokenizer) if session.recipe.logging.tokens else None
-
-
-def _trackers(recipe: Recipe) -> list[Callback]:
-    logging = recipe.logging
-    return make_trackers(
-        logging.trackers, project=logging.project, tensorboard=logging.tensorboard, wandb=logging.wandb
-    )
 
 
 def _start_event(recipe: Recipe, folder: RunFolder, step: int) -> StartEvent:
