@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dapo.api.recipe import RecipeLike, RewardLike, ask
-from dapo.cli.check import NOT_HERE_TITLE, check_run
+from dapo.cli.check import look_at_run
+from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, Sections
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run would do, need and write. Printed, it is what ``dapo check`` prints.
+    """What a run would do, need and write. Printed, it has every line of ``dapo check --verbose``.
 
     Attributes:
         sections: lines by title: ``data``, ``rewards, tried``, ``arithmetic``, ``memory, estimated``, ``files``...
@@ -28,7 +29,7 @@ class Report:
     @property
     def doubts(self) -> tuple[str, ...]:
         """What to look at before starting: odd data, rewards that call wrong answers right."""
-        return self.sections.get("look at this before you start", ())
+        return self.sections.get(DOUBTS, ())
 
     @property
     def not_here(self) -> tuple[str, ...]:
@@ -71,11 +72,6 @@ def check(
         DapoError: what ``dapo check`` would have refused.
     """
     asked = ask(recipe, rewards=rewards, train=train, validation=validation, objective=objective, settings=settings)
-    sections: dict[str, tuple[str, ...]] = {}
-
-    def keep(title: str, lines: Iterable[str]) -> None:
-        if found := tuple(lines):
-            sections[title] = found
-
-    check_run(asked.loaded, tries, show=keep)
-    return Report(sections)
+    sections = Sections()
+    look_at_run(asked.loaded, sections, tries=tries)
+    return Report(sections.whole)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dapo.cli.check_memory import (
+    LARGE,
     estimate_memory,
     load_tokenizer_and_facts,
     memory_lines,
     size_text,
 )
 from dapo.cli.check_ranks import publish_lines
+from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.problems import brief
-from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.words import counted, in_a_row
 from dapo.loop.refill import least_kept
@@ -29,20 +29,13 @@ if TYPE_CHECKING:
     from dapo.data import PreparedData
 
 
-NOT_HERE = 3
-"""Exit code where nothing is wrong with the recipe, and this machine would not start it."""
-NOT_HERE_TITLE = "would not start on this machine"
-
-
-def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterable[str]], None] | None = None) -> int:
-    """Load tokenizer and data, try the rewards, and print the run's arithmetic, memory, files and everything odd.
-
-    Returns the exit code: 0, or ``NOT_HERE``.
+def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
+    """Load tokenizer and data, try the rewards, and add the run's arithmetic, memory, files and doubts.
 
     Args:
         loaded: the recipe.
+        sections: takes the lines.
         tries: groups to generate and score with the model itself; 0: its weights are not loaded.
-        show: takes each section's title and lines; None: they are printed.
 
     Raises:
         RecipeError: a hook cannot be imported, or a limit or stop token does not fit the model.
@@ -55,43 +48,43 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     from dapo.cli.check_try import try_groups
     from dapo.data import prepare
     from dapo.data.render import seen_lines
+    from dapo.data.unknown import unknown_in_prompts
     from dapo.run.fits import check_fits
     from dapo.run.here import lacking
 
-    recipe = loaded.recipe
-    called = short_name(loaded.path) if loaded.path else "RECIPE"
-    printed, show = show is None, show or section
-    if printed:
-        print(f"{called if loaded.path else 'recipe'}: preset {recipe.preset}")
-    show("different from the preset", difference_lines(loaded))
-    show("warnings", loaded.warnings)
+    recipe, add = loaded.recipe, sections.add
+    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=False)
+    add(WARNINGS, loaded.warnings)
     check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     data = prepare(recipe.data, tokenizer)
     check_fits(recipe, facts, data)
-    show("data", data.report.lines())
-    show("first prompt", seen_lines(data.train[0], tokenizer))
+    add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
+    add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
-    show("rewards, tried", trial.lines)
-    show("look at this before you start", trial.doubts)
+    add("rewards, tried", trial.lines, shown=False)
+    add("rewards", trial.brief)
+    add(DOUBTS, [*unknown_in_prompts(data, tokenizer), *trial.doubts])
     trial.refuse()
-    show("arithmetic", arithmetic(recipe, data))
-    show("memory, estimated", memory_lines(recipe, facts, _longest_prompt(data)))
-    memory = estimate_memory(recipe, facts, _longest_prompt(data))
-    show("publishing weights, by arithmetic", publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2))
-    show("time on a card, by arithmetic", time_lines(recipe, facts, memory, _mean_prompt(data)))
-    show("engine", _engine_lines(recipe, facts))
-    show("generation beside learning", overlap_lines(recipe))
-    show("files", files(recipe, facts))
-    here = here_lines(recipe)
+    small = facts.parameters < LARGE and recipe.learner.ranks == 1
+    ends = ("longest sequence", "length penalty", "the ratio")
+    add("arithmetic", arithmetic(recipe, data), shown=lambda line: not line.startswith(ends))
+    parts = f"{facts.parameters:,} parameters", "together", "of them frozen"
+    memory = memory_lines(recipe, facts, _longest_prompt(data))
+    add("memory, estimated", memory, shown=lambda line: not small or line.startswith(parts))
+    estimate = estimate_memory(recipe, facts, _longest_prompt(data))
+    publishing = publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2)
+    add("publishing weights, by arithmetic", publishing, shown=lambda line: "moves nothing" not in line)
+    add("time on a GPU, by arithmetic", time_lines(recipe, facts, estimate, _mean_prompt(data)))
+    add("engine", _engine_lines(recipe, facts), shown=lambda line: not small and not line.startswith("known, on a CPU"))
+    beside = recipe.rollout.max_staleness > 0 or not small
+    add("generation beside learning", overlap_lines(recipe), shown=beside)
+    add("files", files(recipe, facts), shown=lambda line: "/rollouts/: " not in line)
     if tries:
         lacks = list(lacking(recipe))
-        tried = ["not tried, for what this machine lacks (below)"] if lacks else try_groups(recipe, tries)
-        show(f"{tries} groups, generated and scored", tried)
-    show(NOT_HERE_TITLE, here)
-    if printed:
-        print(f"\n{verdict(f'dapo train {shlex.join([called, *loaded.overrides])}', here, trial.doubts)}")
-    return NOT_HERE if here else 0
+        tried = ["not tried, for what this machine lacks"] if lacks else try_groups(recipe, tries)
+        add(f"{tries} groups, generated and scored", tried)
+    add(NOT_HERE_TITLE, here_lines(recipe))
 
 
 def here_lines(recipe: Recipe) -> list[str]:
@@ -99,32 +92,6 @@ def here_lines(recipe: Recipe) -> list[str]:
     from dapo.run.here import lacking, without_place
 
     return [*lacking(recipe), *without_place(recipe)]
-
-
-def verdict(command: str, here: Sequence[str], doubts: Sequence[str] = ()) -> str:
-    """The last line: whether the recipe is good, whether it starts here, and how.
-
-    Args:
-        command: that starts it.
-        here: from ``here_lines``.
-        doubts: what was told to be looked at.
-    """
-    said = "the recipe is good. Start it with"
-    if here:
-        said = (
-            "nothing is wrong with the recipe itself. It would not start on this machine as it is now, for what is "
-            "named above. Elsewhere, or when that is settled"
-        )
-    said = f"apart from the doubts above {said}" if doubts else said
-    return f"{said[0].upper()}{said[1:]}: {command}"
-
-
-def section(title: str, lines: Iterable[str]) -> None:
-    lines = list(lines)
-    if lines:
-        print(f"\n{title}")
-        for line in lines:
-            print(f"  {line}")
 
 
 def difference_lines(loaded: LoadedRecipe) -> Iterator[str]:

@@ -71,7 +71,7 @@ def load_tokenizer_and_facts(recipe: Recipe) -> tuple[Any, ModelFacts]:
     from dapo.run.parts import check_model_path, make_tokenizer
 
     model = recipe.model
-    check_model_path(model.path)
+    check_model_path(model.path, weights=False)
     tokenizer = make_tokenizer(model, recipe.data.chat_template)
     if not is_builtin(model.path):
         facts = read_facts(model.path, model.dtype, trust_remote_code=model.trust_remote_code, tokenizer=tokenizer)

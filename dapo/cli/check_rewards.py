@@ -12,6 +12,7 @@ from dapo.config import Recipe
 from dapo.config.schema import Reward
 from dapo.contracts.enums import FinishReason
 from dapo.contracts.types import Completion, Key, Prompt, Score
+from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Trial:
     """What the rewards said, in lines for the console."""
 
     lines: list[str] = field(default_factory=list)
+    brief: list[str] = field(default_factory=list)  # a line a source
     doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
     refusals: list[str] = field(default_factory=list)  # training would be for nothing
 
@@ -66,7 +68,7 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
             reward = next(r for r in recipe.rewards if r.name == "accuracy" and (not r.sources or source in r.sources))
             tags = recipe.data.thinking
             begun = (recipe.data.response_prefix or "") + f"{tags.open}\nSo it is.\n{tags.close}\n" * tags.enabled
-            _Source(source, _spread(prompts), reward, scorer, tokenizer, trial, begun, tags.enabled).run()
+            _Source(source, _spread(prompts), prompts, reward, scorer, tokenizer, trial, begun, tags.enabled).run()
     finally:
         scorer.close()
     return trial
@@ -102,7 +104,8 @@ class _Source:
     """One source and the reward that is its accuracy."""
 
     name: str
-    prompts: list[Prompt]
+    prompts: list[Prompt]  # a few of them, which are scored
+    everyone: Sequence[Prompt]
     reward: Reward
     scorer: CompositeScorer
     tokenizer: Any
@@ -123,7 +126,11 @@ class _Source:
         empty = self._score([(p, "") for p in self.prompts])
         self._show("wrong", wrong)
         self._show("empty", empty)
+        summed = (("right", right), ("wrong", wrong), ("empty", empty))
+        parts = [f"{what} {', '.join(_told(scores))}" for what, scores in summed if scores]
+        self.trial.brief.append(f"{self.name}: {'; '.join(parts)} (gold answers as {_quoted(form)})")
         self._judge(golden, form, right)
+        self._can_be_written(form)
         for what, scores in (("wrong", wrong), ("empty", empty)):
             fooled = sum(_accuracy(score) >= 1.0 for score in scores)
             if fooled:
@@ -137,6 +144,13 @@ class _Source:
             self.trial.refusals.append(f"{self.name}: no gold answer is scored: {right[0].reason}")
         elif failed:
             self.trial.doubts.append(f"{self.name}: {len(failed)} of {tried} answers are unscored: {failed[0]}")
+
+    def _can_be_written(self, form: str) -> None:
+        """Doubt right responses that hold tokens which the tokenizer does not know."""
+        golden = [prompt.answer for prompt in self.everyone if prompt.answer]
+        texts = [form.replace(GOLD, answer) for answer in golden]
+        if doubt := unknown_in_answers(self.name, _quoted(form), texts, self.tokenizer):
+            self.trial.doubts.append(doubt)
 
     def _right_form(self, golden: list[Prompt]) -> tuple[str, list[Score]]:
         """The form in which the first gold answers are right (else the first form), and the scores of all in it."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer_and_facts, size_text
+from dapo.cli.check_screen import NOT_HERE_TITLE, WARNINGS, Sections
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.check_sft import supervised, unreached
-from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.words import counted
 
@@ -17,44 +16,38 @@ if TYPE_CHECKING:
     from dapo.data.demonstrations import Demonstrations
 
 
-def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], None]) -> int:
-    """Load tokenizer and examples, and print the run's arithmetic, memory and files.
-
-    Returns the exit code: 0, or ``NOT_HERE`` of ``dapo.cli.check``.
+def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
+    """Load tokenizer and examples, and add the run's arithmetic, memory and files.
 
     Args:
         loaded: the recipe, of a supervised run.
-        show: takes each section's title and lines.
+        sections: takes the lines.
 
     Raises:
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the examples cannot be read, or none is left to train on.
         RecipeError: an example is longer than the model reads.
     """
-    from dapo.cli.check import NOT_HERE, NOT_HERE_TITLE, difference_lines, files, here_lines, verdict
+    from dapo.cli.check import difference_lines, files, here_lines
     from dapo.data.demonstrations import prepare_demonstrations
+    from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
     from dapo.run.sft import check_lengths, shown, shown_tokens
 
-    recipe = loaded.recipe
-    called = short_name(loaded.path) if loaded.path else "RECIPE"
-    print(f"{called}: supervised")
-    show("different from the preset", difference_lines(loaded))
-    show("warnings", loaded.warnings)
+    recipe, add = loaded.recipe, sections.add
+    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=False)
+    add(WARNINGS, loaded.warnings)
+    trackers_of(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     examples = prepare_demonstrations(recipe.sft, recipe.data, tokenizer, stop_tokens(recipe, facts))
     check_lengths(examples, facts)
-    show("examples", examples.lines)
-    show("the first one, as the model gets it", shown(examples.train[0], tokenizer))
-    show("its tokens: number, and how the vocabulary writes it", shown_tokens(examples.train[0], tokenizer))
-    show("arithmetic", _arithmetic(recipe, examples))
-    show("memory, estimated", _memory(supervised(recipe, 1), facts, examples))
-    show("files", files(recipe, facts))
-    overrides = [override for override in loaded.overrides if not override.startswith("run.stage")]
-    here = here_lines(recipe)
-    show(NOT_HERE_TITLE, here)
-    print(f"\n{verdict(f'dapo sft {shlex.join([called, *overrides])}', here)}")
-    return NOT_HERE if here else 0
+    add("examples", examples.lines)
+    add("the first one, as the model gets it", shown(examples.train[0], tokenizer))
+    add("its tokens: number, and how the vocabulary writes it", shown_tokens(examples.train[0], tokenizer))
+    add("arithmetic", _arithmetic(recipe, examples))
+    add("memory, estimated", _memory(supervised(recipe, 1), facts, examples))
+    add("files", files(recipe, facts))
+    add(NOT_HERE_TITLE, here_lines(recipe))
 
 
 def _arithmetic(recipe: Recipe, examples: Demonstrations) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from typer.core import TyperGroup
 from dapo import __version__
 from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
 from dapo.cli.completion import complete_key, complete_name
+from dapo.cli.errors import tell_error
 from dapo.cli.importing import import_recipe
 from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell_of_flag(str(getattr(error, "option_name", "")))
         return 2
     except DapoError as error:
-        _tell(error)
+        tell_error(error)
         return error.exit_code
     except (_Stopped, KeyboardInterrupt, typer.Abort) as error:
         terminated = isinstance(error.__cause__, Terminated)
@@ -80,23 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = of_the_machine(error)
         if told is None:
             raise
-        _tell(told)
+        tell_error(told)
         return told.exit_code
     return result if isinstance(result, int) else 0
-
-
-def _tell(error: DapoError) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    from dapo.config.problems import visible
-    from dapo.config.secrets import redact_text
-
-    # It may quote a recipe, a data file or a response.
-    said = "\n".join(visible(line) for line in redact_text(str(error)).split("\n"))
-    Console(stderr=True, soft_wrap=True, highlight=False).print(
-        Text("error: ", "bold red").append(said, "not bold default")
-    )
 
 
 def _tell_of_flag(flag: str) -> None:
@@ -174,16 +162,23 @@ def check(
     supervised: Annotated[
         bool, typer.Option("--sft", help="Of `dapo sft RECIPE`: examples instead of rewards.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also show what does not concern this recipe.")
+    ] = False,
 ) -> int:
-    """Everything about a run before it starts: data, rewards on gold and wrong answers, arithmetic, memory, files."""
+    """Say whether a recipe is good before it runs: data, rewards on gold and wrong answers, memory, time, files."""
     recipe, overrides = recipe_and_overrides(arguments)
     from dapo.config import load_recipe
 
     loaded = load_recipe(recipe, overrides, sft=supervised)
-    from dapo.cli.check import check_run, section
-    from dapo.cli.check_sft import check_sft_run
+    from dapo.cli.check import look_at_run
+    from dapo.cli.check_screen import print_check
+    from dapo.cli.check_sft import look_at_sft_run
 
-    return check_sft_run(loaded, section) if loaded.recipe.run.stage == "sft" else check_run(loaded, tries)
+    if loaded.recipe.run.stage == "sft":
+        return print_check(loaded, look_at_sft_run, command="dapo sft", tried=False, verbose=verbose)
+    look = partial(look_at_run, tries=tries)
+    return print_check(loaded, look, command="dapo train", tried=tries > 0, verbose=verbose)
 
 
 @app.command(epilog=pages("README.md", "docs/tutorial.md"))

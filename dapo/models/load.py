@@ -159,7 +159,47 @@ def check_files(name: str) -> None:
     Raises:
         ModelError: what is missing or of the wrong kind, and what to do.
     """
+    check_configuration(name)
+    if missing := missing_weights(name):
+        raise ModelError(missing)
+
+
+def missing_weights(name: str) -> str | None:
+    """Return why a local folder has no weights that can be loaded; None if it has some, or if it is a hub name."""
     folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return None
+    files = sorted(file.name for file in folder.iterdir())
+    if any(file.endswith(".safetensors") for file in files):
+        return None
+    pickled = [file for file in files if file.endswith((".bin", ".pt", ".pth"))]
+    if pickled:
+        return (
+            f"model.path {name!r} holds pickled weights ({', '.join(pickled[:3])}), which can run code when read; "
+            "only safetensors are loaded: convert once with model.save_pretrained(folder) where you trust the file"
+        )
+    return f"model.path {name!r} has no *.safetensors file; expected model.safetensors or its shards"
+
+
+def check_configuration(name: str) -> None:
+    """Refuse a local folder that is none, cannot be read, or has no configuration; its weights are not looked at.
+
+    Raises:
+        ModelError: what is missing or of the wrong kind, and what to do.
+    """
+    folder = Path(name).expanduser()
+    try:
+        _check_configuration(name, folder)
+    except (OSError, ValueError) as error:  # no right to read it; a name that no file can have
+        if isinstance(error, DapoError):
+            raise
+        raise ModelError(
+            f"model.path {name!r} cannot be read ({first_line(error)}); give a folder that this user may read, with "
+            "config.json and *.safetensors"
+        ) from error
+
+
+def _check_configuration(name: str, folder: Path) -> None:
     if not folder.exists():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise ModelError(
@@ -179,18 +219,12 @@ def check_files(name: str) -> None:
         raise ModelError(
             f"model.path {name!r} has no config.json; expected a Hugging Face folder, found {sorted(files)[:8]}"
         )
-    if not any(file.endswith(".safetensors") for file in files):
-        pickled = sorted(file for file in files if file.endswith((".bin", ".pt", ".pth")))
-        if pickled:
-            raise ModelError(
-                f"model.path {name!r} holds pickled weights ({', '.join(pickled[:3])}), which can run code when read; "
-                "only safetensors are loaded: convert once with model.save_pretrained(folder) where you trust the file"
-            )
-        raise ModelError(f"model.path {name!r} has no *.safetensors file; expected model.safetensors or its shards")
     try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{name}/config.json is not valid JSON ({error}); fetch the model again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{name}/config.json is no JSON object; fetch the model again")
 
 
 def whole_model(name: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:

@@ -68,9 +68,10 @@ def _no_tokenizer(name: str, said: str) -> str:
             "(tokenizer.save_pretrained(folder) writes it)"
         )
     return (
-        f"model.path {name!r} is no folder here, and the hub did not give its tokenizer: {said}. Mend the name, or, "
+        f"model.path {name!r} is no folder here, and the hub did not give its tokenizer: {said}. Correct the name, or, "
         f"without a network, fetch it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder as "
-        "model.path. A copy in the cache is used with HF_HUB_OFFLINE=1"
+        "model.path. A copy in the cache is used with HF_HUB_OFFLINE=1. For `dapo check` a folder with config.json and "
+        "the tokenizer's files is enough"
     )
 
 

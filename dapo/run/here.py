@@ -10,7 +10,7 @@ import torch
 from dapo.config.schema import Recipe
 from dapo.contracts.events import Callback
 from dapo.errors import ModelError, NotInstalled
-from dapo.models.load import find_device
+from dapo.models.load import find_device, missing_weights
 from dapo.observe.files import no_room_in
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.trackers import make_trackers, missing_tracker
@@ -44,6 +44,8 @@ def check_trackers(recipe: Recipe) -> None:
 def lacking(recipe: Recipe) -> Iterator[str]:
     """Packages, devices and variables that the run needs and this machine has not, each with the next move."""
     supervised = recipe.run.stage == "sft"
+    if missing := missing_weights(recipe.model.path):
+        yield missing
     if missing := missing_peft(recipe) if supervised else missing_package(recipe):
         yield missing
     if not supervised and (missing := missing_key(recipe)):

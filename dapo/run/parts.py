@@ -47,7 +47,7 @@ from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
 from dapo.loop.schedule import Schedule
 from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
 from dapo.models.facts import read_facts
-from dapo.models.load import check_files, find_device, load_model
+from dapo.models.load import check_configuration, check_files, find_device, load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_word_tokenizer
 from dapo.models.tokenizer import load_tokenizer
@@ -320,12 +320,22 @@ def check_model(model: Model) -> None:
     check_model_path(model.path)
 
 
-def check_model_path(path: str) -> None:
-    """Raise ModelError for a built-in name that there is not, or a folder that cannot be loaded."""
+def check_model_path(path: str, *, weights: bool = True) -> None:
+    """Refuse a built-in name that there is not, or a folder that cannot be loaded.
+
+    Args:
+        path: the recipe's ``model.path``.
+        weights: False: configuration and tokenizer are enough.
+
+    Raises:
+        ModelError: with the next move.
+    """
     if is_builtin(path):
         check_builtin_name(path)
-    else:
+    elif weights:
         check_files(path)
+    else:
+        check_configuration(path)
 
 
 def make_tokenizer(model: Model, chat_template: str | None = None) -> Any:

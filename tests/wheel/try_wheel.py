@@ -100,7 +100,7 @@ def use(python: Path, empty: Path, steps: int) -> None:
     assert not Path(where).is_relative_to(ROOT), where
     assert "quickstart" in run(dapo, "recipes", cwd=empty).stdout
     assert "0.28" in run(dapo, "explain", "algorithm.clip.high", cwd=empty).stdout
-    assert "The recipe is good" in run(dapo, "check", "quickstart", cwd=empty).stdout
+    assert "quickstart: good" in run(dapo, "check", "quickstart", cwd=empty).stdout
     settings = [f"trainer.steps={steps}", "validation.limit=16"]
     run(dapo, "train", "quickstart", *settings, cwd=empty)
     rows = [json.loads(line) for line in (empty / "runs/quickstart/metrics.jsonl").read_text().splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def recipe(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(recipe), "trainer.steps=12"]) == 0
+    assert main(["check", str(recipe), "trainer.steps=12", "--verbose"]) == 0
     told = capsys.readouterr().out
     # data: 7 records, 1 repeat, 1 held out, 1 too long, leaves 4
     assert "4 prompts of 7 problems" in told
@@ -81,26 +82,21 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
 NOT_HERE = 3
 
 
-def last_line(told: str) -> str:
-    return told.splitlines()[-1]
-
-
 def test_check_of_an_engine_that_is_not_here(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is wrong with the recipe, all of it is explained, and this machine would not start it."""
     monkeypatch.setattr("dapo.run.engines.importlib.util.find_spec", lambda name: None)
     settings = ["rollout.engine=vllm_server", "rollout.server.url=http://h:1"]
-    assert main(["check", str(recipe), *settings, "--try", "1"]) == NOT_HERE
+    assert main(["check", str(recipe), *settings, "--try", "1", "--verbose"]) == NOT_HERE
     told = capsys.readouterr().out
+    first = told.splitlines()[0]
     assert "vllm_server at http://h:1; old log-probabilities: the learner's" in told
     assert "no server was asked anything" in told
     assert "not tried, for what this machine lacks" in told
-    here = told.partition("\nwould not start on this machine\n")[2]
-    assert "needs the package aiohttp, which is not installed" in here
-    assert last_line(told).startswith("Nothing is wrong with the recipe itself. It would not start on this machine")
-    assert last_line(told).endswith(f"dapo train {recipe} {settings[0]} {settings[1]}")
-    assert "good" not in last_line(told)
+    assert re.search(r"^  not here: .* needs the package aiohttp, which is not installed", told, re.MULTILINE)
+    assert first.startswith(f"{recipe}: good, with 4 doubts, but this machine cannot start it")  # it knows no words
+    assert first.endswith(f"dapo train {recipe} {settings[0]} {settings[1]}")
 
 
 @pytest.mark.parametrize(
@@ -197,8 +193,15 @@ def test_the_quickstart_checks(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["check", str(ROOT / "dapo/recipes/quickstart.yaml")]) == 0
+    assert main(["check", "quickstart"]) == 0
     told = capsys.readouterr().out
+    first, second = told.splitlines()[:2]
+    assert first == "quickstart: good. Start it with: dapo train quickstart"
+    assert second.startswith("Not looked at: the weights, and what the model writes (--try 4 ")
+    assert len(told.splitlines()) < 30
+    assert "key-value cache" not in told
+    assert main(["check", "quickstart", "-v"]) == 0
+    assert "key-value cache" in capsys.readouterr().out
     assert "111,936 parameters" in told
     assert "512 responses, at most 16,384 response tokens" in told
     assert "240 in 60 training steps" in told

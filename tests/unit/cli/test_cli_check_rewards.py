@@ -94,7 +94,11 @@ def test_a_function_that_one_source_cannot_feed_is_refused_with_the_columns_at_h
 
 def test_the_form_that_a_function_wants_is_found() -> None:
     trial = tried(function("tagged"))
-    assert trial.doubts == trial.refusals == []
+    assert trial.refusals == []
+    assert [doubt[:61] for doubt in trial.doubts] == [  # the tokenizer knows no tags
+        "train: 7 of 7 gold answers, written as '<answer>GOLD</answer>",
+        "held: 3 of 3 gold answers, written as '<answer>GOLD</answer>'",
+    ]
     assert trial.lines[1] == "  right ('<answer>GOLD</answer>') accuracy 1"
 
 
@@ -157,12 +161,13 @@ def test_check_ends_with_what_the_rewards_said(folder: Path, capsys: pytest.Capt
     assert main(["check", str(recipe), "rewards.0.function=rewards_to_check:by_word"]) == 2
     captured = capsys.readouterr()
     assert "by_word" in captured.err
-    assert "recipe is good" not in captured.out
+    assert captured.out.splitlines() == [f"{recipe}: refused"]
     mixture = "data.train=[{path: train.jsonl, weight: 1}, {path: held.jsonl, name: twos, weight: 2}]"
     assert main(["check", str(recipe), mixture, "run.name=a b", "--try", "3"]) == 0
     told = capsys.readouterr().out
-    assert "look at this before you start\n  train: wrong answers are right" in told
-    assert "Apart from the doubts above the recipe is good" in told
+    first, *doubts = told.split("\nNot looked")[0].split("\nEvery detail")[0].splitlines()
+    assert first.startswith(f"{recipe}: good, with 5 doubts. Look at the doubts first, then start it with: dapo train ")
+    assert doubts[1].startswith("  doubt: train: wrong answers are right")
     assert f"dapo train '{recipe}' '{mixture}' 'run.name=a b'" in told
     # --try: three groups of three from the model itself; all right, so a step could not fill its batch
     assert "3 groups, generated and scored" in told

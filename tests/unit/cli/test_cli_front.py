@@ -170,8 +170,9 @@ def test_help_names_pages_and_completion_offers_names_and_keys(capsys, monkeypat
 
 def test_init_for_the_built_in_model_asks_in_words_that_it_knows(problems, capsys):
     """docs/own_data.md's command: its tokenizer knows no sentence, and its answers end with a total."""
-    columns = ["--problem", "task", "--answer", "result"]
-    said(capsys, "init", "sums", "--model", "builtin/signed-sum", "--data", "train.jsonl", *columns)
+    rows = [{"question": f"{n} +2 -1 =", "target": str(n + 1)} for n in range(1, 10)]
+    (problems / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    said(capsys, "init", "sums", "--model", "builtin/signed-sum", "--data", "train.jsonl")
     recipe = load_recipe("sums.yaml").recipe
     assert recipe.data.instruction is None
     assert recipe.rewards[0].kind == "exact"
@@ -185,7 +186,7 @@ def test_unknown_tokens_are_a_doubt_of_check(problems, capsys):
     said(capsys, "init", "sums", "--model", "builtin/signed-sum", "--data", "train.jsonl", "--reward", "math", *columns)
     told = said(capsys, "check", "sums.yaml", "data.instruction=Put your final answer in a box.")
     assert re.search(r"train: \d+\.\d % of the prompts' tokens are unknown to the tokenizer \(<unk>\)", told)
-    assert "8 of 8 gold answers, written as '\\boxed{GOLD}', hold tokens that are unknown" in told
+    assert "12 of 12 gold answers, written as '\\boxed{GOLD}', hold tokens that are unknown" in told
     assert told.splitlines()[0].startswith("sums.yaml: good, with 2 doubts")
 
 

@@ -1,0 +1,117 @@
+"""What ``dapo check`` prints: the verdict and what is wrong first, then the parts of the run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dapo.cli.errors import tell_error
+from dapo.config import LoadedRecipe
+from dapo.config.shipped import short_name
+from dapo.contracts.words import counted
+from dapo.errors import DapoError
+
+NOT_HERE = 3
+"""Exit code if nothing is wrong with the recipe and this machine would not start it."""
+WARNINGS, DOUBTS, NOT_HERE_TITLE = "warnings", "look at this before you start", "would not start on this machine"
+ON_TOP = (WARNINGS, DOUBTS, NOT_HERE_TITLE)
+"""Sections that stand under the verdict."""
+
+
+@dataclass(slots=True)
+class Sections:
+    """Collect the lines of a check by title.
+
+    Attributes:
+        whole: every line, as ``dapo.check`` returns them.
+        brief: the lines that ``dapo check`` shows without ``--verbose``.
+    """
+
+    whole: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    brief: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def add(self, title: str, lines: Iterable[str], *, shown: Callable[[str], bool] | bool = True) -> None:
+        """Add a section if it has lines.
+
+        Args:
+            title: of the section.
+            lines: all of them.
+            shown: which of them concern this recipe: all, none, or those for which it returns true.
+        """
+        found = tuple(lines)
+        if found:
+            self.whole[title] = found
+        if brief := tuple(line for line in found if (shown(line) if callable(shown) else shown)):
+            self.brief[title] = brief
+
+
+Look = Callable[[LoadedRecipe, Sections], None]
+"""Fills the sections of a recipe, and raises DapoError for what is refused."""
+
+
+def print_check(loaded: LoadedRecipe, look: Look, *, command: str, tried: bool, verbose: bool) -> int:
+    """Print a check, and return the exit code: 0, ``NOT_HERE``, or that of the refusal.
+
+    Args:
+        loaded: the recipe.
+        look: fills the sections.
+        command: that starts the run: ``dapo train`` or ``dapo sft``.
+        tried: whether the model itself was asked.
+        verbose: show the parts that do not concern this recipe as well.
+    """
+    called = short_name(loaded.path) if loaded.path else "RECIPE"
+    sections, code = Sections(), 0
+    try:
+        look(loaded, sections)
+    except DapoError as error:
+        print(f"{called}: refused", flush=True)
+        tell_error(error)
+        code = error.exit_code
+    else:
+        doubts = [*sections.whole.get(WARNINGS, ()), *sections.whole.get(DOUBTS, ())]
+        here = sections.whole.get(NOT_HERE_TITLE, ())
+        overrides = [override for override in loaded.overrides if not override.startswith("run.stage")]
+        print(verdict(called, f"{command} {shlex.join([called, *overrides])}", here, doubts))
+        for what, lines in (("doubt", doubts), ("not here", here)):
+            for line in lines:
+                print(f"  {what}: {line}")
+        print(_not_looked_at(tried=tried, verbose=verbose, whole=command != "dapo train"))
+        code = NOT_HERE if here else 0
+    for title, lines in (sections.whole if verbose else sections.brief).items():
+        if title not in ON_TOP:
+            print_section(title, lines)
+    sys.stdout.flush()
+    return code
+
+
+def verdict(called: str, command: str, here: Sequence[str], doubts: Sequence[str]) -> str:
+    """Return the first line: whether the recipe is good, whether it starts here, and how to start it.
+
+    Args:
+        called: the recipe's name.
+        command: that starts it.
+        here: what this machine lacks.
+        doubts: what to look at first.
+    """
+    good = f"{called}: good" + (f", with {counted(len(doubts), 'doubt')}" if doubts else "")
+    if here:
+        return f"{good}, but this machine cannot start it. Elsewhere, or after the next move below: {command}"
+    return f"{good}. {'Look at the doubts first, then start' if doubts else 'Start'} it with: {command}"
+
+
+def _not_looked_at(*, tried: bool, verbose: bool, whole: bool) -> str:
+    """Return what the check left out, and which option shows it."""
+    weights = "Not looked at: the weights."
+    if not whole:
+        weights = "Not looked at: the weights, and what the model writes (--try 4 loads it, generates, scores, learns)."
+    more = "" if verbose else " Every detail: --verbose."
+    return f"{'' if tried else weights}{more}".strip()
+
+
+def print_section(title: str, lines: Iterable[str]) -> None:
+    """Print a title and its lines after an empty line."""
+    print(f"\n{title}")
+    for line in lines:
+        print(f"  {line}")

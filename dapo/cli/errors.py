@@ -1,0 +1,19 @@
+"""Errors on the console: one red word and a sentence, without a traceback and without secrets."""
+
+from __future__ import annotations
+
+from dapo.errors import DapoError
+
+
+def tell_error(error: DapoError) -> None:
+    """Print an error to stderr. It may quote a recipe, a data file or a response."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from dapo.config.problems import visible
+    from dapo.config.secrets import redact_text
+
+    said = "\n".join(visible(line) for line in redact_text(str(error)).split("\n"))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        Text("error: ", "bold red").append(said, "not bold default")
+    )
