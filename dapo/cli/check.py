@@ -15,7 +15,7 @@ from dapo.cli.check_memory import (
     size_text,
 )
 from dapo.cli.check_ranks import publish_lines
-from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections
+from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections, hidden
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
@@ -53,7 +53,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     from dapo.run.here import lacking
 
     recipe, add = loaded.recipe, sections.add
-    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=False)
+    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)
     check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
@@ -62,8 +62,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
-    add("rewards, tried", trial.lines, shown=False)
-    add("rewards", trial.brief)
+    add("rewards, tried", trial.lines, shown=hidden, instead=trial.brief)
     add(DOUBTS, [*unknown_in_prompts(data, tokenizer), *trial.doubts])
     trial.refuse()
     small = facts.parameters < LARGE and recipe.learner.ranks == 1
@@ -78,7 +77,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("time on a GPU, by arithmetic", time_lines(recipe, facts, estimate, _mean_prompt(data)))
     add("engine", _engine_lines(recipe, facts), shown=lambda line: not small and not line.startswith("known, on a CPU"))
     beside = recipe.rollout.max_staleness > 0 or not small
-    add("generation beside learning", overlap_lines(recipe), shown=beside)
+    add("generation beside learning", overlap_lines(recipe), shown=lambda line: beside)
     add("files", files(recipe, facts), shown=lambda line: "/rollouts/: " not in line)
     if tries:
         lacks = list(lacking(recipe))

@@ -32,19 +32,32 @@ class Sections:
     whole: dict[str, tuple[str, ...]] = field(default_factory=dict)
     brief: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def add(self, title: str, lines: Iterable[str], *, shown: Callable[[str], bool] | bool = True) -> None:
+    def add(
+        self,
+        title: str,
+        lines: Iterable[str],
+        *,
+        shown: Callable[[str], bool] = lambda line: True,
+        instead: Iterable[str] = (),
+    ) -> None:
         """Add a section if it has lines.
 
         Args:
             title: of the section.
             lines: all of them.
-            shown: which of them concern this recipe: all, none, or those for which it returns true.
+            shown: returns which of them concern this recipe.
+            instead: what is shown for the lines that are not.
         """
         found = tuple(lines)
         if found:
             self.whole[title] = found
-        if brief := tuple(line for line in found if (shown(line) if callable(shown) else shown)):
+        if brief := (*filter(shown, found), *instead):
             self.brief[title] = brief
+
+
+def hidden(line: str) -> bool:
+    """Show a line with ``--verbose`` alone."""
+    return False
 
 
 Look = Callable[[LoadedRecipe, Sections], None]

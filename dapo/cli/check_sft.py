@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer_and_facts, size_text
-from dapo.cli.check_screen import NOT_HERE_TITLE, WARNINGS, Sections
+from dapo.cli.check_screen import NOT_HERE_TITLE, WARNINGS, Sections, hidden
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.check_sft import supervised, unreached
 from dapo.contracts.model import ModelFacts
@@ -35,7 +35,7 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
     from dapo.run.sft import check_lengths, shown, shown_tokens
 
     recipe, add = loaded.recipe, sections.add
-    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=False)
+    add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)
     trackers_of(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)

@@ -222,8 +222,8 @@ def missing_tracker(trackers: Sequence[Callback]) -> str | None:
 
     Its modules are imported, since a package may be there and lack one of its own dependencies.
     """
-    for tracker in trackers:
-        for module in tracker.modules if isinstance(tracker, Tracker) else ():
+    for tracker in (tracker for tracker in trackers if isinstance(tracker, Tracker)):
+        for module in tracker.modules:
             try:
                 importlib.import_module(module)
             except Exception as error:  # whatever its modules raise

@@ -187,7 +187,7 @@ def test_unknown_tokens_are_a_doubt_of_check(problems, capsys):
     told = said(capsys, "check", "sums.yaml", "data.instruction=Put your final answer in a box.")
     assert re.search(r"train: \d+\.\d % of the prompts' tokens are unknown to the tokenizer \(<unk>\)", told)
     assert "12 of 12 gold answers, written as '\\boxed{GOLD}', hold tokens that are unknown" in told
-    assert told.splitlines()[0].startswith("sums.yaml: good, with 2 doubts")
+    assert told.splitlines()[0].startswith("sums.yaml: good, with 3 doubts")
 
 
 FORMS_OF_MATH = {r"\boxed{...}": r"so \boxed{42}", "`Answer: ...`": "so\nAnswer: 42", "`#### ...`": "so\n#### 42"}
