@@ -138,7 +138,7 @@ def chat_text(
 def _check_shown(where: str, whose: str, messages: list[Message], rendered: str, data: Data) -> None:
     """Refuse a rendering in which a message of the system or the user is missing.
 
-    White space does not count, since templates trim and join it. What the user says must stand there in its order; an
+    White space does not count, since templates trim and join it. What the user says must be there in its order; an
     assistant's earlier turn may be shortened, as templates take thinking out.
 
     Raises:

@@ -14,8 +14,6 @@ from dapo.cli.main import main
 from dapo.config import load_recipe, recipe_from_dict
 from dapo.contracts.model import ModelFacts
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
