@@ -49,7 +49,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-ablation bench-real golden oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -184,6 +184,11 @@ bench-ablation: setup ## measure what each part of DAPO does
 BASE ?= HEAD
 golden: setup ## compare the quickstart's digits with BASE=REVISION
 	$(BIN)/python benchmarks/golden.py --base $(BASE)
+
+# make golden-matrix BASE=REVISION ARGS="--only ranks,sft": some cases of benchmarks/golden_cases.py. Each is stopped and
+# resumed in its middle. The runs of BASE are kept in build/golden-matrix.
+golden-matrix: setup ## compare tiny runs (ranks, engines, overlap, sft, every loss) with BASE=REVISION, digit by digit
+	$(BIN)/python benchmarks/golden_matrix.py --base $(BASE) $(ARGS)
 
 check: setup ## check format, lint, types and imports
 	$(BIN)/ruff format --check .

@@ -20,13 +20,16 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
-from safetensors.numpy import load_file
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from dapo.models.builtin import ensure_builtin_model
 from dapo.observe.metrics import read_metrics, without_clock
@@ -39,23 +42,56 @@ RECIPE = "dapo/recipes/quickstart.yaml"
 class Difference:
     """One key, column or tensor that is not the same on both sides.
 
-    ``relative`` is the largest |here - base| / max(|here|, |base|); None where a side has no number.
+    ``relative`` is the largest |here - base| / max(|here|, |base|); None where a side has no number. ``where`` is the
+    first unequal place, ``base`` and ``here`` are the two values there as text.
     """
 
     name: str
     count: int
     of: int
     relative: float | None
-    example: str
+    where: str
+    base: str
+    here: str
+
+    @property
+    def example(self) -> str:
+        """The first unequal pair."""
+        return f"{self.where}: {self.base} -> {self.here}"
 
     def __str__(self) -> str:
         size = "no number to compare" if self.relative is None else f"largest relative difference {self.relative:.3g}"
         return f"  {self.name}: {self.count} of {self.of}, {size} ({self.example})"
 
 
-def compare_rows(base: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]]) -> list[Difference]:
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Names that changed between the revisions on purpose."""
+
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    """Name at the base to the name here; None: no longer there."""
+    new: frozenset[str] = frozenset()
+    """Names that only this side has."""
+
+    def base(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the base's row under the names of here."""
+        named = [(self.names.get(name, name), value) for name, value in row.items()]
+        return {name: value for name, value in named if name is not None}
+
+    def here(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this side's row without the new names."""
+        return {name: value for name, value in row.items() if name not in self.new}
+
+
+SAME_NAMES = Renamed()
+
+
+def compare_rows(
+    base: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]], renamed: Renamed = SAME_NAMES
+) -> list[Difference]:
     """Keys of metrics.jsonl whose values differ in any step; a key or step of one side alone differs, too."""
-    sides = [{row["step"]: without_clock(dict(row)) for row in rows} for rows in (base, here)]
+    plain = ([renamed.base(row) for row in base], [renamed.here(row) for row in here])
+    sides = [{row["step"]: without_clock(row) for row in rows} for rows in plain]
     steps = sorted(sides[0].keys() | sides[1].keys())
     names = sorted({key for side in sides for row in side.values() for key in row} - {"step"})
     found = []
@@ -69,8 +105,7 @@ def compare_rows(base: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, 
             sizes = [relative_difference(a, b) for _, a, b in unequal]
             step, a, b = unequal[0]
             words = ["absent" if value is absent else repr(value) for value in (a, b)]
-            example = f"step {step}: {words[0]} -> {words[1]}"
-            found.append(Difference(name, len(unequal), len(pairs), _largest(sizes), example))
+            found.append(Difference(name, len(unequal), len(pairs), _largest(sizes), f"step {step}", *words))
     return found
 
 
@@ -81,44 +116,52 @@ def relative_difference(a: Any, b: Any) -> float | None:
     return abs(b - a) / max(abs(a), abs(b)) if a != b else 0.0
 
 
-def compare_rollouts(base: Path, here: Path) -> list[Difference]:
+def compare_rollouts(base: Path, here: Path, renamed: Renamed = SAME_NAMES) -> list[Difference]:
     """Columns of rollouts/step_*.parquet that differ in any response of any step."""
     files = [{file.name: file for file in (run / "rollouts").glob("step_*.parquet")} for run in (base, here)]
     found = []
     if files[0].keys() != files[1].keys():
         found.append(_steps_missing(*files))
-    unequal: dict[str, list[str]] = {}
+    unequal: dict[str, list[tuple[str, str, str]]] = {}
     rows = 0
     for name in sorted(files[0].keys() & files[1].keys()):
-        tables = [pq.read_table(side[name]) for side in files]
-        rows += max(table.num_rows for table in tables)
-        for column in sorted(set(tables[0].column_names) | set(tables[1].column_names)):
-            values = [t[column].to_pylist() if column in t.column_names else [] for t in tables]
-            length = max(map(len, values))
-            padded = [[*side, *[None] * (length - len(side))] for side in values]
-            ids = [f"{name} row {row}" for row, (a, b) in enumerate(zip(*padded, strict=True)) if repr(a) != repr(b)]
-            if ids or len(values[0]) != len(values[1]):
-                unequal.setdefault(column, []).extend(ids)
-    for column, where in unequal.items():
-        found.append(Difference(f"rollouts: {column}", len(where), rows, None, where[0] if where else "other rows"))
+        tables = [pq.read_table(side[name]).to_pydict() for side in files]
+        sides = (renamed.base(tables[0]), renamed.here(tables[1]))
+        rows += max(len(column) for side in sides for column in side.values())
+        for column in sorted(sides[0].keys() | sides[1].keys()):
+            pairs = zip_longest(*(map(repr, side.get(column, [])) for side in sides), fillvalue="absent")
+            for row, (a, b) in enumerate(pairs):
+                if a != b:
+                    unequal.setdefault(column, []).append((f"{name} row {row}", a, b))
+    for column, places in unequal.items():
+        found.append(Difference(f"rollouts: {column}", len(places), rows, None, *places[0]))
     return found
 
 
 def compare_weights(base: Path, here: Path) -> list[Difference]:
     """Tensors of the last checkpoint that differ in any bit."""
-    sides = [_last_weights(run) for run in (base, here)]
+    (step, ours), (other, theirs) = (_last_weights(run) for run in (base, here))
+    if step != other:
+        return [Difference("last checkpoint", 1, 1, None, "checkpoints", step, other)]
     found = []
-    for name in sorted(sides[0].keys() | sides[1].keys()):
-        a, b = (side.get(name) for side in sides)
+    for name in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(name), theirs.get(name)
         if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
-            found.append(Difference(f"weights: {name}", 1, 1, None, "another shape, kind, or one side only"))
-        elif a.tobytes() != b.tobytes():
-            off = np.abs(b.astype(np.float64) - a)
-            size = np.maximum(np.abs(a), np.abs(b)).max()
-            relative = float(off.max() / size) if size else 0.0
-            count = int(np.count_nonzero(a != b))
-            found.append(Difference(f"weights: {name}", count, a.size, relative, "of the tensor's largest value"))
+            kinds = ["absent" if one is None else f"{one.dtype} {tuple(one.shape)}" for one in (a, b)]
+            found.append(Difference(f"weights: {name}", 1, 1, None, step, *kinds))
+        elif not torch.equal(_bytes(a), _bytes(b)):
+            wide = a.double().flatten(), b.double().flatten()
+            off = (wide[1] - wide[0]).abs()
+            size = float(torch.maximum(wide[0].abs(), wide[1].abs()).max())
+            values = [repr(float(side[int(off.argmax())])) for side in wide]
+            count = int((wide[0] != wide[1]).sum())
+            relative = float(off.max()) / size if size else 0.0
+            found.append(Difference(f"weights: {name}", count, a.numel(), relative, f"{step}, largest", *values))
     return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _both(step: int, sides: Sequence[Mapping[int, Any]]) -> bool:
@@ -127,8 +170,10 @@ def _both(step: int, sides: Sequence[Mapping[int, Any]]) -> bool:
 
 def _steps_missing(base: Mapping[Any, Any], here: Mapping[Any, Any]) -> Difference:
     apart = base.keys() ^ here.keys()
-    words = f"base {len(base)}, here {len(here)}; first: {min(apart)}"
-    return Difference("steps of one side alone", len(apart), len(base.keys() | here.keys()), None, words)
+    counts = [f"{len(side)} steps" for side in (base, here)]
+    return Difference(
+        "steps of one side alone", len(apart), len(base.keys() | here.keys()), None, f"from {min(apart)}", *counts
+    )
 
 
 def _largest(sizes: Sequence[float | None]) -> float | None:
@@ -136,14 +181,20 @@ def _largest(sizes: Sequence[float | None]) -> float | None:
     return max(numbers, default=None)
 
 
-def _last_weights(run: Path) -> dict[str, np.ndarray]:
+def _last_weights(run: Path) -> tuple[str, dict[str, Tensor]]:
+    """Return the name of the last checkpoint and the weights in it: whole files, or the slices of several ranks."""
     folder = max((run / "checkpoints").glob("step_*"))
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted((folder / "learner").glob("*model*.safetensors")):
         tensors |= load_file(file)
+    if not tensors and (folder / "learner" / ".metadata").is_file():
+        with tempfile.TemporaryDirectory() as joined:
+            dcp_to_torch_save(folder / "learner", Path(joined) / "whole.pt")
+            whole = torch.load(Path(joined) / "whole.pt")
+        tensors = {name.removeprefix("model/"): value for name, value in whole.items() if name.startswith("model/")}
     if not tensors:
         raise SystemExit(f"{folder}/learner holds no weights")
-    return tensors
+    return folder.name, tensors
 
 
 @contextmanager
@@ -163,8 +214,12 @@ def train(tree: Path, run: Path, model: Path, steps: int, changes: Sequence[str]
     settings = [f"run.dir={run.parent}", f"run.name={run.name}", "run.if_exists=backup", f"model.path={model}"]
     settings += [f"trainer.steps={steps}", f"checkpoint.every={steps}", "logging.console=quiet", *changes]
     command = [sys.executable, "-P", "-m", "dapo", "train", RECIPE, *settings]
-    environment = os.environ | {"PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, cwd=tree, env=environment, check=True)
+    subprocess.run(command, cwd=tree, env=environment(tree), check=True)
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """Return the environment in which Python finds the package of ``tree`` and nothing is downloaded."""
+    return os.environ | {"PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
 
 
 def main() -> int:

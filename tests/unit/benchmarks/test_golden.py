@@ -67,7 +67,7 @@ def test_one_token_and_one_bit_of_a_weight_are_found(golden, tmp_path):
     assert golden.compare_rollouts(base, same) == golden.compare_weights(base, same) == []
     (column,) = golden.compare_rollouts(base, other)
     assert (column.name, column.count, column.of) == ("rollouts: token_ids", 1, 2)
-    assert column.example == "step_000001.parquet row 1"
+    assert column.example == "step_000001.parquet row 1: [3] -> [4]"
     (tensor,) = golden.compare_weights(base, other)
     assert (tensor.name, tensor.count, tensor.of) == ("weights: w", 1, 2)
     assert tensor.relative == pytest.approx(2**-23, rel=1e-3)  # the spacing of float32 at 2, over 2 and a little
