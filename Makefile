@@ -194,6 +194,7 @@ check: setup ## check format, lint, types and imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin dapo
 	$(BIN)/lint-imports
 
 format: setup ## format the code

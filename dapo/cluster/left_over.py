@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from dapo.system import process_exists
+
 _OURS: dict[str, int] = {}
 """Folders of this process -> a file descriptor that holds the lock."""
 
@@ -60,7 +62,7 @@ def delete_left(parent: Path, prefix: str) -> None:
         return
     for name in names:
         owner = name.removeprefix(prefix).partition("-")[0]
-        if name.startswith(prefix) and owner.isdecimal() and not _lives(int(owner)):
+        if name.startswith(prefix) and owner.isdecimal() and not process_exists(int(owner)):
             with suppress(OSError):
                 _delete(parent / name)
 
@@ -73,8 +75,3 @@ def _delete(folder: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(descriptor)
-
-
-def _lives(process: int) -> bool:
-    """Whether this container has a process of that number."""
-    return Path(f"/proc/{process}").exists()

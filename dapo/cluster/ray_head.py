@@ -22,6 +22,7 @@ from pathlib import Path
 from dapo.cluster.left_over import claim, delete_left, leave
 from dapo.errors import ClusterError
 from dapo.rewards.guarded import start_guarded
+from dapo.system import core_count
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ def main(descriptor: int) -> None:
 
 def _unstarted(said: str) -> str:
     """What was tried, and the next move."""
-    cores = len(os.sched_getaffinity(0))
+    cores = core_count()
     return (
         f"the Ray cluster of this machine did not start in {_ATTEMPTS} attempts; the last one ended with: {said}. "
         "Ray waits half a minute for its processes, which may be too little on a busy machine (load average "

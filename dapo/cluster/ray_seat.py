@@ -8,9 +8,7 @@ driver's job ends, or when the raylet of the machine is gone.
 from __future__ import annotations
 
 import os
-import select
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from dapo.cluster.environment import own_paths
 from dapo.cluster.processes import ProcessHost, ProcessTransport
 from dapo.cluster.served import packed
 from dapo.contracts.remote import HostLost, HostSpec
+from dapo.system import end_with_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Seat:
         self._transport: ProcessTransport | None = None
         self._host: ProcessHost | None = None
         self._rooms = Rooms()
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        end_with_parent()  # Ray's workers may outlive the raylet that started them
 
     def open(self, order: Order) -> tuple[str, Seated | None]:
         """Start the host; ("", who it is), or why there is none."""
@@ -126,15 +125,3 @@ class Seat:
         self._rooms.leave()
         if myself:
             os._exit(0)
-
-
-def _end_with_parent() -> None:
-    """Ray's workers may outlive the raylet that started them; a host must not work for a run that has given it up."""
-    raylet = os.getppid()
-    try:
-        watched = os.pidfd_open(raylet)
-    except (AttributeError, OSError):  # no Linux, or no permission: Ray's own means have to do
-        return
-    if os.getppid() == raylet:
-        select.select([watched], [], [])
-    os._exit(1)

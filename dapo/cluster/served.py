@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from dapo.system import end_with_parent_if_asked
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -34,6 +36,7 @@ def unpacked(content: bytes) -> Any:
 def main(descriptor: int) -> None:
     """Serve until the driver closes the connection."""
     os.set_inheritable(descriptor, False)  # processes that the object starts must not hold it open
+    end_with_parent_if_asked()
     serve(Connection(descriptor))
 
 

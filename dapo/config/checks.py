@@ -22,6 +22,7 @@ from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.staleness import check_staleness, keeps_old_cache
 from dapo.config.transfer import check_transfer
+from dapo.system import NO_MPS
 
 if TYPE_CHECKING:  # numpy comes with it
     from dapo.contracts.types import RatioAgainst
@@ -324,7 +325,9 @@ def _learner(r: Recipe) -> Iterator[Problem]:
             f"the run ends after {steps}, so the {learner.schedule} schedule never starts",
             learner.warmup,
         )
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", r.model.device):
+    if re.fullmatch(r"mps(:\d+)?", r.model.device):
+        yield Problem("model.device", f"Apple's GPU is not supported: {NO_MPS}", r.model.device)
+    elif not re.fullmatch(r"auto|cpu|cuda(:\d+)?", r.model.device):
         yield Problem("model.device", "expected `auto`, `cpu`, `cuda` or `cuda:N`", r.model.device)
 
 

@@ -24,6 +24,7 @@ from dapo.models.recompute import recompute
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
 from dapo.models.vocabulary import check_vocabulary, pad_token_of, stop_tokens_of
+from dapo.system import NO_MPS
 
 if TYPE_CHECKING:  # the schema needs pydantic, and a model without an adapter does not
     from dapo.config.schema import Lora
@@ -146,6 +147,9 @@ def find_device(device: torch.device | str) -> torch.device:
         target = torch.device(device)
     except RuntimeError as error:
         raise ModelError(f"model.device is {device!r}, which torch does not know; use auto, cpu or cuda") from error
+    if target.type == "mps":
+        seen = "torch sees one here" if torch.backends.mps.is_available() else "torch sees none here"
+        raise ModelError(f"model.device is {device!r}, Apple's GPU ({seen}); {NO_MPS}")
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("model.device is 'cuda', but torch sees no CUDA device here; set model.device=cpu or auto")
     if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dapo.observe.jsonl import JsonlWriter
+from dapo.system import core_count
 
 FILE = "machine.jsonl"
 PACKAGES = ("torch", "transformers", "numpy", "safetensors", "math-verify")
@@ -64,7 +65,7 @@ def describe_machine(
         time=time.time(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=_cpu(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=core_count(),
         memory_gib=_memory(),
         accelerators=list(accelerators),
         threads=os.environ.get("OMP_NUM_THREADS", ""),

@@ -38,6 +38,7 @@ from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, 
 from dapo.rewards.output import OutputFile
 from dapo.rewards.question import Question, Questions
 from dapo.rewards.wire import Inbox, WireError, frame
+from dapo.system import limits_memory
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class WorkerPool:
         self._ever_ready = False
         self._failed_starts = 0  # in a row
         self._told_start = False
+        self._told_memory = False
         self._hopeless: dict[str, None] = {}  # digests of verdicts that cost a worker, in order of coming
         self.losses = Losses(workers)
 
@@ -344,6 +346,12 @@ class WorkerPool:
     def _start_worker(self) -> None:
         if self._path is not None and self._output is None:
             self._output = OutputFile(self._path)
+        if self._memory_mib and not limits_memory() and not self._told_memory:
+            self._told_memory = True
+            log.warning(
+                "run.reward_memory_mib = %d has no effect: this system does not limit the memory of a process",
+                self._memory_mib,
+            )
         sink = subprocess.DEVNULL if self._output is None else self._output.descriptor
         process, ours, our_lifeline = start_guarded(
             lambda end: [sys.executable, "-P", "-c", WORKER, str(end)],
@@ -358,9 +366,12 @@ class WorkerPool:
 
 
 def _kill(workers: Iterable[_Worker]) -> None:
-    """End workers and every process they started: their guards do it once the lifelines are closed."""
+    """End workers and every process they started: their guards do it once the lifelines are closed.
+
+    Connections close afterwards: a worker that ends by itself takes its children out of the guard's sight where the
+    guard does not adopt them.
+    """
     for worker in workers:
-        worker.connection.close()
         with contextlib.suppress(OSError):
             os.close(worker.lifeline)
     for worker in workers:
@@ -371,3 +382,4 @@ def _kill(workers: Iterable[_Worker]) -> None:
                 os.killpg(worker.process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(timeout=5)
+        worker.connection.close()

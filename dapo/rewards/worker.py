@@ -19,6 +19,7 @@ from typing import Any
 from dapo.rewards.judges import Judge, Verifier, ask, make_judge
 from dapo.rewards.question import Question, read_question
 from dapo.rewards.wire import answer_frame, receive
+from dapo.system import end_with_parent_if_asked
 
 _LONG = 1 << 16  # characters of a response that is not read while a verdict waits to be sent
 
@@ -26,6 +27,7 @@ _LONG = 1 << 16  # characters of a response that is not read while a verdict wai
 def main(descriptor: int) -> None:
     """Serve items until the driver closes the connection. The guard ends this process when the driver dies."""
     os.set_inheritable(descriptor, False)  # processes that user code starts must not hold it open
+    end_with_parent_if_asked()
     connection = socket.socket(fileno=descriptor)
     verifiers: list[Verifier] = _next(connection)
     answers = _Answers(connection)

@@ -35,9 +35,10 @@ from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_made import Response, name_of
-from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, shared_memory, speaking_of
+from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
+from dapo.system import shared_memory
 
 _DEFAULT_SLOTS = 256
 

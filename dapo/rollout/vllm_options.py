@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 from dapo.config.schema import Vllm
 from dapo.contracts.model import ModelFacts
 from dapo.errors import EngineError
+from dapo.system import available_memory
 
 WEIGHT_WORKER = "dapo.rollout.vllm.WeightWorker"
 _BLOCK = 32  # tokens of a cache block: a prompt is shared in whole blocks; CPU kernels want multiples of 32
@@ -86,8 +86,8 @@ def check_names(args: Mapping[str, Any], known: Sequence[str]) -> None:
 def _cpu_cache_bytes(facts: ModelFacts, longest: int, slots: int) -> int:
     """Enough for every slot at full length, at most a quarter of the free memory."""
     per_token = facts.layers * facts.key_values * 4
-    blocks = slots * -(-longest // _BLOCK) + 1
-    return int(min(blocks * _BLOCK * per_token, _free_memory() // 4))
+    wanted, free = (slots * -(-longest // _BLOCK) + 1) * _BLOCK * per_token, available_memory()
+    return int(min(wanted, wanted if free is None else free // 4))
 
 
 @contextmanager
@@ -116,16 +116,3 @@ def _words(error: Exception) -> str:
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = f"without a message, in {last.name} ({Path(last.filename).name}:{last.lineno}: {last.line})"
     return f"{type(error).__name__}: {said}"
-
-
-def _free_memory() -> int:
-    """Bytes that can be taken without swapping, caches of files included."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def shared_memory() -> str | None:
-    """A folder in memory, if there is one."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None

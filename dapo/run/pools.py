@@ -25,8 +25,8 @@ from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
 from dapo.run.places import Places, transport_of
+from dapo.system import shared_memory
 
-_MEMORY = Path("/dev/shm")
 _SETS = 2.5  # sets of weights that shared memory has to hold: the present one, the next, and some room
 
 
@@ -144,18 +144,20 @@ def shared_weights(facts: ModelFacts, run: Path | None, *, memory: bool = True) 
     What runs that were killed left there is deleted. With ``memory=False``, for processes of several machines: in the
     run's folder.
     """
-    delete_left(_MEMORY, _PREFIX)
+    folder = shared_memory()
+    if folder is not None:
+        delete_left(folder, _PREFIX)
     if run is not None:
         delete_sets(run / "weights")
-    if memory and _room() >= _SETS * _size(facts):
+    if memory and folder is not None and _room(folder) >= _SETS * _size(facts):
         with suppress(OSError):
-            return Path(claim(_new_folder))
+            return Path(claim(lambda: _new_folder(folder)))
     return Path(tempfile.mkdtemp(prefix=_PREFIX)) if run is None else run / "weights"
 
 
 def room_of() -> Path:
     """A folder, in memory where there is such a file system, that hosts of this run alone use on every machine."""
-    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    parent = shared_memory() or Path(tempfile.gettempdir())
     return parent / f"{ROOM}{secrets.token_hex(8)}"
 
 
@@ -177,15 +179,15 @@ def _size(facts: ModelFacts) -> int:
     return facts.parameters * 4  # at most
 
 
-def _room() -> int:
+def _room(folder: Path) -> int:
     try:
-        found = os.statvfs(_MEMORY)
+        found = os.statvfs(folder)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize if os.access(_MEMORY, os.W_OK) else 0
+    return found.f_bavail * found.f_frsize
 
 
-def _new_folder() -> str:
-    folder = _MEMORY / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+def _new_folder(parent: Path) -> str:
+    folder = parent / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     return str(folder)

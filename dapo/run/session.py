@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -65,6 +64,7 @@ from dapo.run.places import Places, learner_hosts, open_places
 from dapo.run.pools import delete_sets
 from dapo.run.sampling import make_sampling, make_validation_sampling
 from dapo.run.texts import make_texts
+from dapo.system import core_count
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
@@ -81,7 +81,7 @@ def make_scorer(recipe: Recipe, output: Path | None = None) -> CompositeScorer:
         sources={source_name(source) for source in sources},
         tasks={source.task for source in sources if source.task},
         output=output,
-        workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, len(os.sched_getaffinity(0)) - 1)),
+        workers=recipe.run.reward_workers or max(1, min(MOST_REWARD_WORKERS, core_count() - 1)),
         memory_mib=recipe.run.reward_memory_mib,
     )
 

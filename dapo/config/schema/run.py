@@ -23,6 +23,6 @@ class Run(Section):
     reward_workers: Parallel | None = None
     """Processes for rewards; patterns mostly need none. None: one less than there are cores, at most 8."""
     reward_memory_mib: Annotated[int, Field(ge=256, le=1 << 30)] | None = 4096
-    """Memory limit of each such process in MiB (RLIMIT_DATA: what it can write to); None: none."""
+    """Memory limit of each such process in MiB (RLIMIT_DATA: what it can write to; Linux only); None: none."""
     if_exists: Literal["refuse", "backup"] = "refuse"
     """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""

@@ -31,7 +31,7 @@ def makes(parent, owner=None):
 @pytest.fixture
 def other_container(monkeypatch):
     """None of its process numbers is known here."""
-    monkeypatch.setattr(left_over, "_lives", lambda process: False)
+    monkeypatch.setattr(left_over, "process_exists", lambda process: False)
 
 
 def test_what_nobody_holds_goes_and_what_is_not_of_such_a_name_stays(tmp_path, other_container):

@@ -253,6 +253,63 @@ def test_a_worker_dies_with_its_guard(make: Any) -> None:
     assert [s.reward for s in score_all(scorer, ["half"] * 2)][1] == 0.5
 
 
+# ---------------------------------------------------------------- without prctl and /proc
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards find children in the table of `ps`, and the kernel ends nobody for them."""
+    file = HERE.parents[1] / "helpers" / "elsewhere" / "guard_elsewhere.py"
+    monkeypatch.setattr("dapo.rewards.guard.__file__", str(file))
+
+
+def survivors(folder: Path) -> int:
+    return sum(map(alive, family(folder)))
+
+
+@pytest.mark.parametrize("order", ["hang", "hang in c"])
+def test_elsewhere_children_of_a_stuck_worker_end_with_it(
+    make: Any, with_family: Path, order: str, elsewhere: None
+) -> None:
+    """Also in a session of their own; the one process that stays is the daemon, whose parent ended long ago."""
+    scorer = make("parent:score", timeout=2.0)
+    (score,) = score_all(scorer, [order])
+    assert score.reason is not None
+    assert len(family(with_family)) == 3
+    wait_until(lambda: survivors(with_family) == 1)
+
+
+@pytest.mark.parametrize("order", ["crash", "segfault"])
+def test_elsewhere_the_group_of_a_crashed_worker_ends(
+    make: Any, with_family: Path, order: str, elsewhere: None
+) -> None:
+    """Its children in other sessions have no parent any more, and stay."""
+    scorer = make("parent:score", timeout=2.0)
+    (score,) = score_all(scorer, [order])
+    assert score.reason is not None
+    assert len(family(with_family)) == 3
+    wait_until(lambda: survivors(with_family) == 2)
+
+
+def test_elsewhere_children_end_with_the_run(make: Any, with_family: Path, elsewhere: None) -> None:
+    scorer = make("parent:score")
+    assert score_all(scorer, ["one"])[0].reward == 1.0
+    scorer.close()
+    wait_until(lambda: survivors(with_family) == 1)
+
+
+def test_elsewhere_a_worker_dies_with_its_guard(make: Any, elsewhere: None) -> None:
+    """Also while a reward hangs: a thread of the worker watches its parent."""
+    scorer = make(timeout=3600.0)
+    assert score_all(scorer, ["half"])[0].reward == 0.5
+    assert scorer._pool is not None
+    guard = scorer._pool._workers[0].process.pid
+    (worker,) = children_of(guard)
+    scorer.submit((1, 0), prompt(), completion("hang"))
+    os.kill(guard, signal.SIGKILL)
+    wait_until(lambda: not alive(worker))
+
+
 # ---------------------------------------------------------------- output and start
 
 
