@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dapo.cli.check_hooks import check_hooks
 from dapo.cli.check_memory import (
     estimate_memory,
     load_tokenizer_and_facts,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 NOT_HERE = 3
 """Exit code where nothing is wrong with the recipe, and this machine would not start it."""
 NOT_HERE_TITLE = "would not start on this machine"
+DOUBTS_TITLE = "look at this before you start"
 
 
 def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterable[str]], None] | None = None) -> int:
@@ -49,6 +51,7 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the data cannot be read, or nothing is left to train on.
         RewardError: the rewards fail on gold answers, or call them wrong.
+        HookError: a function of the algorithm raises, or returns something else than it must.
     """
     from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
@@ -65,15 +68,17 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
         print(f"{called if loaded.path else 'recipe'}: preset {recipe.preset}")
     show("different from the preset", difference_lines(loaded))
     show("warnings", loaded.warnings)
-    check_hooks(recipe)
+    hooks = check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     data = prepare(recipe.data, tokenizer)
     check_fits(recipe, facts, data)
     show("data", data.report.lines())
     show("first prompt", seen_lines(data.train[0], tokenizer))
     trial = try_rewards(recipe, data, tokenizer)
+    trial.doubts += hooks.doubts
     show("rewards, tried", trial.lines)
-    show("look at this before you start", trial.doubts)
+    show("your functions, on made-up groups", hooks.lines)
+    show(DOUBTS_TITLE, trial.doubts)
     trial.refuse()
     show("arithmetic", arithmetic(recipe, data))
     show("memory, estimated", memory_lines(recipe, facts, _longest_prompt(data)))
@@ -168,30 +173,6 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         return
     move = "; take rollout.engine=vllm first at this size" if engine == "embedded" and size > EMBEDDED_EVEN else ""
     yield f"not known: which is faster on a card at any size; `make gpu` measures both beside the card's bound{move}"
-
-
-def check_hooks(recipe: Recipe) -> None:
-    """Import every ``package.module:function`` that the recipe names.
-
-    Raises:
-        RecipeError: a module or function that is not there, with the key that names it.
-        RewardError: a reward function that cannot be loaded.
-    """
-    from dapo.rewards.compose import build_scorer
-    from dapo.run.parts import load_hook
-
-    algorithm = recipe.algorithm
-    named = {
-        "rollout.engine": recipe.rollout.engine,
-        "algorithm.shaping": algorithm.shaping,
-        "algorithm.dynamic_sampling.keep": algorithm.dynamic_sampling.keep,
-        "algorithm.loss.kind": algorithm.loss.kind,
-        "algorithm.advantage.kind": algorithm.advantage.kind,
-    }
-    build_scorer(recipe.rewards).close()  # loads reward functions in a worker, as training does
-    for key, hook in named.items():
-        if hook is not None and ":" in hook:  # without a colon it is a built-in one
-            load_hook(hook, key)
 
 
 def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from dapo.algorithms.advantages import decoupled_advantages, group_advantages
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.covariance import covariance_marks
+from dapo.algorithms.hook_checks import AdvantageHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import (
@@ -54,6 +56,7 @@ from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
 
 WARMUP_PERCENT = 100
+CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook, AdvantageHook)
 
 
 def load_hook(name: str, setting: str) -> Callable[..., Any]:
@@ -72,6 +75,11 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
     if not callable(found) and not isinstance(found, Objective):
         raise RecipeError(f"{setting}: {name!r} is a {type(found).__name__}, expected a function")
     return found  # type: ignore[no-any-return]
+
+
+def _hook(kind: type[CheckedHook], name: str, setting: str) -> CheckedHook:
+    """Load a function of the user's with the check of what it returns before it."""
+    return kind(load_hook(name, setting), setting, name)
 
 
 def make_algorithm(recipe: Recipe) -> Algorithm:
@@ -95,10 +103,10 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
     if a.advantage.kind == "gdpo":
         advantages = make_decoupled(recipe)
     elif a.advantage.kind != "group":
-        advantages = load_hook(a.advantage.kind, "algorithm.advantage.kind")
+        advantages = _hook(AdvantageHook, a.advantage.kind, "algorithm.advantage.kind")
     return Algorithm(
-        judge=load_hook(sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
-        shape=load_hook(a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
+        judge=_hook(KeepHook, sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
+        shape=_hook(ShapingHook, a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
         advantages=advantages,
         loss_weights=make_loss_weights(recipe),
         metric=sampling.metric,
@@ -244,8 +252,10 @@ def _loss(recipe: Recipe) -> Objective:
         return clip_cov_objective(low=clip.low, high=clip.high)
     if loss.kind == "kl_cov":
         return kl_cov_objective(coefficient=loss.cov_coefficient)
-    hook = load_hook(loss.kind, "algorithm.loss.kind")
-    return hook if isinstance(hook, Objective) else Objective(hook)
+    found: Any = load_hook(loss.kind, "algorithm.loss.kind")
+    objective = found if isinstance(found, Objective) else Objective(found)
+    checked = LossHook(objective.loss, "algorithm.loss.kind", loss.kind, frozenset(objective.needs))
+    return replace(objective, loss=checked)
 
 
 def make_schedule(recipe: Recipe) -> Schedule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -188,7 +189,8 @@ def test_check_refuses_what_loading_cannot_see(
 
 
 def test_hooks_are_found_in_the_working_directory(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (recipe.parent / "check_hook_module.py").write_text("def keep(*args, **kwargs):\n    return True\n")
+    rule = "from dapo.contracts.enums import Verdict\n\ndef keep(values, voters):\n    return Verdict.KEPT\n"
+    (recipe.parent / "check_hook_module.py").write_text(rule)
     monkeypatch.syspath_prepend("")
     assert main(["check", str(recipe), "algorithm.dynamic_sampling.keep=check_hook_module:keep"]) == 0
 
@@ -280,3 +282,64 @@ def test_memory_of_an_adapter_over_ranks() -> None:
     assert any("1/2 of the model in bfloat16, and as much of the adapter in float32" in line for line in lines)
     given["algorithm"] = {"kl_coefficient": 0.1, "reference": {"refresh_every": 5}}
     assert memory_of(shapes, **given)[0].reference == 160
+
+
+HOOKS = {
+    "keep": ("algorithm.dynamic_sampling.keep", "def keep(values, voters):\n    return {}\n"),
+    "loss": ("algorithm.loss.kind", "def loss(x):\n    return {}, {{}}\n"),
+    "advantage": (
+        "algorithm.advantage.kind",
+        "def advantage(rewards, voters):\n    return [np.where(v, {}, 0.0) for r, v in zip(rewards, voters)]\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("keep", "'kept'", "returned the text 'kept'"),
+        ("loss", "(-x.logprobs * x.advantages).mean()", "shape []"),
+        ("loss", "x.logprobs + x.nothing", ", raised AttributeError"),
+        ("advantage", "r - r.mean()", "returned nan for response 0 of group 0"),
+    ],
+)
+def test_check_refuses_a_function_that_breaks_its_contract(recipe, capsys, monkeypatch, name, body, said):
+    key, source = HOOKS[name]
+    module = f"broken_{crc32((name + body).encode())}"
+    Path(f"{module}.py").write_text("import numpy as np\n" + source.format(body))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    assert main(["check", str(recipe), f"{key}={module}:{name}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {key}: {module}:{name}")
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "doubt"),
+    [
+        ("keep", "Verdict.KEPT", "keeps groups that are all right or all wrong"),
+        ("keep", "Verdict.ALL_WRONG", "drops a group with two right and two wrong"),
+        ("loss", "x.logprobs * x.advantages", "is its sign turned round?"),
+        ("advantage", "np.nanmean(r) - r", "right answers of a mixed group -"),
+    ],
+)
+def test_check_doubts_a_function_that_does_the_opposite(recipe, capsys, monkeypatch, name, body, doubt):
+    key, source = HOOKS[name]
+    module = f"doubtful_{crc32((name + body).encode())}"
+    imports = "import numpy as np\nfrom dapo.contracts.enums import Verdict\n"
+    Path(f"{module}.py").write_text(imports + source.format(body))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    main(["check", str(recipe), f"{key}={module}:{name}"])
+    told = capsys.readouterr().out
+    assert "your functions, on made-up groups" in told
+    assert doubt in told.split("look at this before you start")[1]
+
+
+def test_check_shows_what_a_good_function_does(recipe, capsys, monkeypatch):
+    Path("fine_hooks.py").write_text("def loss(x):\n    return -x.logprobs * x.advantages, {'sure': x.logprobs > -1}\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    main(["check", str(recipe), "algorithm.loss.kind=fine_hooks:loss"])
+    told = capsys.readouterr().out
+    assert "loss fine_hooks:loss: mean gradient by log p -" in told
+    assert "flags sure" in told
+    assert "the loss fine_hooks:loss" not in told

@@ -233,7 +233,10 @@ def test_names_that_never_repeat_do_not_become_metrics_without_end(make: Any, mo
 def test_two_verifiers_of_which_one_fails(make: Any) -> None:
     scorer = make(Reward(kind="exact"), Reward(name="quality", kind="function", function=OBEY, weight=0.5))
     bad, _ = score_all(scorer, ["fail", "one"], prompt("one"))
-    assert bad.reason == "exception: ValueError: no such answer (reward 'quality')"
+    assert bad.reason == (
+        "exception: ValueError: no such answer (raised by verifiers_for_tests:obey, verifiers_for_tests.py line 56) "
+        "(reward 'quality')"
+    )
     good = score_all(scorer, ["half"], prompt("half"))[0]
     assert good.reason == "not a number: a dict without 'quality'" or good.reward == 1.25
 
