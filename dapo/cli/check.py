@@ -58,9 +58,11 @@ def check_run(loaded: LoadedRecipe, tries: int = 0, show: Callable[[str, Iterabl
     from dapo.cli.check_try import try_groups
     from dapo.data import prepare
     from dapo.data.render import seen_lines
+    from dapo.observe.run_name import with_free_name
     from dapo.run.fits import check_fits
     from dapo.run.here import lacking
 
+    loaded = with_free_name(loaded)
     recipe = loaded.recipe
     called = short_name(loaded.path) if loaded.path else "RECIPE"
     printed, show = show is None, show or section

@@ -33,9 +33,11 @@ def check_sft_run(loaded: LoadedRecipe, show: Callable[[str, Iterable[str]], Non
     """
     from dapo.cli.check import NOT_HERE, NOT_HERE_TITLE, difference_lines, files, here_lines, verdict
     from dapo.data.demonstrations import prepare_demonstrations
+    from dapo.observe.run_name import with_free_name
     from dapo.run.sampling import stop_tokens
     from dapo.run.sft import check_lengths, shown, shown_tokens
 
+    loaded = with_free_name(loaded)
     recipe = loaded.recipe
     called = short_name(loaded.path) if loaded.path else "RECIPE"
     print(f"{called}: supervised")

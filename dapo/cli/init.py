@@ -183,9 +183,6 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         f"# `dapo check {wanted.name}.yaml`, then `dapo train {wanted.name}.yaml`. `dapo explain KEY` explains a key.",
         "preset: dapo                      # clip-higher, dynamic sampling, token-level loss, overlong shaping",
         "",
-        "run:",
-        f"  name: {_one(wanted.name)}                   # the run's folder is runs/NAME",
-        "",
         "model:",
         f"  path: {_one(wanted.model)}      # a Hugging Face folder or hub name, safetensors",
     ]

@@ -44,10 +44,12 @@ def launch_new(recipe: str, overrides: Sequence[str], *, dry_run: bool) -> int:
     from dapo.config.files import RESOLVED
     from dapo.config.load import load_recipe
     from dapo.config.shipped import short_name
+    from dapo.observe.run_name import with_free_name
 
     loaded = load_recipe(recipe, overrides)
     if more := _over_machines(loaded.recipe):
         loaded = load_recipe(recipe, [*overrides, *more])
+    loaded = with_free_name(loaded)
     settings = loaded.recipe
     run = (Path(settings.run.dir) / settings.run.name).absolute()
     if (run / RESOLVED).is_file() and settings.run.if_exists == "refuse":

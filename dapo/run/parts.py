@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,7 +48,7 @@ from dapo.errors import RecipeError
 from dapo.learner.determinism import reserve_workspace
 from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
 from dapo.loop.schedule import Schedule
-from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
+from dapo.models.builtin import cache_folder, check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
 from dapo.models.facts import read_facts
 from dapo.models.load import check_files, find_device, load_model
 from dapo.models.loaded import LoadedModel
@@ -358,13 +359,13 @@ def make_tokenizer(model: Model, chat_template: str | None = None) -> Any:
 
 
 def model_path(name: str, recipe: Recipe, console: Console) -> str:
-    """A built-in model is made once and kept under ``run.dir/.models``; any other name is returned as it is.
+    """Return the folder of a built-in model, made once in the user's cache; any other name is returned as it is.
 
     The path is absolute: engines that are started again read it, whatever the working directory is then.
     """
     if not is_builtin(name):
         return name
-    cache, seed = Path(recipe.run.dir) / ".models", recipe.run.seed
+    cache, seed = _models_cache(recipe), recipe.run.seed
     found = find_builtin_model(name, cache, seed=seed)
     if found is not None:
         console.say(f"the warmed-up base model is {found}")
@@ -379,3 +380,18 @@ def model_path(name: str, recipe: Recipe, console: Console) -> str:
             told = percent
 
         return str(ensure_builtin_model(name, cache, seed=seed, progress=progress).absolute())
+
+
+def _models_cache(recipe: Recipe) -> Path:
+    """Return where built-in models are kept: the user's cache, or beside the runs.
+
+    Machines of a Ray cluster share the folder of the runs and perhaps no home; a home may be read-only.
+    """
+    beside, cache = Path(recipe.run.dir) / ".models", cache_folder()
+    if recipe.launch.backend == "ray":
+        return beside
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return beside
+    return cache if os.access(cache, os.W_OK) else beside

@@ -72,7 +72,7 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
         if arguments[0] == "quickstart":
             continue
         if name == "train":
-            arguments += ["trainer.steps=1", "run.name=mine", *small]
+            arguments += ["trainer.steps=1", *small]
         ran.append(name)
         assert dapo(name, *arguments, cwd=tmp_path).stdout
     assert ran == ["check", "train", "report"]

@@ -74,7 +74,7 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "from 40 tokens (0) to 50 (-1)" in told
     assert "evaluations: 4, each of 2 problems = 8 responses" in told  # before step 1, after 5, 10 and 12
     # files and the next move
-    assert "runs/run/checkpoints/: every 10 steps, the newest 2" in told
+    assert "runs/mine/checkpoints/: every 10 steps, the newest 2" in told
     assert f"dapo train {recipe} trainer.steps=12" in told
     assert not (recipe.parent / "runs").exists()
 
