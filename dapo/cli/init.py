@@ -75,7 +75,7 @@ def write_recipe(wanted: Wanted, out: Path, *, force: bool = False) -> list[str]
     machine = _machine(wanted)
     reward = wanted.reward or ("math" if data.numbers >= 0.9 else "exact")
     text = _text(wanted, data, reward, machine)
-    _check(text, out)
+    _check(text, out, wanted.name)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text)
@@ -100,14 +100,14 @@ def _unwritable(out: Path, error: OSError) -> RecipeError:
     return RecipeError(f"{brief(str(out))} cannot be written ({error.strerror}); give {move}")
 
 
-def _check(text: str, out: Path) -> None:
+def _check(text: str, out: Path, name: str) -> None:
     """Refuse a recipe in the words of the command line.
 
     Raises:
         RecipeError: it would be refused.
     """
     try:
-        recipe_from_dict(parse_yaml(text, str(out))[0], path=out)
+        recipe_from_dict(parse_yaml(text, str(out))[0], [f"run.name={name}"], path=out)  # a run will be called so
     except RecipeError as error:
         said = str(error)
         for key, typed in _TYPED.items():

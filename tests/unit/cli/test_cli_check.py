@@ -114,8 +114,8 @@ def test_check_of_an_engine_that_is_not_here(
             ["rollout.engine=vllm_server", "rollout.server={url: 'http://h:1', api_key_variable: NO_SUCH_KEY}"],
             "names NO_SUCH_KEY, which is not set in the environment",
         ),
-        (["run.dir=problems.jsonl"], "no run can be made at problems.jsonl/run: "),
-        (["run.dir=problems.jsonl/deep/below"], "no run can be made at problems.jsonl/deep/below/run: "),
+        (["run.dir=problems.jsonl"], "no run can be made at problems.jsonl/mine: "),
+        (["run.dir=problems.jsonl/deep/below"], "no run can be made at problems.jsonl/deep/below/mine: "),
         (["checkpoint.dir=problems.jsonl/there"], "checkpoint.dir = problems.jsonl/there: no folder can be made there"),
         (["run.name=there", "run.dir=."], "there exists already. Continue it with `dapo train --resume there`"),
     ],
@@ -148,9 +148,9 @@ def test_an_unfinished_start_and_a_free_name_are_no_obstacle(recipe: Path) -> No
     """A folder that is empty, or of a run that wrote no recipe, is taken; one that goes on elsewhere is not."""
     from dapo.cli.check import here_lines
 
-    (recipe.parent / "runs" / "run").mkdir(parents=True)
+    (recipe.parent / "runs" / "mine").mkdir(parents=True)
     assert here_lines(load_recipe(recipe).recipe) == []
-    (recipe.parent / "runs" / "run" / "metrics.jsonl").touch()
+    (recipe.parent / "runs" / "mine" / "metrics.jsonl").touch()
     assert len(here_lines(load_recipe(recipe).recipe)) == 1
     assert here_lines(load_recipe(recipe, ["run.if_exists=backup"]).recipe) == []
 
