@@ -23,6 +23,7 @@ from dapo.config.problems import brief
 from dapo.config.shipped import short_name
 from dapo.contracts.model import ModelFacts
 from dapo.contracts.words import counted, in_a_row
+from dapo.links import addressed
 from dapo.loop.refill import least_kept
 from dapo.observe.extra import PICTURES, missing
 
@@ -131,7 +132,7 @@ def section(title: str, lines: Iterable[str]) -> None:
     if lines:
         print(f"\n{title}")
         for line in lines:
-            print(f"  {line}")
+            print(f"  {addressed(line)}")
 
 
 def difference_lines(loaded: LoadedRecipe) -> Iterator[str]:

@@ -28,7 +28,7 @@ def launch(
     resume: ResumeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; write and submit nothing.")] = False,
 ) -> int:
-    """Submit to Slurm: `dapo launch RECIPE slurm.time=12:00:00 [KEY=VALUE]...`. The job saves before its time is up."""
+    """Submit a run to Slurm, such as with slurm.time=12:00:00. The job saves before its time is up."""
     if resume is not None:
         return launch_again(resume, only_overrides(resume, arguments), dry_run=dry_run)
     return launch_new(*recipe_and_overrides(arguments), dry_run=dry_run)

@@ -39,7 +39,8 @@ whose data set ``options: {max_terms: 4}``. ``signed-sum-rambler`` has a long ta
 def cache_folder() -> Path:
     """Return the user's cache of built-in models, without making it.
 
-    It lies in ``$DAPO_CACHE``, else in ``dapo`` within ``$XDG_CACHE_HOME`` or ``~/.cache``. A relative ``XDG_CACHE_HOME`` counts as none, as its specification says.
+    It lies in ``$DAPO_CACHE``, else in ``dapo`` within ``$XDG_CACHE_HOME`` or ``~/.cache``. A relative
+    ``XDG_CACHE_HOME`` counts as none, as its specification says.
     """
     if own := os.environ.get("DAPO_CACHE"):
         return Path(own).absolute() / "models"
