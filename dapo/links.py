@@ -10,7 +10,7 @@ import re
 OWNER = "OWNER"
 """The account that publishes the project: a placeholder until there is one, set here alone."""
 REPOSITORY = f"https://github.com/{OWNER}/dapo"
-SITE = f"https://{OWNER.lower()}.github.io/dapo"
+SITE = f"{REPOSITORY}/blob/main/docs"
 
 PAGES = [
     "adapters",
@@ -41,4 +41,4 @@ _PAGE = re.compile(rf"(?<![\w/])docs/({'|'.join(PAGES)})\.md(#[\w-]+)?")
 
 def addressed(text: str) -> str:
     """Return a text with the address of every page that it names as ``docs/NAME.md``."""
-    return _PAGE.sub(lambda found: f"{SITE}/{found[1]}.html{found[2] or ''}", text)
+    return _PAGE.sub(lambda found: f"{SITE}/{found[1]}.md{found[2] or ''}", text)

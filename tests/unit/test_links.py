@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from dapo.cli.main import main
-from dapo.links import PAGES, SITE, addressed
+from dapo.links import PAGES, REPOSITORY, SITE, addressed
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_page_becomes_its_address():
-    assert addressed("see docs/engines.md, section 2") == f"see {SITE}/engines.html, section 2"
-    assert addressed("(docs/algorithm.md#8-your-own-hooks)") == f"({SITE}/algorithm.html#8-your-own-hooks)"
+    assert addressed("see docs/engines.md, section 2") == f"see {SITE}/engines.md, section 2"
+    assert addressed("(docs/algorithm.md#8-your-own-hooks)") == f"({SITE}/algorithm.md#8-your-own-hooks)"
     for own in ("my/docs/engines.md", "docs/engines.txt", "docs/problems.md"):
         assert addressed(own) == own
 
@@ -34,5 +35,10 @@ def test_every_page_that_the_code_names_has_an_address_and_is_there():
 def test_no_command_names_a_file_that_an_installation_lacks(arguments, capsys):
     main(arguments)
     said = "".join(capsys.readouterr())
-    assert "docs/" not in said
+    assert "docs/" not in said.replace(SITE, "")
     assert "README.md" not in said
+
+
+def test_the_package_names_the_same_repository():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["urls"]["Homepage"] == REPOSITORY
