@@ -142,8 +142,8 @@ def test_a_resume_refuses_a_secret_in_lines_of_the_script(here, capsys):
 
 
 def test_files_of_jobs_are_their_owners_alone(here):
-    (here / "runs" / ".jobs" / "run").mkdir(parents=True)
-    for folder in (here / "runs" / ".jobs", here / "runs" / ".jobs" / "run"):
+    (here / "runs" / ".jobs" / "mine").mkdir(parents=True)
+    for folder in (here / "runs" / ".jobs", here / "runs" / ".jobs" / "mine"):
         folder.chmod(0o755)
     for name in ("run", "other"):
         assert main(["launch", "mine.yaml", f"run.name={name}"]) == 0
@@ -175,7 +175,7 @@ def test_other_odd_paths_stay_one_word_for_the_shell_and_for_sbatch(here, monkey
     (here / "mine.yaml").rename(here / odd / "mine.yaml")
     monkeypatch.chdir(here / odd)
     assert main(["launch", "mine.yaml", "slurm.partition=a'b\"#c"]) == 0
-    folder = here / odd / "runs" / ".jobs" / "run"
+    folder = here / odd / "runs" / ".jobs" / "mine"
     script = (folder / "job.sh").read_text()
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=True).stderr == ""
     set_up = [line for line in script.splitlines() if line.startswith(("run=", "job=", "cd "))]
@@ -227,7 +227,7 @@ def test_lines_that_are_whole_together_are_taken(here):
     lines = ["if [ -d /x ]; then", "  module load \\", "    cuda", "fi  # done", "cat <<EOF", "it's", "EOF", "# end"]
     (here / "setup.yaml").write_text(RECIPE + "slurm: " + json.dumps({"setup": lines}) + "\n")
     assert main(["launch", "setup.yaml"]) == 0
-    assert "\n".join(lines) in (here / "runs" / ".jobs" / "run" / "job.sh").read_text()
+    assert "\n".join(lines) in (here / "runs" / ".jobs" / "mine" / "job.sh").read_text()
 
 
 def test_several_machines_are_a_ray_cluster_of_as_many(here, capsys):
