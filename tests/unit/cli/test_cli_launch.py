@@ -183,7 +183,7 @@ def test_other_odd_paths_stay_one_word_for_the_shell_and_for_sbatch(here, monkey
     shown = subprocess.run(
         ["bash", "-c", "\n".join([*set_up, 'printf "%s\\n" "$run" "$job" "$PWD"'])], capture_output=True, text=True
     )
-    assert shown.stdout.splitlines() == [str(here / odd / "runs" / "run"), str(folder), str(here / odd)]
+    assert shown.stdout.splitlines() == [str(here / odd / "runs" / "mine"), str(folder), str(here / odd)]
     options = dict(words[0][2:].partition("=")[::2] for line in script.splitlines() if (words := sbatch_words(line)))
     assert options["partition"] == "a'b\"#c"
     assert options["output"] == str(folder).replace("%", "%%") + "/job-%j.txt"
@@ -227,7 +227,7 @@ def test_lines_that_are_whole_together_are_taken(here):
     lines = ["if [ -d /x ]; then", "  module load \\", "    cuda", "fi  # done", "cat <<EOF", "it's", "EOF", "# end"]
     (here / "setup.yaml").write_text(RECIPE + "slurm: " + json.dumps({"setup": lines}) + "\n")
     assert main(["launch", "setup.yaml"]) == 0
-    assert "\n".join(lines) in (here / "runs" / ".jobs" / "mine" / "job.sh").read_text()
+    assert "\n".join(lines) in (here / "runs" / ".jobs" / "setup" / "job.sh").read_text()
 
 
 def test_several_machines_are_a_ray_cluster_of_as_many(here, capsys):
