@@ -47,6 +47,13 @@ class RewardError(DapoError, ValueError):
     exit_code = 2
 
 
+class HookError(DapoError, ValueError):
+    """A function of the user's (loss, advantage, shaping, keep rule) that raised or returned something else than it
+    must."""
+
+    exit_code = 2
+
+
 class ModelError(DapoError, ValueError):
     """A model folder or tokenizer that cannot be used as it is."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import inspect
 import os
+import shutil
+import tempfile
 
 import hypothesis
 import jaxtyping
@@ -14,6 +17,17 @@ from beartype import BeartypeConf, beartype
 from dapo.algorithms import losses
 
 torch.set_num_threads(1)
+
+# base models are made in a cache of this process and of those that it starts, never in the user's
+os.environ["DAPO_CACHE"] = tempfile.mkdtemp(prefix="dapo-test-cache-")
+_OWNER = os.getpid()
+
+
+@atexit.register
+def _remove_cache() -> None:
+    if os.getpid() == _OWNER:  # not in a fork
+        shutil.rmtree(os.environ["DAPO_CACHE"], ignore_errors=True)
+
 
 # the same examples in every run: a red test stays red until its cause is mended
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)

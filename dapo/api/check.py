@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from dapo.api.recipe import RecipeLike, RewardLike, ask
@@ -38,13 +39,24 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """No doubts, and it starts on this machine. (What cannot work anywhere is refused with an error.)"""
-        return not self.doubts and not self.not_here
+        """Return whether the recipe has no doubts. ``not_here`` says whether this machine would start it now."""
+        return not self.doubts
 
     def __str__(self) -> str:
         return "\n\n".join(
             "\n".join([title, *(f"  {line}" for line in lines)]) for title, lines in self.sections.items()
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the verdict, what to look at in full, and the other sections folded."""
+        said = "The recipe is good." if self.good else "The recipe has doubts: look at them before you train."
+        said += " This machine would not start it as it is now." if self.not_here else ""
+        unfolded = (DOUBTS, NOT_HERE_TITLE)
+        parts = [f"<p><b>{said}</b></p>"]
+        for title in sorted(self.sections, key=lambda title: title not in unfolded):
+            lines, opened = escape("\n".join(self.sections[title])), " open" * (title in unfolded)
+            parts.append(f"<details{opened}><summary>{escape(title)}</summary><pre>{lines}</pre></details>")
+        return "".join(parts)
 
 
 def check(

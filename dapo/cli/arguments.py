@@ -10,11 +10,12 @@ import typer
 
 from dapo.cli.completion import complete_recipe
 from dapo.errors import RecipeError
+from dapo.links import addressed
 
 RecipeArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="RECIPE [KEY=VALUE]...",
+        metavar="RECIPE [KEY=VALUE ...]",
         help="A YAML recipe or the short name of one of `dapo recipes`, and settings that go on top: trainer.steps=20",
         autocompletion=complete_recipe,
     ),
@@ -25,8 +26,8 @@ ResumeOption = Annotated[
 
 
 def pages(*names: str) -> str:
-    """The line under a command's help that says where more is written."""
-    return f"Pages: {', '.join(names)}"
+    """Return the lines under a command's help that say where more is written."""
+    return "Pages:\n\n" + "\n\n".join(addressed(f"docs/{name}.md") for name in names)
 
 
 def only_overrides(resume: Path, arguments: Sequence[str] | None) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dapo.cli.check_hooks import check_hooks
 from dapo.cli.check_memory import (
     LARGE,
     estimate_memory,
@@ -42,6 +43,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
         ModelError: model configuration or tokenizer cannot be loaded.
         DataError: the data cannot be read, or nothing is left to train on.
         RewardError: the rewards fail on gold answers, or call them wrong.
+        HookError: a function of the algorithm raises, or returns something else than it must.
     """
     from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
@@ -49,13 +51,15 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     from dapo.data import prepare
     from dapo.data.render import seen_lines
     from dapo.data.unknown import unknown_in_prompts
+    from dapo.observe.run_name import with_free_name
     from dapo.run.fits import check_fits
     from dapo.run.here import lacking
 
+    loaded = with_free_name(loaded)
     recipe, add = loaded.recipe, sections.add
     add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)
-    check_hooks(recipe)
+    hooks = check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     data = prepare(recipe.data, tokenizer)
     check_fits(recipe, facts, data)
@@ -63,7 +67,8 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
     add("rewards, tried", trial.lines, shown=hidden, instead=trial.brief)
-    add(DOUBTS, [*unknown_in_prompts(data, tokenizer), *trial.doubts])
+    add("your functions, on made-up groups", hooks.lines)
+    add(DOUBTS, [*unknown_in_prompts(data, tokenizer), *trial.doubts, *hooks.doubts])
     trial.refuse()
     small = facts.parameters < LARGE and recipe.learner.ranks == 1
     ends = ("longest sequence", "length penalty", "the ratio")
@@ -134,34 +139,6 @@ def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         return
     move = "; take rollout.engine=vllm first at this size" if engine == "embedded" and size > EMBEDDED_EVEN else ""
     yield f"not known: which is faster on a card at any size; `make gpu` measures both beside the card's bound{move}"
-
-
-def check_hooks(recipe: Recipe) -> None:
-    """Import every ``package.module:function`` that the recipe names.
-
-    Raises:
-        RecipeError: a module or function that is not there, with the key that names it.
-        RewardError: a reward function that cannot be loaded.
-    """
-    from dapo.rewards.compose import build_scorer
-    from dapo.run.engines import own_engine
-    from dapo.run.here import trackers_of
-    from dapo.run.parts import load_hook
-
-    algorithm = recipe.algorithm
-    named = {
-        "algorithm.shaping": algorithm.shaping,
-        "algorithm.dynamic_sampling.keep": algorithm.dynamic_sampling.keep,
-        "algorithm.loss.kind": algorithm.loss.kind,
-        "algorithm.advantage.kind": algorithm.advantage.kind,
-    }
-    build_scorer(recipe.rewards).close()  # loads reward functions in a worker, as training does
-    for key, hook in named.items():
-        if hook is not None and ":" in hook:  # without a colon it is a built-in one
-            load_hook(hook, key)
-    if ":" in recipe.rollout.engine:
-        own_engine(recipe.rollout.engine)
-    trackers_of(recipe)
 
 
 def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:

@@ -12,6 +12,7 @@ from dapo.config import LoadedRecipe
 from dapo.config.shipped import short_name
 from dapo.contracts.words import counted
 from dapo.errors import DapoError
+from dapo.links import addressed
 
 NOT_HERE = 3
 """Exit code if nothing is wrong with the recipe and this machine would not start it."""
@@ -89,7 +90,7 @@ def print_check(loaded: LoadedRecipe, look: Look, *, command: str, tried: bool, 
         print(verdict(called, f"{command} {shlex.join([called, *overrides])}", here, doubts))
         for what, lines in (("doubt", doubts), ("not here", here)):
             for line in lines:
-                print(f"  {what}: {line}")
+                print(f"  {what}: {addressed(line)}")
         print(_not_looked_at(tried=tried, verbose=verbose, whole=command != "dapo train"))
         code = NOT_HERE if here else 0
     for title, lines in (sections.whole if verbose else sections.brief).items():
@@ -127,4 +128,4 @@ def print_section(title: str, lines: Iterable[str]) -> None:
     """Print a title and its lines after an empty line."""
     print(f"\n{title}")
     for line in lines:
-        print(f"  {line}")
+        print(f"  {addressed(line)}")

@@ -30,10 +30,12 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
     """
     from dapo.cli.check import difference_lines, files, here_lines
     from dapo.data.demonstrations import prepare_demonstrations
+    from dapo.observe.run_name import with_free_name
     from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
     from dapo.run.sft import check_lengths, shown, shown_tokens
 
+    loaded = with_free_name(loaded)
     recipe, add = loaded.recipe, sections.add
     add("different from the preset", [f"preset {recipe.preset}", *difference_lines(loaded)], shown=hidden)
     add(WARNINGS, loaded.warnings)

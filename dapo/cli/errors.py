@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dapo.errors import DapoError
+from dapo.links import addressed
 
 
 def tell_error(error: DapoError) -> None:
@@ -13,7 +14,7 @@ def tell_error(error: DapoError) -> None:
     from dapo.config.problems import visible
     from dapo.config.secrets import redact_text
 
-    said = "\n".join(visible(line) for line in redact_text(str(error)).split("\n"))
+    said = "\n".join(visible(line) for line in addressed(redact_text(str(error))).split("\n"))
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         Text("error: ", "bold red").append(said, "not bold default")
     )

@@ -84,7 +84,7 @@ def write_recipe(wanted: Wanted, out: Path, *, force: bool = False) -> list[str]
     machine = _machine(wanted)
     reward = wanted.reward or ("math" if data.numbers >= 0.9 and not wanted.builtin else "exact")
     text = _text(wanted, data, reward, machine)
-    _check(text, out)
+    _check(text, out, wanted.name)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text)
@@ -109,14 +109,14 @@ def _unwritable(out: Path, error: OSError) -> RecipeError:
     return RecipeError(f"{brief(str(out))} cannot be written ({error.strerror}); give {move}")
 
 
-def _check(text: str, out: Path) -> None:
+def _check(text: str, out: Path, name: str) -> None:
     """Refuse a recipe in the words of the command line.
 
     Raises:
         RecipeError: it would be refused.
     """
     try:
-        recipe_from_dict(parse_yaml(text, str(out))[0], path=out)
+        recipe_from_dict(parse_yaml(text, str(out))[0], [f"run.name={name}"], path=out)  # a run will be called so
     except RecipeError as error:
         said = str(error)
         for key, typed in _TYPED.items():
@@ -191,9 +191,6 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         f"# {wanted.name}: {wanted.model} on {wanted.train}. Written by `dapo init`; look at it with",
         f"# `dapo check {wanted.name}.yaml`, then `dapo train {wanted.name}.yaml`. `dapo explain KEY` explains a key.",
         "preset: dapo                      # clip-higher, dynamic sampling, token-level loss, overlong shaping",
-        "",
-        "run:",
-        f"  name: {_one(wanted.name)}                   # the run's folder is runs/NAME",
         "",
         "model:",
         f"  path: {_one(wanted.model)}      # a Hugging Face folder or hub name, safetensors",

@@ -28,7 +28,7 @@ def launch(
     resume: ResumeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; write and submit nothing.")] = False,
 ) -> int:
-    """Submit to Slurm: `dapo launch RECIPE slurm.time=12:00:00 [KEY=VALUE]...`. The job saves before its time is up."""
+    """Submit a run to Slurm, such as with slurm.time=12:00:00. The job saves before its time is up."""
     if resume is not None:
         return launch_again(resume, only_overrides(resume, arguments), dry_run=dry_run)
     return launch_new(*recipe_and_overrides(arguments), dry_run=dry_run)
@@ -44,10 +44,12 @@ def launch_new(recipe: str, overrides: Sequence[str], *, dry_run: bool) -> int:
     from dapo.config.files import RESOLVED
     from dapo.config.load import load_recipe
     from dapo.config.shipped import short_name
+    from dapo.observe.run_name import with_free_name
 
     loaded = load_recipe(recipe, overrides)
     if more := _over_machines(loaded.recipe):
         loaded = load_recipe(recipe, [*overrides, *more])
+    loaded = with_free_name(loaded)
     settings = loaded.recipe
     run = (Path(settings.run.dir) / settings.run.name).absolute()
     if (run / RESOLVED).is_file() and settings.run.if_exists == "refuse":

@@ -1,4 +1,4 @@
-"""``dapo``: train, sft, launch, check, recipes, init, import, explain, data, evaluate, export, rollouts, report, view.
+"""The commands of ``dapo``, in the groups and the order of its help.
 
 Exit codes: 0 done, 1 a failure while working, 2 refused input, 3 (`dapo check`) nothing wrong with the recipe and it
 would not start on this machine, 75 saved at trainer.max_hours or where the cluster was lost, 130 after Ctrl-C, 143
@@ -8,6 +8,7 @@ after SIGTERM where no step was under way.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from dapo import __version__
 from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, pages, recipe_and_overrides
@@ -25,8 +26,10 @@ from dapo.cli.importing import import_recipe
 from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
 from dapo.cli.rollouts import rollouts
+from dapo.cli.view import PORT
 from dapo.contracts.hooks import search_working_directory
 from dapo.errors import DapoError, RecipeError, Terminated, of_the_machine
+from dapo.links import addressed
 
 INTERRUPTED, TERMINATED = 130, 143
 UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
@@ -37,7 +40,45 @@ class _Stopped(Exception):
     """By a signal, while a command worked. Typer would make a silent exit code of a KeyboardInterrupt, or an Abort."""
 
 
+_START, _TRAIN, _LOOK, _USE = "Start", "Train", "Look", "Use"
+_GROUPS = {
+    _START: ("init", "recipes", "check", "explain", "import"),
+    _TRAIN: ("train", "sft", "launch"),
+    _LOOK: ("report", "view", "data", "rollouts"),
+    _USE: ("evaluate", "export"),
+}
+_RECIPE = "RECIPE [KEY=VALUE ...]"
+_USAGE = {
+    "init": "NAME --model MODEL --data FILE",
+    "recipes": "[--show NAME | --copy NAME]",
+    "check": _RECIPE,
+    "explain": "KEY ...",
+    "import": "FILE [-o RECIPE]",
+    "train": _RECIPE,
+    "sft": _RECIPE,
+    "launch": _RECIPE,
+    "report": "RUN ... [-o FOLDER]",
+    "view": "[RUNS]",
+    "data": "RUN",
+    "rollouts": "RUN ... [-o FILE]",
+    "evaluate": "MODEL_OR_RUN [KEY=VALUE ...]",
+    "export": "RUN OUT",
+}
+"""What follows the command's name in its usage line."""
+
+
+class _Command(TyperCommand):
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return [_USAGE[self.name or ""], "[OPTIONS]"]
+
+
 class _Commands(TyperGroup):
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return [name for names in _GROUPS.values() for name in names]
+
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return ["COMMAND ..."]
+
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
             return super().invoke(ctx)
@@ -49,7 +90,7 @@ app = typer.Typer(
     cls=_Commands,
     name="dapo",
     help="Train language models with the DAPO recipe, on tasks whose answers a program can check.",
-    epilog=pages("README.md", "docs/tutorial.md", "docs/configuration.md"),
+    epilog=pages("tutorial", "cli", "configuration"),
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -65,8 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             list(sys.argv[1:] if arguments is None else arguments), prog_name="dapo", standalone_mode=False
         )
     except UsageError as error:
-        error.show()  # type: ignore[attr-defined]
-        _tell_of_flag(str(getattr(error, "option_name", "")))
+        tell_error(_usage_error(error))
         return 2
     except DapoError as error:
         tell_error(error)
@@ -87,16 +127,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _tell_of_flag(flag: str) -> None:
-    """A flag that is another trainer's key, or a setting of ours, is answered with what to write."""
+def _usage_error(error: Exception) -> RecipeError:
+    """Return what is wrong with the words of a command line, in the voice of every other error, with the next move."""
+    said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    command = "dapo" if context is None else context.command_path
+    lines = [f"{said[:1].lower()}{said[1:]}", f"`{command} --help` shows what it takes."]
+    flag = str(getattr(error, "option_name", ""))
+    if hint := _of_flag(flag):
+        lines.insert(1, hint)
+    return RecipeError("\n".join(lines))
+
+
+def _of_flag(flag: str) -> str:
+    """Return what to write in place of a flag that is another trainer's key, or a setting of ours; "" for neither."""
     from dapo.config.peers import peer_hint
     from dapo.config.problems import nearest
 
     if hint := peer_hint(flag):
-        print(f"{hint}. Settings are written KEY=VALUE here; whole commands: dapo import SCRIPT", file=sys.stderr)
-    elif flag.startswith("--") and (near := nearest(flag[2:].replace("-", "_"))):
+        return f"{hint}. Settings are written KEY=VALUE here; whole commands: dapo import SCRIPT"
+    if flag.startswith("--") and (near := nearest(flag[2:].replace("-", "_"))):
         meant = " or ".join(f"`{key}=VALUE`" for key in near)
-        print(f"Settings are written KEY=VALUE here: did you mean {meant}?", file=sys.stderr)
+        return f"Settings are written KEY=VALUE here: did you mean {meant}?"
+    return ""
 
 
 def _version(show: bool) -> None:
@@ -114,13 +167,13 @@ def _root(
     pass
 
 
-app.command("import", epilog=pages("docs/import.md", "docs/peers.md"))(import_recipe)
-app.command(epilog=pages("docs/scaling.md", "docs/configuration.md"))(launch)
+app.command("import", cls=_Command, rich_help_panel=_START, epilog=pages("import", "peers"))(import_recipe)
+app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("scaling", "configuration"))(launch)
 
 
-@app.command(epilog=pages("docs/tutorial.md", "docs/configuration.md"))
+@app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("tutorial", "configuration"))
 def train(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
-    """Train: `dapo train RECIPE [KEY=VALUE]...` or `dapo train --resume RUN [KEY=VALUE]...`."""
+    """Train a model by a recipe; `dapo train --resume RUN` goes on with a run."""
     if resume is not None:
         overrides = only_overrides(resume, arguments)
         from dapo.config.resume import load_for_resume
@@ -142,15 +195,15 @@ def _train(arguments: Sequence[str] | None, *, sft: bool = False) -> int:
     return dapo.run.train(loaded)
 
 
-@app.command(epilog=pages("docs/base_to_trained.md", "docs/configuration.md"))
+@app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("base_to_trained", "configuration"))
 def sft(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
-    """A supervised start by the recipe's section `sft`: `dapo sft RECIPE [KEY=VALUE]...` makes the run NAME-sft."""
+    """Train a model on examples, by the recipe's section `sft`; the run is called NAME-sft."""
     if resume is not None:
         return train(arguments, resume)  # a run knows what it does
     return _train(arguments, sft=True)
 
 
-@app.command(epilog=pages("docs/tutorial.md", "docs/data_and_rewards.md"))
+@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("tutorial", "data_and_rewards"))
 def check(
     arguments: RecipeArguments = None,
     tries: Annotated[
@@ -181,7 +234,7 @@ def check(
     return print_check(loaded, look, command="dapo train", tried=tries > 0, verbose=verbose)
 
 
-@app.command(epilog=pages("README.md", "docs/tutorial.md"))
+@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("tutorial"))
 def recipes(
     show: Annotated[
         str | None, typer.Option(metavar="NAME", help="Print this recipe.", autocompletion=complete_name)
@@ -190,20 +243,23 @@ def recipes(
         str | None,
         typer.Option(metavar="NAME", help="Copy it here, with the files that it names.", autocompletion=complete_name),
     ] = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FOLDER", help="With --copy: the folder to copy to.")
+    ] = Path(),
 ) -> int:
-    """The recipes that come with the package: `dapo train quickstart` runs one, `--copy NAME` makes it yours."""
+    """List the recipes that come with the package: `dapo train quickstart` runs one, `--copy NAME` makes it yours."""
     from dapo.cli.recipes import copy_recipe, list_recipes, show_recipe
 
     if show is not None:
         show_recipe(show)
     if copy is not None:
-        copy_recipe(copy, Path())
+        copy_recipe(copy, out)
     if show is None and copy is None:
         list_recipes()
     return 0
 
 
-@app.command(epilog=pages("docs/tutorial.md", "docs/data_and_rewards.md"))
+@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("tutorial", "data_and_rewards"))
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Writes NAME.yaml; also the run's name.")] = "mine",
     model: Annotated[str | None, typer.Option(help="A Hugging Face folder or hub name.")] = None,
@@ -217,7 +273,10 @@ def init(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda; default: what is here.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
-    force: Annotated[bool, typer.Option("--force", help="Write over NAME.yaml.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="RECIPE", help="The file to write; default: NAME.yaml.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over the file.")] = False,
 ) -> int:
     """Write a commented recipe for your model, data and machine. What no flag says is asked for in a terminal."""
     from dapo.cli.init import Wanted, checked_reward, needs, write_recipe
@@ -236,13 +295,14 @@ def init(
     wanted = Wanted(
         Path(stem).name, model, data, validation, problem, answer, checked_reward(reward), device, max_tokens, steps
     )
-    for line in write_recipe(wanted, Path(f"{stem}.yaml"), force=force):
+    file = Path(f"{stem}.yaml") if out is None else out
+    for line in write_recipe(wanted, file, force=force):
         print(line)
-    print(f"wrote {stem}.yaml. Look at it with: dapo check {stem}.yaml")
+    print(f"wrote {file}. Look at it with: dapo check {shlex.quote(str(file))}")
     return 0
 
 
-@app.command(epilog=pages("docs/configuration.md", "docs/metrics.md", "docs/peers.md"))
+@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("configuration", "metrics", "peers"))
 def explain(
     keys: Annotated[
         list[str],
@@ -253,7 +313,7 @@ def explain(
         ),
     ],
 ) -> int:
-    """What a key means, its default, the paper's section, other trainers' names for it, and the page."""
+    """Explain a key: its default, the paper's section, other trainers' names for it, and the page."""
     from dapo.config.explain import explain as lines_about
 
     known, unknown = [], []
@@ -263,13 +323,13 @@ def explain(
         except RecipeError as error:
             unknown.append(str(error))
     if known:
-        print("\n\n".join(known))
+        print(addressed("\n\n".join(known)))
     if unknown:
         raise RecipeError("\n".join(unknown))
     return 0
 
 
-@app.command(epilog=pages("docs/dynamic_sampling.md"))
+@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("dynamic_sampling"))
 def data(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be going on.")],
     show: Annotated[
@@ -278,7 +338,7 @@ def data(
     limit: Annotated[int | None, typer.Option(min=0, help="Prompts to list of each kind.")] = None,
     step: Annotated[int | None, typer.Option(help="As of this checkpoint; default: the newest.")] = None,
 ) -> int:
-    """What a run made of its prompts (solved, useful, hopeless, unseen) and where its generated tokens went."""
+    """Show a run's prompts (solved, useful, hopeless, unseen) and where its generated tokens went."""
     kinds = ("solved", "hopeless", "useful", "unseen", "all")
     if show is not None and show not in kinds:
         raise typer.BadParameter(f"{show!r} is none of {', '.join(kinds)}", param_hint="--show")
@@ -288,42 +348,42 @@ def data(
     return 0
 
 
-app.command(epilog=pages("docs/tutorial.md", "docs/algorithm.md section 7"))(evaluate)
-app.command(epilog=pages("docs/tutorial.md"))(export)
-app.command(epilog=pages("docs/base_to_trained.md"))(rollouts)
+app.command(cls=_Command, rich_help_panel=_USE, epilog=pages("tutorial", "algorithm"))(evaluate)
+app.command(cls=_Command, rich_help_panel=_USE, epilog=pages("tutorial"))(export)
+app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("base_to_trained"))(rollouts)
 
 
-@app.command(epilog=pages("docs/reading_a_run.md"))
+@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("reading_a_run"))
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders; they may be going on. Several are compared.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Default: RUN/report, or dapo-report here for several runs."),
+        typer.Option("-o", "--out", metavar="FOLDER", help="Default: RUN/report, or dapo-report for several runs."),
     ] = None,
     budget_mb: Annotated[float, typer.Option(help="Most megabytes of report.html.")] = 10.0,
 ) -> int:
-    """One HTML file that opens anywhere, the main pictures, and a trace for Perfetto."""
+    """Write one HTML file that opens anywhere, the main pictures, and a trace for Perfetto."""
     from dapo.cli.report import report_runs
 
     report_runs(runs, out, budget_mb)
     return 0
 
 
-@app.command(epilog=pages("docs/viewing.md", "docs/reading_a_run.md"))
+@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("viewing", "reading_a_run"))
 def view(
     runs_folder: Annotated[
-        Path, typer.Argument(metavar="RUNS_FOLDER", help="A folder of runs, such as runs; or one run.")
+        Path, typer.Argument(metavar="RUNS", help="A folder of runs, such as runs; or one run.")
     ] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it is taken, the next free one.")] = 6006,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it is taken, the next free one.")] = PORT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in the browser.")] = False,
     expose: Annotated[
         bool, typer.Option("--expose", help="Allow a --host that others can reach. There is no password.")
     ] = False,
 ) -> int:
-    """Runs in the browser, updating while they go on: a local, read-only server."""
+    """Show runs in the browser, updating while they go on: a local, read-only server."""
     from dapo.cli.view import view as view_runs
 
     return view_runs(runs_folder, port, host, open_browser, expose)

@@ -57,7 +57,8 @@ def evaluate(
     ] = None,
     against_step: Annotated[int | None, typer.Option(help="Checkpoint of --against; default: the newest.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every answer there, a line of JSON each.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="Write every answer there, a line of JSON each."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on stdout; everything else goes to stderr.")
@@ -91,7 +92,10 @@ def evaluate(
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")
+    ] = None,
+    option: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="The same as OUT.")] = None,
     step: Annotated[int | None, typer.Option(help="Checkpoint to export; default: the newest.")] = None,
     best: Best = False,
     adapter: Annotated[
@@ -102,6 +106,10 @@ def export(
     from dapo.config.files import RESOLVED
     from dapo.config.resume import no_run
 
+    out = folder or option
+    if out is None or (folder and option):
+        wrong = "one folder to write is needed" if out is None else f"two folders to write, {folder} and {option}"
+        raise typer.BadParameter(f"{wrong}: dapo export RUN OUT", param_hint="OUT")
     if not (run / RESOLVED).is_file():
         raise RecipeError(no_run(run))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -28,7 +28,7 @@ def rollouts(
     form: Annotated[
         str, typer.Option("--format", help="prompt: {prompt, response}. messages: {messages}, for a chat template.")
     ] = "prompt",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there; default: to the screen.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Default: the screen.")] = None,
     per_prompt: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="At most so many of a problem, the newest ones.")
     ] = None,

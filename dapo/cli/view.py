@@ -19,6 +19,8 @@ from dapo import __version__
 from dapo.errors import RecipeError
 from dapo.observe.extra import PAGES, check_installed
 
+PORT = 6116
+"""The first port to try: of no other tool that a machine for training usually runs."""
 PORTS_TRIED = 20
 
 
@@ -46,7 +48,7 @@ def view(folder: Path, port: int, host: str, open_browser: bool, expose: bool) -
         raise RecipeError(
             f"--host {host} is not this machine's loopback: whoever reaches that address could read all prompts and "
             "responses, for there is no password. From elsewhere, use a tunnel: "
-            "ssh -L 6006:127.0.0.1:6006 THIS_MACHINE. If you want it open all the same, add --expose."
+            f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE. If you want it open all the same, add --expose."
         )
     listener = listen(host, port)
     bound = listener.getsockname()[1]
@@ -72,7 +74,7 @@ def say(folder: Path, address: str, bound: int, wanted: int, loopback: bool) -> 
     out = Console(highlight=False, soft_wrap=True)
     out.print(Text("Runs in ").append(str(folder), "bold").append(" are shown at ").append(address, "bold cyan"))
     if wanted not in (0, bound):
-        out.print(Text(f"(port {wanted} is taken)", "dim"))
+        out.print(Text(f"(port {wanted} is taken: another `dapo view`? --port chooses one)", "dim"))
     if not loopback:
         out.print(
             Text("warning: ", "bold yellow").append(

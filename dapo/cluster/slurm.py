@@ -17,6 +17,7 @@ from pathlib import Path
 
 from dapo.config.schema import Slurm
 from dapo.errors import RecipeError
+from dapo.observe.run_folder import JOBS
 
 SCRIPT, RECIPE = "job.sh", "recipe.yaml"
 """Files of a job's folder."""
@@ -39,7 +40,7 @@ class Job:
 
 def job_folder(run: Path) -> Path:
     """Beside the run, and hidden: the run's own folder is made by the run."""
-    return run.parent / ".jobs" / run.name
+    return run.parent / JOBS / run.name
 
 
 def check_job(job: Job, slurm: Slurm) -> None:

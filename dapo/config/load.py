@@ -42,6 +42,7 @@ class LoadedRecipe:
     overrides: tuple[str, ...] = ()  # as written on the command line, secrets hidden
     warnings: tuple[str, ...] = ()  # unusual, yet allowed
     path: Path | None = None
+    named: bool = True  # run.name was given; False: it is that of the file, and a run takes the next free number
 
     @cached_property
     def resolved(self) -> str:
@@ -132,6 +133,7 @@ def _load(
     changed = split_overrides(overrides)
     origin = Origin(origin.name, origin.lines, frozenset(key for key, _ in changed))
     own, problems = _apply_overrides(given, changed)
+    named = _name_by_file(own, path)
     if sft:
         own = for_sft(own, named=any(key in ("run", "run.name") for key, _ in changed))
     if unreadable := list(check_plain(own)):
@@ -164,7 +166,18 @@ def _load(
         overrides=tuple(redact_override(override) for override in overrides),
         warnings=(*warnings_of(recipe, chosen), *of_the_other),
         path=path,
+        named=named,
     )
+
+
+def _name_by_file(own: dict[str, Any], path: Path | None) -> bool:
+    """Name the run after the recipe's file, in place, unless settings name it; return whether they do."""
+    run = own.get("run")
+    if run is not None and (not isinstance(run, dict) or run.get("name") is not None):
+        return True
+    stem = re.sub(r"[^\w.+-]", "-", path.stem if path else "").lstrip(".-")[:60]
+    own["run"] = {**(run or {}), "name": stem or "run"}
+    return False
 
 
 def _left_idle(
@@ -289,7 +302,16 @@ def difference_from_preset(recipe: Recipe) -> Difference:
     own = {"model": {"path": recipe.model.path}, "data": {"train": recipe.model_dump()["data"]["train"]}}
     preset = Recipe.model_validate(merge(preset_settings(recipe.preset), own))
     before, after = dict(_flat(preset)), dict(_flat(recipe))
-    skipped = {"preset", "model.path", "data.train", "data.validation", "sft.train", "sft.validation", "run.stage"}
+    skipped = {
+        "preset",
+        "run.name",
+        "model.path",
+        "data.train",
+        "data.validation",
+        "sft.train",
+        "sft.validation",
+        "run.stage",
+    }
     read = read_by_sft if recipe.run.stage == "sft" else read_by_train
     return {p: (before[p], v) for p, v in after.items() if v != before[p] and p not in skipped and read(p)}
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
 
 OBJECTS = "python"
@@ -65,3 +68,12 @@ def load(hook: str) -> Any:
         return _given[hook]
     search_working_directory()
     return getattr(importlib.import_module(module), name)
+
+
+def user_line(error: BaseException) -> str:
+    """Return ``, FILE line N`` of the innermost line outside of installed packages that raised; "" without one."""
+    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*installed, "<frozen"))
+    ]
+    return f", {Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else ""

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dapo.algorithms.hook_checks import LossHook
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.algorithms.ratio import interpolated_logprobs
@@ -225,8 +226,7 @@ class PolicyStep:
             raise LearnerError(
                 f"{self.skipped_in_a_row} optimiser steps in a row had a gradient that is not finite (norm {norm}); "
                 f"learner.max_skipped_steps = {self.settings.max_skipped_steps} allows no more. The weights are those "
-                "before the first of them: resume from the last checkpoint with a smaller learner.learning_rate, or "
-                "with model.dtype=float32"
+                f"before the first of them: {self._move()}"
             )
         return merge(
             [
@@ -236,6 +236,15 @@ class PolicyStep:
                 stat("train/grad_norm_max", norm) if applied else {},
             ]
         )
+
+    def _move(self) -> str:
+        """Return what to try after gradients that were not finite."""
+        if isinstance(loss := self.objective.loss, LossHook):
+            return (
+                f"see that {loss.name} ({loss.setting}) and its gradient stay finite, also at large ratios (built-in "
+                "losses clamp log-ratios to +-20), then resume from the last checkpoint"
+            )
+        return "resume from the last checkpoint with a smaller learner.learning_rate, or with model.dtype=float32"
 
     def _batch(self, rows: Sequence[HasTokens]) -> PackedBatch:
         longest = max(len(row.prompt_ids) + len(row.token_ids) - 1 for row in rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -33,6 +34,18 @@ SPECS = {
 }
 """By name. ``signed-sum-test`` knows problems of 3 and 4 terms only, and is made in a sixth of the time: for tests
 whose data set ``options: {max_terms: 4}``. ``signed-sum-rambler`` has a long tail of lengths, for benchmarks."""
+
+
+def cache_folder() -> Path:
+    """Return the user's cache of built-in models, without making it.
+
+    It lies in ``$DAPO_CACHE``, else in ``dapo`` within ``$XDG_CACHE_HOME`` or ``~/.cache``. A relative
+    ``XDG_CACHE_HOME`` counts as none, as its specification says.
+    """
+    if own := os.environ.get("DAPO_CACHE"):
+        return Path(own).absolute() / "models"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (base if base.is_absolute() else Path.home() / ".cache") / "dapo" / "models"
 
 
 def is_builtin(name: str) -> bool:
@@ -62,8 +75,9 @@ def _folder(name: str, cache_dir: Path, seed: int) -> Path:
 def ensure_builtin_model(name: str, cache_dir: Path, *, seed: int = 1, progress: Progress | None = None) -> Path:
     """The folder of a built-in model, made first if the cache does not hold it.
 
-    The folder's name carries a hash of the settings, the seed and the source code that makes the model. The same
-    inputs give the same weights on one machine, torch build and thread count; the global random state is untouched.
+    The folder's name carries the seed and a hash of the settings, the source code that makes the model, torch's version
+    and the processor's architecture. The same inputs give the same weights on one machine and thread count; the global
+    random state is untouched.
     Two processes may ask at once: each makes the model and the first to finish puts it in place.
 
     Args:
@@ -95,7 +109,8 @@ def ensure_builtin_model(name: str, cache_dir: Path, *, seed: int = 1, progress:
 
 
 def _fingerprint(settings: WarmupSettings) -> str:
-    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+    made_by = [torch.__version__, platform.machine()]  # another of these makes other weights
+    digest = hashlib.sha256(json.dumps([asdict(settings), *made_by], sort_keys=True).encode())
     for path in (__file__, tiny.__file__, warmup.__file__, signed_sum.__file__):
         digest.update(Path(path).read_bytes())
     return digest.hexdigest()[:12]

@@ -23,6 +23,7 @@ from rich.text import Text
 from dapo.contracts.evaluation import EvaluationProgress
 from dapo.contracts.evidence import CollectProgress
 from dapo.contracts.words import counted
+from dapo.links import addressed
 from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
@@ -178,7 +179,7 @@ class Console:
 
     def say(self, message: str, style: str = "") -> None:
         """A line that stays on the screen."""
-        self._tell(Text(clean(message), style=style))
+        self._tell(Text(addressed(clean(message)), style=style))
 
     def warn(self, message: str) -> None:
         """A line that is shown in every mode."""
@@ -187,7 +188,7 @@ class Console:
 
     def show_warning(self, message: str) -> None:
         """As ``warn``, for what stands in the log already."""
-        self._print(Text.assemble(("warning: ", "bold yellow"), (clean(message), "yellow")))
+        self._print(Text.assemble(("warning: ", "bold yellow"), (addressed(clean(message)), "yellow")))
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:

@@ -37,6 +37,8 @@ from dapo.observe.files import no_room_in
 from dapo.observe.jsonl import cut_jsonl, read_steps, write_atomically
 from dapo.observe.run_lock import LOCK, drop, is_held, take
 
+JOBS = ".jobs"
+"""Folder beside runs for what ``dapo launch`` writes, one folder a run."""
 HOSTS = "hosts"
 """Folder of a run for what the processes of its ranks and engines print."""
 _BEGUN = {LOCK, "recipe.yaml", "difference.txt", HOSTS}
@@ -86,6 +88,31 @@ class RunFolder:
         except (OSError, ValueError) as error:
             said = str(getattr(error, "strerror", None) or error)
         return _impossible(path, said) if said else None
+
+    @staticmethod
+    def free_name(directory: str | Path, name: str) -> str:
+        """Return ``name``, or with the first number from 2 whose folder holds no run and no job: ``name-2``."""
+        for number in itertools.count(1):
+            tried = name if number == 1 else f"{name}-{number}"
+            path = Path(directory) / tried
+            if not (_is_taken(path) or is_held(path) or (path.parent / JOBS / tried).exists()):
+                return tried
+        raise AssertionError("numbers do not end")
+
+    @classmethod
+    def create_free(cls, directory: str | Path, name: str) -> Self:
+        """As ``create`` under ``free_name``; two processes that ask at the same time get two folders.
+
+        Raises:
+            RecipeError: no folder can be made there.
+        """
+        while True:
+            tried = cls.free_name(directory, name)
+            try:
+                return cls.create(directory, tried)
+            except RecipeError:
+                if cls.free_name(directory, name) == tried:  # not taken meanwhile: there is another reason
+                    raise
 
     @classmethod
     def _taken(cls, path: Path, if_exists: Literal["refuse", "backup"]) -> Self:

@@ -148,7 +148,7 @@ def _unscored(evidence: UnscoredEvidence, run: Path) -> str:
     mend = (
         "Look at the engine's settings under `rollout` and at the model"
         if evidence.engine
-        else f"Mend the reward function ({run}/rewards.txt has what it printed)"
+        else f"Fix the reward function ({run}/rewards.txt has what it printed)"
     )
     return (
         f"the {what}: none of {evidence.responses} responses could be scored.\n"

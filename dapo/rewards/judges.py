@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from dapo.contracts.hooks import OBJECTS, user_line
 from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
 from dapo.rewards import math, simple
@@ -46,12 +47,14 @@ class Judge:
             text. Its time grows in proportion to the text. None for a user's function, which may look at anything.
         score: (prompt, response, what was read) -> (a number or a dict of numbers, the answer for majority votes).
         per_prompt: the verdict depends on the prompt's record, not on the gold answer alone.
+        function: the user's function, as messages name it; "" for a built-in reward.
     """
 
     name: str
     read: Callable[[Prompt, Completion], Read] | None
     score: Callable[[Prompt, Completion, Read], tuple[Any, str | None]]
     per_prompt: bool = False
+    function: str = ""
 
     def digest(self, prompt: Prompt, read: Read) -> str:
         """Equal for two responses whose verdicts are necessarily the same."""
@@ -81,7 +84,10 @@ def make_judge(verifier: Verifier, seconds: float | None = None) -> Judge:
         return Judge(verifier.name, lambda prompt, done: read_answer(prompt, done.text), _score_task, per_prompt=True)
     if verifier.kind == "function":
         function = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
-        return Judge(verifier.name, None, lambda prompt, completion, _: (function(prompt, completion), None))
+        named = verifier.function.removeprefix(f"{OBJECTS}:")
+        return Judge(
+            verifier.name, None, lambda prompt, completion, _: (function(prompt, completion), None), function=named
+        )
     if verifier.kind == "regex" and verifier.pattern is None:
         raise RewardError("reward kind `regex` needs a `pattern`")
     pattern = None if verifier.pattern is None else simple.compile_pattern(verifier.pattern, verifier.kind)
@@ -140,11 +146,13 @@ def ask(
     except simple.TookLong:
         raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt of user code too
-        return f"exception: {describe_error(error)}", None
+        where = f" (raised by {judge.function}{user_line(error)})" if judge.function else ""
+        return f"exception: {describe_error(error)}{where}", None
     try:
         return read_values(result, judge.name), vote
     except Exception as error:
-        return (str(error)[:400] if isinstance(error, ValueError) else f"exception: {describe_error(error)}"), None
+        said = str(error)[:400] if isinstance(error, ValueError) else f"exception: {describe_error(error)}"
+        return f"{said} (returned by {judge.function})" if judge.function else said, None
 
 
 def _score_math(prompt: Prompt, completion: Completion, read: Read) -> tuple[float, str | None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from dapo.algorithms.advantages import decoupled_advantages, group_advantages
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.covariance import covariance_marks
+from dapo.algorithms.hook_checks import AdvantageHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import (
@@ -45,7 +48,7 @@ from dapo.errors import RecipeError
 from dapo.learner.determinism import reserve_workspace
 from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
 from dapo.loop.schedule import Schedule
-from dapo.models.builtin import check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
+from dapo.models.builtin import cache_folder, check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
 from dapo.models.facts import read_facts
 from dapo.models.load import check_configuration, check_files, find_device, load_model
 from dapo.models.loaded import LoadedModel
@@ -54,6 +57,7 @@ from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
 
 WARMUP_PERCENT = 100
+CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook, AdvantageHook)
 
 
 def load_hook(name: str, setting: str) -> Callable[..., Any]:
@@ -72,6 +76,11 @@ def load_hook(name: str, setting: str) -> Callable[..., Any]:
     if not callable(found) and not isinstance(found, Objective):
         raise RecipeError(f"{setting}: {name!r} is a {type(found).__name__}, expected a function")
     return found  # type: ignore[no-any-return]
+
+
+def _hook(kind: type[CheckedHook], name: str, setting: str) -> CheckedHook:
+    """Load a function of the user's with the check of what it returns before it."""
+    return kind(load_hook(name, setting), setting, name)
 
 
 def make_algorithm(recipe: Recipe) -> Algorithm:
@@ -95,10 +104,10 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
     if a.advantage.kind == "gdpo":
         advantages = make_decoupled(recipe)
     elif a.advantage.kind != "group":
-        advantages = load_hook(a.advantage.kind, "algorithm.advantage.kind")
+        advantages = _hook(AdvantageHook, a.advantage.kind, "algorithm.advantage.kind")
     return Algorithm(
-        judge=load_hook(sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
-        shape=load_hook(a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
+        judge=_hook(KeepHook, sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
+        shape=_hook(ShapingHook, a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
         advantages=advantages,
         loss_weights=make_loss_weights(recipe),
         metric=sampling.metric,
@@ -244,8 +253,10 @@ def _loss(recipe: Recipe) -> Objective:
         return clip_cov_objective(low=clip.low, high=clip.high)
     if loss.kind == "kl_cov":
         return kl_cov_objective(coefficient=loss.cov_coefficient)
-    hook = load_hook(loss.kind, "algorithm.loss.kind")
-    return hook if isinstance(hook, Objective) else Objective(hook)
+    found: Any = load_hook(loss.kind, "algorithm.loss.kind")
+    objective = found if isinstance(found, Objective) else Objective(found)
+    checked = LossHook(objective.loss, "algorithm.loss.kind", loss.kind, frozenset(objective.needs))
+    return replace(objective, loss=checked)
 
 
 def make_schedule(recipe: Recipe) -> Schedule:
@@ -358,13 +369,13 @@ def make_tokenizer(model: Model, chat_template: str | None = None) -> Any:
 
 
 def model_path(name: str, recipe: Recipe, console: Console) -> str:
-    """A built-in model is made once and kept under ``run.dir/.models``; any other name is returned as it is.
+    """Return the folder of a built-in model, made once in the user's cache; any other name is returned as it is.
 
     The path is absolute: engines that are started again read it, whatever the working directory is then.
     """
     if not is_builtin(name):
         return name
-    cache, seed = Path(recipe.run.dir) / ".models", recipe.run.seed
+    cache, seed = _models_cache(recipe), recipe.run.seed
     found = find_builtin_model(name, cache, seed=seed)
     if found is not None:
         console.say(f"the warmed-up base model is {found}")
@@ -379,3 +390,18 @@ def model_path(name: str, recipe: Recipe, console: Console) -> str:
             told = percent
 
         return str(ensure_builtin_model(name, cache, seed=seed, progress=progress).absolute())
+
+
+def _models_cache(recipe: Recipe) -> Path:
+    """Return where built-in models are kept: the user's cache, or beside the runs.
+
+    Machines of a Ray cluster share the folder of the runs and perhaps no home; a home may be read-only.
+    """
+    beside, cache = Path(recipe.run.dir) / ".models", cache_folder()
+    if recipe.launch.backend == "ray":
+        return beside
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return beside
+    return cache if os.access(cache, os.W_OK) else beside

@@ -42,6 +42,7 @@ from dapo.observe.notices import early_said
 from dapo.observe.prompts import write_prompts
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_name import called, is_numbered
 from dapo.observe.status import StatusWriter, ending, read_status
 from dapo.observe.stopped import stop_said
 from dapo.observe.tokens import Pieces
@@ -135,7 +136,12 @@ def begin(loaded: LoadedRecipe, given: Given = NOTHING_GIVEN, console: Console |
     deadline = Deadline(recipe.trainer.max_hours)
     console = console or Console(recipe.logging.console)
     with console, _machine_told(Path(recipe.run.dir) / recipe.run.name):
-        folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
+        if is_numbered(loaded):
+            folder = RunFolder.create_free(recipe.run.dir, recipe.run.name)
+            loaded = called(loaded, folder.path.name)
+            recipe = loaded.recipe
+        else:
+            folder = RunFolder.create(recipe.run.dir, recipe.run.name, recipe.run.if_exists)
         folder.anchor()
         with _released(folder):
             folder.place_checkpoints(recipe.checkpoint.dir)

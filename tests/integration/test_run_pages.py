@@ -50,7 +50,7 @@ def finished(tmp_path_factory) -> Path:
     """A folder with a model, a small recipe and a run called first."""
     folder = tmp_path_factory.mktemp("pages")
     recipe = write_recipe(folder, "logging: {console: quiet}\n")
-    dapo("train", recipe, "trainer.steps=1", "validation.every=0", f"run.dir={folder}/runs", "run.name=first")
+    dapo("train", recipe, "trainer.steps=1", f"run.dir={folder}/runs", "run.name=first")
     return folder
 
 

@@ -36,6 +36,7 @@ def main() -> None:
     asked = run(arguments.python, "-c", "import sys; print(sys.version.split()[0])").stdout.strip()
     said(f"Python {asked}")
     folder = Path(tempfile.mkdtemp(prefix="dapo-wheel-"))
+    os.environ["DAPO_CACHE"] = str(folder / "cache")  # the base model is warmed up once
     wheel, sdist = build(folder / "dist")
     check_contents(wheel)
     base = folder / "base"
@@ -45,8 +46,6 @@ def main() -> None:
         python = install(make_environment(folder / kind, arguments.python), folder / kind, base, file)
         empty = folder / f"empty-{kind}"
         empty.mkdir()
-        if kind == "sdist":  # the base model is warmed up once
-            shutil.copytree(folder / "empty-wheel/runs/.models", empty / "runs/.models")
         use(python, empty, steps=3 if kind == "wheel" else 1)
         if kind == "wheel" and arguments.mypy:
             check_types(python, str(Path(arguments.mypy).absolute()), folder)

@@ -13,7 +13,8 @@ class Run(Section):
     dir: str = "runs"
     """Folder that holds run folders."""
     name: str = "run"
-    """The run's folder is ``dir/name``."""
+    """The run's folder is ``dir/name``. Without a name it is that of the recipe's file, with a number where such a run
+    exists: ``mine``, ``mine-2``..."""
     stage: Literal["train", "sft"] = "train"
     """What the run does: training by reward, or, as ``dapo sft`` sets it, imitation of the section ``sft``."""
     seed: int = 1

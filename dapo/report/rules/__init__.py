@@ -6,6 +6,7 @@ table of docs/reading_a_run.md is made by ``python -m dapo.report.rules.table``.
 
 from __future__ import annotations
 
+from dapo.links import addressed
 from dapo.report.page_data import Advice
 from dapo.report.reader import Run
 from dapo.report.rules import cost, learning, policy, responses, sampling
@@ -28,4 +29,6 @@ def advice_of(run: Run) -> list[Advice]:
     """What the rules find, the worst first. A number that was not measured lets its rule be silent."""
     facts = Facts(run)
     found = [advice for rule in RULES for advice in rule.advice(facts)]
+    for advice in found:
+        advice["move"] = addressed(advice["move"])
     return sorted(found, key=lambda advice: RANK[advice["severity"]])  # stable

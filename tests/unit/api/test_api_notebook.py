@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dapo.api.check import Report
 from dapo.api.notebook import NotebookProgress, console_for, in_notebook
 from dapo.api.run import curve_svg
 from dapo.contracts.events import EndEvent, EvaluationEvent, StartEvent, StepEvent
@@ -59,3 +60,17 @@ def test_the_curve_is_drawn_to_scale():
     picture = curve_svg([{"step": 0, "validation/accuracy": 0.0}, {"step": 10, "validation/accuracy": 1.0}], 160, 140)
     assert 'points="40.0,110.0 140.0,10.0"' in picture
     assert curve_svg([]) == ""
+
+
+def test_a_report_shows_itself_and_is_good_whatever_this_machine_lacks():
+    sections = {"arithmetic": ("1 < 2",), "would not start on this machine": ("runs/quickstart exists",)}
+    report = Report(sections)
+    assert report.good
+    page = report._repr_html_()
+    assert page.startswith("<p><b>The recipe is good. This machine would not start it as it is now.</b>")
+    assert page.index("runs/quickstart exists") < page.index("1 &lt; 2")
+    assert "<details open><summary>would not start" in page
+    assert "<details><summary>arithmetic" in page
+    doubtful = Report({"look at this before you start": ("wrong answers are right",)})
+    assert not doubtful.good
+    assert "has doubts" in doubtful._repr_html_()

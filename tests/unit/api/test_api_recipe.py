@@ -40,11 +40,11 @@ def test_importing_the_package_or_checking_a_recipe_needs_no_torch():
 @pytest.mark.parametrize("form", ["name", "path", "dict", "loaded", "recipe"])
 def test_every_form_of_a_recipe_is_the_same_recipe(form, tmp_path):
     loaded = dapo.load_recipe("quickstart")
-    (tmp_path / "q.yaml").write_text(loaded.text)
+    (tmp_path / "quickstart.yaml").write_text(loaded.text)
     forms = {
         "name": "quickstart",
-        "path": tmp_path / "q.yaml",
-        "dict": loaded.given,
+        "path": tmp_path / "quickstart.yaml",
+        "dict": loaded.given | {"run": {"name": "quickstart", "seed": 1}},  # without a file it would be called run
         "loaded": loaded,
         "recipe": loaded.recipe,
     }

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_what_check_says(recipe: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "from 40 tokens (0) to 50 (-1)" in told
     assert "evaluations: 4, each of 2 problems = 8 responses" in told  # before step 1, after 5, 10 and 12
     # files and the next move
-    assert "runs/run/checkpoints/: every 10 steps, the newest 2" in told
+    assert "runs/mine/checkpoints/: every 10 steps, the newest 2" in told
     assert f"dapo train {recipe} trainer.steps=12" in told
     assert not (recipe.parent / "runs").exists()
 
@@ -107,8 +108,8 @@ def test_check_of_an_engine_that_is_not_here(
             ["rollout.engine=vllm_server", "rollout.server={url: 'http://h:1', api_key_variable: NO_SUCH_KEY}"],
             "names NO_SUCH_KEY, which is not set in the environment",
         ),
-        (["run.dir=problems.jsonl"], "no run can be made at problems.jsonl/run: "),
-        (["run.dir=problems.jsonl/deep/below"], "no run can be made at problems.jsonl/deep/below/run: "),
+        (["run.dir=problems.jsonl"], "no run can be made at problems.jsonl/mine: "),
+        (["run.dir=problems.jsonl/deep/below"], "no run can be made at problems.jsonl/deep/below/mine: "),
         (["checkpoint.dir=problems.jsonl/there"], "checkpoint.dir = problems.jsonl/there: no folder can be made there"),
         (["run.name=there", "run.dir=."], "there exists already. Continue it with `dapo train --resume there`"),
     ],
@@ -141,9 +142,9 @@ def test_an_unfinished_start_and_a_free_name_are_no_obstacle(recipe: Path) -> No
     """A folder that is empty, or of a run that wrote no recipe, is taken; one that goes on elsewhere is not."""
     from dapo.cli.check import here_lines
 
-    (recipe.parent / "runs" / "run").mkdir(parents=True)
+    (recipe.parent / "runs" / "mine").mkdir(parents=True)
     assert here_lines(load_recipe(recipe).recipe) == []
-    (recipe.parent / "runs" / "run" / "metrics.jsonl").touch()
+    (recipe.parent / "runs" / "mine" / "metrics.jsonl").touch()
     assert len(here_lines(load_recipe(recipe).recipe)) == 1
     assert here_lines(load_recipe(recipe, ["run.if_exists=backup"]).recipe) == []
 
@@ -182,7 +183,8 @@ def test_check_refuses_what_loading_cannot_see(
 
 
 def test_hooks_are_found_in_the_working_directory(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (recipe.parent / "check_hook_module.py").write_text("def keep(*args, **kwargs):\n    return True\n")
+    rule = "from dapo.contracts.enums import Verdict\n\ndef keep(values, voters):\n    return Verdict.KEPT\n"
+    (recipe.parent / "check_hook_module.py").write_text(rule)
     monkeypatch.syspath_prepend("")
     assert main(["check", str(recipe), "algorithm.dynamic_sampling.keep=check_hook_module:keep"]) == 0
 
@@ -281,3 +283,64 @@ def test_memory_of_an_adapter_over_ranks() -> None:
     assert any("1/2 of the model in bfloat16, and as much of the adapter in float32" in line for line in lines)
     given["algorithm"] = {"kl_coefficient": 0.1, "reference": {"refresh_every": 5}}
     assert memory_of(shapes, **given)[0].reference == 160
+
+
+HOOKS = {
+    "keep": ("algorithm.dynamic_sampling.keep", "def keep(values, voters):\n    return {}\n"),
+    "loss": ("algorithm.loss.kind", "def loss(x):\n    return {}, {{}}\n"),
+    "advantage": (
+        "algorithm.advantage.kind",
+        "def advantage(rewards, voters):\n    return [np.where(v, {}, 0.0) for r, v in zip(rewards, voters)]\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("keep", "'kept'", "returned the text 'kept'"),
+        ("loss", "(-x.logprobs * x.advantages).mean()", "shape []"),
+        ("loss", "x.logprobs + x.nothing", ", raised AttributeError"),
+        ("advantage", "r - r.mean()", "returned nan for response 0 of group 0"),
+    ],
+)
+def test_check_refuses_a_function_that_breaks_its_contract(recipe, capsys, monkeypatch, name, body, said):
+    key, source = HOOKS[name]
+    module = f"broken_{crc32((name + body).encode())}"
+    Path(f"{module}.py").write_text("import numpy as np\n" + source.format(body))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    assert main(["check", str(recipe), f"{key}={module}:{name}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {key}: {module}:{name}")
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "doubt"),
+    [
+        ("keep", "Verdict.KEPT", "keeps groups that are all right or all wrong"),
+        ("keep", "Verdict.ALL_WRONG", "drops a group with two right and two wrong"),
+        ("loss", "x.logprobs * x.advantages", "is its sign turned round?"),
+        ("advantage", "np.nanmean(r) - r", "right answers of a mixed group -"),
+    ],
+)
+def test_check_doubts_a_function_that_does_the_opposite(recipe, capsys, monkeypatch, name, body, doubt):
+    key, source = HOOKS[name]
+    module = f"doubtful_{crc32((name + body).encode())}"
+    imports = "import numpy as np\nfrom dapo.contracts.enums import Verdict\n"
+    Path(f"{module}.py").write_text(imports + source.format(body))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    main(["check", str(recipe), f"{key}={module}:{name}"])
+    told = capsys.readouterr().out
+    assert "your functions, on made-up groups" in told
+    assert doubt in told.split("your functions")[0]
+
+
+def test_check_shows_what_a_good_function_does(recipe, capsys, monkeypatch):
+    Path("fine_hooks.py").write_text("def loss(x):\n    return -x.logprobs * x.advantages, {'sure': x.logprobs > -1}\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    main(["check", str(recipe), "algorithm.loss.kind=fine_hooks:loss"])
+    told = capsys.readouterr().out
+    assert "loss fine_hooks:loss: mean gradient by log p -" in told
+    assert "flags sure" in told
+    assert "the loss fine_hooks:loss" not in told

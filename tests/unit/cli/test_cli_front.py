@@ -13,6 +13,7 @@ from dapo.config.explain import explain
 from dapo.config.settings import settings
 from dapo.config.shipped import FOLDER, recipe_names, what_it_is
 from dapo.errors import RecipeError
+from dapo.links import SITE
 from dapo.rewards.math import accuracy
 
 
@@ -137,7 +138,7 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert re.search(r"default +0\.28", out)
     assert "2503.14476, section 3.1" in out
     assert "epsilon_high (ms-swift, TRL)" in out
-    assert "docs/algorithm.md, section 4" in out
+    assert f"{SITE}/algorithm.md, section 4" in out
     assert "algorithm.clip.high" in said(capsys, "explain", "epsilon_high")
     assert "Kept groups" in said(capsys, "explain", "sampling/acceptance_rate")
     assert "rollout.group_size" in said(capsys, "explain", "group_size").splitlines()[0]
@@ -157,7 +158,7 @@ def test_explain_shows_the_keys_it_knows_before_those_it_does_not(capsys):
 
 
 def test_help_names_pages_and_completion_offers_names_and_keys(capsys, monkeypatch):
-    assert "docs/configuration.md" in said(capsys, "train", "--help")
+    assert f"{SITE}/configuration.md" in said(capsys, "train", "--help")
     assert "--install-completion" in said(capsys, "--help")
     for line, expected in (("dapo train quick", "quickstart"), ("dapo train quickstart trainer.st", "trainer.steps=")):
         monkeypatch.setenv("_DAPO_COMPLETE", "complete_bash")

@@ -39,7 +39,7 @@ def here(tmp_path, monkeypatch):
 def test_a_job_is_written_and_handed_over(here, capsys):
     assert main(["launch", "mine.yaml", "trainer.steps=7", "slurm.time=60", "slurm.gpus_per_node=8"]) == 0
     said = capsys.readouterr().out
-    job = here / "runs" / ".jobs" / "run"
+    job = here / "runs" / ".jobs" / "mine"
     assert (here / "called").read_text() == f"--parsable {job}/job.sh\n"
     assert said.startswith("submitted job 42: 1 x machine with 8 GPUs, at most 60, asked to save 600 s before")
     assert f"{job}/job-42.txt" in said
@@ -54,14 +54,25 @@ def test_a_job_is_written_and_handed_over(here, capsys):
 
 def test_a_job_that_waits_keeps_its_recipe_when_another_of_that_name_is_submitted(here):
     """Both are for the same run folder: the one that starts later is refused, and the first is what it was."""
-    job = here / "runs" / ".jobs" / "run"
+    job = here / "runs" / ".jobs" / "mine"
     found = []
     for steps in (7, 8, 7):
-        assert main(["launch", "mine.yaml", f"trainer.steps={steps}"]) == 0
+        assert main(["launch", "mine.yaml", f"trainer.steps={steps}", "run.name=mine"]) == 0
         (line,) = [line for line in (job / "job.sh").read_text().splitlines() if " train " in line and "$job" in line]
         name = line.partition("$job/")[2].partition('"')[0]
         found.append((name, load_recipe(job / name).recipe.trainer.steps))
     assert found == [("recipe.yaml", 7), ("recipe.1.yaml", 8), ("recipe.yaml", 7)]
+
+
+def test_a_second_job_without_a_name_has_a_run_of_its_own(here):
+    """The name is settled when the job is submitted, so that its script resumes the very run that it started."""
+    for name in ("mine", "mine-2"):
+        assert main(["launch", "mine.yaml"]) == 0
+        job = here / "runs" / ".jobs" / name
+        assert load_recipe(job / "recipe.yaml").recipe.run.name == name
+        script = (job / "job.sh").read_text()
+        assert f"run={here}/runs/{name}\n" in script.replace("'", "").replace('"', "")
+        assert f"#SBATCH --job-name=dapo-{name}\n" in script
 
 
 def test_a_dry_run_shows_the_script_and_leaves_nothing(here, capsys):
@@ -84,10 +95,10 @@ def test_without_slurm_it_says_where_to_go(here, capsys, monkeypatch):
 
 
 def test_a_run_that_is_there_is_not_begun_again(here, capsys):
-    run = here / "runs" / "run"
+    run = here / "runs" / "mine"
     run.mkdir(parents=True)
     (run / "recipe.resolved.yaml").write_text(load_recipe("mine.yaml").resolved)
-    assert main(["launch", "mine.yaml"]) == 2
+    assert main(["launch", "mine.yaml", "run.name=mine"]) == 2
     assert f"dapo launch --resume {run}" in capsys.readouterr().err
     assert main(["launch", "--resume", str(run), "trainer.steps=9", "slurm.time=60", "--dry-run"]) == 0
     script = capsys.readouterr().out
@@ -131,8 +142,8 @@ def test_a_resume_refuses_a_secret_in_lines_of_the_script(here, capsys):
 
 
 def test_files_of_jobs_are_their_owners_alone(here):
-    (here / "runs" / ".jobs" / "run").mkdir(parents=True)
-    for folder in (here / "runs" / ".jobs", here / "runs" / ".jobs" / "run"):
+    (here / "runs" / ".jobs" / "mine").mkdir(parents=True)
+    for folder in (here / "runs" / ".jobs", here / "runs" / ".jobs" / "mine"):
         folder.chmod(0o755)
     for name in ("run", "other"):
         assert main(["launch", "mine.yaml", f"run.name={name}"]) == 0
@@ -164,7 +175,7 @@ def test_other_odd_paths_stay_one_word_for_the_shell_and_for_sbatch(here, monkey
     (here / "mine.yaml").rename(here / odd / "mine.yaml")
     monkeypatch.chdir(here / odd)
     assert main(["launch", "mine.yaml", "slurm.partition=a'b\"#c"]) == 0
-    folder = here / odd / "runs" / ".jobs" / "run"
+    folder = here / odd / "runs" / ".jobs" / "mine"
     script = (folder / "job.sh").read_text()
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=True).stderr == ""
     set_up = [line for line in script.splitlines() if line.startswith(("run=", "job=", "cd "))]
@@ -172,7 +183,7 @@ def test_other_odd_paths_stay_one_word_for_the_shell_and_for_sbatch(here, monkey
     shown = subprocess.run(
         ["bash", "-c", "\n".join([*set_up, 'printf "%s\\n" "$run" "$job" "$PWD"'])], capture_output=True, text=True
     )
-    assert shown.stdout.splitlines() == [str(here / odd / "runs" / "run"), str(folder), str(here / odd)]
+    assert shown.stdout.splitlines() == [str(here / odd / "runs" / "mine"), str(folder), str(here / odd)]
     options = dict(words[0][2:].partition("=")[::2] for line in script.splitlines() if (words := sbatch_words(line)))
     assert options["partition"] == "a'b\"#c"
     assert options["output"] == str(folder).replace("%", "%%") + "/job-%j.txt"
@@ -216,13 +227,13 @@ def test_lines_that_are_whole_together_are_taken(here):
     lines = ["if [ -d /x ]; then", "  module load \\", "    cuda", "fi  # done", "cat <<EOF", "it's", "EOF", "# end"]
     (here / "setup.yaml").write_text(RECIPE + "slurm: " + json.dumps({"setup": lines}) + "\n")
     assert main(["launch", "setup.yaml"]) == 0
-    assert "\n".join(lines) in (here / "runs" / ".jobs" / "run" / "job.sh").read_text()
+    assert "\n".join(lines) in (here / "runs" / ".jobs" / "setup" / "job.sh").read_text()
 
 
 def test_several_machines_are_a_ray_cluster_of_as_many(here, capsys):
     over = ["slurm.nodes=2", "slurm.gpus_per_node=8", "rollout.engines=4"]
     assert main(["launch", "mine.yaml", *over]) == 0
-    job = here / "runs" / ".jobs" / "run"
+    job = here / "runs" / ".jobs" / "mine"
     recipe = load_recipe(job / "recipe.yaml").recipe
     assert (recipe.launch.backend, recipe.cluster.nodes, recipe.cluster.gpus_per_node) == ("ray", 2, 8)
     assert "launch.backend=ray cluster.address=$RAY_ADDRESS" in (job / "job.sh").read_text()

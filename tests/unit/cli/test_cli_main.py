@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def test_python_m_dapo() -> None:
         (["train", "--resume", "nowhere", QUICKSTART], "takes the recipe from the run folder"),
         (["train", QUICKSTART, "--steps", "3"], "did you mean `trainer.steps=VALUE`"),
         (["train", QUICKSTART, "--learning-rate=3"], "`learner.learning_rate=VALUE`"),
-        (["train", QUICKSTART, "--zzzz", "3"], "No such option"),
+        (["train", QUICKSTART, "--zzzz", "3"], "no such option"),
         (["evaluate", "some/model"], "there is nothing of that name"),
         (["evaluate", "some/model"], "--data"),
         (["evaluate", "some/model", "--data", "task:signed_sum", "--step", "3"], "--step"),
@@ -242,3 +243,74 @@ def test_evaluation_of_a_run_keeps_the_names_that_its_rewards_use(tmp_path: Path
     assert run == tmp_path
     assert [s.name for s in loaded.recipe.data.train] == ["signed_sum", "words"]
     assert [s.path for s in loaded.recipe.data.train] == [None, None]  # training data is not read again
+
+
+GROUPS = {
+    "Start": ["init", "recipes", "check", "explain", "import"],
+    "Train": ["train", "sft", "launch"],
+    "Look": ["report", "view", "data", "rollouts"],
+    "Use": ["evaluate", "export"],
+}
+
+
+def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    panels = re.split(r"╭─ (\w+) ─+╮", told)
+    found = {
+        title: re.findall(r"^│ (\w+) ", body, re.MULTILINE)
+        for title, body in zip(panels[1::2], panels[2::2], strict=True)
+    }
+    assert {title: names for title, names in found.items() if title in GROUPS} == GROUPS
+    assert list(found) == ["Options", *GROUPS]
+
+
+@pytest.mark.parametrize("command", [name for names in GROUPS.values() for name in names])
+def test_usage_lines_are_conventional(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    (usage,) = re.findall(r"Usage: (.*)", told)
+    assert usage.startswith(f"dapo {command} ")
+    assert "]..." not in usage
+    if command in ("train", "check", "sft", "launch"):
+        assert usage.strip() == f"dapo {command} RECIPE [KEY=VALUE ...] [OPTIONS]"
+    if command in ("init", "recipes", "import", "report", "rollouts", "evaluate", "export"):  # which write something
+        assert re.search(r"--out +-o ", told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "command"),
+    [
+        (["trian"], "no such command 'trian'. Did you mean 'train'", "dapo"),
+        (["train"], "a recipe is missing", "dapo train"),
+        (["train", "quickstart", "--nothing"], "no such option: --nothing", "dapo train"),
+        (["data"], "missing argument 'RUN'", "dapo data"),
+        (["view", "--port", "x"], "invalid value for '--port'", "dapo view"),
+        (["export", "a"], "one folder to write is needed", "dapo export"),
+        (["export", "a", "b", "-o", "c"], "two folders to write", "dapo export"),
+    ],
+)
+def test_wrong_words_have_the_voice_of_every_error(
+    arguments: list[str], said: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ")
+    assert said in told.err
+    assert told.err.rstrip().endswith(f"`{command} --help` shows what it takes.")
+
+
+def test_view_has_a_port_of_its_own() -> None:
+    from dapo.cli.view import PORT
+
+    assert PORT not in (
+        5000,
+        6006,
+        7860,
+        8000,
+        8080,
+        8265,
+        8501,
+        8888,
+    )  # MLflow, TensorBoard, Gradio, vLLM, Ray, Jupyter

@@ -30,7 +30,6 @@ def recipe(tmp_path, monkeypatch):
 
 def test_a_supervised_run_names_the_settings_that_it_reads(recipe):
     assert set(recipe_from_dict(recipe, sft=True).difference) == {
-        "run.name",
         "run.seed",
         "data.instruction",
         "rollout.stop_token_ids",

@@ -8,7 +8,10 @@ import pytest
 from dapo.contracts.hooks import search_working_directory
 
 
-@pytest.mark.parametrize(("before", "after"), [(["a"], ["a", "HERE"]), (["", "a"], ["", "a"]), (["HERE"], ["HERE"])])
+CASES = [(["a"], ["a", "HERE"]), (["", "a"], ["", "a", "HERE"]), (["HERE"], ["HERE"])]
+
+
+@pytest.mark.parametrize(("before", "after"), CASES)
 def test_the_working_directory_comes_last_and_once(tmp_path, monkeypatch, before, after):
     monkeypatch.chdir(tmp_path)
     here = os.getcwd()

@@ -99,7 +99,7 @@ def test_a_hub_without_a_way_to_it_is_asked_once(monkeypatch):
         raise OSError("the client was asked")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", asking)
-    with pytest.raises(ModelError, match=r"tokenizer: https://hub cannot be reached \(no route\)\. Mend the name, or"):
+    with pytest.raises(ModelError, match=r"https://hub cannot be reached \(no route\)\. Correct the name, or"):
         load_model("owner/name", device="cpu")
     assert asked == []
     with pytest.raises(ModelError, match="the client was asked"):

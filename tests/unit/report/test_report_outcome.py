@@ -328,7 +328,7 @@ def test_a_verifier_that_fails_on_everything_is_told_once_and_whole(tmp_path):
     reason = "KeyError: 'level' (prompt.extra has 'answer', 'question' and 'difficulty_of_the_problem')"
     said = (
         f"the verifier fails on everything: none of 64 responses could be scored.\nReasons: {reason!r} x 64.\n"
-        f"Mend the reward function ({tmp_path}/rewards.txt has what it printed); {tmp_path}/log.txt has the first "
+        f"Fix the reward function ({tmp_path}/rewards.txt has what it printed); {tmp_path}/log.txt has the first "
         f"failure of each kind. Then continue with `dapo train --resume {tmp_path}`."
     )
     run = run_of(rows(4), state="failed", said=said, folder=RunFolder(tmp_path))

@@ -17,7 +17,7 @@ from dapo.config.schema import DataSource, Reward
 from dapo.data import load_problems
 from dapo.errors import RewardError
 from dapo.rewards.compose import CompositeScorer, build_scorer
-from dapo.rewards.judges import Verifier, make_judge
+from dapo.rewards.judges import Verifier, ask, make_judge
 
 HERE = Path(__file__).parent
 OBEY = "verifiers_for_tests:obey"
@@ -233,7 +233,10 @@ def test_names_that_never_repeat_do_not_become_metrics_without_end(make: Any, mo
 def test_two_verifiers_of_which_one_fails(make: Any) -> None:
     scorer = make(Reward(kind="exact"), Reward(name="quality", kind="function", function=OBEY, weight=0.5))
     bad, _ = score_all(scorer, ["fail", "one"], prompt("one"))
-    assert bad.reason == "exception: ValueError: no such answer (reward 'quality')"
+    assert bad.reason == (
+        "exception: ValueError: no such answer (raised by verifiers_for_tests:obey, verifiers_for_tests.py line 56) "
+        "(reward 'quality')"
+    )
     good = score_all(scorer, ["half"], prompt("half"))[0]
     assert good.reason == "not a number: a dict without 'quality'" or good.reward == 1.25
 
@@ -332,3 +335,26 @@ def test_ctrl_c_does_not_reach_workers(make: Any) -> None:
     scorer = make(Reward(kind="function", function=OBEY))
     (pid,) = children(scorer)
     assert os.getsid(pid) != os.getsid(0)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("None", "not a number: NoneType None (returned by my_reward_{}:score)"),
+        ("'1.0'", "not a number: str '1.0' (returned by my_reward_{}:score)"),
+        ("float('nan')", "not a number: nan (returned by my_reward_{}:score)"),
+        ("(1.0, 'fine')", "not a number: tuple (1.0, 'fine') (returned by my_reward_{}:score)"),
+        (
+            "completion.txt",
+            "exception: AttributeError: 'str' object has no attribute 'txt' (raised by my_reward_{}:score, "
+            "my_reward_{}.py line 2)",
+        ),
+    ],
+)
+def test_a_function_is_named_with_what_it_returned(body, said, tmp_path, monkeypatch):
+    module = f"my_reward_{len(body)}"
+    (tmp_path / f"{module}.py").write_text(f"def score(prompt, completion):\n    return {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    judge = make_judge(Verifier("function", "accuracy", f"{module}:score"))
+    outcome, _ = ask(judge, None, "text")
+    assert outcome == said.replace("{}", str(len(body)))

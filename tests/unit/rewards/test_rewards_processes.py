@@ -131,7 +131,8 @@ def test_a_reward_beyond_its_memory_is_unscored(make: Any) -> None:
     scorer = make(memory_mib=512)
     scores = score_all(scorer, ["half", "memory", "half"])
     assert [s.reward for s in scores[::2]] == [0.5, 0.5]
-    assert scores[1].reason == "exception: MemoryError: (run.reward_memory_mib is the limit)"
+    assert scores[1].reason is not None
+    assert scores[1].reason.startswith("exception: MemoryError: (run.reward_memory_mib is the limit) (raised by ")
 
 
 def test_a_worker_is_the_first_to_go_when_memory_runs_out(make: Any, tmp_path: Path, monkeypatch: Any) -> None:

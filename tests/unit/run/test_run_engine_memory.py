@@ -64,4 +64,5 @@ def test_the_embedded_engine_hears_of_both(monkeypatch, training):
     facts = SimpleNamespace(parameters=N, name="m", exact_positions=None)
     engines.make_engine(recipe("bfloat16"), facts, object(), longest=99, weights=None, run=None, learner=training)
     reserve = 12 * N if training else 0
-    assert told == {"slots": None, "longest": 99, "reserve": reserve, "shares_weights": True, "cuda_graphs": None}
+    memory = {"slots": None, "longest": 99, "reserve": reserve, "shares_weights": True, "cuda_graphs": None}
+    assert told == memory | {"recompute_cache": True}

@@ -1,0 +1,182 @@
+"""The user's functions, run before training on made-up groups: right, wrong, truncated and unscored responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dapo.config import Recipe
+from dapo.contracts.enums import FinishReason, Verdict
+from dapo.contracts.types import Completion, Group, Prompt, Score
+
+if TYPE_CHECKING:
+    from dapo.algorithms.losses import LossInputs
+    from dapo.loop.algorithm import Algorithm
+
+_KINDS = {"mixed": (1.0, 0.0, 1.0, 0.0), "all right": (1.0, 1.0, 1.0, 1.0), "all wrong": (0.0, 0.0, 0.0, 0.0)}
+"""Accuracy of the first four responses; a truncated and an unscored one follow in every group."""
+_TOKENS = (3, 5, 2, 4, 6, 3)
+
+
+@dataclass(slots=True)
+class HookTrial:
+    """What the user's functions made of the groups, in lines for the console."""
+
+    lines: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)  # to be looked at; training may start
+
+
+def check_hooks(recipe: Recipe) -> HookTrial:
+    """Import every ``package.module:function`` that the recipe names, and run those of the algorithm.
+
+    Raises:
+        RecipeError: a module or function that does not exist, with the key that names it.
+        RewardError: a reward function that cannot be loaded.
+        HookError: a function that raises, or returns something else than it must.
+    """
+    from dapo.rewards.compose import build_scorer
+    from dapo.run.engines import own_engine
+    from dapo.run.here import trackers_of
+    from dapo.run.parts import make_algorithm
+
+    a = recipe.algorithm
+    if ":" in recipe.rollout.engine:
+        own_engine(recipe.rollout.engine)
+    trackers_of(recipe)
+    build_scorer(recipe.rewards).close()  # loads reward functions in a worker, as training does
+    trial = HookTrial()
+    if not (a.dynamic_sampling.keep or a.shaping or ":" in a.advantage.kind or ":" in a.loss.kind):
+        return trial
+    algorithm = make_algorithm(recipe)
+    groups = {kind: _group(recipe, number, kind) for number, kind in enumerate(_KINDS)}
+    verdicts = {kind: algorithm.verdict(group) for kind, group in groups.items()}
+    for group in groups.values():
+        algorithm.shape_group(group)
+    algorithm.assign_advantages(list(groups.values()))
+    if a.dynamic_sampling.keep:
+        _tell_of_keep(a.dynamic_sampling.keep, verdicts, trial)
+    if a.shaping:
+        trial.lines.append(f"shaping {a.shaping}: {_by_response(groups['mixed'], groups['mixed'].rewards_G)}")
+    if ":" in a.advantage.kind:
+        _tell_of_advantage(a.advantage.kind, groups["mixed"], trial)
+    if ":" in a.loss.kind:
+        _tell_of_loss(recipe, algorithm, list(groups.values()), trial)
+    return trial
+
+
+def _group(recipe: Recipe, number: int, kind: str) -> Group:
+    """Make a group of six responses; the fifth is truncated and wrong, the sixth has no score."""
+    names = {recipe.algorithm.dynamic_sampling.metric: 0.0} | {reward.name: reward.weight for reward in recipe.rewards}
+    accuracies = (*_KINDS[kind], _KINDS[kind][1], None)
+    prompt = Prompt(
+        f"made-up-{number}", "made up", np.arange(3), "made up", "1", next(iter(_sources(recipe)), "made-up")
+    )
+    return Group(
+        number,
+        prompt,
+        [
+            Completion(
+                np.arange(tokens),
+                np.linspace(-0.1, -2.0, tokens, dtype=np.float32),
+                np.zeros(tokens, np.int32),
+                FinishReason.LENGTH if index == 4 else FinishReason.STOP,
+            )
+            for index, tokens in enumerate(_TOKENS)
+        ],
+        [
+            Score(reason="made up as unscored")
+            if accuracy is None
+            else Score(dict.fromkeys(names, accuracy), reward=accuracy * sum(names.values()))
+            for accuracy in accuracies
+        ],
+    )
+
+
+def _sources(recipe: Recipe) -> Iterator[str]:
+    return (source for reward in recipe.rewards for source in reward.sources or [])
+
+
+def _tell_of_keep(name: str, verdicts: dict[str, Verdict], trial: HookTrial) -> None:
+    said = ", ".join(f"{kind} is {verdict}" for kind, verdict in verdicts.items())
+    trial.lines.append(f"keep rule {name}: a group that is {said}")
+    if verdicts["mixed"] is not Verdict.KEPT:
+        trial.doubts.append(f"the keep rule {name} drops a group with two right and two wrong answers")
+    if kept := [kind for kind, verdict in verdicts.items() if verdict is Verdict.KEPT and kind != "mixed"]:
+        trial.doubts.append(
+            f"the keep rule {name} keeps groups that are {' or '.join(kept)}, whose answers do not differ"
+        )
+
+
+def _tell_of_advantage(name: str, group: Group, trial: HookTrial) -> None:
+    trial.lines.append(f"advantage {name}: {_by_response(group, group.advantages_G)}")
+    assert group.advantages_G is not None
+    right, wrong = group.advantages_G[[0, 2]].mean(), group.advantages_G[[1, 3]].mean()
+    if right <= wrong:
+        trial.doubts.append(
+            f"the advantage {name} gives right answers of a mixed group {right:.3g} and wrong ones {wrong:.3g}"
+        )
+
+
+def _by_response(group: Group, numbers: Sequence[float] | np.ndarray | None) -> str:
+    assert numbers is not None
+    kinds = ("right", "wrong", "right", "wrong", "truncated", "unscored")
+    return ", ".join(f"{kind} {number:.3g}" for kind, number in zip(kinds, numbers, strict=True))
+
+
+def _tell_of_loss(recipe: Recipe, algorithm: Algorithm, groups: list[Group], trial: HookTrial) -> None:
+    """Compute loss and gradient of every token, at ratios around 1."""
+    import torch
+
+    from dapo.run.parts import make_objective
+
+    objective, name = make_objective(recipe), recipe.algorithm.loss.kind
+    inputs = _loss_inputs(algorithm, groups, needs_reference="reference" in objective.needs)
+    loss, flags = objective.loss(inputs)
+    at_loss = torch.where(inputs.loss_mask, loss, 0.0)
+    gradient = torch.autograd.grad(at_loss.sum(), inputs.logprobs, allow_unused=True)[0]
+    if gradient is None:  # of an objective that trains through its other needs
+        gradient = torch.zeros_like(inputs.logprobs)
+    up, down = (inputs.loss_mask & (inputs.advantages * sign > 0) for sign in (1.0, -1.0))
+    raised, lowered = float(gradient[up].mean()), float(gradient[down].mean())
+    trial.lines.append(
+        f"loss {name}: mean gradient by log p {raised:.3g} where the advantage is positive, {lowered:.3g} where it is "
+        f"negative; {'flags ' + ', '.join(flags) if flags else 'no flags'}"
+    )
+    if raised > lowered:
+        trial.doubts.append(
+            f"the loss {name} falls when right answers become less likely: its gradient by log p is {raised:.3g} where "
+            f"the advantage is positive and {lowered:.3g} where it is negative; is its sign turned round?"
+        )
+    neither = inputs.loss_mask & (inputs.advantages == 0)
+    if objective.zero_advantage_is_free and bool((gradient[neither] != 0).any()):
+        trial.doubts.append(
+            f"the loss {name} says zero_advantage_is_free, but tokens of advantage 0 have a gradient: they would not "
+            "train; leave it out"
+        )
+
+
+def _loss_inputs(algorithm: Algorithm, groups: list[Group], *, needs_reference: bool) -> LossInputs:
+    """Lay the groups' tokens end to end; old log-probabilities differ a little, as after an optimizer step."""
+    import torch
+
+    from dapo.algorithms.losses import LossInputs
+
+    masks = [mask for group in groups for mask in algorithm.loss_masks(group)]
+    lengths = [len(mask) for mask in masks]
+    advantages = np.concatenate([group.advantages_G for group in groups if group.advantages_G is not None])
+    old = torch.from_numpy(np.concatenate([c.logprobs for group in groups for c in group.completions_G]))
+    logprobs = (old + 0.05 * torch.cos(torch.arange(len(old)))).requires_grad_()
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=old,
+        advantages=torch.from_numpy(np.repeat(advantages, lengths)).float(),
+        loss_mask=torch.from_numpy(np.concatenate(masks)),
+        rows=torch.from_numpy(np.repeat(np.arange(len(masks)), lengths)),
+        num_rows=len(masks),
+        entropy=-logprobs * 0.5,
+        reference_logprobs=old - 0.1 if needs_reference else None,
+        marked=torch.zeros(len(old), dtype=torch.bool),
+    )

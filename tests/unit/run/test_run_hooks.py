@@ -1,0 +1,256 @@
+"""Hooks of the user, held to their contract at the call: each mistake is refused by the hook's name and its return."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from small_recipe import small_recipe
+
+from dapo.algorithms.losses import LossInputs
+from dapo.contracts.enums import Verdict
+from dapo.errors import DapoError, HookError
+from dapo.run.parts import make_algorithm, make_objective
+
+VALUES, VOTERS = np.array([1.0, 0.0, 1.0, np.nan]), np.array([True, True, True, False])
+LENGTHS, TRUNCATED = np.array([3, 4, 5, 6]), np.array([False, False, True, False])
+
+
+@pytest.fixture
+def hook(tmp_path, monkeypatch):
+    """Write a module ``mine`` and bind its function ``f`` as the algorithm of a recipe."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def bind(key, source):
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        (tmp_path / "mine.py").write_text(
+            "import numpy as np\nimport torch\nfrom dapo import Objective\n"
+            f"from dapo.contracts.enums import Verdict\n{source}\n"
+        )
+        settings = {
+            "keep": {"dynamic_sampling": {"keep": "mine:f"}},
+            "shaping": {"shaping": "mine:f"},
+            "advantage": {"advantage": {"kind": "mine:f"}},
+            "loss": {"loss": {"kind": "mine:f"}},
+        }[key]
+        recipe = small_recipe(algorithm=settings)
+        return make_objective(recipe) if key == "loss" else make_algorithm(recipe)
+
+    yield bind
+    sys.modules.pop("mine", None)
+
+
+def loss_inputs(*, grad=True, advantages=(1.0, 1.0, -1.0, -1.0, 0.5)):
+    logprobs = torch.tensor([-0.5, -1.0, -0.2, -2.0, -0.1], requires_grad=grad)
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach().clone(),
+        advantages=torch.tensor(advantages),
+        loss_mask=torch.tensor([True, True, True, True, False]),
+        rows=torch.tensor([0, 0, 1, 1, 1]),
+        num_rows=2,
+        entropy=torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]),
+    )
+
+
+def refused(call, *words):
+    with pytest.raises(HookError) as caught:
+        call()
+    for word in ("mine:f", *words):
+        assert word in str(caught.value), str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return 'kept'", ["text", "'kept'", "Verdict.KEPT"]),
+        ("return True", ["bool True", "Verdict.KEPT"]),
+        ("return np.bool_(True)", ["Verdict.KEPT"]),
+        ("pass", ["None", "return"]),
+        ("return Verdict", ["class", "Verdict.KEPT"]),
+        ("return values[voters].shape[7]", ["IndexError", "mine.py line 6", "keep(values_G, voters_G)"]),
+    ],
+)
+def test_keep_rule_returns_a_verdict(hook, body, words):
+    algorithm = hook("keep", f"def f(values, voters):\n    {body}")
+    message = refused(lambda: algorithm.judge(VALUES, VOTERS), *words)
+    assert message.startswith("algorithm.dynamic_sampling.keep: ")
+
+
+def test_good_keep_rule_is_passed_through(hook):
+    algorithm = hook("keep", "def f(values, voters):\n    values[:] = 0\n    return Verdict.OUT_OF_BAND")
+    given = VALUES.copy()
+    assert algorithm.judge(given, VOTERS) is Verdict.OUT_OF_BAND
+    np.testing.assert_array_equal(given, VALUES)  # what a hook does to its arguments stays its own
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return rewards", ["an array of shape [4]", "two", "return shaped, penalties"]),
+        ("return rewards, 0.0", ["penalties", "float 0.0", "4 responses"]),
+        ("return rewards[:2], rewards[:2]", ["shaped rewards", "[2]", "4 responses"]),
+        ("return rewards / 0, 0 * rewards", ["shaped rewards", "inf", "response 0"]),
+        ("return torch.tensor(rewards), torch.tensor(rewards)", ["Tensor", "numpy"]),
+        ("return rewards > 0, 0 * rewards", ["bool"]),
+        ("return 1 / 0", ["ZeroDivisionError", "mine.py line 6"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")
+def test_shaping_returns_two_arrays(hook, body, words):
+    algorithm = hook("shaping", f"def f(rewards, lengths, truncated):\n    {body}")
+    message = refused(lambda: algorithm.shape(VALUES, LENGTHS, TRUNCATED), *words)
+    assert message.startswith("algorithm.shaping: ")
+
+
+def test_good_shaping_may_leave_nan_where_nothing_was_scored(hook):
+    algorithm = hook("shaping", "def f(r, lengths, truncated):\n    return (2 * r - 1).astype('float32'), 0 * lengths")
+    shaped, penalties = algorithm.shape(VALUES, LENGTHS, TRUNCATED)
+    np.testing.assert_array_equal(shaped, [1, -1, 1, np.nan])
+    assert shaped.dtype == penalties.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [r - np.mean(r) for r in rewards]", ["nan", "response 0 of group 0"]),
+        ("return [r - np.nanmean(r) for r in rewards]", ["response 3 of group 0", "no vote", "np.where(voters_G"]),
+        ("return [0 * r + 1.0 for r in np.nan_to_num(rewards)]", ["response 3 of group 0", "1.0", "no vote"]),
+        ("return np.concatenate(rewards)", ["shape [8]", "2 groups"]),
+        ("return rewards[:1]", ["1 array", "2 groups"]),
+        ("return [0.0 for r in rewards]", ["group 0", "float 0.0", "4 responses"]),
+        ("return [np.zeros(3) for r in rewards]", ["group 0", "[3]", "4 responses"]),
+        ("return (np.zeros(4) for r in rewards)", ["generator", "a list"]),
+        ("return None", ["None"]),
+        ("raise KeyError('x')", ["KeyError", "mine.py line 6"]),
+    ],
+)
+def test_advantage_returns_one_finite_array_a_group(hook, body, words):
+    algorithm = hook("advantage", f"def f(rewards, voters):\n    {body}")
+    message = refused(lambda: algorithm.advantages([VALUES, VALUES], [VOTERS, VOTERS]), *words)
+    assert message.startswith("algorithm.advantage.kind: ")
+
+
+def test_good_advantage_keeps_its_third_argument(hook):
+    source = "def f(rewards, voters, parts):\n    return [np.where(v, p['a'], 0.0) for v, p in zip(voters, parts)]"
+    algorithm = hook("advantage", source)
+    from dapo.loop.algorithm import takes_parts
+
+    assert takes_parts(algorithm.advantages)
+    (found,) = algorithm.advantages([VALUES], [VOTERS], [{"a": VALUES}])
+    np.testing.assert_array_equal(found, [1, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return (-x.logprobs * x.advantages).mean(), {}", ["shape []", "[5]", "unreduced"]),
+        ("return (-x.logprobs * x.advantages).sum(), {}", ["shape []", "unreduced"]),
+        ("return -x.logprobs * x.advantages", ["a tensor of shape [5]", "return loss, {}"]),
+        ("return torch.zeros(2).index_add(0, x.rows, x.logprobs), {}", ["shape [2]", "[inputs.rows]"]),
+        ("return (-x.logprobs * x.advantages)[x.loss_mask], {}", ["shape [4]", "inputs.loss_mask"]),
+        ("return -x.logprobs.detach() * x.advantages, {}", ["no gradient", "detach"]),
+        ("return x.logprobs.detach().numpy(), {}", ["array", "tensor"]),
+        ("return (-x.logprobs * x.advantages).bfloat16(), {}", ["bfloat16", "float32"]),
+        ("return -x.logprobs * x.advantages / 0, {}", ["inf", "token 0"]),
+        ("return (x.logprobs - x.old_logprobs).sqrt(), {}", ["gradient", "token 0"]),
+        ("return -x.logprobs * x.advantages, {'sure': x.logprobs}", ["flag 'sure'", "float32", "bool"]),
+        ("return -x.logprobs * x.advantages, {'sure': x.loss_mask.sum() > 1}", ["flag 'sure'", "shape []", "[5]"]),
+        ("return -x.logprobs * x.advantages, {'a/b': x.loss_mask}", ["'a/b'", "slash"]),
+        ("return -x.logprobs * x.advantages, x.loss_mask", ["flags", "tensor of shape [5]", "{}"]),
+        ("return -x.logprobs * x.advantages - 0.1 * x.entropy, {}", ["inputs.entropy", "needs", "detach()"]),
+        ("return x.logprobs - x.reference_logprobs, {}", ["TypeError", "inputs.reference_logprobs is None", "needs"]),
+        ("return -x.logprobs * x.advantages.mul_(2), {}", ["inputs.advantages", "in place"]),
+        ("return None", ["None"]),
+    ],
+)
+def test_loss_returns_one_number_a_token_with_a_gradient(hook, body, words):
+    objective = hook("loss", f"def f(x):\n    {body}")
+    message = refused(lambda: objective.loss(loss_inputs()), *words)
+    assert message.startswith("algorithm.loss.kind: ")
+
+
+def test_good_loss_is_not_changed(hook):
+    objective = hook("loss", "def f(x):\n    return -x.logprobs * x.advantages, {'sure': x.logprobs > -0.5}")
+    for _ in range(2):  # the first call is looked at more closely
+        inputs = loss_inputs()
+        loss, flags = objective.loss(inputs)
+        assert torch.equal(loss, -inputs.logprobs * inputs.advantages)
+        assert set(flags) == {"sure"}
+        loss.sum().backward()
+        assert torch.equal(inputs.logprobs.grad, -inputs.advantages)
+    loss, _ = objective.loss(loss_inputs(grad=False))
+    assert not loss.requires_grad
+
+
+def test_an_objective_keeps_what_it_says_of_itself(hook):
+    objective = hook(
+        "loss",
+        "def g(x):\n    return -x.logprobs * x.advantages - 0.1 * x.entropy, {}\n"
+        "f = Objective(g, needs=frozenset({'entropy'}))",
+    )
+    assert objective.needs == {"entropy"}
+    inputs = loss_inputs()
+    entropy = (inputs.logprobs * 0.1).exp()
+    objective.loss(LossInputs(**{name: getattr(inputs, name) for name in inputs.__slots__} | {"entropy": entropy}))
+
+
+def test_flags_keep_their_names_in_later_calls(hook):
+    objective = hook(
+        "loss",
+        "calls = []\ndef f(x):\n    calls.append(1)\n"
+        "    return -x.logprobs * x.advantages, {f'n{len(calls)}': x.loss_mask}",
+    )
+    objective.loss(loss_inputs())
+    refused(lambda: objective.loss(loss_inputs()), "n2", "n1", "every call")
+
+
+def test_shapes_are_looked_at_in_every_call(hook):
+    objective = hook(
+        "loss",
+        "calls = []\ndef f(x):\n    calls.append(1)\n    loss = -x.logprobs * x.advantages\n"
+        "    return (loss if len(calls) < 2 else loss.sum()), {}",
+    )
+    objective.loss(loss_inputs())
+    refused(lambda: objective.loss(loss_inputs()), "shape []")
+
+
+def test_nan_of_the_model_is_not_blamed_on_the_loss(hook):
+    objective = hook("loss", "def f(x):\n    return -x.logprobs * x.advantages, {}")
+    inputs = loss_inputs()
+    with torch.no_grad():
+        inputs.logprobs[0] = torch.nan
+    objective.loss(inputs)
+
+
+def test_what_a_machine_refuses_is_not_blamed_on_a_hook(hook):
+    algorithm = hook("keep", "def f(values, voters):\n    raise MemoryError('none left')")
+    with pytest.raises(MemoryError):
+        algorithm.judge(VALUES, VOTERS)
+
+
+def test_the_error_travels_from_a_rank():
+    error = pickle.loads(pickle.dumps(HookError("algorithm.loss.kind: mine:f returned None")))
+    assert isinstance(error, DapoError)
+    assert str(error) == "algorithm.loss.kind: mine:f returned None"
+
+
+def test_built_in_functions_are_called_directly():
+    recipe = small_recipe()
+    assert make_algorithm(recipe).advantages.func.__name__ == "group_advantages"
+    assert make_objective(recipe).loss.func.__name__ == "clipped_loss"
+
+
+def test_a_rank_that_skips_too_many_steps_names_the_loss(hook):
+    from dapo.algorithms.objective import clip_objective
+    from dapo.learner.step import PolicyStep
+
+    step = object.__new__(PolicyStep)
+    step.objective = hook("loss", "def f(x):\n    return -x.logprobs * x.advantages, {}")
+    assert "mine:f (algorithm.loss.kind)" in step._move()
+    step.objective = clip_objective(low=0.2, high=0.28)
+    assert "smaller learner.learning_rate" in step._move()
