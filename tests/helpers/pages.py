@@ -10,10 +10,12 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from dapo import links
+
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(```+)(\w*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
 REPOSITORY = re.compile(
-    r"https://(?:github\.com/OWNER/dapo/(?:blob|tree)|raw\.githubusercontent\.com/OWNER/dapo)/main/"
+    rf"(?:{links.REPOSITORY}/(?:blob|tree)|https://raw\.githubusercontent\.com/{links.OWNER}/dapo)/main/"
 )
 """Addresses of files of this repository, which pages that are read elsewhere use."""
 LINK = re.compile(r"\[[^\]\[]*\]\(([^)\s]+)\)")
@@ -36,7 +38,7 @@ class Link:
         return self.page.parent / self.target if self.target else self.page
 
 
-def links(page: Path) -> list[Link]:
+def links_of(page: Path) -> list[Link]:
     """Return a page's links and pictures that lead to files of the repository; links to other sites do not count."""
     text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
     found = [match[1].partition("#") for match in LINK.finditer(text)]

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import ROOT, all_pages, anchors, links, navigation
+from pages import ROOT, all_pages, anchors, links_of, navigation
 
 
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.name)
 def test_links_and_anchors_exist(page):
-    for link in links(page):
+    for link in links_of(page):
         assert link.file.exists(), f"{page.name} points to {link.target}"
         if link.anchor:
             assert link.anchor in anchors(link.file), f"{page.name} points to {link.target}#{link.anchor}"
@@ -23,7 +23,7 @@ def test_a_dead_link_and_a_dead_anchor_are_seen(tmp_path):
         "# One & two\n\n[a](gone.md) [b](#one--two) ![c](c.png) `[d](code.md)` [e](https://x.y)\n\n"
         "```\n# no\n[f](g)\n```\n"
     )
-    assert [(link.target, link.file.exists()) for link in links(page)] == [
+    assert [(link.target, link.file.exists()) for link in links_of(page)] == [
         ("gone.md", False),
         ("", True),
         ("c.png", False),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dapo.cli.main import main
-from dapo.links import PAGES, REPOSITORY, SITE, addressed
+from dapo.links import OWNER, PAGES, REPOSITORY, SITE, addressed
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +39,14 @@ def test_no_command_names_a_file_that_an_installation_lacks(arguments, capsys):
     assert "README.md" not in said
 
 
-def test_the_package_names_the_same_repository():
+def test_every_file_names_the_same_repository():
     with (ROOT / "pyproject.toml").open("rb") as file:
-        assert tomllib.load(file)["project"]["urls"]["Homepage"] == REPOSITORY
+        urls = tomllib.load(file)["project"]["urls"]
+    assert urls["Homepage"] == REPOSITORY
+    assert all(url.startswith(REPOSITORY) for url in urls.values())
+    for name in ("README.md", "CITATION.cff", "docs/index.md"):
+        named = re.findall(r"https://github\.com/[^/\s)]+/dapo\b", (ROOT / name).read_text())
+        assert named
+        assert {*named} == {REPOSITORY}
+    pictures = re.findall(r"https://raw\.githubusercontent\.com/([^/]+)/", (ROOT / "README.md").read_text())
+    assert {*pictures} == {OWNER}

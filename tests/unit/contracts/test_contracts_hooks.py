@@ -7,7 +7,6 @@ import pytest
 
 from dapo.contracts.hooks import search_working_directory
 
-
 CASES = [(["a"], ["a", "HERE"]), (["", "a"], ["", "a", "HERE"]), (["HERE"], ["HERE"])]
 
 
