@@ -41,16 +41,16 @@ from cluster_engine import embedded
 from engine_decode import CASES, GROUP, make_lengths
 from machine import describe_machine
 
-from dapo.cluster.inline import InlineTransport
-from dapo.cluster.processes import ProcessTransport
-from dapo.cluster.ray_head import OwnCluster
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Key, SampleEvent, SampleRequest, SamplingParams, Ticket
 from dapo.models.tiny import make_tiny_model
+from dapo.processes.inline import InlineTransport
+from dapo.processes.local import ProcessTransport
+from dapo.processes.ray_head import OwnCluster
+from dapo.processes.transport import HostSpec
 from dapo.rollout.host import Answer, EngineHost, HostFacts
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
+from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams, Ticket
+from dapo.types.enums import FinishReason
 
 HERE = Path(__file__).resolve().parent
 
@@ -80,7 +80,7 @@ def ray_cluster() -> Iterator[Any]:
         yield None
         return
     own = OwnCluster()
-    from dapo.cluster.ray import RayCluster  # not before: it asks whether the cluster has a token
+    from dapo.processes.ray import RayCluster  # not before: it asks whether the cluster has a token
 
     cluster = RayCluster(own)
     try:

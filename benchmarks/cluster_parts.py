@@ -28,19 +28,19 @@ from overlap_simulation import Case, OverlappedFleet, make_collector
 from sampling_simulation import SLOTS, make_lengths
 from simulated_engine import UNIT
 
-from dapo.cluster.processes import ProcessTransport
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import LearnStep, Ticket
 from dapo.models.facts import read_facts
 from dapo.models.text import make_text_tokenizer
 from dapo.models.tiny import make_tiny_model
+from dapo.processes.local import ProcessTransport
+from dapo.processes.transport import HostSpec
 from dapo.rollout.hosted import EngineOrder, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run.learners import make_learner
 from dapo.run.texts import make_decode
+from dapo.types.batch import LearnStep, Ticket
 
 CASE = "3m-tail"
 PROMPTS_A_DEVICE = 2

@@ -32,8 +32,6 @@ from pydantic import ValidationError
 
 import dapo
 from dapo.config.schema import DynamicSampling, Recipe
-from dapo.contracts.enums import Verdict
-from dapo.contracts.types import Group, Metrics, StepBatch, Ticket
 from dapo.data.stream import EpochStream
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.rollouts import Rollouts
@@ -46,6 +44,8 @@ from dapo.run.parts import make_algorithm
 from dapo.run.sampling import make_sampling
 from dapo.run.session import Session
 from dapo.run.texts import make_decode
+from dapo.types.batch import Group, Metrics, StepBatch, Ticket
+from dapo.types.enums import Verdict
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours"

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dapo.contracts.types import SampleRequest, SamplingParams
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.embedded import EmbeddedEngine
+from dapo.types.batch import SampleRequest, SamplingParams
 
 GROUP = 16
 CASES: dict[str, dict[str, Any]] = {

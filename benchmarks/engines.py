@@ -24,7 +24,6 @@ import torch
 from machine import describe_machine
 
 from dapo.config.schema import Vllm
-from dapo.contracts.types import SampleRequest, SamplingParams, Ticket
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
@@ -32,6 +31,7 @@ from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors, offer
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.vllm import VllmEngine
+from dapo.types.batch import SampleRequest, SamplingParams, Ticket
 
 HERE = Path(__file__).resolve().parent
 GROUP, SLOTS = 16, 256

@@ -24,11 +24,11 @@ import torch
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
-from dapo.contracts.types import LearnStep, Row
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import LearnStep, Row
 
 GROUPS, GROUP_SIZE, MINIBATCHES, PROMPT = 32, 16, 4, 9
 

@@ -26,7 +26,7 @@ from overlap_simulation import (
     split,
 )
 
-from dapo.contracts.types import SampleEvent, Ticket
+from dapo.types.batch import SampleEvent, Ticket
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -42,10 +42,10 @@ from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.types import Metrics, SamplingParams, StepBatch, Ticket
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.rollouts import Rollouts
+from dapo.types.batch import Metrics, SamplingParams, StepBatch, Ticket
 
 AHEAD = 2.0
 SWITCH_SECONDS, PUBLISH_SECONDS, VERIFIER_SECONDS = 10.0, 3.0, 2.0

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.protocols import Engine, PromptStream, Scorer
-from dapo.contracts.seeds import TRAINING, derive_seed
-from dapo.contracts.types import (
+from dapo.loop.algorithm import Algorithm
+from dapo.types.batch import (
     Completion,
     Group,
     IntArray,
@@ -25,7 +23,9 @@ from dapo.contracts.types import (
     Score,
     StepBatch,
 )
-from dapo.loop.algorithm import Algorithm
+from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.protocols import Engine, PromptStream, Scorer
+from dapo.types.seeds import TRAINING, derive_seed
 
 
 @dataclass(slots=True)

@@ -31,8 +31,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe_machine
 
 from dapo.config import recipe_from_dict
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Prompt, Score, TokenTrace, content_id
 from dapo.observe.jsonl import JsonlWriter
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.prompts import write_prompts
@@ -42,6 +40,8 @@ from dapo.observe.spans import peak_rss_mib
 from dapo.observe.tables import write_table_file
 from dapo.observe.tokens import SCHEMA as TOKEN_SCHEMA
 from dapo.observe.tokens import token_table
+from dapo.types.batch import Completion, Group, Prompt, Score, TokenTrace, content_id
+from dapo.types.enums import Disposition, FinishReason, Verdict
 
 GROUP, TOKENS, PROMPTS, MADE, RECORDED = 16, 90, 6000, 40, 4
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x00\x1b[2J ]]> <!-- {{7*7}} \U0001f600"

@@ -46,8 +46,8 @@ def responses(case: str) -> list[tuple[Any, Any, Any]]:
     """Key, prompt and response of a step; with ``math``, answers of which many need the algebra system."""
     import numpy as np
 
-    from dapo.contracts.enums import FinishReason
-    from dapo.contracts.types import Completion, Prompt
+    from dapo.types.batch import Completion, Prompt
+    from dapo.types.enums import FinishReason
 
     found = []
     for group in range(GROUPS):

@@ -35,11 +35,11 @@ from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch, Ticket
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.rollouts import Rollouts
+from dapo.types.batch import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch, Ticket
+from dapo.types.enums import Disposition, Verdict
 
 GROUP, SLOTS, CAP, MEAN, SEED = 16, 32, 20480, 3500.0, 1
 VERIFIER_SECONDS = 2.0

@@ -26,10 +26,10 @@ from typing import Literal
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, Ticket
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.requests import Gate, ended_before
+from dapo.types.batch import IntArray, Key, Metrics, SampleEvent, SampleRequest, Ticket
+from dapo.types.enums import FinishReason
 
 UNIT = 64
 """Tokens that one entry of an array stands for."""
@@ -82,7 +82,7 @@ class _Machine:
 
 
 class SimulatedEngine:
-    """See the module's description. Implements ``dapo.contracts.protocols.Engine``."""
+    """See the module's description. Implements ``dapo.types.protocols.Engine``."""
 
     shares_weights = True
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from simulated_engine import UNIT, Lengths, SimulatedEngine
 
-from dapo.contracts.types import Completion, IntArray, Key, Prompt, Score
+from dapo.types.batch import Completion, IntArray, Key, Prompt, Score
 
 
 def log_normal_lengths(

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from dynamic_sampling import HERE, OURS, SETTINGS, CountingEngine, make_arms, make_recipe
 
-from dapo.contracts.types import SampleEvent
 from dapo.observe.console import Console
 from dapo.run.session import Session
+from dapo.types.batch import SampleEvent
 
 SHOWN = {
     "rounds of P": "whole rounds of P",

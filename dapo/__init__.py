@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from dapo.api.sft import sft
     from dapo.api.train import Trainer, resume, train
     from dapo.config import LoadedRecipe, Recipe, load_recipe, recipe_from_dict
-    from dapo.contracts.events import Callback
     from dapo.errors import DapoError
     from dapo.run import export
+    from dapo.types.events import Callback
 
 _HOMES = {
-    "Callback": "dapo.contracts.events",
+    "Callback": "dapo.types.events",
     "DapoError": "dapo.errors",
     "Evaluation": "dapo.api.evaluation",
     "LoadedRecipe": "dapo.config",

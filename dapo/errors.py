@@ -177,7 +177,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class WithEvidence(DapoError):
-    """An error that carries what was seen, as data (``dapo.contracts.evidence``); its sentences are found later."""
+    """An error that carries what was seen, as data (``dapo.types.evidence``); its sentences are found later."""
 
     def __init__(self, evidence: object, told: str = "") -> None:
         """``told``: the evidence in words, from whoever knows where the run lives."""

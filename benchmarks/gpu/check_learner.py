@@ -24,9 +24,9 @@ from benchmarks.gpu.made import (
 )
 from benchmarks.gpu.room import Room
 from benchmarks.gpu.timing import peak_bytes, reset_peak
-from dapo.contracts.types import LearnStep, Row
 from dapo.learner.local import LocalLearner
 from dapo.models.loaded import LoadedModel
+from dapo.types.batch import LearnStep, Row
 
 RATE, BETAS, DECAY, EPS = 1e-3, (0.9, 0.95), 0.1, 1e-8
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from benchmarks.gpu.room import Room
 from benchmarks.gpu.settings import learner_settings
-from dapo.contracts.types import Key, Row, SampleEvent, SampleRequest, SamplingParams
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import Key, Row, SampleEvent, SampleRequest, SamplingParams
 
 CLIP = (0.2, 0.28)
 

@@ -11,9 +11,9 @@ from benchmarks.gpu.made import make_learner, make_rows
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape, make_loaded
 from benchmarks.gpu.timing import peak_bytes, reset_peak, seconds
-from dapo.contracts.types import LearnStep, Row
 from dapo.errors import LearnerError
 from dapo.models.memory import LayerSizes, activation_bytes, head_bytes, layer_bytes
+from dapo.types.batch import LearnStep, Row
 
 PER_PARAMETER = 20  # bytes in bfloat16: weights 2, gradients 2 + 4, masters 4, moments 8
 _RESERVE = 0.88  # of free memory; the rest is the allocator's and the kernels' own

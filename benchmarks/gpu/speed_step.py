@@ -14,9 +14,9 @@ import torch
 from benchmarks.gpu.room import Room, Skipped
 from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape
 from dapo.checkpoint.store import CheckpointStore
-from dapo.contracts.phases import COMPUTING
-from dapo.contracts.recorder import Recorder
+from dapo.metrics.phases import COMPUTING
 from dapo.models.tiny import make_tiny_model
+from dapo.types.protocols import Recorder
 
 _PHASES = ("generate", "score", "learn", "publish", "step")
 

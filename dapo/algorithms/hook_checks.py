@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.losses import LossInputs
-from dapo.contracts.enums import Verdict
-from dapo.contracts.hooks import user_line
-from dapo.contracts.names import name_problem
 from dapo.errors import DapoError, HookError, of_the_machine
+from dapo.hooks import user_line
+from dapo.metrics.names import name_problem
+from dapo.types.enums import Verdict
 
 Float64 = NDArray[np.float64]
 
@@ -86,7 +86,7 @@ class KeepHook(_Hook):
         if not isinstance(verdict, Verdict):
             self.refuse(
                 _shown(verdict),
-                "a dapo.contracts.enums.Verdict",
+                "a dapo.types.enums.Verdict",
                 f"Return Verdict.KEPT for a group that trains, else one of {_other_verdicts()}",
             )
         return verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dapo.contracts.enums import Verdict
+from dapo.types.enums import Verdict
 
 
 def judge_group(

@@ -18,14 +18,14 @@ from dapo.api.notebook import console_for
 from dapo.api.recipe import RewardLike, overrides_of, reward_sections
 from dapo.api.run import Records, Run
 from dapo.cli.evaluate import evaluation_recipe
-from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.events import Numbers, answers_seen, frozen
 from dapo.errors import AccuracyUnknown, RecipeError
 from dapo.loop.outcomes import silent
 from dapo.observe.evaluation_table import Shown, table
 from dapo.observe.log import warnings_to
 from dapo.observe.stopped import silent_said
 from dapo.run.evaluate import Subject, evaluated, shown_as
+from dapo.types.evaluation import EvaluationResult
+from dapo.types.events import Numbers, answers_seen, frozen
 
 
 @dataclass(frozen=True, slots=True)

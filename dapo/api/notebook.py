@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from dapo.api.run import curve_svg
-from dapo.contracts.events import Callback, EndEvent, EvaluationEvent, StartEvent, StepEvent
 from dapo.observe.console import Console
 from dapo.observe.metrics import read_metrics
+from dapo.types.events import Callback, EndEvent, EvaluationEvent, StartEvent, StepEvent
 
 
 def in_notebook() -> bool:

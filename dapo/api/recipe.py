@@ -15,8 +15,8 @@ from dapo.config.files import parse_yaml, read_recipe_file
 from dapo.config.load import LoadedRecipe, apply_settings, load_recipe, recipe_from_dict
 from dapo.config.schema import Recipe
 from dapo.config.shipped import find_recipe
-from dapo.contracts.hooks import give, is_object
 from dapo.errors import RecipeError
+from dapo.hooks import give, is_object
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe | LoadedRecipe
 """A recipe: its file or short name, a nested dictionary, or one that was loaded."""

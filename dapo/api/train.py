@@ -17,13 +17,13 @@ from dapo.config.files import RESOLVED
 from dapo.config.load import load_recipe
 from dapo.config.resume import Change, load_for_resume
 from dapo.config.schema import Recipe
-from dapo.contracts.events import StepEvent, frozen, groups_seen
-from dapo.contracts.hooks import give_as, is_object
 from dapo.errors import DataError, RecipeError
+from dapo.hooks import give_as, is_object
 from dapo.loop.trainer import Trainer as LoopTrainer
 from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
 from dapo.run.train import Opened, Steps, begin, go_on
+from dapo.types.events import StepEvent, frozen, groups_seen
 
 LIVE = {
     "learner.learning_rate",

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.contracts.handle import Done, Handle
-from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
+from dapo.types.batch import SavedFile
+from dapo.types.protocols import Done, Handle
 
 _NAME = re.compile(r"step_(\d{6,})$")
 _OLD = ".old-"  # begins the name of a checkpoint that makes room for another one of its step

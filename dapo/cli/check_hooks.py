@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dapo.config import Recipe
-from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Prompt, Score
+from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.enums import FinishReason, Verdict
 
 if TYPE_CHECKING:
     from dapo.algorithms.losses import LossInputs

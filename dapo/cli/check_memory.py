@@ -10,8 +10,8 @@ from typing import Any
 from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
 from dapo.config import Recipe
 from dapo.config.pool import engine_count, engine_slots, is_pool, server_urls
-from dapo.contracts.model import ModelFacts
 from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes
+from dapo.types.model import ModelFacts
 
 _GIB = 1024**3
 LARGE = 10**8  # parameters from which a card is asked about; below, a step costs what its many small launches cost

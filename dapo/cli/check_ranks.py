@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from dapo.config import Recipe
 from dapo.config.pool import engine_count, engine_devices, is_pool
 from dapo.config.transfer import weight_route
-from dapo.contracts.model import ModelFacts
+from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
-    from dapo.contracts.types import Route
+    from dapo.types.batch import Route
 
 MEMORY = (1.7e9, 3.3e9)
 """Bytes per second written to /dev/shm and read from it, measured with 256 MiB in 64 tensors on two busy cores."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from dapo.config import Recipe
 from dapo.config.schema import Reward
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
+from dapo.types.batch import Completion, Key, Prompt, Score
+from dapo.types.enums import FinishReason
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from dapo.cli.errors import tell_error
 from dapo.config import LoadedRecipe
 from dapo.config.shipped import short_name
-from dapo.contracts.words import counted
 from dapo.errors import DapoError
 from dapo.links import addressed
+from dapo.words import counted
 
 NOT_HERE = 3
 """Exit code if nothing is wrong with the recipe and this machine would not start it."""

@@ -9,8 +9,8 @@ from dapo.cli.check_memory import adapter_lines, estimate_memory, load_tokenizer
 from dapo.cli.check_screen import NOT_HERE_TITLE, WARNINGS, Sections, hidden
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.check_sft import supervised, unreached
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.words import counted
+from dapo.types.model import ModelFacts
+from dapo.words import counted
 
 if TYPE_CHECKING:
     from dapo.data.demonstrations import Demonstrations

@@ -11,7 +11,7 @@ from dapo.cli.check_ranks import devices_of_engines, engines_apart
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
 from dapo.config.pool import engine_count, engine_slots
-from dapo.contracts.model import ModelFacts
+from dapo.types.model import ModelFacts
 
 MEAN_LENGTH = 0.5  # of the response limit
 KEPT = 0.5  # share of the groups that dynamic sampling keeps

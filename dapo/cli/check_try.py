@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dapo.config import Recipe
-from dapo.contracts.types import Group, LearnStep
+from dapo.types.batch import Group, LearnStep
 
 if TYPE_CHECKING:
-    from dapo.contracts.protocols import Learner
     from dapo.run.session import Session
+    from dapo.types.protocols import Learner
 
 _SHOWN = 16  # groups with a line of their own
 

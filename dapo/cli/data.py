@@ -14,9 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.cli.run_data import RunData, load_run, recent_shares
-from dapo.contracts.enums import Verdict
-from dapo.contracts.evidence import HEALTHY
-from dapo.contracts.types import BoolArray, IntArray
 from dapo.errors import CheckpointError
 from dapo.observe.metrics import Row, series
 from dapo.observe.prompts import History, Standing
@@ -24,6 +21,9 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, number, percent, shorten, sparkline
 from dapo.observe.view import ACCENT, BAD, GOOD, QUIET
 from dapo.observe.why import why
+from dapo.types.batch import BoolArray, IntArray
+from dapo.types.enums import Verdict
+from dapo.types.evidence import HEALTHY
 
 Show = Literal["solved", "hopeless", "useful", "unseen", "all"]
 

@@ -18,9 +18,9 @@ from dapo.cli.arguments import RecipeArguments, ResumeOption, only_overrides, re
 from dapo.errors import RecipeError, SchedulerError
 
 if TYPE_CHECKING:
-    from dapo.cluster.slurm import Job
     from dapo.config.load import LoadedRecipe
     from dapo.config.schema import Recipe
+    from dapo.run.slurm import Job
 
 
 def launch(
@@ -80,9 +80,9 @@ def launch_again(run: Path, overrides: Sequence[str], *, dry_run: bool) -> int:
 
 def _check_secrets(loaded: LoadedRecipe, overrides: Sequence[str]) -> None:
     """Raise RecipeError for a secret of the recipe or of an override: a job's recipe and its script are files."""
-    from dapo.cluster.slurm import RECIPE
     from dapo.config.files import parse_yaml
     from dapo.config.secrets import hidden_in, redact_override
+    from dapo.run.slurm import RECIPE
 
     hidden = list(hidden_in(parse_yaml(loaded.resolved, RECIPE)[0]))
     hidden += [override.partition("=")[0] for override in overrides if redact_override(override) != override]
@@ -101,7 +101,7 @@ def _over_machines(recipe: Recipe) -> list[str]:
 
 
 def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, overrides: Sequence[str] = ()) -> Job:
-    from dapo.cluster.slurm import Job, check_job, job_folder
+    from dapo.run.slurm import Job, check_job, job_folder
 
     job = Job(
         name=recipe.run.name,
@@ -118,7 +118,7 @@ def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, override
 
 
 def _print_only(job: Job, recipe: Recipe) -> int:
-    from dapo.cluster.slurm import job_script
+    from dapo.run.slurm import job_script
 
     print(job_script(job, recipe.slurm), end="")
     return 0
@@ -126,7 +126,7 @@ def _print_only(job: Job, recipe: Recipe) -> int:
 
 def _submit(job: Job, recipe: Recipe, text: str | None) -> int:
     """Write the job's files and hand it to Slurm. ``text``: the recipe of a new run."""
-    from dapo.cluster.slurm import SCRIPT, job_script
+    from dapo.run.slurm import SCRIPT, job_script
 
     sbatch = shutil.which("sbatch")
     if sbatch is None:
@@ -173,7 +173,7 @@ def _make_private(folder: Path) -> None:
 def _kept(folder: Path, text: str) -> str:
     """The name of a file in the folder that holds the text. One of an earlier job stays as it is: that job may be
     waiting in the queue, or be put back into it."""
-    from dapo.cluster.slurm import RECIPE
+    from dapo.run.slurm import RECIPE
 
     file = folder / RECIPE
     for number in itertools.count(1):

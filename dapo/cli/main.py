@@ -27,8 +27,8 @@ from dapo.cli.launch import launch
 from dapo.cli.models import evaluate, export
 from dapo.cli.rollouts import rollouts
 from dapo.cli.view import PORT
-from dapo.contracts.hooks import search_working_directory
 from dapo.errors import DapoError, RecipeError, Terminated, of_the_machine
+from dapo.hooks import search_working_directory
 from dapo.links import addressed
 
 INTERRUPTED, TERMINATED = 130, 143

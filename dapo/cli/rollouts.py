@@ -109,10 +109,10 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
         DataError: it recorded no responses of these steps.
     """
     from dapo.config.load import load_recipe
-    from dapo.contracts.types import content_id
     from dapo.observe.prompts import read_prompts
     from dapo.observe.rollouts import read_rollouts
     from dapo.observe.run_folder import RunFolder
+    from dapo.types.batch import content_id
 
     folder = RunFolder.open(run)
     recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe

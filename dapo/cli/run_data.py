@@ -17,14 +17,14 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import load_state
 from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
-from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.evidence import Shares, hopeless_of
 from dapo.errors import CheckpointError, DataError, RecipeError
 from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.prompts import History, Standing, read_prompts
 from dapo.observe.rollouts import read_rollouts
 from dapo.observe.run_folder import RunFolder
+from dapo.types.enums import FinishReason, Verdict
+from dapo.types.evidence import Shares, hopeless_of
 
 MOST_STATE = 2**32
 """Bytes of a checkpoint's state: 100,000 unfinished responses of 10,000 tokens."""

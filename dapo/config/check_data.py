@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.config.problems import Problem
 from dapo.config.schema import Data, DataSource, Recipe
-from dapo.contracts.names import name_problem, reward_name_problem
+from dapo.metrics.names import name_problem, reward_name_problem
 
 _SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"}
 

@@ -10,7 +10,7 @@ from dapo.config.check_data import source_name
 from dapo.config.check_sft import sft_source_name
 from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
-from dapo.contracts.glossary import GLOSSARY, lookup
+from dapo.metrics.glossary import GLOSSARY, lookup
 
 _OF_A_SET = "validation/<set>/"
 Direction = Literal["auto", "highest", "lowest"]

@@ -25,7 +25,7 @@ from dapo.config.transfer import check_transfer
 from dapo.system import NO_MPS
 
 if TYPE_CHECKING:  # numpy comes with it
-    from dapo.contracts.types import RatioAgainst
+    from dapo.types.batch import RatioAgainst
 
 CorrectionKind = Literal[
     "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"

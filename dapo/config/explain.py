@@ -13,8 +13,8 @@ from dapo.config.problems import brief, nearest, visible
 from dapo.config.resume import rules
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings
-from dapo.contracts.metric_peers import peer_metric
 from dapo.errors import RecipeError
+from dapo.metrics.peers import peer_metric
 
 PAPER = "arXiv 2503.14476"
 _PAPER = {
@@ -148,7 +148,7 @@ def _nearest_of(table: dict[str, str], path: str) -> str | None:
 
 
 def _metric(key: str) -> list[str] | None:
-    from dapo.contracts.glossary import lookup  # takes numpy along
+    from dapo.metrics.glossary import lookup  # takes numpy along
 
     found = lookup(key)
     if found is None:

@@ -10,7 +10,7 @@ from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
 
 if TYPE_CHECKING:  # numpy comes with it
-    from dapo.contracts.types import Route
+    from dapo.types.batch import Route
 
 
 def weight_route(recipe: Recipe) -> Route:

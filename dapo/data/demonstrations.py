@@ -18,8 +18,6 @@ import numpy as np
 
 from dapo.config.check_sft import sft_source_name
 from dapo.config.schema import Data, Sft, SftSource
-from dapo.contracts.types import BoolArray, IntArray, Prompt
-from dapo.contracts.words import counted
 from dapo.data.chat import chat_text, has_template
 from dapo.data.encode import CutError, encode, encode_pieces
 from dapo.data.formats import Problem, lookup
@@ -29,6 +27,8 @@ from dapo.data.readers import Record, read_records
 from dapo.data.render import make_prompts
 from dapo.data.values import as_json
 from dapo.errors import DataError
+from dapo.types.batch import BoolArray, IntArray, Prompt
+from dapo.words import counted
 
 PROMPTS = ("prompt", "problem", "question", "instruction", "input")
 RESPONSES = ("response", "completion", "solution", "output", "answer", "target")

@@ -10,7 +10,6 @@ from typing import Any
 
 from dapo.config.check_data import source_name
 from dapo.config.schema import Data, DataSource
-from dapo.contracts.types import Prompt, content_id
 from dapo.data.formats import Problem, to_problems
 from dapo.data.messages import SYSTEM
 from dapo.data.mixture import LEVEL, Part
@@ -19,6 +18,7 @@ from dapo.data.render import make_prompts
 from dapo.data.tasks import make_problems
 from dapo.data.values import reads_as_nothing
 from dapo.errors import DataError
+from dapo.types.batch import Prompt, content_id
 
 _LETTERS_FOR_NORMALISED = 20
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dapo.config.schema.data import Curriculum
-from dapo.contracts.types import Prompt
 from dapo.data.stream import EpochStream, content, fingerprint
 from dapo.errors import DataError
+from dapo.types.batch import Prompt
 
 LEVEL = "level"
 """Column of a prompt that says which level of its task it is of, from 1."""

@@ -12,11 +12,11 @@ import numpy as np
 
 from dapo.config.check_data import CHAT_ONLY
 from dapo.config.schema import Data
-from dapo.contracts.types import Prompt, content_id
 from dapo.data.chat import check_variables, has_template, render_chat, with_instruction
 from dapo.data.encode import encode
 from dapo.data.formats import Problem
 from dapo.errors import DataError
+from dapo.types.batch import Prompt, content_id
 
 PLACEHOLDER = "{problem}"
 SHOT_END = "\n\n"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.contracts.types import Prompt
 from dapo.errors import DataError
+from dapo.types.batch import Prompt
 
 
 class EpochStream:

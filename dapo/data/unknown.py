@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.types import Prompt
 from dapo.data.load import PreparedData
+from dapo.types.batch import Prompt
 
 _SHOWN = 5  # unknown words of the example
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.contracts.handle import Done, Handle
-from dapo.contracts.remote import HostSpec, Transport
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Meeting, Of, SavedFile, Ticket
 from dapo.learner.hosts import LearnerHosts, Saving
 from dapo.learner.local import LocalLearner
 from dapo.learner.publisher import Audience, Publisher
 from dapo.models.weights import model_tensors
+from dapo.processes.transport import HostSpec, Transport
+from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Meeting, Of, SavedFile, Ticket
+from dapo.types.protocols import Done, Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class LearnerHost:
 
 
 class LearnerApart:
-    """The driver's side: a learner (``dapo.contracts.protocols.Learner``) that lives elsewhere.
+    """The driver's side: a learner (``dapo.types.protocols.Learner``) that lives elsewhere.
 
     It answers its calls in their order, so a step that follows ``save`` changes nothing that is still to be written.
 

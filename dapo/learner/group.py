@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import schema
-from dapo.contracts.handle import Done, Handle
-from dapo.contracts.remote import HostSpec, Transport
-from dapo.contracts.stats import merge
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
 from dapo.learner.hosts import LearnerHosts, Saving, all_files
 from dapo.learner.plan import Pass, check_in_step, plan_passes, plan_step
 from dapo.learner.publisher import Audience, Publisher
+from dapo.metrics.stats import merge
 from dapo.models.checksum import together
 from dapo.models.weights import WeightFolder
+from dapo.processes.transport import HostSpec, Transport
+from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
+from dapo.types.protocols import Done, Handle
 
 
 class LearnerGroup:
-    """A learner (``dapo.contracts.protocols.Learner``) of several ranks.
+    """A learner (``dapo.types.protocols.Learner``) of several ranks.
 
     Args:
         transport: on which the ranks live.

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from dapo.contracts.remote import Call, CarriesFiles, Host, HostLost, HostSpec, Transport
-from dapo.contracts.types import SavedFile
 from dapo.errors import DapoError, LearnerLost
+from dapo.processes.transport import Call, CarriesFiles, Host, HostLost, HostSpec, Transport
+from dapo.types.batch import SavedFile
 
 T = TypeVar("T")
 

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dapo.algorithms.objective import Objective
-from dapo.contracts.handle import Done, Handle
-from dapo.contracts.stats import Stats, merge, stat
-from dapo.contracts.types import (
+from dapo.learner import storage
+from dapo.learner.metrics import TokenRecord
+from dapo.learner.plan import RankStep, plan_step, split
+from dapo.learner.step import Correction, PolicyStep, step_counts
+from dapo.metrics.stats import Stats, merge, stat
+from dapo.models.adapter import merge_error, published
+from dapo.models.broadcast import HERE
+from dapo.models.checksum import checksum, once_each
+from dapo.models.lending import lend
+from dapo.models.loaded import LoadedModel
+from dapo.models.meter import give_back
+from dapo.models.weights import WeightFolder, model_tensors, offer
+from dapo.types.batch import (
     FloatArray,
     HasTokens,
     Learned,
@@ -23,24 +33,14 @@ from dapo.contracts.types import (
     Ticket,
     TokenTrace,
 )
-from dapo.learner import storage
-from dapo.learner.metrics import TokenRecord
-from dapo.learner.plan import RankStep, plan_step, split
-from dapo.learner.step import Correction, PolicyStep, step_counts
-from dapo.models.adapter import merge_error, published
-from dapo.models.broadcast import HERE
-from dapo.models.checksum import checksum, once_each
-from dapo.models.lending import lend
-from dapo.models.loaded import LoadedModel
-from dapo.models.meter import give_back
-from dapo.models.weights import WeightFolder, model_tensors, offer
+from dapo.types.protocols import Done, Handle
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
     from dapo.config import schema
 
 
 class LocalLearner:
-    """Trains a ``LoadedModel`` in this process (the contract is ``dapo.contracts.protocols.Learner``).
+    """Trains a ``LoadedModel`` in this process (the contract is ``dapo.types.protocols.Learner``).
 
     Args:
         loaded: The model; its weights are updated in place.

@@ -1,4 +1,4 @@
-"""What the tokens of one optimiser step say of it; the formulas stand in ``dapo.contracts.token_metrics``."""
+"""What the tokens of one optimiser step say of it; the formulas stand in ``dapo.metrics.tokens``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dapo.algorithms.correction import tokens_corrected
 from dapo.algorithms.ratio import log_ratio
-from dapo.contracts.stats import Stats, merge, over, stat
-from dapo.contracts.token_metrics import CLIP_FLAGS, TOKEN_METRICS, LossTokens
-from dapo.contracts.types import BoolArray, FloatArray, Row, TokenTrace
+from dapo.metrics.stats import Stats, merge, over, stat
+from dapo.metrics.tokens import CLIP_FLAGS, TOKEN_METRICS, LossTokens
+from dapo.types.batch import BoolArray, FloatArray, Row, TokenTrace
 
 
 @dataclass(frozen=True, slots=True)

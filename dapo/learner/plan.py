@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dapo.contracts.types import HasTokens, LearnStep, RatioAgainst, Row, by_prompt
+from dapo.types.batch import HasTokens, LearnStep, RatioAgainst, Row, by_prompt
 
 
 @dataclass(frozen=True, slots=True)

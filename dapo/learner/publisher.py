@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dapo.contracts.types import Meeting, Route, Shipment, Ticket
 from dapo.errors import DapoError
 from dapo.learner.hosts import LearnerHosts, Pending
 from dapo.models.broadcast import call_off, send_home
+from dapo.types.batch import Meeting, Route, Shipment, Ticket
 
 
 @dataclass(slots=True)

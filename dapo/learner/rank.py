@@ -20,14 +20,13 @@ from torch import Tensor
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
-from dapo.contracts.stats import Stats, merge, stat
-from dapo.contracts.types import FloatArray, HasTokens, Meeting, Of, SavedFile, TokenTrace
 from dapo.errors import LearnerError
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.shards import ShardStore
 from dapo.learner.step import Correction, PolicyStep, step_counts
+from dapo.metrics.stats import Stats, merge, stat
 from dapo.models.adapter import add_adapter, begin_adapter, merge_squares, published, relative
 from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
@@ -39,6 +38,7 @@ from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
 from dapo.models.weights import model_tensors, write_part
+from dapo.types.batch import FloatArray, HasTokens, Meeting, Of, SavedFile, TokenTrace
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dapo.contracts.model import check_fingerprint
-from dapo.contracts.types import SavedFile
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.reference import Reference
 from dapo.learner.sharding import Shape
@@ -48,6 +46,8 @@ from dapo.learner.tensor_files import TensorFiles
 from dapo.models import adapter
 from dapo.models.loaded import LoadedModel
 from dapo.models.slices import own_part, own_rows
+from dapo.types.batch import SavedFile
+from dapo.types.model import check_fingerprint
 
 
 class ShardStore:

@@ -19,18 +19,18 @@ from dapo.algorithms.hook_checks import LossHook
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
 from dapo.algorithms.ratio import interpolated_logprobs
-from dapo.contracts.stats import Stats, merge, stat
-from dapo.contracts.types import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
 from dapo.errors import LearnerError, first_line
 from dapo.learner.determinism import deterministic_algorithms
 from dapo.learner.metrics import Rated, TokenRecord, corrections
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.plan import Minibatch
 from dapo.learner.reference import Reference
+from dapo.metrics.stats import Stats, merge, stat
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad
 from dapo.models.policy import Policy
 from dapo.models.positions import check_positions
+from dapo.types.batch import BoolArray, FloatArray, HasTokens, Of, RatioAgainst, Row, TokenRow
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not; sharding imports slowly
     from dapo.config import schema

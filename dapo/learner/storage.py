@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo.contracts.model import check_fingerprint
-from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 from dapo.learner.tensor_files import TensorFiles, write_tensors
 from dapo.models import adapter
@@ -23,6 +21,8 @@ from dapo.models.adapter import published
 from dapo.models.loaded import LoadedModel
 from dapo.models.quiet import quiet_transformers
 from dapo.models.weights import PART, model_tensors
+from dapo.types.batch import SavedFile
+from dapo.types.model import check_fingerprint
 
 WEIGHTS, OPTIMIZER_FILE, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 REFERENCE_FILE = "reference.safetensors"  # of a reference that was refreshed; others are the model of the run's start

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from dapo.contracts.types import SavedFile
+from dapo.types.batch import SavedFile
 
 _TYPES = {
     torch.float64: "F64",

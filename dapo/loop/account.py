@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.types import Group, Key, Metrics, Score
 from dapo.loop.open_group import OpenGroup
 from dapo.loop.response_metrics import response_metrics
+from dapo.types.batch import Group, Key, Metrics, Score
+from dapo.types.enums import Disposition, FinishReason, Verdict
 
 log = logging.getLogger(__name__)
 

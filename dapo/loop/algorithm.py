@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.algorithms.shaping import clamped
-from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import BoolArray, FloatArray, Group, IntArray, Metrics, Row
+from dapo.types.batch import BoolArray, FloatArray, Group, IntArray, Metrics, Row
+from dapo.types.enums import Disposition, Verdict
 
 Float64 = NDArray[np.float64]
 LENGTH_PENALTY = "overlong_punishment"

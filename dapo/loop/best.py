@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dapo.config.check_stopping import Direction, is_highest
-from dapo.contracts.types import Metrics
+from dapo.types.batch import Metrics
 
 
 class Best:

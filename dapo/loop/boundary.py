@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.tree import as_damage, load_state, save_state
-from dapo.contracts.handle import Handle, Mapped
-from dapo.contracts.model import check_fingerprint
-from dapo.contracts.protocols import Learner
-from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
 from dapo.loop.counters import Counters
+from dapo.types.batch import SavedFile
+from dapo.types.model import check_fingerprint
+from dapo.types.protocols import Handle, Learner, Mapped
 
 _LEARNER = "learner"
 

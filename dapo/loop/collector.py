@@ -18,11 +18,6 @@ from copy import deepcopy
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.evidence import CollectProgress, hopeless_of
-from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import PromptStream
-from dapo.contracts.types import Group, SamplingParams, StepBatch
 from dapo.errors import EngineError, SamplingStopped
 from dapo.loop.account import Account
 from dapo.loop.algorithm import Algorithm
@@ -37,13 +32,18 @@ from dapo.loop.refill import Refill, is_full
 from dapo.loop.rollouts import Response, Rollouts
 from dapo.loop.scores import Scores
 from dapo.loop.selection import PromptSelector
+from dapo.metrics.phases import Phases
+from dapo.types.batch import Group, SamplingParams, StepBatch
+from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.evidence import CollectProgress, hopeless_of
+from dapo.types.protocols import PromptStream
 
 KEEPS = (EngineError, SamplingStopped)
 """Errors that are raised only where everything the collector holds is whole."""
 
 
 class StreamingCollector:
-    """Owns everything between a prompt and a training batch; see ``dapo.contracts.protocols.Collector``."""
+    """Owns everything between a prompt and a training batch; see ``dapo.types.protocols.Collector``."""
 
     def __init__(
         self,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dapo.contracts.types import Group
 from dapo.loop.open_group import load_open_group, open_group_state
 from dapo.loop.state import group_state, load_group
+from dapo.types.batch import Group
 
 if TYPE_CHECKING:
     from dapo.loop.collector import StreamingCollector

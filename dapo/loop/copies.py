@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dapo.contracts.enums import Disposition
-from dapo.contracts.seeds import COPIES, derive_seed
-from dapo.contracts.types import Group
+from dapo.types.batch import Group
+from dapo.types.enums import Disposition
+from dapo.types.seeds import COPIES, derive_seed
 
 
 def copies(batch: Sequence[Group], prompts_per_step: int, *, first_id: int, seed: tuple[int, int]) -> list[Group]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dapo.contracts.types import Group, Metrics
+from dapo.types.batch import Group, Metrics
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dapo.contracts.evaluation import Evaluated, EvaluationProgress, EvaluationResult
-from dapo.contracts.seeds import EVALUATION, derive_seed
-from dapo.contracts.types import (
+from dapo.errors import EngineError, RewardError
+from dapo.loop.evaluation_metrics import kind_of, reason_of, result_of
+from dapo.loop.rollouts import Rollouts
+from dapo.types.batch import (
     Completion,
     Key,
     Prompt,
@@ -21,9 +22,8 @@ from dapo.contracts.types import (
     SamplingParams,
     Score,
 )
-from dapo.errors import EngineError, RewardError
-from dapo.loop.evaluation_metrics import kind_of, reason_of, result_of
-from dapo.loop.rollouts import Rollouts
+from dapo.types.evaluation import Evaluated, EvaluationProgress, EvaluationResult
+from dapo.types.seeds import EVALUATION, derive_seed
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from dapo.algorithms.statistics import (
     paired_interval,
     pass_at_k,
 )
-from dapo.contracts.evaluation import Evaluated, EvaluationResult
-from dapo.contracts.types import Metrics, Score
+from dapo.types.batch import Metrics, Score
+from dapo.types.evaluation import Evaluated, EvaluationResult
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan)
 _COUNTS = ("unscored", "failed_rewards", "responses", "problems")

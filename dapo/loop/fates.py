@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.enums import Disposition
-from dapo.contracts.types import Group
 from dapo.loop.account import Account
+from dapo.types.batch import Group
+from dapo.types.enums import Disposition
 
 
 def divide(

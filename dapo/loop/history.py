@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import FIRST_VERDICTS, Verdict
-from dapo.contracts.types import BoolArray, Group
+from dapo.types.batch import BoolArray, Group
+from dapo.types.enums import FIRST_VERDICTS, Verdict
 
 VERDICTS = list(Verdict)
 _ZERO_VARIANCE = (Verdict.ALL_CORRECT, Verdict.ALL_WRONG, Verdict.UNIFORM)

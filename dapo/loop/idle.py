@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from dapo.contracts.glossary import ENGINES_BUSY, LEARNER_BUSY
-from dapo.contracts.types import Metrics, Row
+from dapo.metrics.glossary import ENGINES_BUSY, LEARNER_BUSY
+from dapo.types.batch import Metrics, Row
 
 
 class Idle:

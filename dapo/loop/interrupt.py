@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dapo.contracts.evidence import Signal
 from dapo.errors import Terminated
+from dapo.types.evidence import Signal
 
 log = logging.getLogger(__name__)
 

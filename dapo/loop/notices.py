@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from dapo.contracts.enums import Disposition
-from dapo.contracts.evidence import Clamping, PoorBatch
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import Metrics, StepBatch
 from dapo.loop.algorithm import Algorithm
+from dapo.types.batch import Metrics, StepBatch
+from dapo.types.enums import Disposition
+from dapo.types.evidence import Clamping, PoorBatch
+from dapo.types.protocols import Recorder
 
 
 class Notices:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.contracts.seeds import TRAINING, derive_seeds
-from dapo.contracts.types import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
 from dapo.loop.state import (
     completion_state,
     empty_partial,
@@ -18,6 +16,8 @@ from dapo.loop.state import (
     prompt_state,
     score_state,
 )
+from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.seeds import TRAINING, derive_seeds
 
 
 @dataclass(slots=True)

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.enums import Verdict
-from dapo.contracts.evidence import (
+from dapo.errors import NothingScored, SamplingStopped
+from dapo.loop.account import Account
+from dapo.loop.refill import in_time
+from dapo.types.enums import Verdict
+from dapo.types.evidence import (
     ENGINE,
     CollectProgress,
     Example,
@@ -19,9 +22,6 @@ from dapo.contracts.evidence import (
     UnscoredEvidence,
     cause_of,
 )
-from dapo.errors import NothingScored, SamplingStopped
-from dapo.loop.account import Account
-from dapo.loop.refill import in_time
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from dapo.contracts.handle import Handle
-from dapo.contracts.phases import Phases
 from dapo.errors import LearnerLost
 from dapo.loop.collector import StreamingCollector
+from dapo.metrics.phases import Phases
+from dapo.types.protocols import Handle
 
 T = TypeVar("T")
 LOOK = 0.05

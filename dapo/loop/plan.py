@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dapo.contracts.types import BoolArray, FloatArray, Group, Row
 from dapo.loop.algorithm import Algorithm
+from dapo.types.batch import BoolArray, FloatArray, Group, Row
 
 
 def split_minibatches(groups_P: Sequence[Group], minibatch_prompts: int | None) -> list[list[Group]]:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dapo.contracts.enums import Verdict
-from dapo.contracts.evidence import CollectProgress, Shares
-from dapo.contracts.types import Group
 from dapo.loop.account import held_tokens
 from dapo.loop.outcomes import filling
 from dapo.loop.source_metrics import source_metrics
+from dapo.types.batch import Group
+from dapo.types.enums import Verdict
+from dapo.types.evidence import CollectProgress, Shares
 
 if TYPE_CHECKING:
     from dapo.loop.collector import StreamingCollector

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.phases import Phases
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import Group, Metrics, TokenTrace
 from dapo.errors import AccuracyUnknown
 from dapo.loop.account import wasted_seconds
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle
 from dapo.loop.outcomes import silent
+from dapo.metrics.phases import Phases
 from dapo.observe.spans import peak_rss_mib
+from dapo.types.batch import Group, Metrics, TokenTrace
+from dapo.types.evaluation import EvaluationResult
+from dapo.types.protocols import Recorder
 
 
 class StepRecords:

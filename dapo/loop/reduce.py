@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dapo.contracts.types import Group, Metrics
+from dapo.types.batch import Group, Metrics
 
 
 def trained_metrics(groups_P: Sequence[Group], loss_tokens_R: Sequence[int], generated_tokens: float) -> Metrics:

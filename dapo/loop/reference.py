@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dapo.algorithms.shaping import kl_in_reward
-from dapo.contracts.protocols import Learner
-from dapo.contracts.types import BoolArray, Completion, FloatArray, Group, Metrics, RatioAgainst, TokenRow
 from dapo.loop.algorithm import Algorithm
+from dapo.types.batch import BoolArray, Completion, FloatArray, Group, Metrics, RatioAgainst, TokenRow
+from dapo.types.protocols import Learner
 
 References = dict[tuple[int, int], FloatArray]
 """Log-probabilities [response tokens] under the reference, by (group, index of the response)."""

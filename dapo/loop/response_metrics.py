@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dapo.algorithms.diagnostics import length_quantiles
-from dapo.contracts.enums import Verdict
-from dapo.contracts.types import Completion, Group, Metrics
+from dapo.types.batch import Completion, Group, Metrics
+from dapo.types.enums import Verdict
 
 
 def response_metrics(groups: Sequence[Group]) -> Metrics:

@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.evidence import ENGINE
-from dapo.contracts.protocols import Engine, Scorer, WorksAlone
-from dapo.contracts.types import (
+from dapo.loop.texts import Decode, Texts, cut_text
+from dapo.types.batch import (
     Completion,
     Key,
     Lane,
@@ -26,7 +24,9 @@ from dapo.contracts.types import (
     SampleRequest,
     Score,
 )
-from dapo.loop.texts import Decode, Texts, cut_text
+from dapo.types.enums import FinishReason
+from dapo.types.evidence import ENGINE
+from dapo.types.protocols import Engine, Scorer, WorksAlone
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from dapo.checkpoint.store import BeginWrite, CheckpointStore, Saving
 from dapo.config.schema import Checkpoint
-from dapo.contracts.phases import Phases
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import Metrics
 from dapo.loop.best import Best
+from dapo.metrics.phases import Phases
+from dapo.types.batch import Metrics
+from dapo.types.protocols import Recorder
 
 
 class Saver:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from dapo.contracts.phases import Phases
-from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
 from dapo.loop.rollouts import Rollouts
+from dapo.metrics.phases import Phases
+from dapo.types.batch import Completion, Key, Prompt, Score
 
 
 class Scores:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.enums import Verdict
-from dapo.contracts.protocols import PromptStream
-from dapo.contracts.seeds import SELECTION, derive_seed
-from dapo.contracts.types import BoolArray, Group, Prompt
 from dapo.loop.history import PromptHistory, PromptRecord
+from dapo.types.batch import BoolArray, Group, Prompt
+from dapo.types.enums import Verdict
+from dapo.types.protocols import PromptStream
+from dapo.types.seeds import SELECTION, derive_seed
 
 # GRESO (arXiv 2506.02177): bounds and step of the exploration probabilities, and their start.
 LEAST, MOST, STEP, START = 0.05, 0.95, 0.01, 0.5

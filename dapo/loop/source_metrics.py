@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dapo.contracts.enums import Verdict
-from dapo.contracts.types import Group, Metrics
+from dapo.types.batch import Group, Metrics
+from dapo.types.enums import Verdict
 
 
 def source_metrics(groups: Sequence[Group], sources: Sequence[str], levels: Mapping[str, int]) -> Metrics:

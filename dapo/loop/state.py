@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Partial, Prompt, Score
+from dapo.types.batch import Completion, Group, Partial, Prompt, Score
+from dapo.types.enums import Disposition, FinishReason, Verdict
 
 Tree = dict[str, Any]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.contracts.evidence import ClusterLost, DataEnded, Interrupted, LeftAtOnce, NoGain, OutOfTime, Signal
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import Metrics
 from dapo.loop.best import Best
 from dapo.loop.interrupt import Interrupt
+from dapo.types.batch import Metrics
+from dapo.types.evidence import ClusterLost, DataEnded, Interrupted, LeftAtOnce, NoGain, OutOfTime, Signal
+from dapo.types.protocols import Recorder
 
 REMEMBERED = 20
 """Steps whose seconds say how long the next one may take."""

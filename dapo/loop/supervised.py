@@ -16,13 +16,6 @@ import numpy as np
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage
 from dapo.config.schema import Recipe
-from dapo.contracts.evidence import HeldOutLoss
-from dapo.contracts.handle import Handle
-from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Learner
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.stats import values
-from dapo.contracts.types import BoolArray, LearnStep, Metrics, Prompt, Row, SavedFile, TokenRow
 from dapo.data.demonstrations import Demonstration
 from dapo.data.stream import EpochStream
 from dapo.errors import CheckpointError
@@ -32,7 +25,12 @@ from dapo.loop.counters import Counters, StepDone
 from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping
+from dapo.metrics.phases import Phases
+from dapo.metrics.stats import values
 from dapo.observe.spans import peak_rss_mib
+from dapo.types.batch import BoolArray, LearnStep, Metrics, Prompt, Row, SavedFile, TokenRow
+from dapo.types.evidence import HeldOutLoss
+from dapo.types.protocols import Handle, Learner, Recorder
 
 OF_THE_STEP = ("train/loss", "train/grad", "train/entropy", "train/optimizer", "train/skipped", "train/empty")
 """Beginnings of what the learner says that has a meaning without a sampler."""

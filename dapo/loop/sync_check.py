@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.protocols import Engine, EngineGroup, Learner
-from dapo.contracts.seeds import SYNC_CHECK, derive_seed
-from dapo.contracts.types import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TensorSum, TokenRow
 from dapo.errors import EngineError
 from dapo.loop.rollouts import Response, Rollouts
+from dapo.types.batch import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TensorSum, TokenRow
+from dapo.types.enums import FinishReason
+from dapo.types.protocols import Engine, EngineGroup, Learner
+from dapo.types.seeds import SYNC_CHECK, derive_seed
 
 RESPONSES, TOKENS = 4, 16
 

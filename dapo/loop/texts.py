@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dapo.contracts.types import IntArray, Partial
+from dapo.types.batch import IntArray, Partial
 
 Decode = Callable[[Sequence[IntArray]], list[str]]
 

@@ -14,22 +14,6 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage
 from dapo.config.checks import has_entropy_term, ratio_against
 from dapo.config.schema import Recipe
-from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.evidence import DataEnded
-from dapo.contracts.handle import Handle
-from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Engine, EngineGroup, Learner
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.stats import values
-from dapo.contracts.types import (
-    Group,
-    Learned,
-    LearnStep,
-    Metrics,
-    SavedFile,
-    StepBatch,
-    TokenTrace,
-)
 from dapo.errors import LearnerLost
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
@@ -49,6 +33,20 @@ from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping
 from dapo.loop.sync_check import SyncCheck
+from dapo.metrics.phases import Phases
+from dapo.metrics.stats import values
+from dapo.types.batch import (
+    Group,
+    Learned,
+    LearnStep,
+    Metrics,
+    SavedFile,
+    StepBatch,
+    TokenTrace,
+)
+from dapo.types.evaluation import EvaluationResult
+from dapo.types.evidence import DataEnded
+from dapo.types.protocols import Engine, EngineGroup, Handle, Learner, Recorder
 
 log = logging.getLogger(__name__)
 

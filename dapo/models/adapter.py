@@ -250,7 +250,7 @@ def merge_squares(model: nn.Module) -> tuple[float, float]:
 
 
 def adapter_parameters(shapes: Mapping[str, tuple[int, ...]], lora: Lora) -> int:
-    """Numbers that are trained, from the shapes of a model's parameters alone (see ``dapo.contracts.model``)."""
+    """Numbers that are trained, from the shapes of a model's parameters alone (see ``dapo.types.model``)."""
     if lora.rank is None:
         return 0
     count = 0

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dapo.contracts.types import Meeting, Ticket
 from dapo.errors import EngineError
 from dapo.models.adapter import Published
 from dapo.models.rendezvous import find
+from dapo.types.batch import Meeting, Ticket
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import IntArray
+from dapo.types.batch import IntArray
 
 _FULL = (torch.float32, torch.float64)
 

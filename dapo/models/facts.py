@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo.contracts.model import ModelFacts
 from dapo.models.adapter import linear_layers, shapes
 from dapo.models.checksum import dtype_name
 from dapo.models.load import fingerprint_of, torch_dtype
@@ -13,6 +12,7 @@ from dapo.models.positions import exact_positions
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
 from dapo.models.vocabulary import check_vocabulary, pad_token_of, stop_tokens_of
+from dapo.types.model import ModelFacts
 
 
 def facts_of(loaded: LoadedModel) -> ModelFacts:

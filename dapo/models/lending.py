@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from dapo.contracts.types import Ticket
 from dapo.errors import EngineError, LearnerError
 from dapo.models.broadcast import whole
+from dapo.types.batch import Ticket
 
 _torch: Any = reductions  # without types
 _DEVICE = 6

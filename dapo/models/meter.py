@@ -18,7 +18,7 @@ def give_back() -> None:
 
 
 class CudaMeter:
-    """A ``Meter`` (``dapo.contracts.phases``) of a CUDA device of this process. It resets torch's own peak."""
+    """A ``Meter`` (``dapo.metrics.phases``) of a CUDA device of this process. It resets torch's own peak."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dapo.contracts.types import IntArray
 from dapo.models.copies import Copies
 from dapo.models.precision import exact_matmuls
+from dapo.types.batch import IntArray
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import HasTokens, IdArray, IntArray, by_prompt
 from dapo.errors import LearnerError
 from dapo.models.copies import Copies
 from dapo.models.packed_attention import PackedContext, Segment
+from dapo.types.batch import HasTokens, IdArray, IntArray, by_prompt
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from dapo.contracts.types import TokenRow
 from dapo.errors import raise_for_machine
 from dapo.models import attention
 from dapo.models.agreement import LOW_PRECISION, disagreement, float32_outputs
@@ -21,6 +20,7 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
 from dapo.models.precision import exact_matmuls
+from dapo.types.batch import TokenRow
 
 # (prompt tokens, response tokens of the group): two groups, a one-token response, and lengths that differ.
 PROBE_GROUPS = ((5, (7, 1, 12)), (3, (4, 9)))

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dapo.contracts.types import Ticket
 from dapo.errors import EngineError
 from dapo.models.adapter import published
 from dapo.models.broadcast import HERE
 from dapo.models.lending import borrowed
 from dapo.models.slices import own_part
+from dapo.types.batch import Ticket
 
 WEIGHTS_FILE = "model.safetensors"
 PART = "rank-{rank:05d}-of-{ranks:05d}.safetensors"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.evaluation import Evaluated
-from dapo.contracts.types import Completion, Prompt, Score
 from dapo.errors import DataError
 from dapo.observe.jsonl import JsonlWriter, read_jsonl
+from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.enums import FinishReason
+from dapo.types.evaluation import Evaluated
 
 
 def write_answers(path: Path, responses: Sequence[Evaluated], model: str, step: int | None) -> None:

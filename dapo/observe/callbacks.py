@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.evaluation import EvaluationResult
-from dapo.contracts.events import (
+from dapo.errors import CallbackError, RecipeError, first_line
+from dapo.types.batch import Group, Metrics
+from dapo.types.evaluation import EvaluationResult
+from dapo.types.events import (
     Callback,
     CheckpointEvent,
     EndEvent,
@@ -24,8 +26,6 @@ from dapo.contracts.events import (
     frozen,
     groups_seen,
 )
-from dapo.contracts.types import Group, Metrics
-from dapo.errors import CallbackError, RecipeError, first_line
 
 State = dict[str, Any]
 METHODS = ("start", "step", "evaluation", "checkpoint", "end")

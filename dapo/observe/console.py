@@ -20,15 +20,15 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from dapo.contracts.evaluation import EvaluationProgress
-from dapo.contracts.evidence import CollectProgress
-from dapo.contracts.words import counted
 from dapo.links import addressed
 from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
 from dapo.observe.view import RunState, dashboard
 from dapo.observe.why import evaluating_line, filling_line, heartbeat
+from dapo.types.evaluation import EvaluationProgress
+from dapo.types.evidence import CollectProgress
+from dapo.words import counted
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo.algorithms.statistics import Estimate
-from dapo.contracts.words import counted
 from dapo.observe.text import clean, interval, number, percent, shorten
+from dapo.words import counted
 
 _QUIET = "bright_black"
 _MEAN = "mean of the sets"

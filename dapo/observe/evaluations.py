@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from dapo.contracts.evaluation import Evaluated
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, named_values, texts, write_table_file
+from dapo.types.evaluation import Evaluated
 
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dapo.contracts.glossary import lookup, undefined
+from dapo.metrics.glossary import lookup, undefined
 from dapo.observe.jsonl import JsonlWriter, read_jsonl
 
 log = logging.getLogger(__name__)

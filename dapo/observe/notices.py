@@ -1,8 +1,12 @@
-"""What a loop tells of a step or of its end, in sentences: from the facts of ``contracts/evidence.py`` alone."""
+"""What a loop tells of a step or of its end, in sentences: from the facts of ``types/evidence.py`` alone."""
 
 from __future__ import annotations
 
-from dapo.contracts.evidence import (
+from dapo.observe.stopped import silent_said
+from dapo.observe.text import percent
+from dapo.observe.why import why
+from dapo.processes.watch import lost_said
+from dapo.types.evidence import (
     Clamping,
     ClusterLost,
     DataEnded,
@@ -15,10 +19,7 @@ from dapo.contracts.evidence import (
     OutOfTime,
     PoorBatch,
 )
-from dapo.contracts.words import counted, in_a_row, lost_said
-from dapo.observe.stopped import silent_said
-from dapo.observe.text import percent
-from dapo.observe.why import why
+from dapo.words import counted, in_a_row
 
 
 def notice_said(step: int, notice: Notice) -> str:

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dapo.contracts.enums import FIRST_VERDICTS, Verdict
-from dapo.contracts.types import BoolArray, IntArray, Prompt
 from dapo.errors import CheckpointError, DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.text import utf8
+from dapo.types.batch import BoolArray, IntArray, Prompt
+from dapo.types.enums import FIRST_VERDICTS, Verdict
 
 SCHEMA = pa.schema(
     [

@@ -8,18 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Logging
-from dapo.contracts.evaluation import Evaluated, EvaluationProgress, EvaluationResult
-from dapo.contracts.evidence import (
-    ClusterLost,
-    CollectProgress,
-    Ending,
-    HeldOutLoss,
-    Interrupted,
-    LeftAtOnce,
-    Notice,
-)
-from dapo.contracts.phases import Span
-from dapo.contracts.types import Group, Metrics, TokenTrace
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.evaluations import write_evaluation
@@ -33,13 +21,25 @@ from dapo.observe.status import StatusWriter
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import Pieces, select_for_tokens, write_tokens
 from dapo.observe.why import evaluating_line, heartbeat
+from dapo.types.batch import Group, Metrics, TokenTrace
+from dapo.types.evaluation import Evaluated, EvaluationProgress, EvaluationResult
+from dapo.types.evidence import (
+    ClusterLost,
+    CollectProgress,
+    Ending,
+    HeldOutLoss,
+    Interrupted,
+    LeftAtOnce,
+    Notice,
+)
+from dapo.types.protocols import Span
 
 SAMPLED_PROBLEMS = 24
 """Validation problems per set whose texts are kept at every evaluation; all of them are counted in ``evaluations/``."""
 
 
 class RunRecorder:
-    """Implements ``dapo.contracts.recorder.Recorder`` with the files of a run folder."""
+    """Implements ``dapo.types.protocols.Recorder`` with the files of a run folder."""
 
     def __init__(
         self,

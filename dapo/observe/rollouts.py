@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import Group
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, named_values, numbers, offsets_of, ragged, repeated, texts, write_table_file
+from dapo.types.batch import Group
+from dapo.types.enums import Disposition, Verdict
 
 Which = Literal["all", "kept", "sample", "none"]
 

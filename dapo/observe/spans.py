@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from dapo.contracts.phases import Span
 from dapo.observe.jsonl import JsonlWriter
+from dapo.types.protocols import Span
 
 MOST_LINES = 200
 """Lines of spans.jsonl that one step has at most."""

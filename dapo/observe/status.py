@@ -19,11 +19,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from dapo.contracts.evidence import Evidence
 from dapo.errors import DapoError, NothingScored, SamplingStopped, WithEvidence
 from dapo.observe.files import read_regular
 from dapo.observe.jsonl import write_atomically
 from dapo.observe.text import shorten, utf8
+from dapo.types.evidence import Evidence
 
 State = Literal["running", "finished", "interrupted", "unfilled", "failed"]
 """``interrupted``: stopped, and saved. ``unfilled``: the batch could not be filled. ``failed``: any other error."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dapo.contracts.evidence import (
+from dapo.observe.text import clean, percent, shorten
+from dapo.observe.why import why
+from dapo.types.evidence import (
     FRACTION,
     HEALTHY,
     UNREAD,
@@ -15,8 +17,6 @@ from dapo.contracts.evidence import (
     StopEvidence,
     UnscoredEvidence,
 )
-from dapo.observe.text import clean, percent, shorten
-from dapo.observe.why import why
 
 PARTIAL = "algorithm.dynamic_sampling.on_cap=train_partial"
 PROBLEM, ANSWER, RESPONSE = 80, 40, 160

@@ -10,7 +10,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dapo.contracts.words import counted
 from dapo.observe import supervised
 from dapo.observe.console import Console
 from dapo.observe.curve import curve_in_words, terminal_curve, write_curve
@@ -19,6 +18,7 @@ from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, gain, read_samples
 from dapo.observe.text import clean, duration, interval, number, percent, shorten
+from dapo.words import counted
 
 _QUIET = "bright_black"
 _HEIGHT = 16

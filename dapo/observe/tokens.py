@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dapo.contracts.enums import Disposition
-from dapo.contracts.types import Group, TokenTrace
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, lists, offsets_of, ragged, texts, write_table_file
+from dapo.types.batch import Group, TokenTrace
+from dapo.types.enums import Disposition
 
 _NUMBERS = pa.list_(pa.float32())
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dapo.contracts.events import (
+from dapo.errors import RecipeError, first_line
+from dapo.hooks import load
+from dapo.types.events import (
     AnswerSeen,
     Callback,
     EndEvent,
@@ -22,8 +24,6 @@ from dapo.contracts.events import (
     StartEvent,
     StepEvent,
 )
-from dapo.contracts.hooks import load
-from dapo.errors import RecipeError, first_line
 
 PROJECT = "dapo"
 ANSWERS = 32

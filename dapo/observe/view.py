@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dapo.contracts.evidence import CollectProgress
 from dapo.observe import supervised
 from dapo.observe.text import clean, duration, interval, number, percent, sparkline
+from dapo.types.evidence import CollectProgress
 
 GOOD, BAD, ACCENT, QUIET = "green", "red", "cyan", "bright_black"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dapo.contracts.evaluation import EvaluationProgress
-from dapo.contracts.evidence import HEALTHY, LARGER, Cause, CollectProgress, Shares, cause_of, mixed
 from dapo.observe.text import percent, shorten
+from dapo.types.evaluation import EvaluationProgress
+from dapo.types.evidence import HEALTHY, LARGER, Cause, CollectProgress, Shares, cause_of, mixed
 
 NEARLY_ALL = 0.8
 """Share of groups of one kind from which it is the cause, and not a tendency."""

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo.contracts.types import BoolArray
 from dapo.errors import DataError
 from dapo.observe.text import utf8
 from dapo.report.page_data import GroupView, PromptView, Visit
@@ -24,6 +23,7 @@ from dapo.report.problems import problems_of
 from dapo.report.reader import Run
 from dapo.report.rollout_index import THREADS, Index, Summary, files_of, index_of, opened, read_columns, reading
 from dapo.report.rollout_views import rows_of, token_groups, views
+from dapo.types.batch import BoolArray
 
 MOST = 200
 """Groups or prompts of one answer."""

@@ -6,7 +6,7 @@ import importlib
 import time
 from collections.abc import Iterable, Sequence
 
-from dapo.contracts.glossary import lookup
+from dapo.metrics.glossary import lookup
 from dapo.report.choose import choose_rollouts, live_rollouts
 from dapo.report.compare import bands_of, labels_of
 from dapo.report.machines import without_repeats

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dapo.contracts.glossary import PHASES
-from dapo.contracts.words import counted
+from dapo.metrics.glossary import PHASES
 from dapo.observe.text import clean, number, percent
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import Run
@@ -15,6 +14,7 @@ from dapo.report.rules.cost import phase_seconds
 from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
 from dapo.report.status import cause_of, early_of, last_words, status_of, unfilled_said
 from dapo.report.words import big, brief, first_sentence, seconds_said, sentence
+from dapo.words import counted
 
 __all__ = ["sentences_of", "status_of", "tiles_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dapo.contracts.glossary import BESIDE, PHASES
+from dapo.metrics.glossary import BESIDE, PHASES
 from dapo.observe.metrics import Row
 
 _NO_PHASE = (

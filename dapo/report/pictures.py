@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dapo.contracts.glossary import PHASES
+from dapo.metrics.glossary import PHASES
 from dapo.observe.files import replacing
 from dapo.observe.text import clean, shorten
 from dapo.report.page_data import Band, RunView

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
-from dapo.contracts.phases import Span
 from dapo.errors import RecipeError
 from dapo.observe import jsonl, machine
 from dapo.observe.files import open_regular, read_regular
@@ -33,6 +32,7 @@ from dapo.report.family import LARGEST, family_of
 from dapo.report.machines import machine_of
 from dapo.report.page_data import MachineView
 from dapo.report.settings import difference_of
+from dapo.types.protocols import Span
 
 T = TypeVar("T")
 

@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import IntArray
 from dapo.errors import DataError
 from dapo.observe.parquet import Source, TooLarge, open_parquet
 from dapo.report.reader import Run
+from dapo.types.batch import IntArray
+from dapo.types.enums import FinishReason
 
 Stamp = tuple[int, int]
 """Time of the last change in nanoseconds, and size."""

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo.contracts.enums import Disposition, Verdict
 from dapo.errors import DataError
 from dapo.observe.files import check_regular
 from dapo.observe.parquet import Source, open_parquet
@@ -20,6 +19,7 @@ from dapo.report.page_data import GroupView, Response, Tokens
 from dapo.report.problems import problems_of
 from dapo.report.reader import Run
 from dapo.report.rollout_index import Summary, opened, read_columns, reading
+from dapo.types.enums import Disposition, Verdict
 
 LONGEST = 1_000_000
 """Characters of a response or a prompt."""

@@ -9,15 +9,16 @@ import shlex
 import time
 from typing import Any, NamedTuple, get_args
 
-from dapo.contracts.evidence import ClusterLost, DataEnded, Evidence, NoGain, OutOfTime, StopEvidence
-from dapo.contracts.words import counted, lost_said
 from dapo.observe.notices import early_said, time_said
 from dapo.observe.status import read_evidence
 from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said
 from dapo.observe.text import clean, number
+from dapo.processes.watch import lost_said
 from dapo.report.page_data import State, Status
 from dapo.report.reader import Run
 from dapo.report.words import brief, first_sentence, seconds_said, sentence
+from dapo.types.evidence import ClusterLost, DataEnded, Evidence, NoGain, OutOfTime, StopEvidence
+from dapo.words import counted
 
 ELSEWHERE = 600.0
 """Seconds after the last sign of life for which a run on another machine, whose lock cannot be seen here, counts as

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.contracts.types import BoolArray, IntArray
 from dapo.observe.metrics import Row
 from dapo.report.page_data import Curves, Thinned
+from dapo.types.batch import BoolArray, IntArray
 
 Matrix = NDArray[np.float64]
 """[rows, keys]; nan where a number is missing."""

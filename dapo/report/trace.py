@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dapo.contracts.glossary import BESIDE
-from dapo.contracts.phases import Span
+from dapo.metrics.glossary import BESIDE
 from dapo.observe.metrics import Row, series
 from dapo.report.page_data import Timeline
 from dapo.report.phases import in_order, phases_of_row
 from dapo.report.reader import Run
 from dapo.report.thin import SPANS
+from dapo.types.protocols import Span
 
 COUNTERS = {
     "tokens per second": "time/tokens_per_second",

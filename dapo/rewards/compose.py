@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dapo.config.schema import Reward
-from dapo.contracts.names import reward_name_problem
-from dapo.contracts.types import Completion, Key, Prompt, Score
 from dapo.errors import RewardError
+from dapo.metrics.names import reward_name_problem
 from dapo.rewards import simple
 from dapo.rewards.hasty import Hasty
 from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
 from dapo.rewards.objects import pickled, runs_in_the_driver
 from dapo.rewards.pool import MEMORY_MIB, WorkerPool
 from dapo.rewards.task import SIGNED_SUM
+from dapo.types.batch import Completion, Key, Prompt, Score
 
 ACCURACY = "accuracy"
 MAX_NAMES = 256  # different names of numbers in a run: each is a metric of its own

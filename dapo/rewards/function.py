@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from dapo.contracts.hooks import is_object, load, search_working_directory
-from dapo.contracts.names import reward_name_problem
 from dapo.errors import RewardError
+from dapo.hooks import is_object, load, search_working_directory
+from dapo.metrics.names import reward_name_problem
 
 MAX_VALUES = 64  # numbers in the dict that one call may return
 MAX_NUMBER = 1e15  # so that squares and sums over a group stay finite in single precision

@@ -6,9 +6,9 @@ time limit rules. The verdict is the same in both places.
 
 from __future__ import annotations
 
-from dapo.contracts.types import Completion, Prompt
 from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
 from dapo.rewards.simple import TookLong
+from dapo.types.batch import Completion, Prompt
 
 MOMENT = 0.02
 """Seconds that a pattern may take in the driver."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dapo.contracts.hooks import OBJECTS, user_line
-from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
+from dapo.hooks import OBJECTS, user_line
 from dapo.rewards import math, simple
 from dapo.rewards.function import describe_error, load_function, read_values
 from dapo.rewards.question import Kind
 from dapo.rewards.task import read_answer, task, warm_up
 from dapo.rewards.text import vote_text
+from dapo.types.batch import Completion, Prompt
 
 Outcome = dict[str, float] | str
 """Numbers by name, or why there are none: a kind of failure (``KINDS``), a colon, details."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import cloudpickle
 
-from dapo.contracts.hooks import given, is_object
+from dapo.hooks import given, is_object
 from dapo.rewards.function import describe_error
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ for a worker that does not read or write. A worker holds one batch at a time and
 or dies, the item it was at is known: that one failed, those behind it go to the next worker.
 
 Workers are fresh interpreters (not forks: torch's threads do not survive one), without torch, in sessions of their own:
-Ctrl-C does not reach them. Each has a guard (``dapo.rewards.guard``) that ends whatever it started, also when the
+Ctrl-C does not reach them. Each has a guard (``dapo.processes.guard``) that ends whatever it started, also when the
 driver dies.
 """
 
@@ -28,10 +28,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dapo.contracts.types import Completion, Prompt
 from dapo.errors import RewardError
+from dapo.processes.guarded import start_guarded
 from dapo.rewards.function import read_values
-from dapo.rewards.guarded import start_guarded
 from dapo.rewards.judges import Outcome, Verifier
 from dapo.rewards.losses import Losses
 from dapo.rewards.messages import Began, Done, Failed, Loading, Message, Ready, read_messages
@@ -39,6 +38,7 @@ from dapo.rewards.output import OutputFile
 from dapo.rewards.question import Question, Questions
 from dapo.rewards.wire import Inbox, WireError, frame
 from dapo.system import limits_memory
+from dapo.types.batch import Completion, Prompt
 
 log = logging.getLogger(__name__)
 

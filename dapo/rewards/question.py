@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Prompt
+from dapo.types.batch import Completion, Prompt
+from dapo.types.enums import FinishReason
 
 Kind = Literal["math", "exact", "regex", "task", "function"]
 Question = tuple[str, str] | tuple[bytes, str] | tuple[bytes, bytes]

@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from dapo.contracts.types import Completion, Prompt
 from dapo.rewards.math import extract_answer
+from dapo.types.batch import Completion, Prompt
 
 SIGNED_SUM = "signed_sum"
 REASONING_GYM = "reasoning_gym/"

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import IntArray
 from dapo.models.head import LOW
 from dapo.models.precision import float32_product
 from dapo.rollout.pools import FIRST_COLUMNS, GROWTH, CacheShape, FixedPool, Pool, Prefilled, pool_limits
 from dapo.rollout.traffic import send
+from dapo.types.batch import IntArray
 
 _MOVED = 2**28  # bytes of keys and values that move to a wider pool at once: they exist twice for a moment
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dapo.contracts.remote import HostLost, HostSpec, Transport
-from dapo.contracts.types import Key, Metrics, TensorSum, Ticket
 from dapo.errors import ClusterError, EngineError, LearnerLost
+from dapo.processes.transport import HostLost, HostSpec, Transport
 from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Weights
+from dapo.types.batch import Key, Metrics, TensorSum, Ticket
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import give_back
@@ -36,12 +34,14 @@ from dapo.rollout.sampling import Candidates, Law, draw_mixed
 from dapo.rollout.slots import check_slots, choose_slots
 from dapo.rollout.traffic import read, send
 from dapo.rollout.weights import take_weights, tensor_sums
+from dapo.types.batch import IntArray, Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.enums import FinishReason
 
 PREFILL_TOKENS = 4096  # padded tokens of one prefill pass
 
 
 class EmbeddedEngine:
-    """An ``Engine`` (``dapo.contracts.protocols``) that decodes in this process.
+    """An ``Engine`` (``dapo.types.protocols``) that decodes in this process.
 
     Args:
         loaded: The model. With ``shares_weights`` it is the learner's own, else a copy that belongs to the engine.

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
@@ -26,6 +24,8 @@ from dapo.rollout.requests import Gate, sequence_of
 from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
 from dapo.rollout.weights import take_weights, tensor_sums
+from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.enums import FinishReason
 
 _DEFAULT_SLOTS = 64
 
@@ -68,7 +68,7 @@ class _Drawn:
 
 
 class GenerateEngine:
-    """An ``Engine`` (``dapo.contracts.protocols``) over transformers' ``generate``.
+    """An ``Engine`` (``dapo.types.protocols``) over transformers' ``generate``.
 
     ``poll`` runs one batch to its end, so nothing is ever in flight between calls.
 

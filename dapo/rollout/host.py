@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dapo.contracts.protocols import Engine
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.protocols import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from dapo.config.schema import Rollout
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.protocols import Engine
 from dapo.models.load import load_model
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.host import EngineHost
 from dapo.rollout.stops import StopStrings
+from dapo.types.model import ModelFacts
+from dapo.types.protocols import Engine
 
 SERVER_SECONDS = 1.0
 """A turn of a server is that long at most: it decodes by itself, and new requests wait for the end of a turn."""

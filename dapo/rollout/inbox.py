@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import DapoError, EngineError, of_the_machine
 from dapo.rollout.requests import Gate, Queue, empty_event, ended_before
+from dapo.types.batch import Key, SampleEvent, SampleRequest
+from dapo.types.enums import FinishReason
 
 
 def check_requests(requests: Sequence[SampleRequest], gate: Gate, present: Collection[Key]) -> None:

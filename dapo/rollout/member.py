@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dapo.contracts.remote import Call, FindsPlaces, Host, HostLost, HostSpec, Transport
-from dapo.contracts.types import PASSING, Key, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
+from dapo.processes.transport import Call, FindsPlaces, Host, HostLost, HostSpec, Transport
 from dapo.rollout.host import Answer, HostFacts
+from dapo.types.batch import PASSING, Key, SampleRequest, TensorSum, Ticket
 
 log = logging.getLogger(__name__)
 

@@ -20,22 +20,22 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.remote import HostSpec, Transport
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import ClusterError, EngineError
+from dapo.processes.transport import HostSpec, Transport
 from dapo.rollout.crew import Crew, keys_of
 from dapo.rollout.host import Answer
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Source
 from dapo.rollout.requests import Gate, empty_event, ended_before
 from dapo.rollout.tally import Tally
+from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.enums import FinishReason
 
 log = logging.getLogger(__name__)
 
 
 class EnginePool:
-    """Keeps ``dapo.contracts.protocols.Engine`` and ``EngineGroup``.
+    """Keeps ``dapo.types.protocols.Engine`` and ``EngineGroup``.
 
     Args:
         transport: where hosts live.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import IntArray
+from dapo.types.batch import IntArray
 
 FIRST_COLUMNS = 64
 GROWTH = 4  # each pool is this many times wider than the one before

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import IntArray, Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import IntArray, Key, SampleEvent, SampleRequest
+from dapo.types.enums import FinishReason
 
 
 def sequence_of(request: SampleRequest) -> IntArray:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.seeds import stream_keys, uniforms
-from dapo.contracts.types import IntArray, Key, SampleEvent, SampleRequest
 from dapo.rollout.requests import sequence_of
 from dapo.rollout.sampling import Law, law_of
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import IntArray, Key, SampleEvent, SampleRequest
+from dapo.types.enums import FinishReason
+from dapo.types.seeds import stream_keys, uniforms
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Drawing tokens: truncation, inverse-CDF sampling with exact log-probabilities.
 
-The uniform number behind token t of a request is a pure function of (request seed, t), ``dapo.contracts.seeds``. So
+The uniform number behind token t of a request is a pure function of (request seed, t), ``dapo.types.seeds``. So
 which slot a response decodes in, what decodes beside it, and whether it was interrupted and continued from a prefix
 cannot change it.
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import SamplingParams
+from dapo.types.batch import SamplingParams
 
 
 class Law(NamedTuple):

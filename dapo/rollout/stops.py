@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.types import IntArray, SampleRequest
+from dapo.types.batch import IntArray, SampleRequest
 
 _SLACK = 8  # tokens before the longest match: a character cut at the window's beginning, a space that is dropped there
 

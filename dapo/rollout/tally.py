@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dapo.contracts.types import Metrics
+from dapo.types.batch import Metrics
 
 
 class Tally:

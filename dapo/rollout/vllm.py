@@ -26,10 +26,6 @@ import torch._dynamo.config
 from torch import Tensor
 
 from dapo.config.schema import Vllm
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.seeds import generator_seed
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
@@ -39,6 +35,10 @@ from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, spe
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
 from dapo.system import shared_memory
+from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
+from dapo.types.enums import FinishReason
+from dapo.types.model import ModelFacts
+from dapo.types.seeds import generator_seed
 
 _DEFAULT_SLOTS = 256
 
@@ -46,7 +46,7 @@ _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 
 
 class VllmEngine:
-    """An ``Engine`` (``dapo.contracts.protocols``) over vLLM's ``LLMEngine``.
+    """An ``Engine`` (``dapo.types.protocols``) over vLLM's ``LLMEngine``.
 
     Args:
         facts: Of the learner's model; vLLM reads its folder's configuration, and gets its weights by ``load``.

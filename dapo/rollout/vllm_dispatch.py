@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.errors import EngineError
 from dapo.rollout.requests import Queue, empty_event, sequence_of
 from dapo.rollout.stops import StopStrings
@@ -28,6 +26,8 @@ from dapo.rollout.vllm_lease import ServerLease
 from dapo.rollout.vllm_route import Published, WeightRoute
 from dapo.rollout.vllm_startup import ServerFacts
 from dapo.rollout.vllm_waiting import AGAIN, Waiting, tell_slow
+from dapo.types.batch import Key, SampleEvent, SampleRequest
+from dapo.types.enums import FinishReason
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.seeds import generator_seed
-from dapo.contracts.types import FloatArray, IntArray, SampleRequest, VersionArray
 from dapo.errors import EngineError
 from dapo.rollout.requests import sequence_of
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import FloatArray, IntArray, SampleRequest, VersionArray
+from dapo.types.enums import FinishReason
+from dapo.types.seeds import generator_seed
 
 GENERATE, ABORT = "/inference/v1/generate", "/inference/v1/abort_requests"
 _NOT_FINITE = -9999.0  # what vLLM writes for a log-probability that is nan or -inf (JSON knows neither)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Key, SampleEvent, SampleRequest
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import Key, SampleEvent, SampleRequest
+from dapo.types.enums import FinishReason
 
 _KNOWN = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 

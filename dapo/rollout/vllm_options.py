@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Vllm
-from dapo.contracts.model import ModelFacts
 from dapo.errors import EngineError
 from dapo.system import available_memory
+from dapo.types.model import ModelFacts
 
 WEIGHT_WORKER = "dapo.rollout.vllm.WeightWorker"
 _BLOCK = 32  # tokens of a cache block: a prompt is shared in whole blocks; CPU kernels want multiples of 32

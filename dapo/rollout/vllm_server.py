@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from dapo.contracts.types import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.weights import SETS, read_shapes, unknown_route
 from dapo.rollout.requests import Gate, ended_before
@@ -29,6 +28,7 @@ from dapo.rollout.vllm_lease import TRAINER, ServerLease
 from dapo.rollout.vllm_route import Published
 from dapo.rollout.vllm_startup import ServerFacts, inspect
 from dapo.rollout.vllm_sums import together
+from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 
 _DEFAULT_SLOTS = 256
 _RELEASE_SECONDS = 2.0
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class ServerEngine:
-    """An ``Engine`` (``dapo.contracts.protocols``) over a vLLM server's HTTP routes.
+    """An ``Engine`` (``dapo.types.protocols``) over a vLLM server's HTTP routes.
 
     The clock is an estimate from below: a response that was sent at clock c and ends with n tokens says that at least
     c + n steps were taken. It is exact while the server decodes all that it was sent at once (``slots`` up to its

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import TensorSum
 from dapo.errors import EngineError
 from dapo.models.checksum import checksum, dtype_name
+from dapo.types.batch import TensorSum
 
 _PARTS = {"q": 0, "k": 1, "v": 2}
 _REARRANGED = ("query_key_value", "c_attn", "c_proj", "c_fc", "W_pack")  # turned or interleaved on their way in

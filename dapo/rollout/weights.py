@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo.contracts.types import TensorSum, Ticket
 from dapo.errors import EngineError
 from dapo.models.checksum import checksum, dtype_name, once_each
 from dapo.models.weights import offered, tensors_of
+from dapo.types.batch import TensorSum, Ticket
 
 
 def take_weights(model: Any, ticket: Ticket, shares: bool) -> None:

@@ -16,8 +16,6 @@ from dapo.config.checks import correction_kind, ratio_against
 from dapo.config.pool import describe_pool, engine_slots, is_pool, server_urls
 from dapo.config.schema import Recipe, Rollout
 from dapo.config.transfer import weight_route
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.protocols import Engine
 from dapo.errors import NotInstalled, RecipeError
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
@@ -29,6 +27,8 @@ from dapo.rollout.stops import StopStrings
 from dapo.run.held import learner_holds
 from dapo.run.parts import load_hook
 from dapo.run.places import Places, missing_ray
+from dapo.types.model import ModelFacts
+from dapo.types.protocols import Engine
 
 _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
@@ -76,7 +76,7 @@ def check_engine(recipe: Recipe) -> None:
 
 
 _METHODS = "submit poll abort load checksums sleep stats close"
-_PROTOCOL = "the protocol is dapo.contracts.protocols.Engine, and docs/engines.md has an example"
+_PROTOCOL = "the protocol is dapo.types.protocols.Engine, and docs/engines.md has an example"
 
 
 def own_engine(name: str) -> Callable[..., Any]:

@@ -12,7 +12,6 @@ from rich.console import Console as RichConsole
 from dapo.algorithms.statistics import mean_of_estimates
 from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.config.load import LoadedRecipe
-from dapo.contracts.evaluation import EvaluationResult
 from dapo.errors import AccuracyUnknown, DataError
 from dapo.loop.evaluation_metrics import by_set_of, paired_difference, result_of
 from dapo.loop.outcomes import silent
@@ -24,6 +23,7 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.stopped import silent_said
 from dapo.run.learners import in_one_process
 from dapo.run.session import Session
+from dapo.types.evaluation import EvaluationResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dapo.checkpoint.tree import as_damage, load_state
 from dapo.config.check_sft import sft_source_name
 from dapo.config.load import load_recipe
 from dapo.config.schema import Recipe
-from dapo.contracts.model import check_fingerprint
 from dapo.errors import CheckpointError
 from dapo.learner import storage
 from dapo.models.adapter import merge_error
@@ -24,6 +23,7 @@ from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, interval, number, percent
 from dapo.run.parts import make_facts, make_model
+from dapo.types.model import check_fingerprint
 
 CARD = "README.md"
 _GENERIC = "PreTrainedTokenizerFast"

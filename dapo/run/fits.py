@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dapo.config.schema import Recipe
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.types import Prompt
 from dapo.data.load import PreparedData
 from dapo.errors import RecipeError
+from dapo.types.batch import Prompt
+from dapo.types.model import ModelFacts
 
 
 def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, training: bool = True) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Recipe
-from dapo.contracts.events import Callback
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.protocols import Engine, PromptStream, Scorer
-from dapo.contracts.types import Prompt
 from dapo.errors import RecipeError
 from dapo.observe.jsonl import write_atomically
+from dapo.types.batch import Prompt
+from dapo.types.events import Callback
+from dapo.types.model import ModelFacts
+from dapo.types.protocols import Engine, PromptStream, Scorer
 
 FILE = "given.json"
 """In the run's folder: which parts were given from Python."""
@@ -166,6 +166,6 @@ def _made(given: Any, context: Context, what: str, protocol: type, names: str) -
     if missing := [name for name in wanted if not hasattr(part, name)]:
         raise RecipeError(
             f"{name_of(part)} is not {what}: it has no {', '.join(missing)}. The protocol is "
-            f"dapo.contracts.protocols.{protocol.__name__}; docs/extending.md has an example"
+            f"dapo.types.protocols.{protocol.__name__}; docs/extending.md has an example"
         )
     return part

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dapo.config.schema import Recipe
-from dapo.contracts.model import ModelFacts
 from dapo.models.adapter import adapter_parameters
 from dapo.run.parts import needs_reference
+from dapo.types.model import ModelFacts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of a number."""

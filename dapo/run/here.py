@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from dapo.config.schema import Recipe
-from dapo.contracts.events import Callback
 from dapo.errors import ModelError, NotInstalled
 from dapo.models.load import find_device, missing_weights
 from dapo.observe.files import no_room_in
@@ -16,6 +15,7 @@ from dapo.observe.run_folder import RunFolder
 from dapo.observe.trackers import make_trackers, missing_tracker
 from dapo.run.engines import missing_card, missing_key, missing_package, missing_peft
 from dapo.run.places import learner_hosts
+from dapo.types.events import Callback
 
 
 def trackers_of(recipe: Recipe) -> list[Callback]:

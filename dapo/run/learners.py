@@ -12,13 +12,8 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.cluster.left_over import claim, delete_left, leave
 from dapo.config.schema import Lora, Recipe
 from dapo.config.transfer import weight_route
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.protocols import Engine, Learner
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import PASSING
 from dapo.errors import ModelError
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.group import LearnerGroup
@@ -30,9 +25,14 @@ from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.rendezvous import LOOPBACK, serve
 from dapo.observe.console import Console
+from dapo.processes.left_over import claim, delete_left, leave
+from dapo.processes.transport import HostSpec
 from dapo.rollout.pool import EnginePool
 from dapo.run.parts import adapter_seed, make_correction, make_model, make_objective, needs_reference
 from dapo.run.places import Places, transport_of
+from dapo.types.batch import PASSING
+from dapo.types.model import ModelFacts
+from dapo.types.protocols import Engine, Learner
 
 
 def over_ranks(recipe: Recipe) -> bool:

@@ -40,11 +40,8 @@ from dapo.config.checks import (
     uses_sampler_logprobs,
 )
 from dapo.config.schema import Model, Recipe
-from dapo.contracts.hooks import load
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.seeds import ADAPTER, MARKS, derive_seed
-from dapo.contracts.types import BoolArray, FloatArray, IntArray, Row
 from dapo.errors import RecipeError
+from dapo.hooks import load
 from dapo.learner.determinism import reserve_workspace
 from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
 from dapo.loop.schedule import Schedule
@@ -55,6 +52,9 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_word_tokenizer
 from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
+from dapo.types.batch import BoolArray, FloatArray, IntArray, Row
+from dapo.types.model import ModelFacts
+from dapo.types.seeds import ADAPTER, MARKS, derive_seed
 
 WARMUP_PERCENT = 100
 CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook, AdvantageHook)

@@ -10,21 +10,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dapo.cluster.placement import Node, Plan, amounts, await_machines, plan_places
-from dapo.cluster.processes import ProcessTransport
-from dapo.cluster.ray_head import OwnCluster, outlive_head
-from dapo.cluster.ray_said import unreachable
-from dapo.cluster.watch import unanswered
 from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
-from dapo.contracts.evidence import ClusterLost
-from dapo.contracts.remote import Transport
-from dapo.contracts.words import lost_said
 from dapo.errors import ClusterEnded, ClusterError, DapoError, RecipeError, WithEvidence
 from dapo.observe.run_folder import HOSTS
+from dapo.processes.local import ProcessTransport
+from dapo.processes.placement import Node, Plan, amounts, await_machines, plan_places
+from dapo.processes.ray_head import OwnCluster, outlive_head
+from dapo.processes.ray_said import unreachable
+from dapo.processes.transport import Transport
+from dapo.processes.watch import lost_said, unanswered
+from dapo.types.evidence import ClusterLost
 
 if TYPE_CHECKING:
-    from dapo.cluster.ray import RayCluster
+    from dapo.processes.ray import RayCluster
 
 ELSEWHERE = (
     "on a cluster that lives (cluster.address=HOST:PORT, or null for one of this machine alone) or with "
@@ -137,14 +136,14 @@ def open_places(recipe: Recipe, *, training: bool = True, engines: bool = True) 
         raise RecipeError(missing)
     outlive_head()
     if _is_open():
-        from dapo.cluster.ray import check_left
+        from dapo.processes.ray import check_left
 
         check_left()
     named = recipe.cluster.address or os.environ.get("RAY_ADDRESS")
     if named and (why := unanswered(named)):
         raise ClusterError(unreachable(named, why))
     address: str | OwnCluster = named or ("" if _is_open() else OwnCluster())
-    from dapo.cluster.ray import RayCluster  # not before: what it imports asks whether the cluster has a token
+    from dapo.processes.ray import RayCluster  # not before: what it imports asks whether the cluster has a token
 
     cluster = RayCluster(address)
     try:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import torch
 
-from dapo.cluster.left_over import claim, delete_left, leave
-from dapo.cluster.threads import ThreadTransport
 from dapo.config.pool import engine_count, engine_slots, is_lockstep, server_urls
 from dapo.config.schema import Recipe
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.remote import ROOM, HostSpec, Transport
 from dapo.models.load import find_device
 from dapo.models.weights import SETS
+from dapo.processes.left_over import claim, delete_left, leave
+from dapo.processes.threads import ThreadTransport
+from dapo.processes.transport import ROOM, HostSpec, Transport
 from dapo.rollout.hosted import EngineOrder, ServerOrder, engine_host, server_host
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
@@ -26,6 +25,7 @@ from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
 from dapo.run.places import Places, transport_of
 from dapo.system import shared_memory
+from dapo.types.model import ModelFacts
 
 _SETS = 2.5  # sets of weights that shared memory has to hold: the present one, the next, and some room
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dapo.config.schema import Recipe
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.types import SamplingParams
 from dapo.errors import ModelError
+from dapo.types.batch import SamplingParams
+from dapo.types.model import ModelFacts
 
 
 def make_sampling(recipe: Recipe, facts: ModelFacts) -> SamplingParams:

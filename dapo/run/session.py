@@ -13,13 +13,6 @@ from dapo.config.check_data import source_name
 from dapo.config.pool import is_pool
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
-from dapo.contracts.evaluation import EvaluationProgress
-from dapo.contracts.evidence import ClusterLost
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.phases import Phases
-from dapo.contracts.protocols import Engine, Learner, PromptStream, Scorer
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import Prompt
 from dapo.data.load import PreparedData, prepare
 from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
@@ -32,6 +25,7 @@ from dapo.loop.rollouts import Rollouts
 from dapo.loop.stopping import Deadline
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
+from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
@@ -65,6 +59,11 @@ from dapo.run.pools import delete_sets
 from dapo.run.sampling import make_sampling, make_validation_sampling
 from dapo.run.texts import make_texts
 from dapo.system import core_count
+from dapo.types.batch import Prompt
+from dapo.types.evaluation import EvaluationProgress
+from dapo.types.evidence import ClusterLost
+from dapo.types.model import ModelFacts
+from dapo.types.protocols import Engine, Learner, PromptStream, Recorder, Scorer
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16

@@ -12,16 +12,12 @@ from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_sft import supervised, unreached
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.phases import Phases
-from dapo.contracts.recorder import Recorder
-from dapo.contracts.types import Prompt
-from dapo.contracts.words import counted
 from dapo.data.demonstrations import Demonstration, Demonstrations, prepare_demonstrations
 from dapo.data.stream import content
 from dapo.errors import RecipeError
 from dapo.loop.stopping import Deadline
 from dapo.loop.supervised import SupervisedTrainer, steps_of
+from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
@@ -38,6 +34,10 @@ from dapo.run.parts import (
 )
 from dapo.run.pools import delete_sets, shared_weights
 from dapo.run.sampling import stop_tokens
+from dapo.types.batch import Prompt
+from dapo.types.model import ModelFacts
+from dapo.types.protocols import Recorder
+from dapo.words import counted
 
 SHOWN = 600  # characters of the first example that are shown
 SHOWN_TOKENS = 24  # tokens at each end of a stretch that are shown

@@ -17,16 +17,16 @@ from dapo.config.problems import written
 from dapo.config.resume import Change
 from dapo.config.schema import Recipe
 from dapo.config.shipped import short_name
-from dapo.contracts.evidence import ClusterLost
-from dapo.contracts.words import lost_said
 from dapo.observe.console import Console
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder, command_of
 from dapo.observe.summary import print_summary
+from dapo.processes.watch import lost_said
 from dapo.run.engines import describe_engine
 from dapo.run.export import export
 from dapo.run.given import Given
 from dapo.run.places import ELSEWHERE
+from dapo.types.evidence import ClusterLost
 
 
 def difference_lines(loaded: LoadedRecipe) -> list[str]:

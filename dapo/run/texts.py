@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from dapo.config.schema import Recipe
-from dapo.contracts.types import IntArray
 from dapo.data.encode import CutError, continuation
 from dapo.errors import RecipeError
 from dapo.loop.texts import Texts, Thinking
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import IntArray
 
 _TAIL = 256  # tokens of a prompt whose end is read
 _FEW = 32  # tokens of a response that are quicker as a list than as an array

@@ -16,7 +16,6 @@ from dapo.config.load import LoadedRecipe
 from dapo.config.resume import changed_since, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
-from dapo.contracts.events import StartEvent
 from dapo.errors import (
     ClusterEnded,
     ClusterError,
@@ -61,6 +60,7 @@ from dapo.run.telling import (
     say_end,
     say_recipe,
 )
+from dapo.types.events import StartEvent
 
 log = logging.getLogger(__name__)
 

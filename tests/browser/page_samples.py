@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dapo.contracts.glossary import lookup
+from dapo.metrics.glossary import lookup
 from dapo.report.page_data import Bundle, GroupView, Response, RunView, Tokens
 
 STEPS = 20

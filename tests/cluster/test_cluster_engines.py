@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from number_engine import GATE, MortalEngine, NumberEngine, sums, ticket, token
 
-from dapo.cluster.processes import ProcessTransport
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Key, SampleRequest, SamplingParams
+from dapo.processes.local import ProcessTransport
+from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
+from dapo.types.batch import Key, SampleRequest, SamplingParams
 
 pytestmark = pytest.mark.cluster
 

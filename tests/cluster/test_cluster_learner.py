@@ -13,11 +13,11 @@ import pytest
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.checkpoint.store import CheckpointStore, check_manifest
-from dapo.contracts.types import LearnStep
 from dapo.learner.group import LearnerGroup
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
 from dapo.run import learners
+from dapo.types.batch import LearnStep
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 PATIENCE = 60  # learner.timeout: ranks that are busy with each other must not be taken for frozen on a slow machine

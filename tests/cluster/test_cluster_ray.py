@@ -11,10 +11,10 @@ from desk import Desk
 from ray_processes import NEEDS_RAY, ancestors, wait_for_end
 from transport_contract import CHECKS, Subject
 
-from dapo.cluster.placement import Bundle, Plan
-from dapo.cluster.ray_head import OwnCluster
-from dapo.contracts.remote import FindsPlaces, HostLost, HostSpec
 from dapo.errors import ClusterError
+from dapo.processes.placement import Bundle, Plan
+from dapo.processes.ray_head import OwnCluster
+from dapo.processes.transport import FindsPlaces, HostLost, HostSpec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 @pytest.fixture(scope="module")
 def cluster():
     own = OwnCluster()
-    from dapo.cluster.ray import RayCluster  # asks, when it is imported, whether there is a token
+    from dapo.processes.ray import RayCluster  # asks, when it is imported, whether there is a token
 
     made = RayCluster(own)
     yield made

@@ -15,11 +15,11 @@ from pool_runs import OVER, computed, train
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.cluster import watch
-from dapo.cluster.ray_head import OwnCluster
 from dapo.learner.group import LearnerGroup
 from dapo.loop.stopping import Stopping
 from dapo.observe.metrics import read_metrics
+from dapo.processes import watch
+from dapo.processes.ray_head import OwnCluster
 from dapo.rollout.crew import Crew
 from dapo.rollout.pool import EnginePool
 

@@ -17,14 +17,14 @@ from ray_machines import CPUS, join
 from ray_processes import NEEDS_RAY, ancestors, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.cluster.placement import plan_places
-from dapo.cluster.ray_head import OwnCluster
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Key, SampleRequest, SamplingParams
 from dapo.learner.group import LearnerGroup
+from dapo.processes.placement import plan_places
+from dapo.processes.ray_head import OwnCluster
+from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
+from dapo.types.batch import Key, SampleRequest, SamplingParams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 
@@ -61,7 +61,7 @@ def away_of(pool, machine):
 @pytest.fixture
 def cluster(head, machine):
     """Left also by a test that fails: its engines would keep all the room there is."""
-    from dapo.cluster.ray import RayCluster
+    from dapo.processes.ray import RayCluster
 
     made = RayCluster(head.address)
     yield made

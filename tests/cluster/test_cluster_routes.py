@@ -8,7 +8,7 @@ from pool_runs import assert_lost_once, computed, shoot_at_the_second_publish, t
 from small_run import write_recipe
 from ticket_contract import CHECKS, Desk
 
-from dapo.cluster.processes import ProcessTransport
+from dapo.processes.local import ProcessTransport
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 RANKS = ("learner.ranks=2", "trainer.steps=3", "validation.every=0")

@@ -11,8 +11,8 @@ import pytest
 from pool_runs import begin, computed, read_until, train
 from small_run import assert_none_lost_or_doubled, write_recipe
 
-from dapo.cluster.inline import InlineTransport
-from dapo.cluster.left_over import delete_left
+from dapo.processes.inline import InlineTransport
+from dapo.processes.left_over import delete_left
 from dapo.rollout.pool import EnginePool
 from dapo.run import pools
 

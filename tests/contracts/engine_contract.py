@@ -1,4 +1,4 @@
-"""What every engine promises (``dapo.contracts.protocols.Engine``), as one list of checks over a factory.
+"""What every engine promises (``dapo.types.protocols.Engine``), as one list of checks over a factory.
 
 A test file of an engine makes a ``Subject`` and runs ``CHECKS``:
 
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Partial, SampleRequest, SamplingParams, TensorSum
 from dapo.errors import EngineError
+from dapo.types.batch import Partial, SampleRequest, SamplingParams, TensorSum
+from dapo.types.enums import FinishReason
 
 COUNTERS = {"decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps"}
 

@@ -1,4 +1,4 @@
-"""What every learner promises (``dapo.contracts.protocols.Learner``), as one list of checks over a factory.
+"""What every learner promises (``dapo.types.protocols.Learner``), as one list of checks over a factory.
 
 A test file of a learner makes a ``Subject`` and runs ``CHECKS``:
 
@@ -21,10 +21,10 @@ import pytest
 from learner_rows import make_groups, make_rows, masked, rows_of, with_sampler
 from learner_subject import Subject, learn, logprobs, loss_tokens, publish, same, save, traced
 
-from dapo.contracts.glossary import lookup
-from dapo.contracts.stats import Max, Mean, Min, Sum, merge, values
-from dapo.contracts.types import LearnStep, TokenRow
 from dapo.errors import CheckpointError, LearnerError
+from dapo.metrics.glossary import lookup
+from dapo.metrics.stats import Max, Mean, Min, Sum, merge, values
+from dapo.types.batch import LearnStep, TokenRow
 
 KINDS = {"mean": Mean, "sum": Sum, "max": Max, "min": Min}
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.stats import values
-from dapo.contracts.types import FloatArray, Learned, LearnStep, Row, SavedFile
+from dapo.metrics.stats import values
+from dapo.types.batch import FloatArray, Learned, LearnStep, Row, SavedFile
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What every scorer promises (``dapo.contracts.protocols.Scorer``), as one list of checks.
+"""What every scorer promises (``dapo.types.protocols.Scorer``), as one list of checks.
 
 A test file of a scorer makes a ``Subject`` and runs ``CHECKS``:
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dapo.contracts.types import Completion, Prompt, Score
+from dapo.types.batch import Completion, Prompt, Score
 
 Kind = Literal["right", "wrong", "fails"]
 GATED = 1000  # the group whose response is scored when the gate opens

@@ -14,15 +14,15 @@ from learner_subject import learn
 
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import PASSING
 from dapo.models.facts import read_facts
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.processes.transport import HostSpec
 from dapo.rollout.hosted import EngineOrder, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run import learners
+from dapo.types.batch import PASSING
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What every transport promises (``dapo.contracts.remote.Transport``), as one list of checks over a factory.
+"""What every transport promises (``dapo.processes.transport.Transport``), as one list of checks over a factory.
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test_contract(check, subject):
@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from desk import Desk
 
-from dapo.contracts.remote import HostLost, HostSpec
 from dapo.errors import EngineError
+from dapo.processes.transport import HostLost, HostSpec
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from dapo.cluster.inline import InlineTransport
-from dapo.contracts.remote import HostLost
+from dapo.processes.inline import InlineTransport
+from dapo.processes.transport import HostLost
 
 Fault = Literal["before", "after", "freeze", None]
 """The host is gone before the call reaches it; after it did what was asked, before it said so; it never answers."""

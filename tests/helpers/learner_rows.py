@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from dapo.algorithms.reduction import loss_weights
-from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, LearnStep, Prompt, Row, Score, TokenTrace
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.plan import minibatch_rows
+from dapo.types.batch import Completion, Group, LearnStep, Prompt, Row, Score, TokenTrace
+from dapo.types.enums import FinishReason, Verdict
 
 
 def make_algorithm(reduction: str = "token_mean", **options) -> Algorithm:
@@ -88,7 +88,7 @@ def learn_step(
     learner, minibatches: Sequence[Sequence[Row]], rate: float = 1e-3, **options
 ) -> tuple[dict[str, float], list[TokenTrace]]:
     """One training step; its metrics and traces."""
-    from dapo.contracts.stats import values
+    from dapo.metrics.stats import values
 
     step = LearnStep(minibatches, [rate] * len(minibatches), **{"version": 0, **options})
     learned = learner.learn(step).result()

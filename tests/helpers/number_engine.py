@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import SampleEvent, TensorSum, Ticket
 from dapo.rollout.inbox import Inbox, check_idle
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import SampleEvent, TensorSum, Ticket
+from dapo.types.enums import FinishReason
 
 VOCABULARY = 40
 
@@ -49,7 +49,7 @@ def sums(version: int) -> dict[str, TensorSum]:
 
 
 class NumberEngine:
-    """Keeps ``dapo.contracts.protocols.Engine``."""
+    """Keeps ``dapo.types.protocols.Engine``."""
 
     shares_weights = False
 

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from dapo.algorithms.objective import Objective, clip_objective
-from dapo.cluster.inline import InlineTransport
-from dapo.cluster.processes import ProcessTransport
 from dapo.config import schema
-from dapo.contracts.remote import HostSpec
 from dapo.learner.group import LearnerGroup
 from dapo.learner.rank import RankPlace, make_rank
 from dapo.learner.sharding import Shape
+from dapo.processes.inline import InlineTransport
+from dapo.processes.local import ProcessTransport
+from dapo.processes.transport import HostSpec
 
 MODELS = {
     "tied": {"hidden": 16, "heads": 2, "ffn": 24},

@@ -13,14 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
-from dapo.contracts.stats import values
-from dapo.contracts.types import LearnStep
 from dapo.learner.local import LocalLearner
 from dapo.learner.plan import plan_step
 from dapo.learner.rank import RankPlace, make_rank
 from dapo.learner.sharding import Shape
+from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.slices import own_part, own_slice
+from dapo.types.batch import LearnStep
 
 LIMIT = 40  # input tokens of a micro-batch: ranks have unequal numbers of them
 CASES = {

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from ray_processes import command_of, descendants
 
-from dapo.rewards.guarded import start_guarded
+from dapo.processes.guarded import start_guarded
 
 CPUS = len(os.sched_getaffinity(0))
 """Of each machine, as Ray counts them: a bundle of so many takes all of it."""

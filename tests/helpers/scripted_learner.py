@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.contracts.handle import Done, Handle
-from dapo.contracts.stats import Stats, merge, over, stat
-from dapo.contracts.token_metrics import TOKEN_METRICS, LossTokens
-from dapo.contracts.types import FloatArray, HasTokens, Learned, LearnStep, Of, Row, SavedFile, Ticket, TokenTrace
 from dapo.errors import CheckpointError, LearnerError
+from dapo.metrics.stats import Stats, merge, over, stat
+from dapo.metrics.tokens import TOKEN_METRICS, LossTokens
+from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Of, Row, SavedFile, Ticket, TokenTrace
+from dapo.types.protocols import Done, Handle
 
 SCORES = "scores.weight"
 
 
 class ScriptedLearner:
-    """Keeps ``dapo.contracts.protocols.Learner``.
+    """Keeps ``dapo.types.protocols.Learner``.
 
     Args:
         vocabulary: tokens beyond it are taken modulo.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo.contracts.types import Ticket
 from dapo.models.weights import WeightFolder, model_tensors, offer
+from dapo.types.batch import Ticket
 
 _kept = []  # an offered model lives as long as somebody holds it
 

@@ -106,7 +106,7 @@ def assert_metrics_are_defined(path: Path) -> None:
     folder = path.parent if path.is_file() else path
     for file in sorted({*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")}):
         assert (unknown := unknown_keys({key for row in read_metrics(file) for key in row})) == [], (
-            f"{file}: no line in dapo/contracts/glossary.py for {unknown}"
+            f"{file}: no line in dapo/metrics/glossary.py for {unknown}"
         )
 
 

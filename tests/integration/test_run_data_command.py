@@ -9,10 +9,10 @@ from rich.console import Console as RichConsole
 from small_run import dapo, write_recipe
 
 from dapo.checkpoint.tree import load_tree
-from dapo.contracts.enums import Verdict
 from dapo.observe.metrics import read_metrics
 from dapo.observe.prompts import History, Standing, read_prompts
 from dapo.observe.rollouts import read_rollouts
+from dapo.types.enums import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +119,11 @@ def test_the_verdicts_of_a_history_are_numbered_as_they_are_here(run):
 
 def test_the_recorder_hands_the_filling_batch_to_the_console(tmp_path):
     from dapo.config.schema import Logging
-    from dapo.contracts.evidence import CollectProgress, Shares
     from dapo.observe.callbacks import Callbacks
     from dapo.observe.console import Console
     from dapo.observe.recorder import RunRecorder
     from dapo.observe.run_folder import RunFolder
+    from dapo.types.evidence import CollectProgress, Shares
 
     rich = RichConsole(file=io.StringIO(), width=300)
     console = Console("plain", rich)

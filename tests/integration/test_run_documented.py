@@ -157,7 +157,7 @@ def shaping(rewards_G, lengths_G, truncated_G):
     return rewards_G + penalties, penalties
 
 def keep(values_G, voters_G):
-    from dapo.contracts.enums import Verdict
+    from dapo.types.enums import Verdict
     return Verdict.KEPT if values_G[voters_G].max() > 0 else Verdict.ALL_WRONG
 
 def score(prompt, completion):

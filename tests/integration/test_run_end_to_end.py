@@ -19,9 +19,9 @@ from dapo import __version__
 from dapo.checkpoint.tree import load_tree
 from dapo.cli.main import main
 from dapo.config.load import load_recipe
-from dapo.contracts.glossary import lookup
 from dapo.errors import EngineError, SamplingStopped
 from dapo.loop.evaluation import Evaluator
+from dapo.metrics.glossary import lookup
 from dapo.observe.jsonl import read_jsonl
 from dapo.observe.metrics import MetricWriter, read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts

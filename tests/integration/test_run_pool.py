@@ -9,7 +9,7 @@ from faults import FaultyTransport
 from pool_runs import computed, train
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.cluster.inline import InlineTransport
+from dapo.processes.inline import InlineTransport
 from dapo.rollout import weights
 from dapo.run import pools
 

@@ -22,12 +22,12 @@ import dapo
 from dapo.api.recipe import ask
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import recipe_from_dict
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import SampleEvent, Score
 from dapo.observe.console import Console
 from dapo.run.given import Given
 from dapo.run.parts import make_model
 from dapo.run.session import Session
+from dapo.types.batch import SampleEvent, Score
+from dapo.types.enums import FinishReason
 
 
 class Playback:

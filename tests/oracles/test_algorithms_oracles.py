@@ -20,8 +20,8 @@ from dapo.algorithms.objective import clip_objective, with_terms
 from dapo.algorithms.ratio import log_ratio
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import soft_overlong_punishment
-from dapo.contracts.enums import Verdict
-from dapo.contracts.token_metrics import k3
+from dapo.metrics.tokens import k3
+from dapo.types.enums import Verdict
 
 FOLDER = Path(os.environ.get("DAPO_ORACLE_ANSWERS", Path(__file__).parent / "fixtures"))
 PEERS = ["verl-0.9.1", "verl-0.5.0", "trl-1.16.0", "skyrl-0.3.0"]

@@ -16,7 +16,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs, clipped_loss
 from dapo.algorithms.shaping import soft_overlong_punishment
 from dapo.algorithms.statistics import majority_correct, pass_at_k
-from dapo.contracts.enums import Verdict
+from dapo.types.enums import Verdict
 
 
 def slow_clip(logp, old, advantage, low, high, dual):

@@ -17,11 +17,11 @@ from learner_rows import make_algorithm, make_groups, masked, rows_of
 from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.objective import cispo_objective, clip_objective
 from dapo.config import schema
-from dapo.contracts.stats import values
-from dapo.contracts.types import LearnStep, Row
 from dapo.learner.local import LocalLearner
+from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import LearnStep, Row
 
 OBJECTIVES = [
     clip_objective(low=0.2, high=0.28, dual=3.0),

@@ -15,7 +15,7 @@ from dapo import system
 from dapo.config.load import recipe_from_dict
 from dapo.errors import ModelError, RecipeError
 from dapo.models.load import find_device
-from dapo.rewards import guard
+from dapo.processes import guard
 from dapo.rewards.pool import WorkerPool
 
 ROOT = Path(__file__).resolve().parents[2]

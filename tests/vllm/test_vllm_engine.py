@@ -7,10 +7,10 @@ import pytest
 import torch
 from vllm_parts import LONGEST, Published, drain, next_logits, partial_of, request, true_logprobs
 
-from dapo.contracts.enums import FinishReason
 from dapo.errors import EngineError
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.sampling import truncate
+from dapo.types.enums import FinishReason
 
 pytestmark = pytest.mark.vllm
 
@@ -122,7 +122,7 @@ def test_a_prefix_that_is_whole_already_ends_without_a_token(engine):
 
 
 def _event(tokens):
-    from dapo.contracts.types import SampleEvent
+    from dapo.types.batch import SampleEvent
 
     n = len(tokens)
     return SampleEvent((0, 0), np.array(tokens), np.zeros(n, np.float32), np.zeros(n, np.int32), FinishReason.ABORTED)

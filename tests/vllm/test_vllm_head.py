@@ -21,8 +21,8 @@ PROMPT = np.array([5, 9, 31, 7, 60])
 
 def gap(loaded, *, fp32_head: bool) -> float:
     """Mean |difference| of the engine's log-probabilities to the learner's, which leaves its logits in float32."""
-    from dapo.contracts.types import TokenRow
     from dapo.rollout.vllm import VllmEngine
+    from dapo.types.batch import TokenRow
 
     engine = VllmEngine(
         facts_of(loaded), cuda=False, longest=LONGEST, slots=32, settings=Vllm(kv_cache_mib=64), fp32_head=fp32_head

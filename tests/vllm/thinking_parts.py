@@ -9,11 +9,11 @@ from learner_rows import make_algorithm, rows_of
 from vllm_parts import true_logprobs
 
 from dapo.config.load import recipe_from_dict
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Group, Key, Prompt, SampleRequest, SamplingParams, Score
 from dapo.loop.rollouts import Rollouts
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.texts import make_texts
+from dapo.types.batch import Group, Key, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.enums import FinishReason
 
 BUDGET, LIMIT = 6, 20
 OPEN, CLOSE = "+8", "-9"

@@ -9,10 +9,10 @@ import torch
 from tickets import in_folder, to_model
 
 from dapo.config.schema import Vllm
-from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 from dapo.models.attention import own_attention
 from dapo.models.facts import facts_of
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import Partial, SampleRequest, SamplingParams
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

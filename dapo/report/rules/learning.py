@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dapo.contracts.glossary import lookup
+from dapo.metrics.glossary import lookup
 from dapo.observe.text import clean, number, percent, shorten
 from dapo.report.rules.facts import Evaluation, Facts, Found, Rule, half_of_difference
 from dapo.report.status import export_command

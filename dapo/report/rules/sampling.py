@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo.contracts.evidence import HEALTHY, Shares
 from dapo.observe.text import number, percent
 from dapo.observe.why import why
 from dapo.report.rules.facts import Facts, Found, Rule
 from dapo.report.status import status_of, unfilled_said
+from dapo.types.evidence import HEALTHY, Shares
 
 SCARCE = 0.1
 """Share of groups kept below which a step costs ten batches and more."""

@@ -1,4 +1,4 @@
-"""``dapo/rewards/guard.py`` as on a system that has neither prctl nor /proc; run with the same arguments."""
+"""``dapo/processes/guard.py`` as on a system that has neither prctl nor /proc; run with the same arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-GUARD = Path(__file__).resolve().parents[3] / "dapo/rewards/guard.py"
+GUARD = Path(__file__).resolve().parents[3] / "dapo/processes/guard.py"
 
 if __name__ == "__main__":
     spec = importlib.util.spec_from_file_location("guard", GUARD)

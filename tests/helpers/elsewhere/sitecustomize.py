@@ -63,7 +63,7 @@ class Process(subprocess.Popen):  # type: ignore[type-arg]
 
     def __init__(self, args: Any, *others: Any, **options: Any) -> None:
         if isinstance(args, list):
-            args = [str(GUARD) if str(word).endswith("dapo/rewards/guard.py") else word for word in args]
+            args = [str(GUARD) if str(word).endswith("dapo/processes/guard.py") else word for word in args]
         super().__init__(args, *others, **options)
 
 

@@ -27,8 +27,8 @@ from dapo.algorithms.statistics import (
     paired_interval,
     pass_at_k,
 )
-from dapo.contracts.enums import Verdict
-from dapo.contracts.token_metrics import k3
+from dapo.metrics.tokens import k3
+from dapo.types.enums import Verdict
 
 FOUR = [True] * 4
 

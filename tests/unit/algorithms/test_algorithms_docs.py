@@ -15,7 +15,7 @@ import torch
 import dapo.algorithms
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import LossInputs, clipped_loss
-from dapo.contracts.enums import Verdict
+from dapo.types.enums import Verdict
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithm.md").read_text()
 QUOTED = sorted(set(re.findall(r"`(dapo\.[\w.]+)`", PAGE)) - {"dapo.algorithms", "dapo.algorithms.kl"})

@@ -8,7 +8,7 @@ import pytest
 from dapo.api.check import Report
 from dapo.api.notebook import NotebookProgress, console_for, in_notebook
 from dapo.api.run import curve_svg
-from dapo.contracts.events import EndEvent, EvaluationEvent, StartEvent, StepEvent
+from dapo.types.events import EndEvent, EvaluationEvent, StartEvent, StepEvent
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from dapo.algorithms.objective import Objective
 from dapo.api.data import sources
 from dapo.api.recipe import ask, overrides_of, reward_sections
 from dapo.config.files import RESOLVED
-from dapo.contracts.hooks import give_as, given, load
 from dapo.errors import DataError, RecipeError
+from dapo.hooks import give_as, given, load
 
 SMALL = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}
 ROWS = [{"problem": "1 + 1", "answer": "2"}, {"problem": "1 + 2", "answer": "3"}]

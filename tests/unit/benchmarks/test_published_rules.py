@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dapo.algorithms.keep import judge_group
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.seeds import TRAINING, derive_seed
-from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, content_id
 from dapo.loop.algorithm import Algorithm
+from dapo.types.batch import Prompt, SampleEvent, SamplingParams, Score, content_id
+from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.seeds import TRAINING, derive_seed
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from engine_contract import CHECKS, Subject
 
-from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.types import Partial, SampleRequest, SamplingParams, Ticket
 from dapo.errors import EngineError
+from dapo.types.batch import Partial, SampleRequest, SamplingParams, Ticket
+from dapo.types.enums import FinishReason, Verdict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from dapo.checkpoint import store as store_module
 from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.checkpoint.tree import load_tree, save_tree
-from dapo.contracts.types import SavedFile
 from dapo.errors import CheckpointError
+from dapo.types.batch import SavedFile
 
 
 def writer(text):

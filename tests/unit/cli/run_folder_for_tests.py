@@ -12,9 +12,9 @@ import numpy as np
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import save_tree
 from dapo.config import recipe_from_dict
-from dapo.contracts.enums import Verdict
-from dapo.contracts.types import Prompt, content_id
 from dapo.observe.prompts import write_prompts
+from dapo.types.batch import Prompt, content_id
+from dapo.types.enums import Verdict
 
 VERDICTS = list(Verdict)
 COLUMNS = ("visits", "responses", "correct", "last_responses", "last_correct", "streak", "last_step", "verdict")

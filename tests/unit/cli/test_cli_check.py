@@ -13,7 +13,7 @@ import pytest
 from dapo.cli.check_memory import estimate_memory, memory_lines
 from dapo.cli.main import main
 from dapo.config import load_recipe, recipe_from_dict
-from dapo.contracts.model import ModelFacts
+from dapo.types.model import ModelFacts
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_check_refuses_what_loading_cannot_see(
 
 
 def test_hooks_are_found_in_the_working_directory(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = "from dapo.contracts.enums import Verdict\n\ndef keep(values, voters):\n    return Verdict.KEPT\n"
+    rule = "from dapo.types.enums import Verdict\n\ndef keep(values, voters):\n    return Verdict.KEPT\n"
     (recipe.parent / "check_hook_module.py").write_text(rule)
     monkeypatch.syspath_prepend("")
     assert main(["check", str(recipe), "algorithm.dynamic_sampling.keep=check_hook_module:keep"]) == 0
@@ -327,7 +327,7 @@ def test_check_refuses_a_function_that_breaks_its_contract(recipe, capsys, monke
 def test_check_doubts_a_function_that_does_the_opposite(recipe, capsys, monkeypatch, name, body, doubt):
     key, source = HOOKS[name]
     module = f"doubtful_{crc32((name + body).encode())}"
-    imports = "import numpy as np\nfrom dapo.contracts.enums import Verdict\n"
+    imports = "import numpy as np\nfrom dapo.types.enums import Verdict\n"
     Path(f"{module}.py").write_text(imports + source.format(body))
     monkeypatch.syspath_prepend(str(Path.cwd()))
     main(["check", str(recipe), f"{key}={module}:{name}"])

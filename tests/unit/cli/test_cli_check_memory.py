@@ -13,8 +13,6 @@ from dapo.cli.check_memory import Memory, estimate_memory, layer_sizes, memory_l
 from dapo.cli.check_overlap import overlap_lines, recommended_staleness, steps_of_the_longest
 from dapo.cli.check_time import CARDS, Card, Work, needed_memory, step_seconds, step_work, time_lines
 from dapo.config import recipe_from_dict
-from dapo.contracts.model import ModelFacts
-from dapo.contracts.types import TokenRow
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes, layer_bytes
@@ -23,6 +21,8 @@ from dapo.models.policy import Policy, hidden_states
 from dapo.models.tiny import make_tiny_model
 from dapo.rollout.cache import SlotCache
 from dapo.rollout.pools import CacheShape, Prefilled
+from dapo.types.batch import TokenRow
+from dapo.types.model import ModelFacts
 
 GIVEN = {
     "model": {"path": "a/b"},

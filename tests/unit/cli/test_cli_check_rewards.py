@@ -12,11 +12,11 @@ from dapo.cli.check_rewards import try_rewards, wrong_answer
 from dapo.cli.check_try import _summary
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Group, Prompt, Score
 from dapo.data import prepare
 from dapo.errors import RewardError
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
+from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.enums import FinishReason
 
 FUNCTIONS = """
 import time

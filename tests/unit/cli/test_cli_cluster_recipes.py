@@ -13,8 +13,8 @@ from dapo.cli.check_time import CARDS, needed_memory, time_lines
 from dapo.cli.main import main
 from dapo.config import load_recipe, recipe_from_dict
 from dapo.config.shipped import FOLDER
-from dapo.contracts.model import ModelFacts
 from dapo.models.tiny import SIGNED_SUM_WORDS, make_word_tokenizer
+from dapo.types.model import ModelFacts
 
 # config.json of the models as published on the hub; no weight is needed
 SIZES = {

@@ -15,9 +15,9 @@ from rich.cells import cell_len
 from run_folder_for_tests import make_history, make_prompts, make_run, row, step_row
 
 from dapo.cli.main import main
-from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Prompt, Score, content_id
 from dapo.observe.rollouts import write_rollouts
+from dapo.types.batch import Completion, Group, Prompt, Score, content_id
+from dapo.types.enums import FinishReason, Verdict
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/] y\u202ez\x9b31m"
 

@@ -9,9 +9,9 @@ import pytest
 from run_folder_for_tests import make_prompts, make_run
 
 from dapo.cli.main import main
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Group, Score
 from dapo.observe.rollouts import write_rollouts
+from dapo.types.batch import Completion, Group, Score
+from dapo.types.enums import FinishReason
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 WRONG, RIGHT, UNSCORED = Score({"accuracy": 0.0}, 0.0), Score({"accuracy": 1.0}, 1.0), Score(reason="crash")

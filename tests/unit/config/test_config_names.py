@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dapo.config import recipe_from_dict
-from dapo.contracts.glossary import GLOSSARY, lookup
-from dapo.contracts.names import MAX_NAME, name_problem, reward_name_problem
 from dapo.errors import RecipeError
+from dapo.metrics.glossary import GLOSSARY, lookup
+from dapo.metrics.names import MAX_NAME, name_problem, reward_name_problem
 
 BAD = {
     "": "is empty",

@@ -12,10 +12,10 @@ import pytest
 from test_data_load import WordTokenizer
 
 from dapo.config.schema import Data, DataSource, Reward
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Prompt, Score
 from dapo.data import prepare
 from dapo.rewards.compose import build_scorer
+from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.enums import FinishReason
 
 FUNCTIONS = """
 def level(prompt, completion):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dapo.config.schema import Data, DataSource
-from dapo.contracts.types import content_id
 from dapo.data import prepare
 from dapo.data.load import Overlap, find_conflicts, load_problems, overlap_key
 from dapo.errors import DataError
+from dapo.types.batch import content_id
 
 SHARED = Path(os.environ.get("DAPO_DATA", Path(__file__).parents[4] / "shared" / "data"))
 

@@ -12,9 +12,9 @@ import pytest
 from test_data_load import LONG, WordTokenizer
 
 from dapo.config.schema import Data, DataSource
-from dapo.contracts.types import content_id
 from dapo.data import prepare
 from dapo.errors import DataError
+from dapo.types.batch import content_id
 
 
 def message(role: str, content: Any, **more: Any) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from test_data_load import WordTokenizer, jsonl
 
 from dapo.config.load import recipe_from_dict
 from dapo.config.schema import Curriculum, Data, DataSource, DynamicSampling
-from dapo.contracts.enums import FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Prompt, Score
 from dapo.data import EpochStream, prepare
 from dapo.data.mixture import MixtureStream, Part
 from dapo.errors import DataError, RecipeError
 from dapo.loop.history import PromptHistory
 from dapo.loop.selection import PromptSelector
 from dapo.loop.source_metrics import source_metrics
+from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.enums import FinishReason, Verdict
 
 RULE = Curriculum(raise_at=0.75, lower_at=0.25, window=2)
 

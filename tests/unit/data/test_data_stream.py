@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.contracts.types import Prompt, content_id
 from dapo.data import EpochStream
 from dapo.errors import DataError
+from dapo.types.batch import Prompt, content_id
 
 
 def prompts(count: int, prefix: str = "p") -> list[Prompt]:

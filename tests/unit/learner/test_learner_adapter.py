@@ -12,7 +12,6 @@ from test_learner_local import OBJECTIVE
 
 from dapo.algorithms.objective import with_terms
 from dapo.config import schema
-from dapo.contracts.types import Key, SampleRequest, SamplingParams, TokenRow
 from dapo.errors import CheckpointError, EngineError, ModelError
 from dapo.learner import storage
 from dapo.learner.local import LocalLearner
@@ -24,6 +23,7 @@ from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import tensors_of
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
+from dapo.types.batch import Key, SampleRequest, SamplingParams, TokenRow
 
 DOUBLE = torch.float64
 SAMPLING = SamplingParams(max_tokens=12)

@@ -17,12 +17,12 @@ from rank_work import CASES, alone, assert_equal, trained_a_little
 from torch.distributed.tensor import DTensor
 
 from dapo.config import schema
-from dapo.contracts.stats import merge, values
 from dapo.errors import CheckpointError
 from dapo.learner import sharding
 from dapo.learner.local import LocalLearner
 from dapo.learner.sharding import Shape
 from dapo.learner.tensor_files import TensorFiles
+from dapo.metrics.stats import merge, values
 from dapo.models.adapter import published
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model

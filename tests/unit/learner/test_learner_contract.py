@@ -15,14 +15,14 @@ from learner_subject import Subject, learn, publish
 from scripted_learner import ScriptedLearner
 
 from dapo.algorithms.objective import Objective, clip_objective
-from dapo.cluster.inline import InlineTransport
 from dapo.config import schema
-from dapo.contracts.remote import HostSpec
 from dapo.learner import storage
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.processes.inline import InlineTransport
+from dapo.processes.transport import HostSpec
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)
 EXPLOSIVE = Objective(lambda inputs: (inputs.logprobs * math.inf, {}))

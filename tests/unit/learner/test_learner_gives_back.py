@@ -9,15 +9,15 @@ from learner_rows import make_rows
 from rank_stage import Stage
 
 from dapo.algorithms.objective import clip_objective
-from dapo.cluster.inline import InlineTransport
 from dapo.config import schema
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import LearnStep, TokenRow
 from dapo.learner import local, rank
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.processes.inline import InlineTransport
+from dapo.processes.transport import HostSpec
+from dapo.types.batch import LearnStep, TokenRow
 
 KINDS = ["in the driver", "through a folder", "in a process", "of ranks"]
 

@@ -19,16 +19,16 @@ from dapo.algorithms.correction import importance_correction
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective, clip_objective
 from dapo.config import schema
-from dapo.contracts.glossary import lookup
-from dapo.contracts.stats import Max, Mean, Min, Sum, merge, values
-from dapo.contracts.token_metrics import TOKEN_METRICS
-from dapo.contracts.types import LearnStep
 from dapo.errors import CheckpointError, LearnerError
 from dapo.learner import storage
 from dapo.learner.local import LocalLearner
+from dapo.metrics.glossary import lookup
+from dapo.metrics.stats import Max, Mean, Min, Sum, merge, values
+from dapo.metrics.tokens import TOKEN_METRICS
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors, offered, tensors_of
+from dapo.types.batch import LearnStep
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)
 

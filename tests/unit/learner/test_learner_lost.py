@@ -10,11 +10,8 @@ import torch
 from learner_rows import make_rows
 from number_engine import GATE, NumberEngine
 
-from dapo.cluster.inline import InlineTransport
 from dapo.config import schema
 from dapo.config.load import recipe_from_dict
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import LearnStep, Ticket
 from dapo.errors import LearnerError, LearnerLost, ModelError, RecipeError
 from dapo.learner.apart import LearnerApart
 from dapo.learner.group import LearnerGroup
@@ -24,9 +21,12 @@ from dapo.models.read import check_buffers, give_memory
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part, write_weights
+from dapo.processes.inline import InlineTransport
+from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool
 from dapo.run import learners
+from dapo.types.batch import LearnStep, Ticket
 
 
 class StandIn:

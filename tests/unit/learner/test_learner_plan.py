@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.contracts.types import TokenRow
 from dapo.learner.plan import Pass, plan_passes, split
+from dapo.types.batch import TokenRow
 
 
 def row(group: int, prompt: list[int], tokens: list[int]) -> TokenRow:

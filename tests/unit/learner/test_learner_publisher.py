@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dapo.cluster.inline import InlineTransport
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Shipment, Ticket
 from dapo.errors import LearnerLost
 from dapo.learner import publisher as module
 from dapo.learner.hosts import LearnerHosts
 from dapo.learner.publisher import Audience, Publisher
+from dapo.processes.inline import InlineTransport
+from dapo.processes.transport import HostSpec
+from dapo.types.batch import Shipment, Ticket
 
 
 class Process:

@@ -18,10 +18,10 @@ from learner_rows import make_algorithm, make_groups, masked, rows_of
 
 from dapo.algorithms.objective import cispo_objective, clip_objective
 from dapo.config import schema
-from dapo.contracts.stats import merge, stat, values
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.plan import plan_passes
 from dapo.learner.step import PolicyStep
+from dapo.metrics.stats import merge, stat, values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 

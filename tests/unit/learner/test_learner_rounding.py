@@ -23,10 +23,10 @@ from dapo.algorithms.objective import (
     with_terms,
 )
 from dapo.config import schema
-from dapo.contracts.types import LearnStep, Row
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import LearnStep, Row
 
 OBJECTIVES: dict[str, Objective] = {
     "clip": clip_objective(low=0.2, high=0.28, dual=3.0),

@@ -10,9 +10,9 @@ import torch
 from rank_stage import MODELS, open_stages
 from rank_work import CASES, alone, assert_equal
 
-from dapo.contracts.stats import merge
 from dapo.learner import sharding
 from dapo.learner.sharding import Shape
+from dapo.metrics.stats import merge
 from dapo.models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.cluster

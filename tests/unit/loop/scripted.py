@@ -10,14 +10,14 @@ from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.seeds import derive_seed
-from dapo.contracts.types import Prompt, SampleEvent, SamplingParams, Score, Ticket, content_id
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.rollouts import Rollouts
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.requests import Gate, ended_before, sequence_of
+from dapo.types.batch import Prompt, SampleEvent, SamplingParams, Score, Ticket, content_id
+from dapo.types.enums import FinishReason
+from dapo.types.seeds import derive_seed
 
 
 def ticket(version):

@@ -17,17 +17,17 @@ from small_recipe import small_recipe
 
 from dapo.algorithms.keep import judge_group
 from dapo.checkpoint.store import CheckpointStore
-from dapo.contracts.evidence import ClusterLost, HeldOutLoss, Interrupted, LeftAtOnce
-from dapo.contracts.phases import Phases
-from dapo.contracts.types import Prompt, SamplingParams, TensorSum
 from dapo.errors import EngineError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
+from dapo.metrics.phases import Phases
 from dapo.observe.metrics import unknown_keys, without_clock
 from dapo.observe.notices import ending_said, notice_said
+from dapo.types.batch import Prompt, SamplingParams, TensorSum
+from dapo.types.evidence import ClusterLost, HeldOutLoss, Interrupted, LeftAtOnce
 
 STEPS = 4
 

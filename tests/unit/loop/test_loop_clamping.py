@@ -8,10 +8,10 @@ from test_loop_parts import make_group
 
 from dapo.algorithms.shaping import clamped
 from dapo.config import recipe_from_dict
-from dapo.contracts.types import Score
 from dapo.loop.notices import Notices
 from dapo.observe.notices import notice_said
 from dapo.run.parts import make_algorithm
+from dapo.types.batch import Score
 
 MINE = {"name": "mine", "kind": "function", "function": "json:loads"}  # a function: the recipe passes with a warning
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
-from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.evidence import Cause
 from dapo.errors import NothingScored, SamplingStopped
 from dapo.observe.stopped import met_said, stop_said
+from dapo.types.enums import Disposition, Verdict
+from dapo.types.evidence import Cause
 
 
 def ids(batch):

@@ -8,12 +8,12 @@ import pytest
 from scripted import make_collector, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.evidence import Cause, UnscoredEvidence
-from dapo.contracts.types import Key, Score
 from dapo.errors import EngineError, NothingScored, RewardError, SamplingStopped
 from dapo.loop.account import FATES
 from dapo.loop.interrupt import Interrupt
+from dapo.types.batch import Key, Score
+from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.evidence import Cause, UnscoredEvidence
 
 
 def ids(batch):

@@ -15,19 +15,19 @@ from small_recipe import small_recipe
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.schema import Reward
-from dapo.contracts.evaluation import EvaluationProgress
-from dapo.contracts.evidence import SilentEvidence
-from dapo.contracts.phases import Phases
-from dapo.contracts.types import Prompt, SamplingParams, Score
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.trainer import Trainer
+from dapo.metrics.phases import Phases
 from dapo.observe.log import logging_to
 from dapo.observe.notices import notice_said
 from dapo.observe.stopped import stop_said
 from dapo.rewards.compose import build_scorer
+from dapo.types.batch import Prompt, SamplingParams, Score
+from dapo.types.evaluation import EvaluationProgress
+from dapo.types.evidence import SilentEvidence
 
 
 class TableScorer:

@@ -12,7 +12,7 @@ from learner_subject import Subject
 from scripted_learner import ScriptedLearner
 from scripted_run import STEPS, make_run
 
-from dapo.contracts.types import LearnStep
+from dapo.types.batch import LearnStep
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scripted_run import Recording, make_run
 
-from dapo.contracts.phases import COMPUTING, Phases
+from dapo.metrics.phases import COMPUTING, Phases
 from dapo.models import meter
 from dapo.models.meter import CudaMeter, meter_of
 

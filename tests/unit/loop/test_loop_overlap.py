@@ -14,11 +14,11 @@ from scripted import ScriptedScorer, make_collector, random_world
 from scripted_learner import Later
 from scripted_run import STEPS, make_run
 
-from dapo.contracts.phases import Phases
-from dapo.contracts.types import Row
 from dapo.errors import EngineError, LearnerError, RewardError, SamplingStopped
 from dapo.loop.idle import Idle, staleness
 from dapo.loop.overlap import Overlap
+from dapo.metrics.phases import Phases
+from dapo.types.batch import Row
 
 length, accuracy = random_world(5)
 WORLD = {"length": length, "accuracy": accuracy, "learner": Later, "lookahead": 1.5, "max_age": 2}

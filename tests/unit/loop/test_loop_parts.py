@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.handle import Done
-from dapo.contracts.seeds import EVALUATION, TRAINING, derive_seed
-from dapo.contracts.types import Completion, Group, Prompt, SamplingParams, Score, TensorSum
 from dapo.errors import EngineError
 from dapo.loop import sync_check
 from dapo.loop.account import wasted_seconds
@@ -20,6 +16,10 @@ from dapo.loop.reduce import trained_metrics
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
+from dapo.types.batch import Completion, Group, Prompt, SamplingParams, Score, TensorSum
+from dapo.types.enums import FinishReason
+from dapo.types.protocols import Done
+from dapo.types.seeds import EVALUATION, TRAINING, derive_seed
 
 
 def make_group(gid, lengths, accuracies, truncated=()):

@@ -11,18 +11,18 @@ from faults import FaultyTransport
 from number_engine import GATE, NumberEngine, sums, ticket
 from scripted import make_collector
 
-from dapo.cluster.inline import InlineTransport
-from dapo.contracts.handle import Done
-from dapo.contracts.phases import Phases
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Prompt, SamplingParams
 from dapo.errors import EngineError
 from dapo.loop.overlap import Overlap
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
+from dapo.metrics.phases import Phases
+from dapo.processes.inline import InlineTransport
+from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
+from dapo.types.batch import Prompt, SamplingParams
+from dapo.types.protocols import Done
 
 STEPS, PROMPTS, GROUP = 5, 4, 4
 

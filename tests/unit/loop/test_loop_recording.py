@@ -5,13 +5,13 @@ import pytest
 from scripted import ScriptedScorer, make_algorithm, make_collector
 from test_loop_parts import make_group, shaped
 
-from dapo.contracts.enums import Disposition
-from dapo.contracts.phases import Phases
 from dapo.errors import RewardError
 from dapo.loop.account import wasted_seconds
 from dapo.loop.plan import minibatch_rows
 from dapo.loop.texts import Texts
+from dapo.metrics.phases import Phases
 from dapo.observe.tokens import select_for_tokens
+from dapo.types.enums import Disposition
 
 
 def test_rows_of_traced_groups_are_traced_and_know_their_sample():

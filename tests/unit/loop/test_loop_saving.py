@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dapo.config.schema import Checkpoint
-from dapo.contracts.phases import Phases
 from dapo.loop import saving
 from dapo.loop.saving import Saver
+from dapo.metrics.phases import Phases
 
 
 class Store:

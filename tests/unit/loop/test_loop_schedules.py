@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
-from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.seeds import derive_seed
 from dapo.loop.account import FATES
+from dapo.types.enums import Disposition, Verdict
+from dapo.types.seeds import derive_seed
 
 STEPS = 6
 

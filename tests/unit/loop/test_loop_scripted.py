@@ -7,7 +7,7 @@ import scorer_contract
 from engine_contract import CHECKS, Subject
 from scripted import ScriptedEngine, ScriptedScorer
 
-from dapo.contracts.types import Ticket
+from dapo.types.batch import Ticket
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -8,12 +8,12 @@ from scripted import CountingStream, make_collector
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.config.schema import DynamicSampling
-from dapo.contracts.enums import Verdict
-from dapo.contracts.types import content_id
 from dapo.errors import SamplingStopped
 from dapo.loop.history import PromptHistory, PromptRecord
 from dapo.loop.selection import PromptSelector
 from dapo.observe.stopped import stop_said
+from dapo.types.batch import content_id
+from dapo.types.enums import Verdict
 
 
 def prompt_id(n):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scripted_run import make_run
 
 from dapo.config.check_stopping import is_highest
-from dapo.contracts.evidence import ClusterLost, DataEnded, NoGain, OutOfTime
 from dapo.errors import CheckpointError, RecipeError
 from dapo.loop.best import Best
 from dapo.loop.stopping import Deadline
 from dapo.observe.notices import time_said
+from dapo.types.evidence import ClusterLost, DataEnded, NoGain, OutOfTime
 
 ACCURACY = "validation/accuracy"
 HELD_OUT = {"data": {"validation": [{"task": "signed_sum", "name": "held_out", "seed": 2, "size": 4}]}}

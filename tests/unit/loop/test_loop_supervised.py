@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
-from dapo.contracts.types import LearnStep, Prompt
 from dapo.data.demonstrations import Demonstration
 from dapo.learner.local import LocalLearner
 from dapo.loop.supervised import rows_of, steps_of
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import LearnStep, Prompt
 
 RATE = 1e-2
 

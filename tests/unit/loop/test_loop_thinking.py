@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from number_engine import GATE, NumberEngine, Numbers, ticket, token
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Group, Key, Prompt, SampleRequest, SamplingParams
 from dapo.loop.response_metrics import response_metrics
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.state import completion_state, load_completion
 from dapo.loop.texts import Texts, Thinking
+from dapo.types.batch import Completion, Group, Key, Prompt, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
 
 BEGUN = np.array([5, 6])  # the tokens of a prompt that ends with the opening tag
 PLAIN = np.array([5, 7])

@@ -10,11 +10,11 @@ import pytest
 from scripted import random_world
 from scripted_run import STEPS, make_run
 
-from dapo.contracts.evidence import DataEnded
-from dapo.contracts.handle import Done
-from dapo.contracts.stats import Sum
-from dapo.contracts.types import LearnStep
 from dapo.errors import AccuracyUnknown, CheckpointError, EngineError, LearnerError, RewardError, SamplingStopped
+from dapo.metrics.stats import Sum
+from dapo.types.batch import LearnStep
+from dapo.types.evidence import DataEnded
+from dapo.types.protocols import Done
 
 PUBLISH = ["learner publish", "publish", "learner checksums", "check", "learner logprobs"]
 TRAIN = ["collect", "shape", "sleep", "learner learn", *PUBLISH]

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.config.schema import Recipe, Rollout
-from dapo.contracts.types import SampleRequest, SamplingParams, TokenRow
 from dapo.errors import EngineError, MachineError, ModelError, first_line
 from dapo.learner.local import LocalLearner
 from dapo.models import load, probe
@@ -26,6 +25,7 @@ from dapo.models.tiny import make_tiny_model, make_word_tokenizer
 from dapo.rollout import decoders
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.engines import make_engine
+from dapo.types.batch import SampleRequest, SamplingParams, TokenRow
 
 LONG = {
     "rope_type": "longrope", "rope_theta": 1000.0, "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,

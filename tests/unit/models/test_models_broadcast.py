@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from dapo.contracts.types import Meeting, Ticket
 from dapo.errors import EngineError
 from dapo.models.broadcast import Broadcaster, call_off, send_home
 from dapo.models.rendezvous import LOOPBACK, serve
+from dapo.types.batch import Meeting, Ticket
 
 CPU = torch.device("cpu")
 PATIENCE = 120.0

@@ -19,7 +19,6 @@ from benchmarks.gpu.shapes import PUBLISHED, config_of
 from benchmarks.gpu.speed_learner import layer_sizes
 from dapo.algorithms.objective import clip_objective
 from dapo.config.schema import Learner
-from dapo.contracts.types import Row
 from dapo.learner import step
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.step import PolicyStep
@@ -30,6 +29,7 @@ from dapo.models.memory import layer_bytes
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import Row
 
 NOWHERE = torch.device("meta")
 WORDS, WIDTH = 80, 64

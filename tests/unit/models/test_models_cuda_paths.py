@@ -13,7 +13,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn.attention import varlen
 
-from dapo.contracts.types import TokenRow
 from dapo.models import policy
 from dapo.models.copies import Copies
 from dapo.models.cuda_notes import notes_on_cuda
@@ -22,6 +21,7 @@ from dapo.models.packed_attention import PackedContext, Segment
 from dapo.models.packing import pack
 from dapo.models.policy import Policy
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import TokenRow
 
 SEGMENTS = [Segment(0, 3), Segment(3, 8, (0, 3)), Segment(8, 9, (0, 3)), Segment(9, 13), Segment(13, 20, (9, 13))]
 TOKENS = 20

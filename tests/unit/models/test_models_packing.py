@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.contracts.types import TokenRow
 from dapo.errors import LearnerError
 from dapo.models.packed_attention import Segment
 from dapo.models.packing import pack, pad
+from dapo.types.batch import TokenRow
 
 CPU = torch.device("cpu")
 

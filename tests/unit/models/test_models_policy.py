@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.contracts.types import TokenRow
 from dapo.models import attention, policy
 from dapo.models.load import load_model
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
 from dapo.models.tiny import make_tiny_model
+from dapo.types.batch import TokenRow
 
 # architecture, its configuration, and why it is here
 CASES = [

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.events import Callback, CheckpointEvent, EndEvent, StartEvent, StepEvent
-from dapo.contracts.types import Completion, Group, Prompt, Score
 from dapo.errors import CallbackError, RecipeError
 from dapo.observe.callbacks import Callbacks, as_callback
+from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.events import Callback, CheckpointEvent, EndEvent, StartEvent, StepEvent
 
 
 class Keeps(Callback):

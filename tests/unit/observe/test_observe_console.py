@@ -9,12 +9,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
-from dapo.contracts.evidence import CollectProgress, Shares
 from dapo.errors import SamplingStopped
 from dapo.observe.console import Console
 from dapo.observe.lines import sample_lines
 from dapo.observe.view import RunState, dashboard, hint_lines
 from dapo.observe.why import why
+from dapo.types.evidence import CollectProgress, Shares
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/] [link=http://evil]y\u202ez\x9b31m"

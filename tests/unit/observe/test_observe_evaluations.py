@@ -10,15 +10,15 @@ import pytest
 from dapo.algorithms.statistics import majority_correct, mean_interval, pass_at_k
 from dapo.api.run import Run
 from dapo.config.schema import Logging
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.evaluation import Evaluated
-from dapo.contracts.types import Completion, Prompt, Score
 from dapo.errors import RecipeError
 from dapo.loop.evaluation_metrics import result_of
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
+from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.enums import FinishReason
+from dapo.types.evaluation import Evaluated
 
 PROBLEMS, SAMPLES = 60, 4
 

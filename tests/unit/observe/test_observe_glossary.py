@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.glossary import AREAS, GLOSSARY, lookup
-from dapo.contracts.metric_peers import peer_metric
+from dapo.metrics.glossary import AREAS, GLOSSARY, lookup
+from dapo.metrics.peers import peer_metric
 from dapo.observe.glossary_page import render
+from dapo.types.enums import Disposition, Verdict
 
 ROOT = Path(__file__).parents[3]
 
@@ -96,7 +96,7 @@ def test_every_metric_named_in_the_source_has_a_line():
         for node in whole:
             text = node.value if isinstance(node.value, str) else ""
             prefix = any(key.startswith(f"{text}_") for key in GLOSSARY)  # "response/length", joined with "_mean" later
-            theirs = file.name == "metric_peers.py" and peer_metric(text) is not None
+            theirs = file == ROOT / "dapo/metrics/peers.py" and peer_metric(text) is not None
             if shape.fullmatch(text) and not prefix and not theirs and lookup(text) is None:
                 missing.append(f"{file.relative_to(ROOT)}:{node.lineno} {text}")
     assert missing == []

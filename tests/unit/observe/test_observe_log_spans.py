@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.contracts.phases import Phases, Span
+from dapo.metrics.phases import Phases
 from dapo.observe.jsonl import read_jsonl
 from dapo.observe.log import logging_to
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.spans import MOST_LINES, SpanLog, merge_spans, peak_rss_mib
+from dapo.types.protocols import Span
 
 
 def test_records_go_to_the_file_and_warnings_also_to_the_console(tmp_path):

@@ -55,7 +55,7 @@ def test_a_key_without_a_glossary_line_is_written_and_told_once(path, caplog):
     assert read_metrics(path) == [{"step": step, "train/loss": 1.0, "train/los": 1.0} for step in (1, 2)]
     (told,) = [record.message for record in caplog.records]
     assert "'train/los'" in told
-    assert "dapo/contracts/glossary.py" in told
+    assert "dapo/metrics/glossary.py" in told
 
 
 @given(cut=st.integers(min_value=0, max_value=80))

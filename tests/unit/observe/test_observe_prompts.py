@@ -2,10 +2,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dapo.contracts.enums import Verdict
-from dapo.contracts.types import Prompt
 from dapo.errors import CheckpointError, DataError
 from dapo.observe.prompts import SCHEMA, History, Standing, read_prompts, write_prompts
+from dapo.types.batch import Prompt
+from dapo.types.enums import Verdict
 
 VERDICTS = list(Verdict)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Prompt, Score
 from dapo.errors import DataError
 from dapo.observe.rollouts import SCHEMA, read_rollouts, rollout_table, select_groups, write_rollouts
+from dapo.types.batch import Completion, Group, Prompt, Score
+from dapo.types.enums import Disposition, FinishReason, Verdict
 
 
 def prompt(text="1 + 1"):

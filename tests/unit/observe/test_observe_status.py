@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dapo.contracts.evidence import (
+from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
+from dapo.observe import run_lock
+from dapo.observe.run_folder import RunFolder
+from dapo.observe.run_lock import is_held
+from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
+from dapo.observe.stopped import stop_said
+from dapo.types.evidence import (
     Cause,
     ClusterLost,
     DataEnded,
@@ -23,12 +29,6 @@ from dapo.contracts.evidence import (
     StopEvidence,
     UnscoredEvidence,
 )
-from dapo.errors import AccuracyUnknown, EngineError, NothingScored, SamplingStopped
-from dapo.observe import run_lock
-from dapo.observe.run_folder import RunFolder
-from dapo.observe.run_lock import is_held
-from dapo.observe.status import RunStatus, StatusWriter, ending, read_evidence, read_status
-from dapo.observe.stopped import stop_said
 
 
 class Clock:

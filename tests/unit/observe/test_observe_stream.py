@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from dapo.contracts.evaluation import EvaluationProgress
-from dapo.contracts.evidence import CollectProgress, Shares
 from dapo.errors import Terminated
 from dapo.loop.interrupt import outside_of_steps
 from dapo.observe.console import Console
 from dapo.observe.log import logging_to
 from dapo.observe.status import StatusWriter, read_status
 from dapo.observe.stream import UnbreakableStream
+from dapo.types.evaluation import EvaluationProgress
+from dapo.types.evidence import CollectProgress, Shares
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Prompt, Score, TokenTrace
 from dapo.errors import DataError
 from dapo.models.tiny import make_word_tokenizer
 from dapo.observe.tables import TableWriter
 from dapo.observe.tokens import SCHEMA, Pieces, read_tokens, select_for_tokens, token_table, write_tokens
+from dapo.types.batch import Completion, Group, Prompt, Score, TokenTrace
+from dapo.types.enums import Disposition, FinishReason, Verdict
 
 WORDS = ("four", "+7", "=11")  # ids 3, 4, 5; <eos> is 1
 

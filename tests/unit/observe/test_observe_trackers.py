@@ -6,13 +6,13 @@ import types
 import numpy as np
 import pytest
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.evaluation import Evaluated, EvaluationResult
-from dapo.contracts.events import StartEvent
-from dapo.contracts.types import Completion, Prompt, Score
 from dapo.errors import RecipeError
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.trackers import make_trackers
+from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.enums import FinishReason
+from dapo.types.evaluation import Evaluated, EvaluationResult
+from dapo.types.events import StartEvent
 
 
 def events(tmp_path, first_step=0, state=None):
@@ -95,7 +95,7 @@ def test_observing_needs_no_torch():
     code = (
         "import sys, pkgutil, importlib, dapo.observe as o\n"
         "[importlib.import_module(m.name) for m in pkgutil.iter_modules(o.__path__, 'dapo.observe.')]\n"
-        "from dapo.observe.trackers import TensorBoardTracker; from dapo.contracts.events import *; import tempfile\n"
+        "from dapo.observe.trackers import TensorBoardTracker; from dapo.types.events import *; import tempfile\n"
         "try: TensorBoardTracker().start(StartEvent('r', Path(tempfile.mkdtemp()), 0, 1, {}))\n"
         "except ImportError: pass\n"
         "sys.exit('torch' in sys.modules)"

@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 
-from dapo.contracts.evidence import CollectProgress, Shares, hopeless_of, mixed
 from dapo.observe.why import filling_line, heartbeat, why
+from dapo.types.evidence import CollectProgress, Shares, hopeless_of, mixed
 
 
 def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():

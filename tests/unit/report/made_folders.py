@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo.config import recipe_from_dict
-from dapo.contracts.enums import Disposition, FinishReason, Verdict
-from dapo.contracts.types import Completion, Group, Prompt, Score, content_id
 from dapo.observe.jsonl import JsonlWriter, write_atomically
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.prompts import write_prompts
 from dapo.observe.rollouts import write_rollouts
 from dapo.observe.samples import Sample, write_samples
 from dapo.observe.tokens import SCHEMA
+from dapo.types.batch import Completion, Group, Prompt, Score, content_id
+from dapo.types.enums import Disposition, FinishReason, Verdict
 
 How = Literal["good", "collapsed", "unfilled", "crashed", "killed", "running", "interrupted"]
 BEGAN = 1_800_000_000.0

@@ -11,9 +11,9 @@ from typing import Any
 
 from dapo.config import load_recipe
 from dapo.config.schema import Recipe
-from dapo.contracts.evidence import Cause, Example, Shares, StopEvidence
 from dapo.observe.run_folder import RunFolder
 from dapo.report.reader import Run
+from dapo.types.evidence import Cause, Example, Shares, StopEvidence
 
 ROOT = Path(__file__).parents[3]
 EVERY = 10

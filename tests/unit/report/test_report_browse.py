@@ -7,14 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 from made_folders import HOSTILE, make_group, make_prompt
 
-from dapo.contracts.enums import Disposition, Verdict
-from dapo.contracts.types import content_id
 from dapo.errors import DataError
 from dapo.observe.rollouts import write_rollouts
 from dapo.report import browse
 from dapo.report.reader import read_run
 from dapo.report.rollout_index import files_of, index_of
 from dapo.report.rollout_views import why
+from dapo.types.batch import content_id
+from dapo.types.enums import Disposition, Verdict
 
 
 @pytest.fixture

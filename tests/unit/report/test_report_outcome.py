@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from made_rows import UNFILLED, rows, run_of, unfilled_run
 
 import dapo
-from dapo.contracts.evidence import ClusterLost, DataEnded, NoGain, OutOfTime, Shares
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import shorten
 from dapo.report.outcome import sentences_of, status_of, tiles_of
@@ -20,6 +19,7 @@ from dapo.report.reader import read_run
 from dapo.report.rules import advice_of
 from dapo.report.status import unfilled_said
 from dapo.report.words import big, brief, seconds_said, sentence
+from dapo.types.evidence import ClusterLost, DataEnded, NoGain, OutOfTime, Shares
 
 
 def words(run):

@@ -13,7 +13,7 @@ from made_rows import ROOT, rows, run_of, unfilled_run
 from rule_cases import CASES, at, falling, late, many, waiting
 
 from dapo.config.schema import Recipe
-from dapo.contracts.glossary import GLOSSARY, lookup
+from dapo.metrics.glossary import GLOSSARY, lookup
 from dapo.observe.run_folder import RunFolder
 from dapo.report.outcome import sentences_of
 from dapo.report.rules import RULES, Facts, advice_of

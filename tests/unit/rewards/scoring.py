@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Prompt, Score
 from dapo.rewards.compose import CompositeScorer
+from dapo.types.batch import Completion, Prompt, Score
+from dapo.types.enums import FinishReason
 
 
 def prompt(answer: str = "42", source: str = "set", **extra: Any) -> Prompt:

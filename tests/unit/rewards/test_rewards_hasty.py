@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.config.schema import Reward
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Key, Prompt
 from dapo.rewards import hasty
 from dapo.rewards.compose import build_scorer
 from dapo.rewards.hasty import Hasty
 from dapo.rewards.judges import Verifier
 from dapo.rewards.simple import compile_pattern, find_answer, found_in
+from dapo.types.batch import Completion, Key, Prompt
+from dapo.types.enums import FinishReason
 
 ENDLESS = r"^((?:[-+=0-9 ]|[1+][1+])+)[xyz]$"
 HOSTILE = "1+" * 60 + "!"

@@ -261,7 +261,7 @@ def test_a_worker_dies_with_its_guard(make: Any) -> None:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards find children in the table of `ps`, and the kernel ends nobody for them."""
     file = HERE.parents[1] / "helpers" / "elsewhere" / "guard_elsewhere.py"
-    monkeypatch.setattr("dapo.rewards.guard.__file__", str(file))
+    monkeypatch.setattr("dapo.processes.guard.__file__", str(file))
 
 
 def survivors(folder: Path) -> int:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dapo.config.schema import DataSource
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Prompt
 from dapo.data import load_problems
 from dapo.rewards.task import reasoning_gym
+from dapo.types.batch import Completion, Prompt
+from dapo.types.enums import FinishReason
 
 NO_GOLD_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 """Many right answers, and the generator gives none: its scorer checks an answer against the question."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dapo.config.schema import Reward
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Completion, Key, Prompt
 from dapo.rewards.compose import build_scorer
+from dapo.types.batch import Completion, Key, Prompt
+from dapo.types.enums import FinishReason
 
 NONE = np.zeros(0)
 PROMPT = Prompt("", "", NONE, "", "5", "here", {"task": "signed_sum"})

@@ -12,8 +12,8 @@ import torch
 from engine_requests import VOCABULARY, prompt, request
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dapo.contracts.types import SampleEvent
 from dapo.models.loaded import LoadedModel
+from dapo.types.batch import SampleEvent
 
 
 def build(architecture: str = "llama", *, dtype: torch.dtype = torch.float32, **config: Any) -> LoadedModel:

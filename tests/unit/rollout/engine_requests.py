@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dapo.contracts.types import Partial, SampleRequest, SamplingParams
+from dapo.types.batch import Partial, SampleRequest, SamplingParams
 
 VOCABULARY = 40
 

@@ -10,8 +10,8 @@ import torch
 from stand_in_server import StandIn
 from tickets import in_folder
 
-from dapo.contracts.enums import FinishReason
 from dapo.rollout.vllm_server import ServerEngine
+from dapo.types.enums import FinishReason
 
 
 def load(engine, version, value, **options):

@@ -12,13 +12,13 @@ from number_engine import Numbers
 from server_parts import building
 from tickets import in_folder, to_model
 
-from dapo.contracts.enums import FinishReason
 from dapo.errors import EngineError
 from dapo.models.attention import own_attention
 from dapo.rollout import fused
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.stops import StopStrings
+from dapo.types.enums import FinishReason
 
 KINDS = ["fused", "generic", "generate"]
 

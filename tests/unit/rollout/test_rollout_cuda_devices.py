@@ -7,13 +7,13 @@ import pytest
 import torch
 from fake_cuda import CARD, NEEDS_CUDA_BUILD, fake_card, move
 
-from dapo.contracts.types import Key, SampleRequest, SamplingParams, TokenRow
 from dapo.models.load import load_model
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
 from dapo.models.tiny import make_tiny_model
 from dapo.rollout import decoders, embedded
 from dapo.rollout.embedded import EmbeddedEngine
+from dapo.types.batch import Key, SampleRequest, SamplingParams, TokenRow
 
 pytestmark = NEEDS_CUDA_BUILD
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from tickets import in_folder, to_model, to_tensors
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Partial, Ticket
 from dapo.errors import EngineError
 from dapo.models.weights import model_tensors, offered
 from dapo.rollout import decoders, fused
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.sampling import truncate
+from dapo.types.batch import Partial, Ticket
+from dapo.types.enums import FinishReason
 
 ARCHITECTURES = [
     ("llama", {}),

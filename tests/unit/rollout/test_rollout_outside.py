@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from dapo.config import recipe_from_dict
-from dapo.contracts.seeds import generator_seed
-from dapo.contracts.types import Partial, SampleRequest, SamplingParams
 from dapo.errors import EngineError, RecipeError
 from dapo.models.weights import read_shapes, read_weights, write_weights
 from dapo.rollout.vllm_options import check_names
 from dapo.run import engines
+from dapo.types.batch import Partial, SampleRequest, SamplingParams
+from dapo.types.seeds import generator_seed
 
 
 def request(seed, made):

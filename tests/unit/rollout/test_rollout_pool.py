@@ -10,14 +10,14 @@ from engine_contract import CHECKS, Subject, drain
 from faults import FaultyTransport, Watch
 from number_engine import GATE, VOCABULARY, NumberEngine, Numbers, sums, ticket, token
 
-from dapo.cluster.inline import InlineTransport
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Key, Partial, SampleRequest, SamplingParams
 from dapo.errors import ClusterError, EngineError
+from dapo.processes.inline import InlineTransport
+from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
+from dapo.types.batch import Key, Partial, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
 
 
 def specs(*slots, stale=()):

@@ -11,11 +11,11 @@ from number_engine import GATE, WEIGHTS, NumberEngine, sums
 from number_engine import ticket as lasting
 from test_rollout_pool import Once, check_whole, request, work
 
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Ticket
 from dapo.errors import EngineError, LearnerLost
+from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool
+from dapo.types.batch import Ticket
 
 
 class Present(NumberEngine):

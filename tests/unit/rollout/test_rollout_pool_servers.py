@@ -9,14 +9,14 @@ from server_parts import wait_for
 from stand_in_server import StandIn
 from tickets import in_folder
 
-from dapo.cluster.threads import ThreadTransport
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.remote import HostSpec
-from dapo.contracts.types import Key, SampleRequest, SamplingParams
+from dapo.processes.threads import ThreadTransport
+from dapo.processes.transport import HostSpec
 from dapo.rollout.hosted import ServerOrder, server_host
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
+from dapo.types.batch import Key, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
 
 pytest.importorskip("aiohttp")
 

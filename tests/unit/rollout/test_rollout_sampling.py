@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tape import WAITS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dapo.contracts.seeds import stream_keys, uniforms
 from dapo.rollout import sampling
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.sampling import Law, draw, draw_by_parts, draw_mixed, truncate, truncate_by_few
+from dapo.types.seeds import stream_keys, uniforms
 
 
 def _uniform(rows: int) -> torch.Tensor:

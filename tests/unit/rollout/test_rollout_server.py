@@ -14,11 +14,11 @@ from server_parts import building, drain, load, requests, wait_for
 from stand_in_server import StandIn
 from tickets import in_folder, to_tensors
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.seeds import generator_seed
-from dapo.contracts.types import Partial, Ticket
 from dapo.errors import EngineError
 from dapo.rollout.vllm_server import ServerEngine
+from dapo.types.batch import Partial, Ticket
+from dapo.types.enums import FinishReason
+from dapo.types.seeds import generator_seed
 
 pytest.importorskip("aiohttp")
 

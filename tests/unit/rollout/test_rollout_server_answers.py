@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from server_parts import building, drain, finish_under, requests
 
-from dapo.contracts.enums import FinishReason
+from dapo.types.enums import FinishReason
 
 pytest.importorskip("aiohttp")
 ASKED = 8

@@ -6,9 +6,9 @@ import pytest
 from server_parts import building, drain, finish_under, load, requests, wait_for
 from stand_in_server import LOADED_AT_START
 
-from dapo.contracts.enums import FinishReason
 from dapo.errors import EngineError
 from dapo.rollout.vllm_server import ServerEngine
+from dapo.types.enums import FinishReason
 
 pytest.importorskip("aiohttp")
 

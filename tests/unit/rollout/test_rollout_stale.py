@@ -8,7 +8,6 @@ import torch
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
-from dapo.contracts.types import Prompt, SamplingParams
 from dapo.errors import EngineError
 from dapo.learner.local import LocalLearner
 from dapo.loop.rollouts import Rollouts
@@ -16,6 +15,7 @@ from dapo.loop.sync_check import SyncCheck
 from dapo.rollout import fused, weights
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
+from dapo.types.batch import Prompt, SamplingParams
 
 KINDS = [
     "embed_tokens", "layers.1.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.1.self_attn.v_proj",

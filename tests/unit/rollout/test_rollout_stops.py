@@ -9,12 +9,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Key, SampleEvent, SampleRequest, SamplingParams
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.texts import Texts, cut_text
 from dapo.models.tiny import make_word_tokenizer
 from dapo.rollout.stops import StopStrings
+from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from number_engine import Numbers
 
-from dapo.contracts.enums import FinishReason
-from dapo.contracts.types import Key, SampleRequest, SamplingParams
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_made import Response, name_of
+from dapo.types.batch import Key, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
 
 KEY = Key("train", 4, 1)
 

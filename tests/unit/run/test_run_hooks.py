@@ -11,9 +11,9 @@ import torch
 from small_recipe import small_recipe
 
 from dapo.algorithms.losses import LossInputs
-from dapo.contracts.enums import Verdict
 from dapo.errors import DapoError, HookError
 from dapo.run.parts import make_algorithm, make_objective
+from dapo.types.enums import Verdict
 
 VALUES, VOTERS = np.array([1.0, 0.0, 1.0, np.nan]), np.array([True, True, True, False])
 LENGTHS, TRUNCATED = np.array([3, 4, 5, 6]), np.array([False, False, True, False])
@@ -28,7 +28,7 @@ def hook(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, "mine", raising=False)
         (tmp_path / "mine.py").write_text(
             "import numpy as np\nimport torch\nfrom dapo import Objective\n"
-            f"from dapo.contracts.enums import Verdict\n{source}\n"
+            f"from dapo.types.enums import Verdict\n{source}\n"
         )
         settings = {
             "keep": {"dynamic_sampling": {"keep": "mine:f"}},

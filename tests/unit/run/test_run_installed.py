@@ -85,7 +85,7 @@ def test_an_engine_that_is_none(name: str, folder: Path, capsys: pytest.CaptureF
         assert main([command, "quickstart", "trainer.steps=1", f"rollout.engine={name}"]) == 2
         said = capsys.readouterr().err
         assert f"rollout.engine: {name}" in said
-        assert "dapo.contracts.protocols.Engine" in said
+        assert "dapo.types.protocols.Engine" in said
     assert not (folder / "runs" / "quickstart").exists()
     sys.modules.pop("engine_to_check", None)
 

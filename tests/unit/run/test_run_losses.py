@@ -10,9 +10,9 @@ from learner_rows import make_groups
 
 from dapo.config import recipe_from_dict
 from dapo.config.presets import PRESETS
-from dapo.contracts.types import Score
 from dapo.loop.plan import minibatch_rows
 from dapo.run.parts import make_algorithm, make_objective
+from dapo.types.batch import Score
 
 BASE = {
     "model": {"path": "m"},

@@ -8,14 +8,14 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from dapo.cluster.placement import Bundle, Node
 from dapo.config.load import recipe_from_dict
-from dapo.contracts.evidence import ClusterLost
 from dapo.errors import ClusterEnded, ClusterError, EngineError, ModelError, RecipeError
 from dapo.observe.console import Console
+from dapo.processes.placement import Bundle, Node
 from dapo.run import places, session
 from dapo.run.given import Given
 from dapo.run.places import Places, describe_place, describe_plan, missing_ray, open_places, plan_of, wants_devices
+from dapo.types.evidence import ClusterLost
 
 SMALL = {
     "model": {"path": "someone/model"},
@@ -28,7 +28,7 @@ def recipe(*overrides):
 
 
 class Cluster:
-    """Stands in for ``dapo.cluster.ray.RayCluster``."""
+    """Stands in for ``dapo.processes.ray.RayCluster``."""
 
     address = here = "a:1"
 

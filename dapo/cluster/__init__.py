@@ -1,1 +1,0 @@
-"""Where hosts live (``dapo.contracts.remote``): in the driver, in processes of this machine."""

@@ -1,0 +1,68 @@
+"""What transports share whose hosts are asked by lines and whose calls travel pickled."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from dapo.processes.lines import Line, LineCall, answer_of, wait_for
+from dapo.processes.served import Packed, packed, unpacked
+
+
+class HasLine(Protocol):
+    """A started host."""
+
+    line: Line
+
+
+H = TypeVar("H", bound=HasLine)
+
+
+class PackedTransport(ABC, Generic[H]):
+    """Keeps ``dapo.processes.transport.Transport`` but for ``start``, and for how hosts are ended."""
+
+    def __init__(self) -> None:
+        self._hosts: list[H] = []
+        self._told = threading.Condition()
+
+    def call(self, host: H, method: str, *args: Any) -> LineCall:
+        """Pickled now: whoever changes an argument afterwards changes nothing."""
+        return host.line.put(packed((method, args)))
+
+    def wait(self, calls: Sequence[LineCall], *, every: bool = False, timeout: float | None = None) -> list[int]:
+        """Sleeps until a line has news."""
+        return wait_for(self._told, calls, every, timeout)
+
+    def answer(self, call: LineCall) -> bytes:
+        """What a host answered, as it travels.
+
+        Raises:
+            HostLost: the host was lost before it answered.
+        """
+        answer: bytes = answer_of(self._told, call)
+        return answer
+
+    def get(self, call: LineCall) -> Any:
+        """What the host's method returned."""
+        fine, value = unpacked(self.answer(call))
+        if not fine:
+            raise value
+        return value
+
+    def put(self, value: Any) -> Packed:
+        """Pickled once."""
+        return Packed(packed(value))
+
+    def kill(self, host: H) -> None:
+        """By SIGKILL, with whatever it started."""
+        self._end([host])
+
+    def close(self) -> None:
+        """End all of them."""
+        self._end(list(self._hosts))
+
+    @abstractmethod
+    def _end(self, hosts: Sequence[H]) -> None:
+        """End those of them that are ours and live."""

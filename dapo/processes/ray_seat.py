@@ -1,0 +1,127 @@
+"""What a Ray actor holds for a run: one host, in a process of its own behind a guard, as on the driver's machine.
+
+So a host on a cluster prints into a file of its own, is ended with all that it started, and says how it ended, by the
+very code that does so without Ray (``dapo.processes.local``). It ends with its actor: when Ray kills that, when the
+driver's job ends, or when the raylet of the machine is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo.processes.carried import Content, Rooms
+from dapo.processes.environment import own_paths
+from dapo.processes.local import ProcessHost, ProcessTransport
+from dapo.processes.served import packed
+from dapo.processes.transport import HostLost, HostSpec
+from dapo.system import end_with_parent
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a seat is told first."""
+
+    name: str
+    make: bytes  # packed (make, args) of the host's spec, which the seat does not unpack
+    environment: Mapping[str, str]
+    folder: str  # where the driver works, and relative paths begin
+    output: str | None  # folder for what the host prints; its parent, the run's folder, has to be there
+
+
+def order_of(spec: HostSpec, *, sees_devices: bool, output: str | None) -> Order:
+    """The order of a host. What cannot travel is refused here."""
+    environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
+    if not sees_devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # those of the machine are others'
+    return Order(spec.name, packed((spec.make, spec.args)), environment, str(Path.cwd()), output)
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """What it answers."""
+
+    process: int  # of the host
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Laden:
+    """A call before which files have to be on the host's machine."""
+
+    content: bytes
+    folders: tuple[str, ...]  # of each part
+    parts: tuple[Any, ...]  # references, in whose place the actor finds what they stand for
+
+
+class Seat:
+    """The actor. ``ask`` is called by one thread, ``end`` by another one."""
+
+    def __init__(self) -> None:
+        self._transport: ProcessTransport | None = None
+        self._host: ProcessHost | None = None
+        self._rooms = Rooms()
+        end_with_parent()  # Ray's workers may outlive the raylet that started them
+
+    def open(self, order: Order) -> tuple[str, Seated | None]:
+        """Start the host; ("", who it is), or why there is none."""
+        machine = socket.gethostname()
+        try:
+            os.chdir(order.folder)
+            output = None if order.output is None else Path(order.output)
+            if output is not None and not output.parent.is_dir():
+                raise FileNotFoundError(output.parent)
+        except OSError as error:
+            return (
+                f"{order.name} cannot work on {machine}: {error}. Machines of a cluster have to see the driver's "
+                "working directory and the run's folder under the same paths: use a file system that they share",
+                None,
+            )
+        try:
+            self._transport = ProcessTransport(output)
+            self._host = self._transport.open(order.name, order.make, order.environment)
+            self._transport.answer(self._host.begun)
+        except (HostLost, OSError) as error:
+            return f"{order.name} did not start on {machine}: {error}", None
+        return "", Seated(self._host.process, machine)
+
+    def ask(self, message: bytes) -> tuple[str, bytes]:
+        """A call of the host's, and its answer; or how the host was lost."""
+        assert self._transport is not None
+        assert self._host is not None
+        try:
+            return "", self._transport.answer(self._host.line.put(message))
+        except HostLost as error:
+            return f"{error} (on {socket.gethostname()})", b""
+
+    def ask_with(self, message: bytes, folders: Sequence[str], *parts: Mapping[str, Content]) -> tuple[str, bytes]:
+        """``ask``, once each part's files are in its folder."""
+        by_folder: dict[str, list[Mapping[str, Content]]] = {}
+        for folder, part in zip(folders, parts, strict=True):
+            by_folder.setdefault(folder, []).append(part)
+        try:
+            for folder, own in by_folder.items():
+                self._rooms.lay_out(folder, own)
+        except OSError as error:
+            return f"weights that came through the object store do not fit on {socket.gethostname()}: {error}", b""
+        return self.ask(message)
+
+    def collect(self, folder: str) -> tuple[str, dict[str, Content]]:
+        """The files of a folder of this machine, which goes; or why they cannot be had."""
+        try:
+            return "", self._rooms.collect(folder)
+        except OSError as error:
+            return f"{error} (on {socket.gethostname()})", {}
+
+    def end(self, myself: bool) -> None:
+        """Kill the host, frozen or not; returns when it is gone. ``myself``: end the actor as well, as a cluster
+        without a head ends none."""
+        if self._transport is not None:
+            self._transport.close()
+        self._rooms.leave()
+        if myself:
+            os._exit(0)

@@ -1,0 +1,43 @@
+"""What an evaluation gives back: every response with its score, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dapo.types.batch import Completion, Metrics, Prompt, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One response to one held-out problem."""
+
+    dataset: str
+    problem: int  # index in its data set
+    sample: int  # -1: greedy
+    prompt: Prompt
+    completion: Completion
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationProgress:
+    """How far an evaluation is, in responses."""
+
+    answered: int  # ended in the engine
+    scored: int  # judged by every verifier, or given up
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    metrics: Metrics
+    responses: list[Evaluated]
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by set: the commonest reason of those without accuracy
+
+    @property
+    def silent(self) -> list[str]:
+        """Sets with responses of which not one has an accuracy."""
+        known = {r.dataset: False for r in self.responses}
+        known |= {r.dataset: True for r in self.responses if r.score.accuracy is not None}
+        return [name for name, any_known in known.items() if not any_known]

@@ -1,0 +1,325 @@
+"""Define the protocols between the parts of a run: engine, learner, scorer, prompts, recorder, and work in progress.
+
+Engines keep nothing that lasts: the collector owns partial responses, so a resume, a weight change that aborts
+and a lost engine are one thing: submit again with a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+
+from dapo.types.batch import (
+    Completion,
+    FloatArray,
+    Group,
+    HasTokens,
+    Key,
+    Learned,
+    LearnStep,
+    Metrics,
+    Of,
+    Prompt,
+    SampleEvent,
+    SampleRequest,
+    SavedFile,
+    Score,
+    StepBatch,
+    TensorSum,
+    Ticket,
+    TokenTrace,
+)
+from dapo.types.evaluation import EvaluationProgress, EvaluationResult
+from dapo.types.evidence import CollectProgress, Ending, Notice
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Handle(Protocol[T_co]):
+    """The result of a call that may still be running."""
+
+    def done(self) -> bool:
+        """Whether ``result`` would answer at once."""
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait for the result, at most ``timeout`` seconds.
+
+        Raises:
+            TimeoutError: it is not there yet; the work goes on.
+            Exception: what the work itself raised.
+        """
+
+
+class Done(Generic[T_co]):
+    """A result that is there already."""
+
+    def __init__(self, value: T_co) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """The value, at once."""
+        return self._value
+
+
+class Mapped(Generic[T, T_co]):
+    """What comes of a result, once it is there."""
+
+    def __init__(self, handle: Handle[T], function: Callable[[T], T_co]) -> None:
+        self._handle, self._function = handle, function
+
+    def done(self) -> bool:
+        return self._handle.done()
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """The function of the result, waited for."""
+        return self._function(self._handle.result(timeout))
+
+
+class Engine(Protocol):
+    """Turns requests into responses."""
+
+    shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked
+    version: int  # of the weights that the next token will be made with
+
+    @property
+    def capacity(self) -> int:
+        """Responses that decode at once."""
+
+    @property
+    def clock(self) -> int:
+        """Logical time: decode steps taken so far. A remote engine estimates it; it grows while responses end."""
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Queue requests. The responses of one group come together: their prompt is computed once."""
+
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """Make progress and return the responses that ended, ordered by (tick, key).
+
+        Works or waits until at least one ended, with a ``timeout`` for about as many seconds at most. With None an
+        empty answer means that nothing is left; with a timeout, that nothing ended yet.
+
+        Raises:
+            EngineError: the engine is lost. ``abort`` still gives back everything unfinished.
+        """
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Take back the named (default: all) responses, with what there is of them.
+
+        Those that ended and were not polled yet come back as well, with the reason for which they ended: after
+        ``abort`` the engine knows nothing of the keys.
+        """
+
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
+        """New weights: every token from now on carries the ticket's version.
+
+        Raises:
+            EngineError: unfinished responses with ``abort``; a route that does not lead here; a parameter that the
+                ticket does not name; weights that do not fit.
+        """
+
+    def checksums(self) -> Mapping[str, TensorSum] | None:
+        """Of the weights that this engine computes with, by their names in the checkpoint; asked after each ``load``.
+
+        Read from the tensors that the next token is computed from, not from what came in. A tensor that is part of a
+        larger one (fused query, key and value) is summed as that part, in the checkpoint's shape. What cannot be read
+        is left out; None: nothing can be read here (a server), or everything is the learner's own memory.
+
+        Raises:
+            EngineError: something that the engine derived from its weights (a fused or packed matrix) is not what
+                they give.
+        """
+
+    def sleep(self) -> None:
+        """Nothing will be asked before the next ``load``, and nothing is unfinished.
+
+        An engine on the learner's device may hand its memory over; others have nothing to do.
+        """
+
+    def stats(self) -> Metrics:
+        """Counters since construction.
+
+        decode_steps, generated_tokens, prefill_tokens, slot_steps, busy_slot_steps.
+        """
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class WorksAlone(Protocol):
+    """An engine that goes on between two calls."""
+
+    def busy_seconds(self) -> float:
+        """Seconds in which it had responses under way since it was made; of several engines their mean."""
+
+
+@runtime_checkable
+class EngineGroup(Protocol):
+    """An engine that is several, each with weights of its own; what an ``Engine`` has goes for all of them together."""
+
+    def members(self) -> Sequence[int]:
+        """Those at work, by the numbers under which a request may ask for one (``SampleRequest.engine``)."""
+
+    def checksums_each(self) -> Mapping[int, Mapping[str, TensorSum] | None]:
+        """As ``Engine.checksums``, of each. One that is lost and comes back must then have the same, or is not used.
+
+        Raises:
+            EngineError: as ``Engine.checksums``; the message names the engine.
+        """
+
+    def metrics(self) -> Metrics:
+        """``cluster/...``, since it was asked last."""
+
+
+class Learner(Protocol):
+    """Owns the policy and its optimiser, here or elsewhere: calls that compute answer with a handle."""
+
+    def learn(self, step: LearnStep) -> Handle[Learned]:
+        """A whole training step: for each minibatch one optimiser step on the gradient of the plain sum of
+        weight x correction x L over its tokens.
+
+        Minibatches are split into micro-batches, and over ranks, at will: the driver's loss weights make the split
+        irrelevant. Tracing copies numbers that a step has anyway: it changes neither gradients nor statistics.
+
+        Raises:
+            LearnerError: by ``result``: too many gradients in a row were not finite.
+        """
+
+    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Handle[list[FloatArray]]:
+        """Log-probability of every response token under the present weights, at the sampling temperature.
+
+        With ``reference`` under those of the reference, which a learner has only where it was made with one; the
+        policy's own are untouched.
+        """
+
+    def publish(self, version: int) -> Ticket:
+        """Lay the present weights out for an engine to load."""
+
+    def checksums(self, dtypes: Mapping[str, str]) -> Mapping[str, int]:
+        """What an engine's checksums must be: of the weights ``dtypes`` names, rounded to the engine's types.
+
+        Read from the parameters themselves, not through ``publish``. Names that the model does not have are left out;
+        a tied tensor answers to each of its names.
+        """
+
+    def save(self, folder: Path) -> Handle[list[SavedFile]]:
+        """Write everything that ``load`` needs into ``folder``, made if missing; the files are on the disk, not only on
+        their way, when the result is there."""
+
+    def load(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Scorer(Protocol):
+    """Scores responses, at once or in worker processes. Every submitted key comes back exactly once."""
+
+    def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None: ...
+
+    def poll(self, timeout: float | None = None) -> list[tuple[Key, Score]]:
+        """Finished scores. timeout 0: what is there; None: wait until at least one is (or nothing is pending)."""
+
+    def close(self) -> None: ...
+
+
+class PromptStream(Protocol):
+    """An endless or finite sequence of prompts whose position is a small JSON-able state."""
+
+    @property
+    def size(self) -> int:
+        """Prompts in the data."""
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next ``n`` prompts; fewer only when the data has ended."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class Collector(Protocol):
+    """Owns everything between a prompt and a training batch. The driver decides who turns the crank.
+
+    A synchronous driver calls ``collect``. An asynchronous one calls ``begin`` right after the last ``take``, ``pump``
+    while the learner works, and publishes with ``in_flight="keep"``.
+    """
+
+    def collect(self, step: int) -> StepBatch:
+        """``begin``, ``pump`` until ``ready``, ``pause``, ``take``."""
+
+    def begin(self, step: int) -> None:
+        """From now on work counts for training step ``step`` (from 1)."""
+
+    def pump(self, timeout: float | None = None) -> bool:
+        """Dispatch, let the engine work for at most ``timeout`` seconds, judge what ended. False when nothing is left.
+
+        With None the engine works until a response ends.
+        """
+
+    def ready(self) -> bool:
+        """The batch of this step can be taken."""
+
+    def meet_cap(self) -> None:
+        """``pump`` has nothing left and the batch is not ready: the recipe's outcome, before ``take``."""
+
+    def pause(self) -> None:
+        """Take unfinished responses back from the engine; the next ``pump`` submits them again with their prefix."""
+
+    def take(self) -> StepBatch:
+        """The batch of this step."""
+
+    def state(self) -> dict[str, Any]:
+        """Return everything the next batch depends on. Call between ``take`` and ``begin``, after ``pause``."""
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of one phase, phases inside it included, or several merged: a line of RUN/spans.jsonl. In seconds."""
+
+    step: int
+    name: str
+    start: float  # since 1970; of the first stretch
+    seconds: float  # from there to the end of the last stretch
+    busy: float  # sum of the stretches
+    count: int = 1  # stretches
+
+
+class Recorder(Protocol):
+    """Where a run shows itself: metrics file, rollout files, console, trackers."""
+
+    def step(self, step: int, metrics: Metrics, finished: Sequence[Group], traces: Sequence[TokenTrace]) -> None: ...
+
+    def traced(self, finished: Sequence[Group]) -> Collection[int]:
+        """Ids of the groups of this step whose tokens the learner shall keep on record for ``step``."""
+
+    def span(self, span: Span) -> None:
+        """A stretch of a phase has ended."""
+
+    def evaluation(self, step: int, result: EvaluationResult) -> None: ...
+
+    def saved(self, step: int, folder: Path) -> None:
+        """A checkpoint of ``step`` lies in ``folder``."""
+
+    def stopped(self, step: int, judged: Sequence[Group]) -> None:
+        """Step ``step`` could not fill its batch: what was judged on the way is the evidence."""
+
+    def filling(self, progress: CollectProgress) -> None:
+        """The batch is being collected; called after every judged group."""
+
+    def evaluating(self, progress: EvaluationProgress) -> None:
+        """An evaluation is going on; called whenever a response ended or was scored."""
+
+    def notice(self, step: int, notice: Notice) -> None:
+        """Something of step ``step`` that a person should know, though the run goes on."""
+
+    def ending(self, ending: Ending) -> None:
+        """No further step is begun, and why."""
+
+    def state(self) -> dict[str, Any]: ...
