@@ -20,6 +20,7 @@ from dapo.config.schema import DataSource
 from dapo.data.formats import Problem
 from dapo.data.load import load_problems, overlap_key
 from dapo.data.readers import read_records
+from dapo.links import install
 
 PUBLIC = Path(os.environ.get("DAPO_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 WORDS = "word_problems"
@@ -170,7 +171,7 @@ def missing(name: str) -> str:
     try:
         import reasoning_gym  # noqa: F401
     except ImportError:
-        return "reasoning-gym is not installed: pip install 'dapo-rl[tasks]'"
+        return f"reasoning-gym is not installed: {install('tasks')}"
     return ""
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dapo.api.train import Trainer, resume, train
     from dapo.config import LoadedRecipe, Recipe, load_recipe, recipe_from_dict
     from dapo.errors import DapoError
-    from dapo.run import export
+    from dapo.run.export import export
     from dapo.types.events import Callback
 
 _HOMES = {

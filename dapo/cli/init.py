@@ -218,7 +218,7 @@ def _text(wanted: Wanted, data: _Data, reward: str, machine: _Machine) -> str:
         f"  max_response_tokens: {limit}       # a response that reaches it is truncated",
     ]
     if machine.cuda:
-        lines += ["  # engine: vllm  # faster for long responses: pip install 'dapo-rl[vllm]', docs/engines.md"]
+        lines += ["  # engine: vllm  # faster for long responses; needs the package vllm: docs/engines.md"]
     lines += [
         "",
         "learner:",

@@ -7,6 +7,7 @@ from typing import Any
 
 from dapo.errors import DataError
 from dapo.hub import unreachable
+from dapo.links import install
 
 HUB_PREFIX = "hub:"
 
@@ -20,7 +21,7 @@ def read_hub(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"hub:{name} needs the extra `data`: pip install 'dapo-rl[data]'") from error
+        raise DataError(f"hub:{name} needs the package datasets: {install('data')}") from error
     repository, _, subset = name.partition(":")
     if why := unreachable():
         raise DataError(f"hub:{name}: {why}; {_local_way(repository)}")

@@ -11,6 +11,7 @@ from typing import Any
 from dapo.data.formats import Problem
 from dapo.data.signed_sum import make_problem
 from dapo.errors import DataError
+from dapo.links import install
 
 SIGNED_SUM = "signed_sum"
 REASONING_GYM = "reasoning_gym/"
@@ -76,7 +77,7 @@ def _create(name: str, options: dict[str, Any], seed: int, size: int) -> Any:
         from reasoning_gym.composite import DatasetSpec
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        raise DataError(f"task {REASONING_GYM}{name} needs the extra `tasks`: pip install 'dapo-rl[tasks]'") from error
+        raise DataError(f"task {REASONING_GYM}{name} needs the package reasoning-gym: {install('tasks')}") from error
     if name not in DATASETS:
         raise DataError(f"reasoning-gym has no task {name!r}{_near(name, list(DATASETS))}")
     known = {item.name for item in dataclasses.fields(DATASETS[name][1])} - {"seed", "size"}

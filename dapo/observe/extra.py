@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from dapo.errors import RecipeError
+from dapo.links import install
 
-INSTALL = "pip install 'dapo-rl[report]'"
+INSTALL = install("report")
 PLOTS = ("matplotlib", "plotext")
 PICTURES = ("matplotlib",)
 PAGES = ("starlette", "uvicorn")

@@ -15,6 +15,7 @@ from typing import Any
 
 from dapo.errors import RecipeError, first_line
 from dapo.hooks import load
+from dapo.links import install as install_command
 from dapo.types.events import (
     AnswerSeen,
     Callback,
@@ -37,7 +38,7 @@ class Tracker(Callback):
 
     needs_texts = False
     modules: tuple[str, ...] = ()  # that it imports
-    install = "Install it with `pip install 'dapo-rl[track]'`."
+    install = f"Install it with `{install_command('track')}`."
 
 
 class TensorBoardTracker(Tracker):

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from dapo.config.schema import Vllm
 from dapo.errors import EngineError
+from dapo.links import install
 from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
@@ -345,8 +346,8 @@ def _start(args: dict[str, Any], head_size: int | None = None) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
         raise EngineError(
-            f"rollout.engine: vllm needs vLLM, which cannot be imported ({error}): install the extra, "
-            "`pip install 'dapo-rl[vllm]'` (CPU: see docs/engines.md), or set rollout.engine: embedded"
+            f"rollout.engine: vllm needs vLLM, which cannot be imported ({error}): install it, "
+            f"`{install('vllm')}` (CPU: see docs/engines.md), or set rollout.engine: embedded"
         ) from None
     check_names(args, [one.name for one in fields(EngineArgs)])
     if head_size is not None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from dapo.errors import EngineError
+from dapo.links import install
 from dapo.rollout.requests import sequence_of
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import FloatArray, IntArray, SampleRequest, VersionArray
@@ -55,7 +56,7 @@ class Wire:
             import aiohttp
         except ImportError as error:
             raise EngineError(
-                "rollouts from a vLLM server need aiohttp, which is not installed: pip install 'dapo-rl[vllm_server]'"
+                f"rollouts from a vLLM server need aiohttp, which is not installed: {install('vllm_server')}"
             ) from error
         self.address = address.rstrip("/")
         self._headers = {"Accept-Encoding": "identity"}  # a small answer that unpacks to a large one is none of ours

@@ -17,6 +17,7 @@ from dapo.config.pool import describe_pool, engine_slots, is_pool, server_urls
 from dapo.config.schema import Recipe, Rollout
 from dapo.config.transfer import weight_route
 from dapo.errors import NotInstalled, RecipeError
+from dapo.links import install
 from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
@@ -44,7 +45,7 @@ def missing_package(recipe: Recipe) -> str | None:
     without_cuda = " (without CUDA: `make setup-vllm`, then .venv-vllm/bin/dapo)" if engine == "vllm" else ""
     return (
         f"rollout.engine: {engine} needs the package {package}, which is not installed: "
-        f"`pip install 'dapo-rl[{engine}]'`{without_cuda}, or set rollout.engine: embedded. See docs/engines.md"
+        f"`{install(engine)}`{without_cuda}, or set rollout.engine: embedded. See docs/engines.md"
     )
 
 
@@ -53,7 +54,7 @@ def missing_peft(recipe: Recipe) -> str | None:
     if recipe.model.lora.rank is None or importlib.util.find_spec("peft") is not None:
         return None
     return (
-        "model.lora.rank needs the package peft, which is not installed: `pip install 'dapo-rl[lora]'`, or leave the "
+        f"model.lora.rank needs the package peft, which is not installed: `{install('lora')}`, or leave the "
         "setting out and train every parameter"
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
 from dapo.errors import ClusterEnded, ClusterError, DapoError, RecipeError, WithEvidence
+from dapo.links import install
 from dapo.observe.run_folder import HOSTS
 from dapo.processes.local import ProcessTransport
 from dapo.processes.placement import Node, Plan, amounts, await_machines, plan_places
@@ -118,7 +119,7 @@ def missing_ray(recipe: Recipe) -> str:
     if recipe.launch.backend != "ray" or importlib.util.find_spec("ray") is not None:
         return ""
     return (
-        "launch.backend: ray needs the package ray, which is not installed: `pip install 'dapo-rl[ray]'`, or set "
+        f"launch.backend: ray needs the package ray, which is not installed: `{install('ray')}`, or set "
         "launch.backend: local, which keeps ranks and engines in processes of this machine"
     )
 

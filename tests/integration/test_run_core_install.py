@@ -8,7 +8,7 @@ from pathlib import Path
 
 from small_run import environment, write_recipe
 
-from dapo.observe.extra import PAGES, PICTURES, PLOTS
+from dapo.observe.extra import INSTALL, PAGES, PICTURES, PLOTS
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = """
@@ -66,8 +66,8 @@ def test_every_command_but_report_and_view_does_without_the_extra(tmp_path):
     assert not (tmp_path / "run" / "curve.png").exists()
     assert "curve.png" not in done.stdout
     assert re.search(r"0: \d+\.\d  1: \d+\.\d  2: \d+\.\d", done.stdout)  # the curve in words
-    assert "matplotlib and plotext not installed here; pip install 'dapo-rl[report]'" in done.stdout
+    assert f"matplotlib and plotext not installed here; {INSTALL}" in done.stdout
     assert done.stderr.splitlines() == [
-        "error: `dapo report` needs matplotlib, not installed here: pip install 'dapo-rl[report]'",
-        "error: `dapo view` needs starlette and uvicorn, not installed here: pip install 'dapo-rl[report]'",
+        f"error: `dapo report` needs matplotlib, not installed here: {INSTALL}",
+        f"error: `dapo view` needs starlette and uvicorn, not installed here: {INSTALL}",
     ]

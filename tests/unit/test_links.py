@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
+from dapo import links
 from dapo.cli.main import main
-from dapo.links import OWNER, PAGES, REPOSITORY, SITE, addressed
+from dapo.links import OWNER, PAGES, REPOSITORY, SITE, addressed, install
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +52,15 @@ def test_every_file_names_the_same_repository():
         assert {*named} == {REPOSITORY}
     pictures = re.findall(r"https://raw\.githubusercontent\.com/([^/]+)/", (ROOT / "README.md").read_text())
     assert {*pictures} == {OWNER}
+
+
+def test_an_extra_is_installed_by_the_packages_that_it_consists_of(monkeypatch):
+    assert re.fullmatch(r"pip install 'peft>=[\d.]+'", install("lora"))
+    assert re.fullmatch(r"pip install 'aiohttp>=[\d.]+'", install("vllm_server"))
+    assert install("report").count("'") == 8
+
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(links, "requires", absent)
+    assert install("lora") == "pip install '.[lora]'"

@@ -37,7 +37,7 @@ def evaluated(text="the answer"):
 
 def test_a_missing_client_tells_how_to_install_it(tmp_path, monkeypatch):
     for name, said in (
-        ("wandb", "dapo-rl[track]"),
+        ("wandb", "'wandb>="),
         ("mlflow", "pip install mlflow"),
         ("trackio", "pip install trackio"),
     ):

@@ -172,7 +172,7 @@ def test_graphs_without_a_card_are_refused_before_anything_is_placed():
 
 def test_without_the_package_the_next_move_is_told(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"pip install 'dapo-rl\[ray\]'.*launch\.backend: local"):
+    with pytest.raises(RecipeError, match=r"pip install 'ray>=[\d.]+'.*launch\.backend: local"):
         open_places(recipe())
     assert missing_ray(recipe_from_dict(SMALL, []).recipe) == ""
 
