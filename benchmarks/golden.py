@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from dapo.models.builtin import ensure_builtin_model
 from dapo.observe.metrics import read_metrics, without_clock
@@ -187,11 +186,15 @@ def _last_weights(run: Path) -> tuple[str, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     for file in sorted((folder / "learner").glob("*model*.safetensors")):
         tensors |= load_file(file)
-    if not tensors and (folder / "learner" / ".metadata").is_file():
-        with tempfile.TemporaryDirectory() as joined:
-            dcp_to_torch_save(folder / "learner", Path(joined) / "whole.pt")
-            whole = torch.load(Path(joined) / "whole.pt")
-        tensors = {name.removeprefix("model/"): value for name, value in whole.items() if name.startswith("model/")}
+    slices: dict[str, list[Tensor]] = {}
+    for file in sorted((folder / "learner").glob("rank-*.safetensors")):
+        for name, tensor in load_file(file).items():
+            slices.setdefault(name, []).append(tensor)
+    tensors |= {
+        name.removeprefix("model/"): torch.cat(parts) if len(parts) > 1 else parts[0]
+        for name, parts in slices.items()
+        if name.startswith("model/")
+    }
     if not tensors:
         raise SystemExit(f"{folder}/learner holds no weights")
     return folder.name, tensors
