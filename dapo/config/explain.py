@@ -59,19 +59,33 @@ _RULES = {
     "fixed": "cannot change in a run",
 }
 
+_PRINTED = {
+    "accuracy": "reward/accuracy",
+    "kept": "sampling/acceptance_rate",
+    "length": "response/length_mean",
+    "tok/s": "time/tokens_per_second",
+    "unscored": "reward/unscored",
+    "truncated": "validation/truncated_share",
+    "held-out": "validation/accuracy",
+}
+"""Metrics by the word that the lines of a step or an evaluation print for them."""
+
 
 def explain(key: str) -> list[str]:
-    """Lines about a setting (``algorithm.clip.high``, or its last part where that is one), a section, a metric or a
-    key of another trainer.
+    """Return what is known of a key, as lines.
+
+    Args:
+        key: A setting (``algorithm.clip.high``, or its last part where one setting has it), a section, a metric, a word
+            of the lines that a run prints, or another trainer's key.
 
     Raises:
-        RecipeError: nobody knows it; the message names the nearest keys.
+        RecipeError: The key is unknown; the message names the nearest ones.
     """
     key = key.strip()
     found = settings().get(generic(key)) or _by_last_part(key)
     if found is not None:
         return [*(_section(found) if found.section else _setting(found))]
-    if metric := _peer_metric(key) or _metric(key):
+    if metric := _peer_metric(key) or _metric(_PRINTED.get(key, key)):
         return metric
     if hint := peer_hint(key):
         lines = [hint]

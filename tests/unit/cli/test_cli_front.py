@@ -14,6 +14,8 @@ from dapo.config.settings import settings
 from dapo.config.shipped import FOLDER, recipe_names, what_it_is
 from dapo.errors import RecipeError
 from dapo.links import SITE
+from dapo.observe.lines import step_line
+from dapo.observe.view import RunState
 from dapo.rewards.math import accuracy
 
 
@@ -145,6 +147,25 @@ def test_explain_knows_the_paper_the_peers_metrics_and_last_parts(capsys):
     assert "rewards.N.weight" in said(capsys, "explain", "rewards.0.weight")
     assert "the nearest are algorithm.clip.high" in said(capsys, "explain", "algorithm.clip.hihg", code=2)
     assert "that is known. The name of a section, such as rollout," in said(capsys, "explain", "nonsense", code=2)
+
+
+@pytest.mark.parametrize(
+    ("word", "metric"),
+    [
+        ("accuracy", "reward/accuracy"),
+        ("kept", "sampling/acceptance_rate"),
+        ("entropy", "train/entropy"),
+        ("length", "response/length_mean"),
+        ("tok/s", "time/tokens_per_second"),
+        ("unscored", "reward/unscored"),
+    ],
+)
+def test_explain_knows_each_word_of_a_step_line(word, metric, capsys):
+    state = RunState(name="r", total_steps=1, step=1, began=0.0, metrics={metric: 0.75})
+    assert re.search(rf"\b{word} (?:75|0\.75)|(?:75|0\.75)0? {word}", step_line(state)), step_line(state)
+    out = said(capsys, "explain", word)
+    assert metric in out.splitlines()[0]
+    assert "\n  unit " in out
 
 
 def test_explain_shows_the_keys_it_knows_before_those_it_does_not(capsys):
