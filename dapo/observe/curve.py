@@ -183,8 +183,18 @@ def terminal_curve(rows: Sequence[Row], width: int, height: int = 14) -> Text | 
     points = figure.signal(steps, [100 * value for value in sampled], marker="hd")
     figure.draw(points.lines().label("sampled"))
     figure.ruler("y").lim(0, 100)
+    marked = _marked_steps(steps[0], steps[-1])
+    figure.ruler("x").ticks(marked, [str(step) for step in marked])
     figure.legend(x=steps[-1], y=0, ha="right", va="bottom", relative=True)
     return Text.from_ansi(figure.build().string())
+
+
+def _marked_steps(first: int, last: int, most: int = 7) -> list[int]:
+    """Return the steps that are marked below a curve: both ends, and round whole numbers between them."""
+    powers = (10**digits for digits in range(len(str(last)) + 1))
+    apart = next(width for power in powers for width in (power, 2 * power, 5 * power) if last - first < most * width)
+    between = [step for step in range(apart, last, apart) if 2 * min(step - first, last - step) >= apart]
+    return [first, *between, last]
 
 
 def curve_in_words(rows: Sequence[Row], most: int = 10) -> Text | None:

@@ -124,6 +124,15 @@ def test_terminal_curve_has_its_width_and_rises():
     assert heights[max(heights)] == 0
 
 
+@pytest.mark.parametrize("last", [1, 3, 4, 60, 100, 4000])
+def test_the_steps_under_a_terminal_curve_are_whole_numbers(last):
+    rows = [{"step": s, "validation/accuracy": 0.5} for s in (0, last)]
+    marked = terminal_curve(rows, 60).plain.splitlines()[-1].split()
+    assert all(mark.isdigit() for mark in marked), marked
+    assert (int(marked[0]), int(marked[-1])) == (0, last)
+    assert len({*marked}) == len(marked)
+
+
 @pytest.mark.parametrize(
     ("after", "said"), [(1.0, "those that gained most"), (0.0, "none went from wrong to right"), (None, "none went")]
 )
