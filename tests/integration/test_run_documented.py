@@ -75,7 +75,7 @@ def test_ones_own_model_on_ones_own_data_as_the_readme_shows_it(tmp_path):
             arguments += ["trainer.steps=1", *small]
         ran.append(name)
         assert dapo(name, *arguments, cwd=tmp_path).stdout
-    assert ran == ["check", "train", "report"]
+    assert ran == ["check", "train", "report", "launch"]
     assert (tmp_path / "runs/mine/report/report.html").exists()
     assert "mine" in looked_at(tmp_path, ["runs"])
     dapo("train", "--resume", "runs/mine", "trainer.steps=2", cwd=tmp_path)
