@@ -256,7 +256,7 @@ def make_recipe(setting: Setting, models: Path) -> Recipe:
         "data.validation=[]",
         "validation.every=0",
     ]
-    return dapo.load_recipe(str(HERE.parent / "recipes" / "quickstart.yaml"), overrides).recipe
+    return dapo.load_recipe(str(HERE.parent / "dapo/recipes" / "quickstart.yaml"), overrides).recipe
 
 
 def make_arms(session: Session, slots: int | None, variants: list[str]) -> dict[str, Tally]:

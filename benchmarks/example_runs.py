@@ -113,7 +113,7 @@ def main() -> int:
 
 def run(folder: Path, name: str, example: Example) -> int:
     """Train one example to its end and return the exit code; what it prints goes to FOLDER/NAME.out."""
-    command = [sys.executable, "-m", "dapo", "train", str(HERE.parent / "recipes" / "quickstart.yaml")]
+    command = [sys.executable, "-m", "dapo", "train", str(HERE.parent / "dapo/recipes" / "quickstart.yaml")]
     command += [f"run.dir={folder}", f"run.name={name}", "run.if_exists=backup", "logging.console=plain"]
     paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
