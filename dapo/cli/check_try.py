@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dapo.config import Recipe
-from dapo.types.batch import Group, LearnStep
+from dapo.types.batch import Group, StepBatch
 
 if TYPE_CHECKING:
     from dapo.run.session import Session
@@ -73,18 +73,11 @@ def _generate(session: Session, count: int) -> list[Group]:
 
 def _learn(session: Session, learner: Learner, groups: Sequence[Group]) -> None:
     """A training step at rate 0: its time is a step's, and the weights stay."""
-    from dapo.loop.plan import minibatch_rows, split_minibatches
-    from dapo.loop.reference import reference_logprobs
     from dapo.run.parts import make_algorithm
 
-    algorithm = make_algorithm(session.recipe)
-    for group in groups:
-        algorithm.shape_group(group)
-    references = reference_logprobs(groups, algorithm, learner)
-    algorithm.assign_advantages(groups)
-    parts = split_minibatches(groups, session.recipe.learner.minibatch_prompts)
-    rows_M = [minibatch_rows(part, algorithm, (), references) for part in parts]
-    learner.learn(LearnStep(rows_M, [0.0] * len(parts), 0)).result()
+    algorithm, batch = make_algorithm(session.recipe), StepBatch(0, list(groups), list(groups))
+    logprobs = {of: learner.logprobs(rows, of).result() for of, rows in algorithm.asks(batch).items()}
+    learner.learn(algorithm.plan(batch, logprobs, version=0, rate=lambda number: 0.0)).result()
 
 
 def _group_lines(groups: Sequence[Group]) -> list[str]:

@@ -37,15 +37,17 @@ def check(recipe: Recipe) -> list[Problem]:
     return [problem for part in _CHECKS for problem in part(recipe)]
 
 
-def uses_sampler_logprobs(recipe: Recipe) -> bool:
-    """Whether the ratio runs against the sampler's log-probabilities.
+def ratio_against(recipe: Recipe) -> RatioAgainst:
+    """Return whose log-probabilities the ratio runs against: ``algorithm.old_logprobs``, ``auto`` decided.
 
-    ``auto``: with the embedded engine in float32, unless its cache keeps old weights' keys and values. In bfloat16 its
-    numbers are off the learner's by about 0.01 nats a token, which the ratio would take for a change of the policy
-    (docs/log.md has the measurement).
+    ``auto`` is the sampler with the embedded engine in float32, unless its cache keeps old weights' keys and values. In
+    bfloat16 its numbers are off the learner's by about 0.01 nats a token, which the ratio would take for a change of
+    the policy (docs/log.md has the measurement).
     """
     old = recipe.algorithm.old_logprobs
-    return old == "sampler" or (old == "auto" and _exact_sampler(recipe))
+    if old == "auto":
+        return "sampler" if _exact_sampler(recipe) else "learner"
+    return old
 
 
 def _exact_sampler(recipe: Recipe) -> bool:
@@ -53,24 +55,12 @@ def _exact_sampler(recipe: Recipe) -> bool:
     return recipe.rollout.engine == "embedded" and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
 
 
-def ratio_against(recipe: Recipe) -> RatioAgainst:
-    """Whose log-probabilities the ratio runs against, ``auto`` decided."""
-    if recipe.algorithm.old_logprobs == "interpolated":
-        return "interpolated"
-    return "sampler" if uses_sampler_logprobs(recipe) else "learner"
-
-
 def correction_kind(recipe: Recipe) -> CorrectionKind:
     """``algorithm.correction.kind``; ``auto`` is truncation where the learner's log-probabilities are used."""
     kind = recipe.algorithm.correction.kind
     if kind != "auto":
         return kind
-    return "none" if uses_sampler_logprobs(recipe) else "truncate"
-
-
-def has_entropy_term(recipe: Recipe) -> bool:
-    """Whether the loss has an entropy term, with a coefficient that is fixed or adapts."""
-    return bool(recipe.algorithm.entropy_coefficient) or recipe.algorithm.entropy_control.target is not None
+    return "none" if ratio_against(recipe) == "sampler" else "truncate"
 
 
 def kl_in_loss(recipe: Recipe) -> float:
@@ -228,7 +218,7 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
             "abs(log r) takes the sign of that difference for a direction; set algorithm.old_logprobs=learner or auto",
             r.algorithm.old_logprobs,
         )
-    if uses_sampler_logprobs(r) and r.algorithm.correction.kind not in ("auto", "none"):
+    if ratio_against(r) == "sampler" and r.algorithm.correction.kind not in ("auto", "none"):
         yield Problem(
             "algorithm.correction.kind",
             "corrects the gap between learner and sampler, which needs algorithm.old_logprobs=learner",

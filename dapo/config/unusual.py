@@ -10,7 +10,6 @@ from dapo.config.checks import (
     penalty_interval,
     ratio_against,
     schedule_steps,
-    uses_sampler_logprobs,
 )
 from dapo.config.pool import is_pool
 from dapo.config.reward_range import fitting, overflow, weights_said
@@ -331,7 +330,7 @@ _BOUNDS = {
 
 def _correction_readers(r: Recipe) -> Readers:
     section = "algorithm.correction"
-    sampler, kind = uses_sampler_logprobs(r), correction_kind(r)
+    sampler, kind = ratio_against(r) == "sampler", correction_kind(r)
     reason = "the ratio runs against the sampler's log-probabilities" if sampler else f"{section}.kind is {kind}"
     read = set() if sampler else _BOUNDS.get(kind, set())
     for name in ("cap", "floor", "token_cap", "sequence_cap"):

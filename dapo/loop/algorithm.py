@@ -1,28 +1,52 @@
-"""The researcher's choices, bound to their settings: five functions that the loop calls and never looks into."""
+"""The researcher's choices, bound to their settings: from finished groups to what the learner is told.
+
+The collector asks the algorithm for each group's verdict. The trainer asks it which log-probabilities it needs, hands
+it the batch with these, and passes the resulting ``LearnStep`` to the learner. No caller looks into that step.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.algorithms.shaping import clamped
-from dapo.types.batch import BoolArray, FloatArray, Group, IntArray, Metrics, Row
+from dapo.algorithms.shaping import clamped, kl_in_reward
+from dapo.loop.entropy import EntropyControl
+from dapo.types.batch import (
+    BoolArray,
+    Completion,
+    FloatArray,
+    Group,
+    IntArray,
+    LearnStep,
+    Metrics,
+    Of,
+    RatioAgainst,
+    Row,
+    StepBatch,
+    TokenRow,
+)
 from dapo.types.enums import Disposition, Verdict
 
 Float64 = NDArray[np.float64]
 LENGTH_PENALTY = "overlong_punishment"
 """Under this name an advantage function finds the length penalty among the rewards."""
 
+References = Mapping[tuple[int, int], FloatArray]
+"""Log-probabilities [response tokens] under some weights, by (group, index of the response)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What is computed between a finished group and the loss; see docs/algorithm.md for each signature."""
+    """Plan each training step; see docs/algorithm.md for the signature of each function.
+
+    Only ``entropy`` changes during a run. ``state`` and ``load`` carry it over a checkpoint.
+    """
 
     judge: Callable[[Float64, BoolArray], Verdict]  # metric of each response, voters -> verdict
     shape: Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]  # rewards, lengths, truncated
@@ -35,6 +59,12 @@ class Algorithm:
     marks: Callable[[Sequence[Row]], list[BoolArray]] | None = None  # tokens of one optimiser step that the loss marks
     needs_reference: bool = False  # the loss or the reward reads log-probabilities of a reference
     kl_in_reward: float = 0.0  # coefficient of the KL that is subtracted from shaped rewards
+    ratio_against: RatioAgainst = "sampler"
+    refresh_every: int | None = None  # training steps after which the reference becomes the policy; None: never
+    minibatch_prompts: int | None = None  # groups of one optimizer step; None: all of the batch
+    entropy: EntropyControl = field(default_factory=EntropyControl)
+
+    # ------------------------------------------------------------------ a group
 
     def voters(self, group: Group) -> BoolArray:
         """Scored members, without the truncated ones unless they vote (algorithm.md section 2)."""
@@ -54,22 +84,8 @@ class Algorithm:
         group.voters_G = self.voters(group)
         group.rewards_G, group.penalties_G = self.shape(raw, group.lengths(), group.truncated())
 
-    def sum_metrics(self, groups_P: Sequence[Group]) -> Metrics:
-        """The raw rewards of the scored responses of trained groups: their range, and the share that scaling clamps."""
-        sums = np.array([s.reward for g in groups_P for s in g.scores_G if s.scored], dtype=np.float64)
-        if not len(sums):
-            return {"reward/clamped": math.nan, "reward/raw_min": math.nan, "reward/raw_max": math.nan}
-        cut = np.zeros(len(sums), dtype=np.bool_)
-        if self.source_range is not None:
-            cut = clamped(sums, source_min=self.source_range[0], source_max=self.source_range[1])
-        return {
-            "reward/clamped": float(cut.mean()),
-            "reward/raw_min": float(sums.min()),
-            "reward/raw_max": float(sums.max()),
-        }
-
     def assign_advantages(self, groups_P: Sequence[Group]) -> None:
-        """Advantages of every response; groups without two voters get zeros and no loss.
+        """Set the advantages of every response; groups without two voters get zeros and no loss.
 
         Filled groups get zeros too: they were rejected on correctness, and what still differs in them (a length
         penalty, a second reward) would teach short wrong answers.
@@ -83,22 +99,168 @@ class Algorithm:
         for group, advantages in zip(able, self.advantages(*given), strict=True):
             group.advantages_G = advantages
 
-    def votes(self, group: Group, index: int) -> bool:
-        """Whether response ``index`` of a shaped group counts in its mean and std."""
-        return bool(_voters(group)[index])
-
     def loss_masks(self, group: Group) -> list[BoolArray]:
         """Tokens of each response that carry loss: generated, of a voter, not overlong-filtered."""
-        voters = _voters(group)
+        voters = self.voters(group)
         enough = int(voters.sum()) >= 2
         masks = []
         for votes, completion in zip(voters.tolist(), group.completions_G, strict=True):
             carries = votes and enough and not (self.overlong_filtering and completion.truncated)
-            if completion.generated is not None:
-                masks.append(completion.generated & carries)
-            else:
-                masks.append((np.ones if carries else np.zeros)(len(completion), dtype=np.bool_))
+            masks.append(_generated(completion) & carries)
         return masks
+
+    # ------------------------------------------------------------------ a training step
+
+    def asks(self, batch: StepBatch) -> dict[Of, list[TokenRow]]:
+        """Return the responses whose log-probabilities ``plan`` needs, by the weights that shall give them.
+
+        A KL in the reward compares the reference with the numbers that the ratio runs against. Interpolated ones need
+        no forward pass of their own, so the sampler's are taken for them.
+        """
+        rows = [
+            TokenRow(
+                group.id,
+                group.prompt.token_ids.astype(np.int32),
+                group.completions_G[index].token_ids.astype(np.int32),
+            )
+            for group, index in self._voting(batch.groups_P)
+        ]
+        if not rows or not self.needs_reference:
+            return {}
+        if self.kl_in_reward and self.ratio_against == "learner":
+            return {"reference": rows, "policy": rows}
+        return {"reference": rows}
+
+    def plan(
+        self,
+        batch: StepBatch,
+        logprobs: Mapping[Of, Sequence[FloatArray]],
+        *,
+        version: int,
+        rate: Callable[[int], float],
+        traced: Collection[int] = (),
+    ) -> LearnStep:
+        """Shape rewards, set advantages, and return what the learner does with the batch.
+
+        The groups get their rewards, penalties and advantages, and ``batch.metrics`` what they show. The algorithm's
+        own state stays as it is.
+
+        Args:
+            batch: as collected.
+            logprobs: answers to ``asks``.
+            version: of the weights that are about to be trained.
+            rate: learning rate of the optimizer step with this number, from 0.
+            traced: ids of the groups whose tokens the learner keeps on record.
+        """
+        for group in batch.finished:
+            self.shape_group(group)
+        voting = [(group.id, index) for group, index in self._voting(batch.groups_P)]
+        found = {of: dict(zip(voting, arrays, strict=True)) for of, arrays in logprobs.items()}
+        references = found.get("reference", {})
+        batch.metrics |= self.sum_metrics(batch.groups_P)
+        if self.kl_in_reward:
+            batch.metrics |= self._subtract_kl(batch.groups_P, references, found.get("policy", {}))
+        self.assign_advantages(batch.groups_P)
+        size = self.minibatch_prompts or max(1, len(batch.groups_P))
+        rows_M = [
+            self.rows(batch.groups_P[first : first + size], traced, references)
+            for first in range(0, len(batch.groups_P), size)
+        ]
+        tokens_R = [int(row.loss_mask.sum()) for rows in rows_M for row in rows]
+        batch.metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics.get("sampling/generated_tokens", 0))
+        return LearnStep(
+            rows_M,
+            [rate(number) for number in range(len(rows_M))],
+            version,
+            self.ratio_against,
+            entropy_coefficient=self.entropy.now,
+            refresh_reference=self.refresh_every is not None and (version + 1) % self.refresh_every == 0,
+        )
+
+    def learned(self, step: LearnStep, metrics: Metrics) -> Metrics:
+        """Adapt to what the learner measured in ``step``; return metrics of what the algorithm had set in it."""
+        if not self.entropy.used:
+            return {}
+        self.entropy.update(metrics.get("train/entropy", math.nan))
+        return {"train/entropy_coefficient": step.entropy_coefficient}
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes during a run, for a checkpoint."""
+        return {"entropy": self.entropy.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        self.entropy.load(state["entropy"])
+
+    def rows(
+        self, groups: Sequence[Group], traced: Collection[int] = (), references: References | None = None
+    ) -> list[Row]:
+        """Return the rows of one optimizer step over ``groups``, which have advantages; see ``plan``."""
+        members = [(group, index) for group in groups for index in range(len(group.completions_G))]
+        masks = [mask for group in groups for mask in self.loss_masks(group)]
+        weights_R = self.loss_weights(masks, np.array([group.id for group, _ in members], dtype=np.int64))
+        prompts = {group.id: group.prompt.token_ids.astype(np.int32) for group in groups}
+        references = references or {}
+        rows = []
+        for (group, index), mask, weight in zip(members, masks, _one_number_each(masks, weights_R), strict=True):
+            assert group.advantages_G is not None, "assign_advantages comes first"
+            completion = group.completions_G[index]
+            rows.append(
+                Row(
+                    group=group.id,
+                    sample=index,
+                    prompt_ids=prompts[group.id],
+                    token_ids=completion.token_ids.astype(np.int32),
+                    loss_mask=mask,
+                    sampler_logprobs=completion.logprobs,
+                    versions=completion.versions,
+                    loss_weight=weight,
+                    advantage=float(group.advantages_G[index]),
+                    reference_logprobs=references.get((group.id, index)),
+                    traced=group.id in traced,
+                )
+            )
+        if self.marks is None:
+            return rows
+        return [replace(row, marked=marked) for row, marked in zip(rows, self.marks(rows), strict=True)]
+
+    def _voting(self, groups_P: Sequence[Group]) -> list[tuple[Group, int]]:
+        """Return the responses that vote; no other response carries loss."""
+        return [(group, int(index)) for group in groups_P for index in np.flatnonzero(self.voters(group))]
+
+    def _subtract_kl(self, groups_P: Sequence[Group], references: References, own: References) -> Metrics:
+        """Subtract ``kl_in_reward`` x the KL of each voter's response from its shaped reward.
+
+        ``own``: the policy's log-probabilities; the sampler's serve for responses that it lacks.
+        """
+        taken: list[float] = []
+        for group in groups_P:
+            change = np.zeros(len(group.completions_G))
+            for index in np.flatnonzero(_voters(group)):
+                key, completion = (group.id, int(index)), group.completions_G[index]
+                change[index] = kl_in_reward(
+                    own.get(key, completion.logprobs),
+                    references[key],
+                    _generated(completion),
+                    coefficient=self.kl_in_reward,
+                )
+            group.rewards_G = _rewards(group) + change
+            taken += change[_voters(group)].tolist()
+        return {"reward/kl_penalty": float(np.mean(taken)) if taken else 0.0}
+
+    def sum_metrics(self, groups_P: Sequence[Group]) -> Metrics:
+        """Measure the raw rewards of the scored responses: their range, and the share that scaling clamps."""
+        sums = np.array([s.reward for g in groups_P for s in g.scores_G if s.scored], dtype=np.float64)
+        if not len(sums):
+            return {"reward/clamped": math.nan, "reward/raw_min": math.nan, "reward/raw_max": math.nan}
+        cut = np.zeros(len(sums), dtype=np.bool_)
+        if self.source_range is not None:
+            cut = clamped(sums, source_min=self.source_range[0], source_max=self.source_range[1])
+        return {
+            "reward/clamped": float(cut.mean()),
+            "reward/raw_min": float(sums.min()),
+            "reward/raw_max": float(sums.max()),
+        }
 
 
 def takes_parts(function: Callable[..., Any]) -> bool:
@@ -122,6 +284,35 @@ def reward_parts(group: Group) -> dict[str, Float64]:
     return parts
 
 
+def trained_metrics(groups_P: Sequence[Group], loss_tokens_R: Sequence[int], generated_tokens: float) -> Metrics:
+    """Measure the trained groups after shaping: rewards, advantages, lengths, penalties.
+
+    Args:
+        groups_P: with advantages.
+        loss_tokens_R: tokens with loss of each of their responses.
+        generated_tokens: of the step.
+    """
+    loss_tokens = sum(loss_tokens_R)
+    rewards = _joined([g.rewards_G for g in groups_P])
+    voters = _joined([g.voters_G for g in groups_P]).astype(bool)
+    advantages = _joined([g.advantages_G for g in groups_P])
+    penalties = _joined([g.penalties_G for g in groups_P])
+    shaped = rewards[~np.isnan(rewards)]
+    return {
+        "reward/shaped_mean": _mean(shaped),
+        "reward/shaped_std": float(shaped.std()) if len(shaped) else math.nan,
+        "reward/advantage_abs_mean": _mean(np.abs(advantages[voters])),
+        "response/length_trained_mean": _mean(_joined([g.lengths() for g in groups_P])),
+        "response/truncated_share_trained": _mean(_joined([g.truncated() for g in groups_P])),
+        "response/penalty_mean": _mean(penalties),
+        "response/penalized": _mean(penalties < 0),
+        "response/voters": _mean(voters),
+        "response/with_loss": _mean(np.asarray(loss_tokens_R) > 0),
+        "sampling/trained_tokens": loss_tokens,
+        "sampling/trained_share": loss_tokens / generated_tokens if generated_tokens else math.nan,
+    }
+
+
 def _voters(group: Group) -> BoolArray:
     assert group.voters_G is not None, "shape_group comes first"
     return group.voters_G
@@ -130,3 +321,30 @@ def _voters(group: Group) -> BoolArray:
 def _rewards(group: Group) -> Float64:
     assert group.rewards_G is not None, "shape_group comes first"
     return group.rewards_G
+
+
+def _generated(completion: Completion) -> BoolArray:
+    return np.ones(len(completion), dtype=np.bool_) if completion.generated is None else completion.generated
+
+
+def _one_number_each(masks: Sequence[BoolArray], weights_R: Sequence[FloatArray]) -> list[float]:
+    """Every reduction gives the loss tokens of a row one weight; 0 of a row without any."""
+    if not masks:
+        return []
+    lengths = np.array([len(mask) for mask in masks])
+    places = np.flatnonzero(np.concatenate(masks))  # of loss tokens, in one long row
+    weights, row_of = np.concatenate(weights_R)[places], np.repeat(np.arange(len(masks)), lengths)[places]
+    found = np.zeros(len(masks), dtype=weights.dtype)
+    found[row_of] = weights
+    assert (found[row_of] == weights).all(), "a reduction weighs the tokens of a row alike"
+    numbers: list[float] = found.tolist()
+    return numbers
+
+
+def _joined(arrays: Sequence[np.ndarray | None]) -> np.ndarray:
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present) if present else np.zeros(0)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan

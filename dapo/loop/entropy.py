@@ -30,6 +30,11 @@ class EntropyControl:
             return self.coefficient
         return max(self.coefficient, 0.0) if self.measured <= self.target else min(self.coefficient, 0.0)
 
+    @property
+    def used(self) -> bool:
+        """Whether the loss has an entropy term."""
+        return bool(self.coefficient) or self.target is not None
+
     def update(self, entropy: float) -> None:
         """A training step had this mean entropy over its tokens with loss; nan (it had none) changes nothing."""
         if self.target is None or math.isnan(entropy):

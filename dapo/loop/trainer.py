@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,7 +11,6 @@ from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage
-from dapo.config.checks import has_entropy_term, ratio_against
 from dapo.config.schema import Recipe
 from dapo.errors import LearnerLost
 from dapo.loop.algorithm import Algorithm
@@ -20,15 +18,11 @@ from dapo.loop.best import follow
 from dapo.loop.boundary import begin_boundary, load_learner, open_state
 from dapo.loop.collector import StreamingCollector
 from dapo.loop.counters import Counters, StepDone
-from dapo.loop.entropy import EntropyControl
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
 from dapo.loop.notices import Notices
 from dapo.loop.overlap import Overlap
-from dapo.loop.plan import minibatch_rows, split_minibatches
 from dapo.loop.recording import Evaluations, StepRecords
-from dapo.loop.reduce import trained_metrics
-from dapo.loop.reference import References, reference_logprobs, subtract_kl
 from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping
@@ -85,10 +79,6 @@ class Trainer:
         self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
         self.facts, self.overlap = dict(facts or {}), overlap
         self.counters = Counters()
-        control = recipe.algorithm.entropy_control
-        self.entropy = EntropyControl(
-            recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max
-        )
         self.idle = Idle(
             lambda: collector.rollouts.busy_seconds(), phases.read_clock, None if overlap is None else phases.beside
         )
@@ -162,19 +152,22 @@ class Trainer:
     # ------------------------------------------------------------------ the step
 
     def _train_step(self) -> StepDone | None:
-        """One rollout batch: collect, shape, advantages, learn, publish, evaluate, report, save. None: no data left."""
+        """Train on one batch: collect, plan, learn, publish, evaluate, record, save. None: no data left."""
         step = self.phases.step = self.counters.training_steps + 1
         with self._steps_before_saved(step):
             batch = self._collect(step)
             if batch is None:
                 return None
-            references, taken = self._shaped(batch)
+            plan = self._plan(batch)
         self.collector.commit()
         self.counters.rollout_steps += 1
-        learned, traces = self._learn(batch, references)
-        metrics = batch.metrics | self.algorithm.sum_metrics(batch.groups_P) | taken | learned
+        learned = self._learn(plan)
+        metrics = batch.metrics | values(learned.stats)
+        metrics |= self.algorithm.learned(plan, metrics)
+        metrics |= staleness(plan.minibatches, plan.version)
         self.notices.clamping(batch.step, metrics)
         metrics |= {
+            "train/learning_rate": plan.learning_rates[-1] if plan.learning_rates else 0.0,
             "counters/training_steps": self.counters.training_steps,
             "counters/rollout_steps": self.counters.rollout_steps,
             "counters/optimizer_steps": self.counters.optimizer_steps,
@@ -188,10 +181,10 @@ class Trainer:
         except LearnerLost:
             raise
         except Exception:
-            self._record(step, metrics, batch.finished, traces)  # the step itself is done
+            self._record(step, metrics, batch.finished, learned.traces)  # the step itself is done
             self._try_to_save()
             raise
-        self._record(step, metrics, batch.finished, traces)
+        self._record(step, metrics, batch.finished, learned.traces)
         self.saver.step_done(step, self.recipe.checkpoint, self._write)
         return StepDone(step, metrics, batch.finished)
 
@@ -238,65 +231,36 @@ class Trainer:
         self.notices.poor_batch(batch)
         return batch
 
-    def _shaped(self, batch: StepBatch) -> tuple[References, Metrics]:
-        """Shape rewards and set advantages; returns ``_reference``'s answer."""
-        with self.phases("shape"):
-            for group in batch.finished:
-                self.algorithm.shape_group(group)
+    def _plan(self, batch: StepBatch) -> LearnStep:
+        """Give the algorithm the log-probabilities that it asks for, and return what the learner does in this step."""
         if self.overlap is None:
             self.engine.sleep()
-        references, taken = self._reference(batch)
+        logprobs = {}
+        if asked := self.algorithm.asks(batch):
+            with self.phases("learn"), self.idle.learner():
+                logprobs = {of: self.learner.logprobs(rows, of).result() for of, rows in asked.items()}
         with self.phases("shape"):
-            self.algorithm.assign_advantages(batch.groups_P)
-        return references, taken
-
-    def _reference(self, batch: StepBatch) -> tuple[References, Metrics]:
-        """Log-probabilities under the reference, where one is needed; takes the KL off the rewards, where that is
-        asked for."""
-        if not self.algorithm.needs_reference:
-            return {}, {}
-        with self.phases("learn"), self.idle.learner():
-            found = reference_logprobs(batch.groups_P, self.algorithm, self.learner)
-            return found, subtract_kl(batch.groups_P, found, self.algorithm, self.learner, ratio_against(self.recipe))
-
-    def _learn(self, batch: StepBatch, references: References) -> tuple[Metrics, list[TokenTrace]]:
-        """One optimiser step per minibatch of whole groups: what they say of themselves and of traced tokens."""
-        with self.phases("shape"):
-            minibatches = split_minibatches(batch.groups_P, self.recipe.learner.minibatch_prompts)
-            traced = self.recorder.traced(batch.finished)
-            rows_M = [minibatch_rows(groups, self.algorithm, traced, references) for groups in minibatches]
             done = self.counters
-            rates = [self.schedule.at(done.training_steps, done.optimizer_steps + n) for n in range(len(rows_M))]
-        with self.phases("learn"):
-            refresh = self.recipe.algorithm.reference.refresh_every
-            step = LearnStep(
-                rows_M,
-                rates,
-                done.training_steps,
-                ratio_against(self.recipe),
-                entropy_coefficient=(coefficient := self.entropy.now),
-                refresh_reference=refresh is not None and (done.training_steps + 1) % refresh == 0,
+            return self.algorithm.plan(
+                batch,
+                logprobs,
+                version=done.training_steps,
+                rate=lambda number: self.schedule.at(done.training_steps, done.optimizer_steps + number),
+                traced=self.recorder.traced(batch.finished),
             )
-            with self.idle.learner():
-                learned = self._learned(step)
-        self.counters.training_steps += 1
-        self.counters.optimizer_steps += len(rows_M)
-        tokens_R = [int(row.loss_mask.sum()) for rows in rows_M for row in rows]
-        self.counters.trained_tokens += sum(tokens_R)
-        metrics = values(learned.stats)
-        metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics["sampling/generated_tokens"])
-        if has_entropy_term(self.recipe):
-            metrics["train/entropy_coefficient"] = coefficient
-            self.entropy.update(metrics.get("train/entropy", math.nan))
-        metrics |= staleness(rows_M, step.version)
-        return metrics | {"train/learning_rate": rates[-1] if rates else 0.0}, learned.traces
 
-    def _learned(self, step: LearnStep) -> Learned:
-        """What the learner made of a step; generation for the next one goes on meanwhile, if there is to be one."""
-        handle, following = self.learner.learn(step), step.version + 2
-        if self.overlap is None or following > self.steps:
-            return handle.result()
-        return self.overlap.result(handle, following)
+    def _learn(self, plan: LearnStep) -> Learned:
+        """Train, and count what was trained. The engines generate for the next step meanwhile, if they may."""
+        with self.phases("learn"), self.idle.learner():
+            handle, following = self.learner.learn(plan), plan.version + 2
+            if self.overlap is None or following > self.steps:
+                learned = handle.result()
+            else:
+                learned = self.overlap.result(handle, following)
+        self.counters.training_steps += 1
+        self.counters.optimizer_steps += len(plan.minibatches)
+        self.counters.trained_tokens += sum(int(row.loss_mask.sum()) for rows in plan.minibatches for row in rows)
+        return learned
 
     def _publish(self) -> Metrics:
         """The learner's weights to the engine, and a look at whether they arrived."""
@@ -349,7 +313,7 @@ class Trainer:
             "counters": asdict(self.counters),
             "collector": self.collector.state(),
             "sync_check": self.check_sync.state(),
-            "entropy": self.entropy.state(),
+            "algorithm": self.algorithm.state(),
             **self.evaluations.state(self.counters.training_steps),
             "best": self.saver.state(),
             "early_stop": self.stopping.state(),
@@ -372,7 +336,7 @@ class Trainer:
             self.collector.load(state["collector"])
             if "sync_check" in state:  # not in a checkpoint of the first release
                 self.check_sync.load(state["sync_check"])
-            self.entropy.load(state.get("entropy", []))
+            self.algorithm.load(state["algorithm"])
             self.evaluations.load(state)
             self.saver.load(state.get("best"))
             self.stopping.load(state.get("early_stop"))

@@ -32,18 +32,18 @@ from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import shape_rewards
 from dapo.config.checks import (
     correction_kind,
-    has_entropy_term,
     kl_in_loss,
     kl_in_reward,
     penalty_interval,
+    ratio_against,
     schedule_steps,
-    uses_sampler_logprobs,
 )
 from dapo.config.schema import Model, Recipe
 from dapo.errors import RecipeError
 from dapo.hooks import load
 from dapo.learner.determinism import reserve_workspace
 from dapo.loop.algorithm import LENGTH_PENALTY, Algorithm, Float64
+from dapo.loop.entropy import EntropyControl
 from dapo.loop.schedule import Schedule
 from dapo.models.builtin import cache_folder, check_builtin_name, ensure_builtin_model, find_builtin_model, is_builtin
 from dapo.models.facts import read_facts
@@ -84,7 +84,7 @@ def _hook(kind: type[CheckedHook], name: str, setting: str) -> CheckedHook:
 
 
 def make_algorithm(recipe: Recipe) -> Algorithm:
-    """The five functions between a finished group and the loss, bound to their settings."""
+    """Return the recipe's algorithm: its functions, bound to their settings, and its own state at the start."""
     a = recipe.algorithm
     sampling = a.dynamic_sampling
     judge = partial(
@@ -117,7 +117,17 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
         marks=make_marks(recipe),
         needs_reference=needs_reference(recipe),
         kl_in_reward=kl_in_reward(recipe),
+        ratio_against=ratio_against(recipe),
+        refresh_every=a.reference.refresh_every,
+        minibatch_prompts=recipe.learner.minibatch_prompts,
+        entropy=make_entropy_control(recipe),
     )
+
+
+def make_entropy_control(recipe: Recipe) -> EntropyControl:
+    """Return the coefficient of the entropy term, which is fixed or adapts."""
+    control = recipe.algorithm.entropy_control
+    return EntropyControl(recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max)
 
 
 def make_decoupled(recipe: Recipe) -> Callable[..., list[Float64]]:
@@ -202,7 +212,7 @@ def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArr
     """Importance correction against the sampler; None where the ratio runs against the sampler itself."""
     settings = recipe.algorithm.correction
     kind = correction_kind(recipe)
-    if recipe.run.stage == "sft" or uses_sampler_logprobs(recipe) or kind in ("none", "report"):
+    if recipe.run.stage == "sft" or ratio_against(recipe) == "sampler" or kind in ("none", "report"):
         return None
 
     def correction(learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
@@ -229,7 +239,7 @@ def make_objective(recipe: Recipe) -> Objective:
         _loss(recipe),
         kl_coefficient=kl_in_loss(recipe),
         kl_estimator=recipe.algorithm.kl_estimator,
-        entropy=has_entropy_term(recipe),
+        entropy=make_entropy_control(recipe).used,
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows as production makes them: groups with advantages, through ``minibatch_rows``. Every learner test takes these."""
+"""Make rows as production does: groups with advantages, through ``Algorithm.rows``. Every learner test takes these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from dapo.algorithms.reduction import loss_weights
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.plan import minibatch_rows
 from dapo.types.batch import Completion, Group, LearnStep, Prompt, Row, Score, TokenTrace
 from dapo.types.enums import FinishReason, Verdict
 
@@ -62,7 +61,7 @@ def rows_of(groups: Sequence[Group], algorithm: Algorithm | None = None, traced:
     for group in groups:
         algorithm.shape_group(group)
     algorithm.assign_advantages(groups)
-    return minibatch_rows(groups, algorithm, traced)
+    return algorithm.rows(groups, traced)
 
 
 def make_rows(seed: int = 0, groups: int = 3, size: int = 3, reduction: str = "token_mean", **options) -> list[Row]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dapo.config import recipe_from_dict
-from dapo.config.checks import correction_kind, penalty_interval, uses_sampler_logprobs
+from dapo.config.checks import correction_kind, penalty_interval, ratio_against
 from dapo.config.presets import PRESETS, preset_settings
 from dapo.config.schema import Recipe
 from dapo.run.engines import describe_engine
@@ -187,11 +187,11 @@ def test_the_default_cache_is_a_fifth_of_the_response_limit() -> None:
 def test_old_logprobs_follow_the_engine_and_the_precision(engine: str, dtype: str, sampler: bool) -> None:
     given = {**SMALL, "model": {"path": "m", "dtype": dtype}, "rollout": {"engine": engine}}
     recipe = recipe_from_dict(given).recipe
-    assert uses_sampler_logprobs(recipe) is sampler
+    assert ratio_against(recipe) == ("sampler" if sampler else "learner")
     assert correction_kind(recipe) == ("none" if sampler else "truncate")
     said = describe_engine(recipe)
     assert ("the sampler's own" if sampler else "the learner's; correction of the gap: truncate") in said
-    assert uses_sampler_logprobs(recipe_from_dict(given, ["algorithm.old_logprobs=sampler"]).recipe)
+    assert ratio_against(recipe_from_dict(given, ["algorithm.old_logprobs=sampler"]).recipe) == "sampler"
 
 
 def test_the_preset_gspo_is_grpo_but_for_ratio_and_clip() -> None:

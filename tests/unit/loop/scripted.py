@@ -202,14 +202,14 @@ class Published(StreamingCollector):
         return super().collect(step)
 
 
-def make_algorithm(**changes):
+def make_algorithm(kind=Algorithm, **changes):
     settings = {
         "judge": partial(judge_group, metric_is_accuracy=True),
         "shape": lambda rewards, lengths, truncated: (2 * rewards - 1, np.zeros(len(rewards))),
         "advantages": group_advantages,
         "loss_weights": partial(loss_weights, reduction="token_mean"),
     }
-    return Algorithm(**(settings | changes))
+    return kind(**(settings | changes))
 
 
 def make_collector(

@@ -18,6 +18,7 @@ from small_recipe import small_recipe
 from dapo.algorithms.keep import judge_group
 from dapo.checkpoint.store import CheckpointStore
 from dapo.errors import EngineError
+from dapo.loop.algorithm import Algorithm
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
 from dapo.loop.schedule import Schedule
@@ -210,8 +211,8 @@ def make_run(
     hooks=(),
     resume=False,
     prompts=4,
-    section=None,
     changes=None,
+    kind=Algorithm,
     turns=None,
     learner=None,
     sections=None,
@@ -220,7 +221,7 @@ def make_run(
 ) -> Run:
     """A run whose checkpoints are in ``folder``; ``resume``: from the newest of them.
 
-    ``section``: of the recipe's ``algorithm``; ``changes``: to the algorithm's functions and facts.
+    ``changes``: to the algorithm's functions and facts; ``kind``: its class.
     ``sections``: of the recipe, laid on top.
     ``turns``: generation goes on beside learning, so many turns of the crank in every step.
     """
@@ -234,7 +235,8 @@ def make_run(
         return 2 * rewards - 1, np.zeros(len(rewards))
 
     judge = partial(judge_group, metric_is_accuracy=True)
-    algorithm, recorder = make_algorithm(judge=judge, shape=shape, **(changes or {})), Recording(log)
+    given = {"judge": judge, "shape": shape, "minibatch_prompts": minibatch} | (changes or {})
+    algorithm, recorder = make_algorithm(kind=kind, **given), Recording(log)
     collector = make_collector(
         length=length,
         accuracy=accuracy,
@@ -268,11 +270,9 @@ def make_run(
                 for name, own in {
                     "data": {},
                     "trainer": {"steps": steps},
-                    "learner": {"minibatch_prompts": minibatch},
                     "rollout": {"prompts_per_step": prompts},
                     "validation": {"every": evaluate_every},
                     "checkpoint": {"every": save_every},
-                    "algorithm": section or {},
                 }.items()
             }
         ),

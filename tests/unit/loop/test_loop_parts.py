@@ -10,13 +10,12 @@ from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 from dapo.errors import EngineError
 from dapo.loop import sync_check
 from dapo.loop.account import wasted_seconds
+from dapo.loop.algorithm import trained_metrics
 from dapo.loop.evaluation import Evaluator
-from dapo.loop.plan import minibatch_rows, split_minibatches
-from dapo.loop.reduce import trained_metrics
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
-from dapo.types.batch import Completion, Group, Prompt, SamplingParams, Score, TensorSum
+from dapo.types.batch import Completion, Group, Prompt, SamplingParams, Score, StepBatch, TensorSum
 from dapo.types.enums import FinishReason
 from dapo.types.protocols import Done
 from dapo.types.seeds import EVALUATION, TRAINING, derive_seed
@@ -58,10 +57,18 @@ def test_schedule_warms_up_in_its_unit_and_decays_to_its_end():
 def test_minibatches_are_whole_groups_and_weights_sum_to_one_in_each():
     algorithm = make_algorithm()
     groups = shaped(algorithm, [make_group(i, [2, 3], [0.0, 1.0]) for i in range(5)])
-    assert [[g.id for g in m] for m in split_minibatches(groups, 2)] == [[0, 1], [2, 3], [4]]
-    assert [len(m) for m in split_minibatches(groups, None)] == [5]
-    assert split_minibatches([], None) == []
-    rows = minibatch_rows(groups[:2], algorithm)
+
+    def minibatches(size, groups):
+        step = make_algorithm(minibatch_prompts=size).plan(
+            StepBatch(1, groups, groups), {}, version=0, rate=lambda n: 0.1 * n
+        )
+        assert step.learning_rates == [0.1 * n for n in range(len(step.minibatches))]
+        return [sorted({row.group for row in rows}) for rows in step.minibatches]
+
+    assert minibatches(2, groups) == [[0, 1], [2, 3], [4]]
+    assert minibatches(None, groups) == [[0, 1, 2, 3, 4]]
+    assert minibatches(2, []) == minibatches(None, []) == []
+    rows = algorithm.rows(groups[:2])
     assert [row.group for row in rows] == [0, 0, 1, 1]
     assert sum(row.loss_weights().sum() for row in rows) == pytest.approx(1.0)
     np.testing.assert_allclose(rows[0].loss_weights(), np.float32(0.1))
@@ -77,21 +84,21 @@ def test_a_reduction_that_weighs_the_tokens_of_a_row_apart_is_noticed():
     groups = shaped(algorithm, [make_group(i, [2, 3], [0.0, 1.0]) for i in range(2)])
     uneven = replace(algorithm, loss_weights=lambda masks, _: [np.linspace(0, 1, len(mask)) for mask in masks])
     with pytest.raises(AssertionError, match="weighs the tokens of a row alike"):
-        minibatch_rows(groups, uneven)
+        uneven.rows(groups)
     apart = replace(algorithm, loss_weights=lambda masks, _: [np.full(len(m), n + 1.0) for n, m in enumerate(masks)])
-    assert [row.loss_weight for row in minibatch_rows(groups, apart)] == [1.0, 2.0, 3.0, 4.0]
-    assert minibatch_rows([], algorithm) == []
+    assert [row.loss_weight for row in apart.rows(groups)] == [1.0, 2.0, 3.0, 4.0]
+    assert algorithm.rows([]) == []
 
 
 def test_unscored_and_filtered_responses_carry_no_loss_and_are_not_counted():
     algorithm = make_algorithm()
     group = make_group(0, [2, 3, 4, 5], [0.0, 1.0, None, 1.0], truncated=(3,))
-    rows = minibatch_rows(shaped(algorithm, [group]), algorithm)
+    rows = algorithm.rows(shaped(algorithm, [group]))
     assert [row.loss_mask.all() for row in rows] == [True, True, False, False]
     np.testing.assert_allclose(np.concatenate([row.loss_weights() for row in rows]), [0.2] * 5 + [0.0] * 9)
     assert [row.advantage for row in rows[2:]] == [0.0, 0.0]
     voting = make_algorithm(overlong_filtering=False, truncated_vote=True)
-    rows = minibatch_rows(shaped(voting, [group]), voting)
+    rows = voting.rows(shaped(voting, [group]))
     assert [row.loss_mask.all() for row in rows] == [True, True, False, True]
 
 
@@ -103,7 +110,7 @@ def test_who_votes_and_who_carries_loss_are_two_numbers(filtering, vote, voters,
     """Two scored, one unscored, one cut off, in each of two groups."""
     algorithm = make_algorithm(overlong_filtering=filtering, truncated_vote=vote)
     groups = [make_group(n, [2, 3, 4, 5], [0.0, 1.0, None, 1.0], truncated=(3,)) for n in range(2)]
-    rows = minibatch_rows(shaped(algorithm, groups), algorithm)
+    rows = algorithm.rows(shaped(algorithm, groups))
     tokens_R = [int(row.loss_mask.sum()) for row in rows]
     found = trained_metrics(groups, tokens_R, 28.0)
     assert (found["response/voters"], found["response/with_loss"]) == (voters, with_loss)
@@ -113,7 +120,7 @@ def test_who_votes_and_who_carries_loss_are_two_numbers(filtering, vote, voters,
 def test_a_group_with_one_voter_has_no_loss():
     algorithm = make_algorithm()
     group = make_group(0, [2, 3], [1.0, None])
-    rows = minibatch_rows(shaped(algorithm, [group]), algorithm)
+    rows = algorithm.rows(shaped(algorithm, [group]))
     assert not any(row.loss_mask.any() or row.loss_weights().any() for row in rows)
 
 

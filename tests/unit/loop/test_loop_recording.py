@@ -7,7 +7,6 @@ from test_loop_parts import make_group, shaped
 
 from dapo.errors import RewardError
 from dapo.loop.account import wasted_seconds
-from dapo.loop.plan import minibatch_rows
 from dapo.loop.texts import Texts
 from dapo.metrics.phases import Phases
 from dapo.observe.tokens import select_for_tokens
@@ -17,12 +16,12 @@ from dapo.types.enums import Disposition
 def test_rows_of_traced_groups_are_traced_and_know_their_sample():
     algorithm = make_algorithm()
     groups = shaped(algorithm, [make_group(n, [2, 3, 1], [0.0, 1.0, 1.0]) for n in (4, 7)])
-    rows = minibatch_rows(groups, algorithm, {7})
+    rows = algorithm.rows(groups, {7})
     assert [(row.group, row.sample, row.traced) for row in rows] == [
         *((4, 0, False), (4, 1, False), (4, 2, False)),
         *((7, 0, True), (7, 1, True), (7, 2, True)),
     ]
-    assert not any(row.traced for row in minibatch_rows(groups, algorithm))
+    assert not any(row.traced for row in algorithm.rows(groups))
 
 
 def test_copies_are_not_recorded_token_by_token():

@@ -17,7 +17,7 @@ from dapo.types.evidence import DataEnded
 from dapo.types.protocols import Done
 
 PUBLISH = ["learner publish", "publish", "learner checksums", "check", "learner logprobs"]
-TRAIN = ["collect", "shape", "sleep", "learner learn", *PUBLISH]
+TRAIN = ["collect", "sleep", "shape", "learner learn", *PUBLISH]
 
 length, accuracy = random_world(5)
 WORLD = {"length": length, "accuracy": accuracy}  # rejected, carried and older groups
@@ -42,7 +42,7 @@ def whole(tmp_path):
 # ---------------------------------------------------------------- the order of a step
 
 
-def test_a_step_is_collect_shape_sleep_learn_publish_check_evaluate_record_save(tmp_path):
+def test_a_step_is_collect_sleep_shape_learn_publish_check_evaluate_record_save(tmp_path):
     run = make_run(tmp_path)
     assert run()
     assert run.log.calls(0) == [*PUBLISH, "evaluate", "record"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config.checks import uses_sampler_logprobs
+from dapo.config.checks import ratio_against
 from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
 from dapo.models.facts import facts_of
@@ -45,8 +45,8 @@ def test_the_example_of_the_page_makes_the_same_responses(fresh, help, tmp_path,
 
 
 def test_its_numbers_are_not_taken_for_the_learners():
-    assert uses_sampler_logprobs(recipe_with("embedded"))
-    assert not uses_sampler_logprobs(recipe_with("my_engine:Counted"))
+    assert ratio_against(recipe_with("embedded")) == "sampler"
+    assert ratio_against(recipe_with("my_engine:Counted")) == "learner"
 
 
 def test_several_of_them_are_refused():

@@ -10,7 +10,6 @@ from learner_rows import make_groups
 
 from dapo.config import recipe_from_dict
 from dapo.config.presets import PRESETS
-from dapo.loop.plan import minibatch_rows
 from dapo.run.parts import make_algorithm, make_objective
 from dapo.types.batch import Score
 
@@ -30,7 +29,7 @@ def rows_of(r, groups=None):
     for group in groups:
         algorithm.shape_group(group)
     algorithm.assign_advantages(groups)
-    return minibatch_rows(groups, algorithm), groups
+    return algorithm.rows(groups), groups
 
 
 @pytest.mark.parametrize("name", PRESETS)
