@@ -1,9 +1,9 @@
-"""Reductions as token weights: how the losses of single tokens become one number.
+"""Reductions as weights: how the losses of single tokens become one number.
 
-The driver turns lengths, masks and groups of one optimiser step into a weight per token before anything is sent to the
-learner, and the learner's loss is the plain sum of weight x L. So micro-batches, ranks, packing and row order cannot
-change the gradient, and no second place holds a denominator. (``micro_batch_mean`` alone depends on its split, by
-definition.) Suffix _R: one entry per row, a row being one response.
+The driver turns lengths, masks and groups of one optimiser step into a weight per row before anything is sent to the
+learner. Every loss token of a row has its row's weight, and the learner's loss is the plain sum of weight x L. So
+micro-batches, ranks, packing and row order cannot change the gradient, and no second place holds a denominator.
+(``micro_batch_mean`` alone depends on its split, by definition.) Suffix _R: one entry per row, which is one response.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def loss_weights(
     constant_length: float | None = None,
     micro_batches: Sequence[Sequence[int]] | None = None,
     micro_batch_weighted: bool = True,
-) -> list[NDArray[np.float32]]:
-    """Weight of every token's loss in one optimiser step.
+) -> NDArray[np.float32]:
+    """Compute the weight that each loss token of a row has in one optimiser step.
 
     With M the loss masks and N the number of True entries in them, the loss of the step is, by ``reduction``:
 
@@ -51,7 +51,7 @@ def loss_weights(
         micro_batch_weighted: for ``micro_batch_mean``.
 
     Returns:
-        One float32 array [tokens] per row, 0 where the mask is False. All zero when no token carries loss.
+        float32 [rows], 0 for a row without a loss token.
 
     Raises:
         ValueError: unknown reduction, a setting it needs is missing, or lengths that do not fit together.
@@ -65,8 +65,7 @@ def loss_weights(
         scale_R = _micro_batch_mean(counts_R, micro_batches, micro_batch_weighted)
     else:
         scale_R = _scale(counts_R, groups_R, reduction, constant_length)
-    # every reduction gives all loss tokens of a row the same weight
-    return [np.where(mask, scale, 0.0).astype(np.float32) for mask, scale in zip(masks, scale_R, strict=True)]
+    return np.where(counts_R > 0, scale_R, 0.0).astype(np.float32)
 
 
 def _scale(

@@ -1,4 +1,4 @@
-"""The researcher's choices, bound to their settings: from finished groups to what the learner is told.
+"""The researcher's choices, bound to their settings: from finished groups to a step of the learner.
 
 The collector asks the algorithm for each group's verdict. The trainer asks it which log-probabilities it needs, hands
 it the batch with these, and passes the resulting ``LearnStep`` to the learner. No caller looks into that step.
@@ -51,7 +51,7 @@ class Algorithm:
     judge: Callable[[Float64, BoolArray], Verdict]  # metric of each response, voters -> verdict
     shape: Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]  # rewards, lengths, truncated
     advantages: Callable[..., list[Float64]]  # rewards and voters of all groups, and their parts where it takes them
-    loss_weights: Callable[[list[BoolArray], IntArray], list[FloatArray]]  # loss masks, groups of one optimiser step
+    loss_weights: Callable[[list[BoolArray], IntArray], FloatArray]  # loss masks, groups -> weight of each row
     metric: str = "accuracy"  # the score that ``judge`` reads
     truncated_vote: bool = False
     overlong_filtering: bool = True
@@ -198,11 +198,11 @@ class Algorithm:
         """Return the rows of one optimizer step over ``groups``, which have advantages; see ``plan``."""
         members = [(group, index) for group in groups for index in range(len(group.completions_G))]
         masks = [mask for group in groups for mask in self.loss_masks(group)]
-        weights_R = self.loss_weights(masks, np.array([group.id for group, _ in members], dtype=np.int64))
+        weights_R = self.loss_weights(masks, np.array([group.id for group, _ in members], dtype=np.int64)).tolist()
         prompts = {group.id: group.prompt.token_ids.astype(np.int32) for group in groups}
         references = references or {}
         rows = []
-        for (group, index), mask, weight in zip(members, masks, _one_number_each(masks, weights_R), strict=True):
+        for (group, index), mask, weight in zip(members, masks, weights_R, strict=True):
             assert group.advantages_G is not None, "assign_advantages comes first"
             completion = group.completions_G[index]
             rows.append(
@@ -325,20 +325,6 @@ def _rewards(group: Group) -> Float64:
 
 def _generated(completion: Completion) -> BoolArray:
     return np.ones(len(completion), dtype=np.bool_) if completion.generated is None else completion.generated
-
-
-def _one_number_each(masks: Sequence[BoolArray], weights_R: Sequence[FloatArray]) -> list[float]:
-    """Every reduction gives the loss tokens of a row one weight; 0 of a row without any."""
-    if not masks:
-        return []
-    lengths = np.array([len(mask) for mask in masks])
-    places = np.flatnonzero(np.concatenate(masks))  # of loss tokens, in one long row
-    weights, row_of = np.concatenate(weights_R)[places], np.repeat(np.arange(len(masks)), lengths)[places]
-    found = np.zeros(len(masks), dtype=weights.dtype)
-    found[row_of] = weights
-    assert (found[row_of] == weights).all(), "a reduction weighs the tokens of a row alike"
-    numbers: list[float] = found.tolist()
-    return numbers
 
 
 def _joined(arrays: Sequence[np.ndarray | None]) -> np.ndarray:

@@ -187,11 +187,11 @@ def _source_range(recipe: Recipe) -> tuple[float, float]:
     return scaling.source_min, scaling.source_max
 
 
-def make_loss_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], list[FloatArray]]:
-    """The reduction as a function of loss masks and groups."""
+def make_loss_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], FloatArray]:
+    """Return the reduction as a function of loss masks and groups."""
     loss = recipe.algorithm.loss
 
-    def weights(masks: list[BoolArray], groups: IntArray) -> list[FloatArray]:
+    def weights(masks: list[BoolArray], groups: IntArray) -> FloatArray:
         micro_batches = None
         if loss.micro_batch_sequences:
             size = loss.micro_batch_sequences

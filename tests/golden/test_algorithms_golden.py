@@ -25,7 +25,7 @@ ROW_0, ROWS_0_1 = {"masked_rows": [0]}, {"masked_rows": [0, 1]}
 def reduce(reduction, masked_rows=(), **settings):
     masks = [np.full(length, row not in masked_rows) for row, length in enumerate(LENGTHS)]
     weights = loss_weights(masks, GROUPS, reduction, **settings)
-    return sum(float(LOSSES[row, : len(w)] @ w) for row, w in enumerate(weights))
+    return sum(float(LOSSES[row, : len(mask)] @ mask * weights[row]) for row, mask in enumerate(masks))
 
 
 @pytest.mark.parametrize(

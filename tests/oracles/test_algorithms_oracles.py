@@ -45,7 +45,7 @@ def weights_matrix(batch, settings):
     """Our token weights laid out as the peers' padded matrix."""
     mask = np.array(batch["mask"], dtype=bool)
     settings_of_weights = {key: settings[key] for key in WEIGHT_SETTINGS if key in settings}
-    return np.stack(loss_weights(list(mask), batch["groups"], settings["reduction"], **settings_of_weights))
+    return mask * loss_weights(list(mask), batch["groups"], settings["reduction"], **settings_of_weights)[:, None]
 
 
 def answer_reduction(batch, settings):
