@@ -20,7 +20,7 @@ import numpy as np
 from dapo.errors import CheckpointError, DapoError
 
 FORMAT = 1
-"""Of a run's state. A checkpoint of the first release has no number, and is read as this one."""
+"""Number of the layout of a run's state."""
 STATE = "state"
 _ARRAY = "__array__"
 _MISSHAPEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -43,9 +43,9 @@ def load_state(folder: Path) -> dict[str, Any]:
     tree = load_tree(folder, STATE)
     if not isinstance(tree, dict):
         raise CheckpointError(f"{folder / STATE}.json holds {type(tree).__name__}, expected the state of a run")
-    if tree.get("format", FORMAT) != FORMAT:
+    if tree.get("format") != FORMAT:
         raise CheckpointError(
-            f"checkpoint {folder} has format {tree['format']!r}; this version of dapo reads format {FORMAT}. Go on "
+            f"checkpoint {folder} has format {tree.get('format')!r}; this version of dapo reads format {FORMAT}. Go on "
             "with the version that wrote it, or start a new run from its exported model"
         )
     return tree
@@ -78,7 +78,7 @@ def load_tree(folder: Path, name: str) -> Any:
     """What ``save_tree`` wrote. Nothing is unpickled.
 
     Raises:
-        CheckpointError: a file cannot be read, or an earlier version wrote it in another layout.
+        CheckpointError: a file cannot be read.
         FileNotFoundError: there is no ``name.json``.
     """
     path = folder / f"{name}.json"
@@ -129,11 +129,6 @@ def _take_arrays(tree: Any, arrays: Flat, used: dict[str, int]) -> Any:
 def _put_arrays(tree: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(tree, dict):
         if set(tree) == {_ARRAY}:
-            if isinstance(tree[_ARRAY], str):
-                raise CheckpointError(
-                    "the state was saved by an earlier version of dapo, in another layout. Go on with that version, or "
-                    "start a new run from its exported model"
-                )
             dtype, start, shape = tree[_ARRAY]
             return arrays[dtype][start : start + math.prod(shape)].reshape(shape).copy()
         return {key: _put_arrays(value, arrays) for key, value in tree.items()}

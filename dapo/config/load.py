@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from dapo.config.check_sft import for_sft, read_by_sft, read_by_train, unread_by_sft, unread_by_train
 from dapo.config.checks import check
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
-from dapo.config.older import of_today
 from dapo.config.presets import preset_settings
 from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key, value_at, visible
 from dapo.config.schema import Recipe
@@ -73,8 +72,6 @@ def load_recipe(
     called, path = str(path), find_recipe(path)
     text = read_recipe_file(path)
     given, lines = parse_yaml(text, called)
-    if path.name == RESOLVED:
-        given = of_today(given)
     return _load(given, text, overrides, Origin(called, lines), path, hidden_is_fine=of_a_run, sft=sft)
 
 

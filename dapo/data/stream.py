@@ -102,7 +102,7 @@ class EpochStream:
             ("seed", "`run.seed`"),
             ("shuffle", "`data.shuffle`"),
         ):
-            if state.get(key, mine[key] if key == "content" else None) != mine[key]:  # the first release had none
+            if state[key] != mine[key]:
                 raise DataError(
                     f"the saved position belongs to other data: the {meaning} was {state[key]}, now it is {mine[key]}. "
                     "Resume with the data, prompt limit and seed of the first run, or start a new run"

@@ -220,7 +220,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Read fingerprint and counters of a learner's checkpoint, and how many files of ranks it has (``SHARDS``).
 
     Raises:
-        CheckpointError: the file is missing or damaged, or ranks of an earlier version of dapo wrote the checkpoint.
+        CheckpointError: the file is missing or damaged.
     """
     try:
         state: Any = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -231,12 +231,6 @@ def read_state(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{STATE} gives {SHARDS} as {shards!r}, expected a number from 1 to {_MOST_SHARDS}")
     except (OSError, ValueError, RecursionError) as error:
         raise incomplete(folder, error) from error
-    if state.get("sharded") and SHARDS not in state:
-        raise CheckpointError(
-            f"{folder} was written by ranks of an earlier version of dapo. Its index {folder / '.metadata'} is a "
-            "pickle, which can run code when it is read, so this version does not read it. If you trust the folder, "
-            "run `dapo export` of the version that wrote it, and start a new run from the exported model"
-        )
     return state
 
 

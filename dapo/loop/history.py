@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dapo.types.batch import BoolArray, Group
-from dapo.types.enums import FIRST_VERDICTS, Verdict
+from dapo.types.enums import Verdict
 
 VERDICTS = list(Verdict)
 _ZERO_VARIANCE = (Verdict.ALL_CORRECT, Verdict.ALL_WRONG, Verdict.UNIFORM)
@@ -84,7 +84,7 @@ class PromptHistory:
         return {"ids": list(self.records), "verdicts": [verdict.value for verdict in VERDICTS], **columns}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        here = np.array([VERDICTS.index(Verdict(name)) for name in state.get("verdicts", FIRST_VERDICTS)], np.int64)
+        here = np.array([VERDICTS.index(Verdict(name)) for name in state["verdicts"]], np.int64)
         state = {**state, "verdict": here[state["verdict"]]}
         rows = zip(*(state[name].tolist() for name in _FIELDS), strict=True)
         self.records = {name: PromptRecord(*row) for name, row in zip(state["ids"], rows, strict=True)}

@@ -325,7 +325,7 @@ class Trainer:
         """Continue from a checkpoint folder. Nothing of the run's files is touched.
 
         Returns:
-            What was saved: ``recorder`` (its state) and ``facts`` ({} in a checkpoint of the first release).
+            What was saved: ``recorder`` (its state) and ``facts``.
 
         Raises:
             CheckpointError: it is damaged, or belongs to another model; the message names the difference.
@@ -334,8 +334,7 @@ class Trainer:
         state, counters = open_state(folder, self.fingerprint)
         with as_damage(folder):
             self.collector.load(state["collector"])
-            if "sync_check" in state:  # not in a checkpoint of the first release
-                self.check_sync.load(state["sync_check"])
+            self.check_sync.load(state["sync_check"])
             self.algorithm.load(state["algorithm"])
             self.evaluations.load(state)
             self.saver.load(state.get("best"))

@@ -18,7 +18,7 @@ from dapo.errors import CheckpointError, DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.text import utf8
 from dapo.types.batch import BoolArray, IntArray, Prompt
-from dapo.types.enums import FIRST_VERDICTS, Verdict
+from dapo.types.enums import Verdict
 
 SCHEMA = pa.schema(
     [
@@ -49,7 +49,7 @@ def read_prompts(path: Path) -> pa.Table:
     """The training prompts of a run, in their order; columns as in ``SCHEMA``.
 
     Raises:
-        DataError: no such file (runs of older versions have none), or not a file of this kind.
+        DataError: no such file, or not a file of this kind.
     """
     if not path.exists():
         raise DataError(f"no prompts at {path}. A run writes them when it starts or is resumed.")
@@ -108,11 +108,11 @@ class History:
             columns: dict[str, Any] = {name: np.asarray(state[name], np.int64) for name in names}
             numbers: dict[str, Any] = {name: float(state[name]) for name in ("p_easy", "p_hard") if name in state}
             size = int(state.get("size", len(ids)))
+            known = [str(name) for name in state["verdicts"]]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the prompt history of this checkpoint cannot be read: {error!r}") from None
         if any(column.shape != (len(ids),) for column in columns.values()):
             raise CheckpointError("the prompt history of this checkpoint has columns of different lengths")
-        known = [str(name) for name in state.get("verdicts", FIRST_VERDICTS)]
         if ((columns["verdict"] < 0) | (columns["verdict"] >= len(known))).any() or not set(known) <= set(_VERDICTS):
             raise CheckpointError(
                 "the prompt history of this checkpoint holds verdicts that this version does not know"

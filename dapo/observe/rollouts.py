@@ -60,9 +60,6 @@ SCHEMA = pa.schema(
     metadata={"dapo.rollouts": "1"},
 )
 
-_LATER = ("generated",)
-"""Columns that files of the first release lack."""
-
 GROUPS_PER_ROW_GROUP = 64
 """A reader can fetch this many groups at a time, and a writer holds no more than that twice."""
 
@@ -148,7 +145,7 @@ def write_rollouts(
     if add and path.exists():
         table = read_parquet(path)
         known = pc.is_in(table["group"], pa.array([group.id for group in groups], pa.int64()))
-        earlier = [_with_later_columns(table.filter(pc.invert(known))).select(SCHEMA.names).cast(SCHEMA)]
+        earlier = [table.filter(pc.invert(known)).select(SCHEMA.names).cast(SCHEMA)]
     write(path, SCHEMA, itertools.chain(earlier, tables))
 
 
@@ -162,18 +159,9 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     if not files or not files[0].exists():
         raise DataError(f"no rollouts at {path}. They are written when logging.rollouts is not 'none'.")
     try:
-        tables = [_with_later_columns(read_parquet(file, columns), columns) for file in files]
-        return pa.concat_tables([table.select(columns or SCHEMA.names) for table in tables])
+        return pa.concat_tables([read_parquet(file, columns).select(columns or SCHEMA.names) for file in files])
     except (pa.ArrowException, OSError, KeyError, DataError) as error:
         raise DataError(f"{path} cannot be read as rollouts: {error}") from None
-
-
-def _with_later_columns(table: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
-    """Add nulls for columns that files of the first release lack."""
-    for name in _LATER:
-        if name not in table.column_names and (columns is None or name in columns):
-            table = table.append_column(name, pa.nulls(table.num_rows, SCHEMA.field(name).type))
-    return table
 
 
 def _per_response(groups: Sequence[Group], name: str) -> pa.Array:

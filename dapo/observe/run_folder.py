@@ -252,9 +252,8 @@ class RunFolder:
         return self.stopped / f"step_{step:06d}.parquet"
 
     def stopped_files(self) -> dict[int, Path]:
-        """Step -> what was judged in it before it was given up, in order; the first release kept them in rollouts/."""
-        there = [*_names(self.rollouts, r"stopped_(\d{6,9})\.parquet"), *_names(self.stopped, _STEP_FILE)]
-        return dict(sorted(there))
+        """Return, by step and in order, what was judged in a step before it was given up."""
+        return dict(sorted(_names(self.stopped, _STEP_FILE)))
 
     def tokens_file(self, step: int) -> Path:
         return self.tokens / f"step_{step:06d}.parquet"

@@ -28,7 +28,7 @@ class Sample:
     truncated: bool
     greedy: bool
     unscored: str | None = None  # why a verifier failed on it: that of the accuracy, or (accuracy known) another
-    problem: str = ""  # without the template that ``prompt`` has around it; "" in older files
+    problem: str = ""  # without the template that ``prompt`` has around it
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:

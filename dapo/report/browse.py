@@ -217,7 +217,7 @@ _found_texts: OrderedDict[Path, dict[str, tuple[str, str, str]]] = OrderedDict()
 
 
 def _texts_of_rollouts(run: Run, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
-    """Of an older run: the prompts as the model saw them, from the last group of each. Damaged files leave them out."""
+    """Return prompts as the model saw them, from the last group of each, where prompts.parquet lacks them."""
     with _lock:
         known = _found_texts.setdefault(run.folder.rollouts, {})
         _found_texts.move_to_end(run.folder.rollouts)

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 State = Literal["running", "finished", "interrupted", "unfilled", "failed", "killed", "unknown"]
 """``interrupted``: Ctrl-C, saved. ``unfilled``: the batch could not be filled. ``failed``: an error ended it.
-``killed``: it says that it runs, and no process holds its folder. ``unknown``: an older run that does not say."""
+``killed``: it says that it runs, and no process holds its folder. ``unknown``: it has no status file."""
 
 Tone = Literal["good", "bad", "warn", ""]
 
@@ -220,7 +220,7 @@ class RunView(TypedDict):
     advice: list[Advice]
     curves: Curves
     recipe: RecipeView | None
-    machines: list[MachineView]  # a run that was resumed elsewhere has several; [] for an older one
+    machines: list[MachineView]  # a run that was resumed elsewhere has several; [] without machine.jsonl
     timeline: Timeline
     rollouts: Rollouts
     notes: list[str]  # what could not be read, and why

@@ -317,7 +317,6 @@ def _row(record: Any) -> Row | None:
 def _sample(record: Any) -> Sample | None:
     if _step(record) is None:
         return None
-    record = {"unscored": None, "problem": "", **record}  # older runs did not tell
     names = list(_SAMPLE_TYPES)
     if any(not isinstance(record.get(name, ...), _SAMPLE_TYPES[name]) for name in names):
         return None

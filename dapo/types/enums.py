@@ -25,10 +25,6 @@ class Verdict(StrEnum):
     TOO_FEW_SCORED = "too_few_scored"  # fewer than two voters
 
 
-FIRST_VERDICTS = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_few_scored")
-"""The verdicts of the first release in its order: its checkpoints hold positions in this list, and no names."""
-
-
 class Disposition(StrEnum):
     """What became of a group. A verdict is about its content, a disposition about its use."""
 

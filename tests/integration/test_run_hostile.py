@@ -48,16 +48,6 @@ def checkpoint(run):
     return run / "checkpoints" / "step_000002"
 
 
-def ranks_of_before(folder, planted):
-    """The layout of torch's distributed checkpoint, whose index is a pickle."""
-    state = json.loads((folder / "learner" / "state.json").read_text())
-    for file in (folder / "learner").glob("*.safetensors"):
-        file.unlink()
-    (folder / "learner" / "state.json").write_text(json.dumps(state | {"sharded": True}))
-    (folder / "learner" / ".metadata").write_bytes(planted)
-    (folder / "learner" / "__0_0.distcp").write_bytes(planted)
-
-
 def ranks(folder, planted):
     state = json.loads((folder / "learner" / "state.json").read_text())
     (folder / "learner" / "state.json").write_text(json.dumps(state | {"shards": 1}))
@@ -87,7 +77,6 @@ def arrays(folder, planted):
 
 
 PLACES = {
-    ranks_of_before: r"/learner was written by ranks of an earlier version of dapo.*\.metadata.*dapo export",
     ranks: r"rank-00000-of-00001\.safetensors is no whole safetensors file.*resume from another one",
     weights: r"model\.safetensors is no whole safetensors file.*resume from another one",
     optimizer: r"optimizer\.safetensors is no whole safetensors file.*resume from another one",
@@ -148,11 +137,10 @@ def test_a_pickle_beside_a_sound_checkpoint_is_not_read(run, tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("place", [ranks_of_before, ranks])
-def test_nothing_planted_in_a_checkpoint_runs_in_a_rank(run, tmp_path, capsys, place):
+def test_nothing_planted_in_a_checkpoint_runs_in_a_rank(run, tmp_path, capsys):
     mark = tmp_path / MARK
-    place(checkpoint(run), pickle.dumps(Planted(mark)))
+    ranks(checkpoint(run), pickle.dumps(Planted(mark)))
     write_manifest(checkpoint(run))
     assert main(["train", "--resume", str(run), "trainer.steps=3", "learner.ranks=2"]) == 2
-    assert re.search(PLACES[place], " ".join(capsys.readouterr().err.split()))
+    assert re.search(PLACES[ranks], " ".join(capsys.readouterr().err.split()))
     assert not mark.exists()

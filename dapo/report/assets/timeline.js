@@ -51,7 +51,7 @@ class TimelineSection {
     this.empty = el(
       "p",
       { class: "empty" },
-      "No spans were recorded: the run is older than this recording, or has not finished a step.",
+      "No spans were recorded: the run has not finished a step.",
     );
     const zoom = (factor) => () => this.zoom(factor, 0.5);
     this.body = el(

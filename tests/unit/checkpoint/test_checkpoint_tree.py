@@ -1,12 +1,9 @@
 """How a saved tree lies on the disk; that any tree comes back as it was is tested with the store."""
 
-import json
-
 import numpy as np
 import pytest
 
 from dapo.checkpoint.tree import load_tree, save_tree
-from dapo.errors import CheckpointError
 
 
 def test_thousands_of_arrays_are_few_members_and_independent_of_each_other(tmp_path):
@@ -21,10 +18,6 @@ def test_thousands_of_arrays_are_few_members_and_independent_of_each_other(tmp_p
         np.testing.assert_array_equal(loaded[n]["logprobs"], tree[n]["logprobs"])
 
 
-def test_what_cannot_be_told_apart_is_refused_and_an_earlier_layout_is_named(tmp_path):
+def test_what_cannot_be_told_apart_is_refused(tmp_path):
     with pytest.raises(ValueError, match="__array__"):
         save_tree({"__array__": 1}, tmp_path, "state")
-    np.savez(tmp_path / "old.npz", a0=np.arange(3))
-    (tmp_path / "old.json").write_text(json.dumps({"kept": {"__array__": "a0"}}))
-    with pytest.raises(CheckpointError, match="earlier version of dapo"):
-        load_tree(tmp_path, "old")

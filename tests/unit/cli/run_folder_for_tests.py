@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import save_tree
+from dapo.checkpoint.tree import save_state
 from dapo.config import recipe_from_dict
 from dapo.observe.prompts import write_prompts
 from dapo.types.batch import Prompt, content_id
@@ -31,7 +31,16 @@ def make_history(rows: Mapping[str, tuple[int, ...]], size: int, **extra: Any) -
     """``rows``: prompt id -> the values of COLUMNS."""
     table = np.array(list(rows.values()), np.int64).reshape(-1, len(COLUMNS))
     columns = {name: table[:, n] for n, name in enumerate(COLUMNS)}
-    return {"ids": list(rows), **columns, "p_easy": 0.5, "p_hard": 0.5, "draws": 9, "size": size, **extra}
+    return {
+        "ids": list(rows),
+        "verdicts": VERDICTS,
+        **columns,
+        "p_easy": 0.5,
+        "p_hard": 0.5,
+        "draws": 9,
+        "size": size,
+        **extra,
+    }
 
 
 def row(
@@ -106,5 +115,5 @@ def make_run(
     if history is not None or state is not None:
         collector = {"stream": {"epoch": 0}, **({"history": history} if history is not None else {}), **(state or {})}
         store = CheckpointStore(path / "checkpoints")
-        store.save(step, lambda folder: save_tree({"collector": collector}, folder, "state") or ())
+        store.save(step, lambda folder: save_state({"collector": collector}, folder) or ())
     return path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config import load_recipe, recipe_from_dict
+from dapo.config import recipe_from_dict
 from dapo.config.files import RESOLVED
 from dapo.config.resume import check_resume, load_for_resume, rules, unclassified
 from dapo.config.settings import settings
@@ -91,21 +91,6 @@ def test_a_folder_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "runs" / "mine" / RESOLVED).touch()
     with pytest.raises(CheckpointError, match=r"not a run folder.*runs/mine"):
         load_for_resume("nothing")
-
-
-def test_a_run_folder_of_an_earlier_version_is_read_in_todays_words(tmp_path):
-    """``model.gradient_checkpointing`` was true or false; a recipe of one's own is told the new name."""
-    recipe = {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum"}]}}
-    resolved = recipe_from_dict(recipe).resolved
-    assert "activation_checkpointing: 'none'" in resolved
-    for old, now in (("true", "full"), ("false", "none")):
-        text = resolved.replace("activation_checkpointing: 'none'", f"gradient_checkpointing: {old}")
-        (tmp_path / "recipe.resolved.yaml").write_text(text)
-        loaded, changes = load_for_resume(tmp_path)
-        assert (loaded.recipe.model.activation_checkpointing, changes) == (now, [])
-    (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(RecipeError, match="activation_checkpointing"):
-        load_recipe(tmp_path / "mine.yaml")
 
 
 # ---------------------------------------------------------------- a resume that changes what other settings follow

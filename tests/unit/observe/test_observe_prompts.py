@@ -27,6 +27,7 @@ def state(**changes):
         "streak": np.array([1, 1, 0, 0]),
         "last_step": np.array([5, 6, 7, 8]),
         "verdict": np.array([VERDICTS.index(v) for v in verdicts]),
+        "verdicts": [verdict.value for verdict in VERDICTS],
         "p_easy": 0.25,
         "p_hard": 0.75,
         "draws": 9,
@@ -106,7 +107,7 @@ def test_the_standing_of_every_prompt():
 def test_every_verdict_has_one_standing():
     n = len(VERDICTS)
     columns = {name: np.zeros(n, int) for name in state() if isinstance(state()[name], np.ndarray)}
-    history = History.from_state(columns | {"ids": VERDICTS, "verdict": np.arange(n), "size": n})
+    history = History.from_state(columns | {"ids": VERDICTS, "verdict": np.arange(n), "verdicts": VERDICTS, "size": n})
     assert sum(history.standing(standing) for standing in Standing).tolist() == [1] * n
     useful = {v for v, yes in zip(VERDICTS, history.standing(Standing.USEFUL), strict=True) if yes}
     assert useful == {Verdict.KEPT, Verdict.UNIFORM, Verdict.OUT_OF_BAND}
@@ -141,7 +142,7 @@ def test_a_missing_column_is_named():
 
 
 def test_a_history_of_nothing():
-    empty = {name: value[:0] for name, value in state().items() if isinstance(value, np.ndarray | list)}
-    history = History.from_state(empty | {"size": 7})
+    empty = {name: value[:0] for name, value in state().items() if isinstance(value, np.ndarray) or name == "ids"}
+    history = History.from_state(empty | {"verdicts": VERDICTS, "size": 7})
     assert history.unseen == 7
     assert not history.standing(Standing.SOLVED).any()

@@ -92,21 +92,6 @@ def test_tokens_that_the_program_put_in_are_marked():
     assert [row["generated"] for row in rows] == [None, None, [True, False, False]]
 
 
-def older(path, groups):
-    """A file from before there was a column for tokens that the program put in."""
-    path.parent.mkdir(exist_ok=True)
-    pq.write_table(rollout_table(4, groups).drop_columns(["generated"]), path)
-
-
-def test_files_from_before_a_column_was_added_are_read_beside_new_ones(tmp_path):
-    older(tmp_path / "step_000004.parquet", [group(1)])
-    write_rollouts(tmp_path / "step_000005.parquet", 5, [group(2)])
-    assert [row["generated"] for row in read_rollouts(tmp_path).to_pylist()] == [None] * 6
-    older(tmp_path / "stopped" / "step_000004.parquet", [group(1)])
-    write_rollouts(tmp_path / "stopped" / "step_000004.parquet", 4, [group(2)], add=True)
-    assert [row["group"] for row in read_rollouts(tmp_path / "stopped").to_pylist()] == [1] * 3 + [2] * 3
-
-
 def test_a_group_that_did_not_train_has_no_advantage():
     rows = rollout_table(1, [group(1, Verdict.ALL_WRONG, Disposition.DISCARDED), trained()]).to_pylist()
     assert [row["advantage"] for row in rows] == [None, None, None, 0.7, -0.7, 0.0]

@@ -315,12 +315,10 @@ def test_groups_of_a_step_that_was_given_up_are_not_among_the_rollouts(tmp_path)
     run = RunFolder.create(tmp_path, "r")
     assert run.stopped_file(4).parent != run.rollouts
     assert not fnmatch(str(run.stopped_file(4)), str(run.rollouts / "*"))
-    run.rollouts.mkdir()
-    (run.rollouts / "stopped_000002.parquet").touch()  # where the first release kept them
     run.stopped.mkdir()
     run.stopped_file(4).touch()
     (run.stopped / "step_x.parquet").touch()
-    assert run.stopped_files() == {2: run.rollouts / "stopped_000002.parquet", 4: run.stopped_file(4)}
+    assert run.stopped_files() == {4: run.stopped_file(4)}
 
 
 def test_a_damaged_metrics_file_is_refused_before_anything_is_removed(tmp_path):

@@ -46,7 +46,7 @@ def test_the_problem_is_shown_and_the_template_is_at_hand(tmp_path, make_run):
     (first, *_), _ = browse.groups(run, 2)
     assert (first["problem"], first["prompt"]) == ("4 + 4 =", "<|im_start|>user\n4 + 4 =<|im_end|>")
     assert browse.group(run, 2, 2000)["problem"] == "4 + 4 ="
-    run.folder.prompts.unlink()  # an older run: nothing but the prompt is known
+    run.folder.prompts.unlink()  # nothing but the prompt is known
     (first, *_), _ = browse.groups(run, 2)
     assert first["problem"] == first["prompt"] == "<|im_start|>user\n4 + 4 =<|im_end|>"
 

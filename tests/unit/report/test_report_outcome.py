@@ -185,10 +185,10 @@ def test_a_run_without_a_status_is_inferred(tmp_path):
     assert state(60) == "finished"
     assert state(59) == "unknown"
     assert state(59, held=True) == "running"
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "stopped_000050.parquet").touch()
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "stopped" / "step_000050.parquet").touch()
     assert state(59) == "unknown"  # it went on after that stop
-    (tmp_path / "rollouts" / "stopped_000060.parquet").touch()
+    (tmp_path / "stopped" / "step_000060.parquet").touch()
     assert state(59) == "unfilled"
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import save_tree
+from dapo.checkpoint.tree import save_state
 from dapo.config import recipe_from_dict
 from dapo.config.files import RESOLVED
 from dapo.errors import CheckpointError
@@ -112,7 +112,7 @@ def test_the_base_model_is_named_once(tmp_path, monkeypatch, capsys):
     (run / RESOLVED).write_text(recipe.resolved)
 
     def write(folder):
-        save_tree({"fingerprint": loaded.fingerprint}, folder, "state")
+        save_state({"fingerprint": loaded.fingerprint}, folder)
         storage.contents(loaded, {}, {}).write(folder / "learner")
         return ()  # nobody describes them: the store looks at them itself
 
