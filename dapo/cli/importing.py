@@ -27,7 +27,8 @@ def import_recipe(
     """Another trainer's configuration as a recipe, each line with its origin. Nothing in it is executed."""
     from dapo.config.problems import visible
     from dapo.config.secrets import redact_text
-    from dapo.importing import ARGUMENTS, import_file
+    from dapo.importing.convert import import_file
+    from dapo.importing.recipe import ARGUMENTS
 
     if out is not None and out.exists() and not force:
         raise RecipeError(f"{out} exists; give another name, or --force to write over it")

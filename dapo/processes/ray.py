@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import os
+import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +27,13 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dapo.errors import ClusterError
-from dapo.processes.environment import passed_on
 from dapo.processes.lines import Line, LineCall
 from dapo.processes.packed import PackedTransport
 from dapo.processes.placement import Node, Place, Plan, late, misfit, too_small
-from dapo.processes.ray_head import OwnCluster
+from dapo.processes.ray_head import FOLDER, OwnCluster
 from dapo.processes.ray_said import NOT_LEFT, brief, unreachable
-from dapo.processes.ray_seat import Laden, Order, Seat, Seated, order_of
+from dapo.processes.ray_seat import Laden, Order, Seat, Seated, order_of, passed_on
 from dapo.processes.served import packed
-from dapo.processes.signals import signals_kept
 from dapo.processes.transport import HostLost, HostSpec
 from dapo.processes.watch import Life, lost_said
 from dapo.types.batch import Ticket
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _PATIENCE = 10.0  # seconds for hosts to be gone once they were killed
 _MOMENT = 0.1  # seconds
+_OBJECT_STORE = 512 << 20  # bytes of shared memory; what is larger goes through the disk
 _LOOK = 5.0  # seconds between two looks at the machines while a plan waits for room
 _NO_MACHINE = "its node has died"  # in Ray's words
 _LEAVING: list[threading.Thread] = []  # clusters whose heads stand still
@@ -348,20 +350,42 @@ def check_left() -> None:
             raise ClusterError(NOT_LEFT)
 
 
-def start_head(folder: str, object_store: int) -> str:
-    """A cluster of this machine whose head is this process; its address. ``object_store``: bytes of shared memory."""
+def be_head(descriptor: int) -> None:
+    """Start a cluster of this machine in a process of its own, and be its head until the connection ends.
+
+    Args:
+        descriptor: of the socket that takes the cluster's address.
+    """
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
     ray.init(
         address="local",
         include_dashboard=False,
         log_to_driver=False,
-        object_store_memory=object_store,
-        _temp_dir=folder,
+        object_store_memory=_OBJECT_STORE,
+        _temp_dir=os.environ[FOLDER],
     )
-    return str(ray.get_runtime_context().gcs_address)
+    connection.sendall(json.dumps(str(ray.get_runtime_context().gcs_address)).encode() + b"\n")
+    while connection.recv(4096):
+        pass
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Restore the handlers of signals: Ray answers SIGTERM by ending the program, without a save."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in zip(numbers, before, strict=True):
+                if handler is not None:
+                    signal.signal(number, handler)
 
 
 def _join(address: str, folder: str | None) -> None:
-    with signals_kept():
+    with _signals_kept():
         ray.init(
             address=address,
             log_to_driver=False,
@@ -375,7 +399,7 @@ def _leave(life: Life | None, joined: bool) -> None:
     """Ray waits for a last answer of the head: for ever, if that stands still."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     if joined:
-        with signals_kept():
+        with _signals_kept():
             leaving.start()
             while leaving.is_alive() and not (life is not None and life.lost.done()):
                 leaving.join(_MOMENT)

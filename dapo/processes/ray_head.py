@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,14 +25,15 @@ from dapo.system import core_count
 
 log = logging.getLogger(__name__)
 
-_HEAD = "import sys; from dapo.processes.ray_head import main; main(int(sys.argv[1]))"
+_HEAD = "import sys; from dapo.processes.ray import be_head; be_head(int(sys.argv[1]))"
 _PREFIX = "dapo-ray-"
 _PATIENCE = 10.0  # seconds for the guard to end what it guards
 _ATTEMPTS = 5
 """Ray gives its own processes half a minute to start, which no setting of its changes, and then ends; they are slower
 where other programs keep all processors busy."""
 _LONGEST = 24  # letters of the folder that the folder is in
-_OBJECT_STORE = 512 << 20  # bytes; what is larger goes through the disk
+FOLDER = "DAPO_RAY_FOLDER"
+"""Variable that names the head its folder."""
 _TOKEN = secrets.token_hex(32)
 """One for the life of this program: Ray's libraries read it once."""
 OUTLIVING = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -90,7 +90,7 @@ class OwnCluster:
         try:
             with output.open("ab") as sink:
                 self._guard, self._connection, self._lifeline = start_guarded(
-                    lambda end: [*command, str(end)], sink, {**_QUIET, "DAPO_RAY_FOLDER": self.folder}
+                    lambda end: [*command, str(end)], sink, {**_QUIET, FOLDER: self.folder}
                 )
         except OSError as error:
             self._leave()
@@ -131,18 +131,6 @@ def outlive_head() -> None:
     os.environ.setdefault(OUTLIVING, "86400")
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         os.environ.setdefault(name, "0")
-
-
-def main(descriptor: int) -> None:
-    """In a process of its own: be the head until the connection ends."""
-    from dapo.processes.ray import start_head
-
-    connection = socket.socket(fileno=descriptor)
-    connection.set_inheritable(False)
-    address = start_head(os.environ["DAPO_RAY_FOLDER"], _OBJECT_STORE)
-    connection.sendall(json.dumps(address).encode() + b"\n")
-    while connection.recv(4096):
-        pass
 
 
 def _unstarted(said: str) -> str:

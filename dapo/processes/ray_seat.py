@@ -9,17 +9,37 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dapo.processes.carried import Content, Rooms
-from dapo.processes.environment import own_paths
 from dapo.processes.local import ProcessHost, ProcessTransport
 from dapo.processes.served import packed
 from dapo.processes.transport import HostLost, HostSpec
 from dapo.system import end_with_parent
+
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "PYTORCH_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "VLLM_", "OMP_", "MKL_")
+"""Variables of the driver's environment that hosts on other machines are given, by their first letters."""
+
+
+def own_paths() -> list[str]:
+    """Return where the driver finds modules that are not installed with its Python; hosts elsewhere find them there."""
+    own = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+    found = []
+    for path in sys.path:
+        real = os.path.realpath(path or os.curdir)
+        if not any(real == prefix or real.startswith(prefix + os.sep) for prefix in own):
+            found.append(os.path.abspath(path or os.curdir))
+    return list(dict.fromkeys(found))
+
+
+def passed_on() -> dict[str, str]:
+    """Return the environment of an actor: it finds this package, and its libraries behave as the driver's."""
+    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    return {**passed, "PYTHONPATH": os.pathsep.join(own_paths())}
 
 
 @dataclass(frozen=True, slots=True)

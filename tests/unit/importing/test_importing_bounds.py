@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dapo.errors import RecipeError
-from dapo.importing import files, import_file, import_text, yaml_source
+from dapo.importing import files, yaml_source
+from dapo.importing.convert import import_file, import_text
 
 LAUNCH = "python3 -m verl.trainer.main_ppo "
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dapo.cli.main import main
-from dapo.importing import import_text
+from dapo.importing.convert import import_text
 from dapo.models.tiny import make_tiny_model
 from tests.unit.importing.test_importing_systems import CASES, NO_DATA
 

@@ -9,7 +9,7 @@ import pytest
 from dapo.cli.main import main
 from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
-from dapo.importing import import_file, import_text
+from dapo.importing.convert import import_file, import_text
 from dapo.importing.recipe import nested
 from tests.unit.importing import configurations_for_tests as public
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pytest
 
 from dapo.config.explain import explain
-from dapo.importing import import_text
+from dapo.importing.convert import import_text
 from tests.unit.importing import defaults_for_tests as facts
 
 

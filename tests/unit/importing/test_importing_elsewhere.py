@@ -9,7 +9,7 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.config.peers_apart import APART, COMPUTED
-from dapo.importing import import_text
+from dapo.importing.convert import import_text
 
 LEAST = {
     "nemo-rl": {"grpo": {"num_prompts_per_step": 4}},

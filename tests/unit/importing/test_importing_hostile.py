@@ -8,7 +8,7 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.errors import RecipeError
-from dapo.importing import import_file, import_text
+from dapo.importing.convert import import_file, import_text
 
 LAUNCH = "python3 -m verl.trainer.main_ppo data.train_batch_size=64 "
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from dapo.importing import convert, import_text
+from dapo.importing import convert
+from dapo.importing.convert import import_text
 from dapo.importing.reading import Reading
 from dapo.importing.recognise import SYSTEMS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dapo.importing import import_text
+from dapo.importing.convert import import_text
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "import.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dapo.errors import RecipeError
-from dapo.importing import import_text
+from dapo.importing.convert import import_text
 
 SIZES = "grpo.ratio_clip_min=0.15 grpo.ratio_clip_max=0.25 logger.wandb_enabled=True"
 ONE_GPU = (

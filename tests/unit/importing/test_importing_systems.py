@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from dapo.config import load_recipe
 from dapo.config.checks import penalty_interval
 from dapo.config.schema import Recipe
-from dapo.importing import Imported, import_text
+from dapo.importing.convert import Imported, import_text
 from tests.unit.importing import configurations_for_tests as public
 
 NO_DATA = ["model.path=builtin/signed-sum", "data.train=[{task: signed_sum}]", "data.validation=[]"]
