@@ -29,6 +29,7 @@ import importlib.util
 import json
 import pickle
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,7 +43,6 @@ from engine_decode import CASES, GROUP, make_lengths
 from machine import describe_machine
 
 from dapo.models.tiny import make_tiny_model
-from dapo.processes.inline import InlineTransport
 from dapo.processes.local import ProcessTransport
 from dapo.processes.ray_head import OwnCluster
 from dapo.processes.transport import HostSpec
@@ -53,6 +53,9 @@ from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams, Ti
 from dapo.types.enums import FinishReason
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tests" / "helpers"))
+
+from inline_transport import InlineTransport  # noqa: E402
 
 
 def requests_of(lengths: np.ndarray) -> list[SampleRequest]:

@@ -8,12 +8,12 @@ import re
 import signal
 
 import pytest
+from inline_transport import InlineTransport
 from pool_runs import assert_lost_once, begin, computed, read_until, shoot_at_the_second_publish, train
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end, watched
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.learner.group import LearnerGroup
-from dapo.processes.inline import InlineTransport
 from dapo.processes.ray_head import OwnCluster
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run

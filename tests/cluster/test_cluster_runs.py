@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from inline_transport import InlineTransport
 from pool_runs import begin, computed, read_until, train
 from small_run import assert_none_lost_or_doubled, write_recipe
 
-from dapo.processes.inline import InlineTransport
 from dapo.processes.left_over import delete_left
 from dapo.rollout.pool import EnginePool
 from dapo.run import pools

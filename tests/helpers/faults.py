@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from dapo.processes.inline import InlineTransport
+from inline_transport import InlineTransport
+
 from dapo.processes.transport import HostLost
 
 Fault = Literal["before", "after", "freeze", None]

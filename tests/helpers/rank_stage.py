@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from inline_transport import InlineTransport
 
 from dapo.algorithms.objective import Objective, clip_objective
 from dapo.config import schema
 from dapo.learner.group import LearnerGroup
 from dapo.learner.rank import RankPlace, make_rank
 from dapo.learner.sharding import Shape
-from dapo.processes.inline import InlineTransport
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
 

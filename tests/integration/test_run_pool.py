@@ -6,10 +6,10 @@ import random
 
 import pytest
 from faults import FaultyTransport
+from inline_transport import InlineTransport
 from pool_runs import computed, train
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.processes.inline import InlineTransport
 from dapo.rollout import weights
 from dapo.run import pools
 

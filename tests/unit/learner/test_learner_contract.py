@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from inline_transport import InlineTransport
 from learner_contract import CHECKS
 from learner_rows import make_rows
 from learner_subject import Subject, learn, publish
@@ -21,7 +22,6 @@ from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.processes.inline import InlineTransport
 from dapo.processes.transport import HostSpec
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from inline_transport import InlineTransport
 from learner_rows import make_rows
 from rank_stage import Stage
 
@@ -15,7 +16,6 @@ from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.processes.inline import InlineTransport
 from dapo.processes.transport import HostSpec
 from dapo.types.batch import LearnStep, TokenRow
 

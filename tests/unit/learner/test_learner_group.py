@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from inline_transport import InlineTransport
 from learner_contract import CHECKS
 from learner_subject import Subject
 from rank_stage import Stage
 
 from dapo.models.tiny import make_tiny_model
-from dapo.processes.inline import InlineTransport
 from dapo.processes.local import ProcessTransport
 
 SETTINGS = {"microbatch_tokens": 48, "max_skipped_steps": 1}  # several passes a minibatch

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from inline_transport import InlineTransport
 from learner_rows import make_rows
 from number_engine import GATE, NumberEngine
 
@@ -21,7 +22,6 @@ from dapo.models.read import check_buffers, give_memory
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import model_tensors, read_shapes, read_weights, write_part, write_weights
-from dapo.processes.inline import InlineTransport
 from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool

@@ -7,12 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from inline_transport import InlineTransport
 
 from dapo.errors import LearnerLost
 from dapo.learner import publisher as module
 from dapo.learner.hosts import LearnerHosts
 from dapo.learner.publisher import Audience, Publisher
-from dapo.processes.inline import InlineTransport
 from dapo.processes.transport import HostSpec
 from dapo.types.batch import Shipment, Ticket
 

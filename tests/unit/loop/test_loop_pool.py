@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from faults import FaultyTransport
+from inline_transport import InlineTransport
 from number_engine import GATE, NumberEngine, sums, ticket
 from scripted import make_collector
 
@@ -16,7 +17,6 @@ from dapo.loop.overlap import Overlap
 from dapo.loop.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
-from dapo.processes.inline import InlineTransport
 from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.member import Limits

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from desk import Desk
+from inline_transport import InlineTransport
 from processes import alive
 from transport_contract import CHECKS, Subject
 
 from dapo.processes.guarded import start_guarded
-from dapo.processes.inline import InlineTransport
 from dapo.processes.local import ProcessTransport
 from dapo.processes.threads import ThreadTransport
 from dapo.processes.transport import HostLost, HostSpec

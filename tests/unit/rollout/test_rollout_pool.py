@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from engine_contract import CHECKS, Subject, drain
 from faults import FaultyTransport, Watch
+from inline_transport import InlineTransport
 from number_engine import GATE, VOCABULARY, NumberEngine, Numbers, sums, ticket, token
 
 from dapo.errors import ClusterError, EngineError
-from dapo.processes.inline import InlineTransport
 from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.member import Limits

@@ -1,4 +1,4 @@
-"""Hosts in the driver's own process: nothing runs at the same time, nothing is copied. For tests and simulations."""
+"""A transport whose hosts live in the driver's own process: nothing runs at the same time, nothing is copied."""
 
 from __future__ import annotations
 
