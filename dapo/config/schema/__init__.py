@@ -1,4 +1,4 @@
-"""The recipe: every setting of a run, with its meaning where it stands, one file for each section. Imports no torch."""
+"""The recipe: every setting of a run, with its meaning where it stands. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,11 @@ from dapo.config.schema.algorithm import (
     Reference,
     RewardScaling,
 )
-from dapo.config.schema.checkpoint import Checkpoint
-from dapo.config.schema.cluster import Cluster, Launch
-from dapo.config.schema.data import Curriculum, Data, DataSource, Shot, Thinking
-from dapo.config.schema.learner import Learner
-from dapo.config.schema.logging import Logging
-from dapo.config.schema.model import Lora, Model
-from dapo.config.schema.rewards import Reward
+from dapo.config.schema.data import Curriculum, Data, DataSource, Reward, Sft, SftSource, Shot, Thinking
+from dapo.config.schema.launch import Cluster, Launch, Slurm
+from dapo.config.schema.learner import Learner, Lora, Model
 from dapo.config.schema.rollout import Embedded, Rollout, Server, Vllm
-from dapo.config.schema.run import Run
-from dapo.config.schema.sft import Sft, SftSource
-from dapo.config.schema.slurm import Slurm
-from dapo.config.schema.trainer import EarlyStop, Trainer
-from dapo.config.schema.validation import Validation
+from dapo.config.schema.run import Checkpoint, EarlyStop, Logging, Run, Trainer, Validation
 from dapo.config.section import Section
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The recipe's section ``run``: where it lives, and on how much of the machine."""
+"""The recipe's sections ``run``, ``trainer``, ``validation``, ``checkpoint`` and ``logging``: the course of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Parallel, Section
+from dapo.config.section import Above, Factor, Many, Parallel, Positive, Section, Tokens, Whole
 
 
 class Run(Section):
@@ -27,3 +27,94 @@ class Run(Section):
     """Memory limit of each such process in MiB (RLIMIT_DATA: what it can write to; Linux only); None: none."""
     if_exists: Literal["refuse", "backup"] = "refuse"
     """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""
+
+
+class EarlyStop(Section):
+    metric: str | None = None
+    """Metric, such as ``validation/accuracy``, that has to get better for the run to go on. null: no such rule."""
+    best_is: Literal["auto", "highest", "lowest"] = "auto"
+    """Which value of it is the best. ``auto``: as docs/metrics.md has the metric."""
+    patience: Positive = 5
+    """So many lines with the metric in a row (evaluations, where it comes from them) without a better value end the
+    run. The evaluation before training counts as the first value."""
+    min_change: Factor = 0.0
+    """A value is better only if it is so by more than this."""
+
+
+class Trainer(Section):
+    steps: Whole = 100
+    """Training steps (one rollout batch each)."""
+    max_hours: Annotated[float, Field(gt=0, le=100_000)] | None = None
+    """Hours from the start of the command by which it has saved and ended, with exit code 75; ``dapo train --resume``
+    goes on, with as many hours again. No step is begun that would end later if it took as long as the longest of the
+    last twenty. null: no limit."""
+    early_stop: EarlyStop = EarlyStop()
+    """The end before ``steps`` where nothing gets better."""
+    sync_check_tolerance: Above | None = None
+    """Largest mean |sampler - learner| log-probability, nats, accepted right after a publish (engines with own
+    weights). None: three times the healthy gap of this engine and precision, between 1e-5 and 0.05."""
+
+
+class Validation(Section):
+    every: Whole = 10
+    """Training steps between evaluations; 0: never. The first and last steps are evaluated too."""
+    samples: Many = 4
+    """k: sampled responses per problem."""
+    greedy: bool = True
+    """Also one greedy response per problem."""
+    temperature: Annotated[float, Field(ge=0.001, le=100)] = 1.0
+    """Of sampled evaluation."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of sampled evaluation (the paper's run: 0.7)."""
+    max_response_tokens: Tokens | None = None
+    """None: as in training."""
+    limit: Positive | None = None
+    """Problems per data set; None: all."""
+
+
+class Checkpoint(Section):
+    every: Whole = 10
+    """Training steps between checkpoints; 0: only at the end."""
+    keep: Positive = 2
+    """Newest checkpoints to keep."""
+    seconds: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
+    """Also save at the first end of a step so many seconds after the last checkpoint; null: by steps alone."""
+    best: str | None = None
+    """Metric, such as ``validation/accuracy``: the step that is best by it is saved when it is recorded, and its
+    checkpoint is kept beside the newest ones (``dapo export --best``). The evaluation before training does not count:
+    of that model there is no checkpoint. null: only the newest."""
+    best_is: Literal["auto", "highest", "lowest"] = "auto"
+    """Which value of ``best`` is the best. ``auto``: as docs/metrics.md has the metric."""
+    dir: str | None = None
+    """Folder, on another disk perhaps, that holds the run's checkpoints in a folder of its own; ``RUN/checkpoints`` is
+    then a link to that. null: they lie in the run's folder."""
+    asynchronous: bool = False
+    """Write a checkpoint while the next steps are trained: its tensors are copied to the processor's memory first."""
+
+
+Tracker = Annotated[str, Field(pattern=r"^(tensorboard|wandb|mlflow|trackio|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
+
+
+class Logging(Section):
+    rollouts: Literal["all", "kept", "sample", "none"] = "all"
+    """Which groups go to ``rollouts/*.parquet``."""
+    rollouts_sample: Positive = 8
+    """For ``sample``: groups per step."""
+    tokens: Whole = 3
+    """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, beside one that did not train,
+    all from those that ``rollouts`` records; 0: none."""
+    spans: bool = True
+    """Write ``spans.jsonl``: when each phase of a step began and ended."""
+    console: Literal["auto", "live", "plain", "quiet"] = "auto"
+    """``auto``: live in a terminal, plain lines elsewhere."""
+    samples_every: Whole = 10
+    """Steps between samples shown on the console; 0: never."""
+    tensorboard: bool = False
+    """Write TensorBoard events into the run folder (extra ``track``)."""
+    wandb: str | None = None
+    """Weights & Biases project (extra ``track``)."""
+    trackers: list[Tracker] = Field(default_factory=list)
+    """Where numbers go as well: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or ``package.module:Class``, a
+    ``dapo.Callback`` of yours (docs/python.md)."""
+    project: str | None = None
+    """Name of the project (wandb, trackio) or experiment (mlflow) for ``trackers``; None: ``dapo``."""
