@@ -12,7 +12,7 @@ from dapo.config.schema import DynamicSampling
 from dapo.loop.history import PromptHistory, PromptRecord
 from dapo.types.batch import BoolArray, Group, Prompt
 from dapo.types.enums import Verdict
-from dapo.types.protocols import PromptStream
+from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy, PromptStream
 from dapo.types.seeds import SELECTION, derive_seed
 
 # GRESO (arXiv 2506.02177): bounds and step of the exploration probabilities, and their start.
@@ -62,25 +62,23 @@ class PromptSelector:
 
     @property
     def pass_length(self) -> int:
-        """Prompts of the stream among which each stands once; the data's size, unless the stream says otherwise."""
-        return int(getattr(self.stream, "pass_length", self.stream.size))
+        """Return the number of prompts of the stream among which each is found once."""
+        return self.stream.pass_length if isinstance(self.stream, HasPasses) else self.stream.size
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the sources that the stream takes prompts from; none where it does not say."""
-        return tuple(getattr(self.stream, "sources", ()))
+        """Return the names of the stream's sources; none where it does not name them."""
+        return tuple(self.stream.sources) if isinstance(self.stream, HasSources) else ()
 
-    def levels(self) -> dict[str, int]:
-        """The present level of each source that has some."""
-        levels = getattr(self.stream, "levels", None)
-        return {} if levels is None else levels()
+    def levels(self) -> Mapping[str, int]:
+        """Return the present level of each source that has levels."""
+        return self.stream.levels() if isinstance(self.stream, HasLevels) else {}
 
     def visited(self, group: Group, voters_G: BoolArray, step: int) -> None:
         """A group was judged; its prompt may be worth generating for again."""
         self.history.visited(group, voters_G, step)
-        judged = getattr(self.stream, "judged", None)
-        if judged is not None and voters_G.any():
-            judged(group.prompt, float(group.accuracies()[voters_G].mean()))
+        if isinstance(self.stream, LearnsAccuracy) and voters_G.any():
+            self.stream.judged(group.prompt, float(group.accuracies()[voters_G].mean()))
         self._all_retired &= self.is_retired(self.history.records[group.prompt.id])
 
     def explore(self, record: PromptRecord) -> float:

@@ -63,7 +63,7 @@ from dapo.types.batch import Prompt
 from dapo.types.evaluation import EvaluationProgress
 from dapo.types.evidence import ClusterLost
 from dapo.types.model import ModelFacts
-from dapo.types.protocols import Engine, Learner, PromptStream, Recorder, Scorer
+from dapo.types.protocols import Engine, Learner, MayBeQuick, PromptStream, Recorder, Scorer
 
 # Engine steps by which verdicts lag that may take a while; quick ones need no lag.
 WORKER_VERDICT_LAG = 16
@@ -349,11 +349,11 @@ def _prepared(recipe: Recipe, tokenizer: Any, console: Console, training: bool) 
 
 
 def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
-    """Engine steps after which a verdict takes effect. A scorer of the user's says by an attribute that it is quick."""
+    """Return the number of engine steps after which a verdict takes effect."""
     asked = recipe.algorithm.dynamic_sampling.verdict_lag
     if asked is not None:
         return asked
-    return 0 if getattr(scorer, "quick", False) else WORKER_VERDICT_LAG
+    return 0 if isinstance(scorer, MayBeQuick) and scorer.quick else WORKER_VERDICT_LAG
 
 
 def _longest(recipe: Recipe, data: PreparedData) -> int:

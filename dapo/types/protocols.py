@@ -26,7 +26,6 @@ from dapo.types.batch import (
     SampleRequest,
     SavedFile,
     Score,
-    StepBatch,
     TensorSum,
     Ticket,
     TokenTrace,
@@ -217,7 +216,10 @@ class Learner(Protocol):
 
 
 class Scorer(Protocol):
-    """Scores responses, at once or in worker processes. Every submitted key comes back exactly once."""
+    """Score responses, at once or in worker processes. Every submitted key comes back exactly once.
+
+    A scorer may also be ``MayBeQuick``.
+    """
 
     def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None: ...
 
@@ -227,8 +229,20 @@ class Scorer(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class MayBeQuick(Protocol):
+    """Say whether a scorer is quick, which decides the default of ``dynamic_sampling.verdict_lag``."""
+
+    @property
+    def quick(self) -> bool:
+        """Return whether a score is ready so soon that the collector may wait for it at once."""
+
+
 class PromptStream(Protocol):
-    """An endless or finite sequence of prompts whose position is a small JSON-able state."""
+    """Give an endless or finite sequence of prompts; its position is a small JSON-able state.
+
+    A stream may also be one of ``HasSources``, ``HasLevels``, ``HasPasses`` and ``LearnsAccuracy``.
+    """
 
     @property
     def size(self) -> int:
@@ -242,41 +256,38 @@ class PromptStream(Protocol):
     def load(self, state: dict[str, Any]) -> None: ...
 
 
-class Collector(Protocol):
-    """Owns everything between a prompt and a training batch. The driver decides who turns the crank.
+@runtime_checkable
+class HasSources(Protocol):
+    """Name the data sources of a prompt stream, for the metrics ``source/<name>/...``."""
 
-    A synchronous driver calls ``collect``. An asynchronous one calls ``begin`` right after the last ``take``, ``pump``
-    while the learner works, and publishes with ``in_flight="keep"``.
-    """
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Return the names; one name alone has no metrics of its own."""
 
-    def collect(self, step: int) -> StepBatch:
-        """``begin``, ``pump`` until ``ready``, ``pause``, ``take``."""
 
-    def begin(self, step: int) -> None:
-        """From now on work counts for training step ``step`` (from 1)."""
+@runtime_checkable
+class HasLevels(Protocol):
+    """Name the levels of a prompt stream's sources, for the metrics ``source/<name>/level``."""
 
-    def pump(self, timeout: float | None = None) -> bool:
-        """Dispatch, let the engine work for at most ``timeout`` seconds, judge what ended. False when nothing is left.
+    def levels(self) -> Mapping[str, int]:
+        """Return the present level of each source that has levels, by its name."""
 
-        With None the engine works until a response ends.
-        """
 
-    def ready(self) -> bool:
-        """The batch of this step can be taken."""
+@runtime_checkable
+class HasPasses(Protocol):
+    """Say when a prompt stream has offered each prompt once, where that differs from ``size``."""
 
-    def meet_cap(self) -> None:
-        """``pump`` has nothing left and the batch is not ready: the recipe's outcome, before ``take``."""
+    @property
+    def pass_length(self) -> int:
+        """Return the number of prompts among which each prompt is found once."""
 
-    def pause(self) -> None:
-        """Take unfinished responses back from the engine; the next ``pump`` submits them again with their prefix."""
 
-    def take(self) -> StepBatch:
-        """The batch of this step."""
+@runtime_checkable
+class LearnsAccuracy(Protocol):
+    """Adapt a prompt stream to the accuracy of its prompts."""
 
-    def state(self) -> dict[str, Any]:
-        """Return everything the next batch depends on. Call between ``take`` and ``begin``, after ``pause``."""
-
-    def load(self, state: dict[str, Any]) -> None: ...
+    def judged(self, prompt: Prompt, accuracy: float) -> None:
+        """Take in the mean accuracy of a judged group of ``prompt``, over the responses that vote."""
 
 
 @dataclass(frozen=True, slots=True)

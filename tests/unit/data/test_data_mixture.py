@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from dapo.loop.selection import PromptSelector
 from dapo.loop.source_metrics import source_metrics
 from dapo.types.batch import Completion, Group, Prompt, Score
 from dapo.types.enums import FinishReason, Verdict
+from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy
 
 RULE = Curriculum(raise_at=0.75, lower_at=0.25, window=2)
 
@@ -215,3 +217,27 @@ def test_easy_and_hard_prompts_are_taken_less_often() -> None:
     again = PromptSelector(EpochStream(data, seed=1), PromptHistory(), settings, 3)
     again.load(selector.state())
     assert [p.id for p in again.take(50)] == [p.id for p in selector.take(50)]
+
+
+def test_the_streams_have_the_optional_members_that_their_protocols_name() -> None:
+    plain = EpochStream(prompts("a", 3), seed=0)
+    assert isinstance(plain, HasSources)
+    assert not isinstance(plain, HasLevels | HasPasses | LearnsAccuracy)
+    mixture = MixtureStream([Part("a", 1.0, [prompts("a", 3)])], seed=0, shuffle=True, curriculum=RULE)
+    for protocol in (HasSources, HasLevels, HasPasses, LearnsAccuracy):
+        assert isinstance(mixture, protocol)
+
+
+@pytest.mark.parametrize(
+    ("members", "found"),
+    [
+        ({}, (7, (), {})),
+        ({"sources": ["a", "b"]}, (7, ("a", "b"), {})),
+        ({"levels": lambda: {"a": 2}}, (7, (), {"a": 2})),
+        ({"pass_length": 9}, (9, (), {})),
+    ],
+)
+def test_a_stream_may_have_any_of_the_optional_members(members: dict[str, Any], found: tuple[Any, ...]) -> None:
+    stream = SimpleNamespace(size=7, **members)
+    selector = PromptSelector(stream, PromptHistory(), DynamicSampling(), run_seed=0)  # type: ignore[arg-type]
+    assert (selector.pass_length, selector.sources, selector.levels()) == found

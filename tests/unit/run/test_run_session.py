@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,3 +128,16 @@ def test_the_built_in_tokenizer_is_the_saved_one(tmp_path: Path) -> None:
             == saved(texts, add_special_tokens=special)["input_ids"]
         )
     assert (early.eos_token_id, early.bos_token, early.chat_template) == (saved.eos_token_id, saved.bos_token, None)
+
+
+@pytest.mark.parametrize(("members", "lag"), [({}, 16), ({"quick": False}, 16), ({"quick": True}, 0)])
+def test_the_verdict_lag_of_a_scorer_depends_on_whether_it_says_that_it_is_quick(
+    members: dict[str, bool], lag: int
+) -> None:
+    given = {
+        "model": {"path": "builtin/signed-sum"},
+        "data": {"train": [{"task": "signed_sum", "size": 5}]},
+        "rewards": [{"kind": "task"}],
+    }
+    recipe = recipe_from_dict(given).recipe
+    assert module._verdict_lag(recipe, SimpleNamespace(**members)) == lag  # type: ignore[arg-type]
