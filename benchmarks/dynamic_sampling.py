@@ -33,8 +33,8 @@ from pydantic import ValidationError
 import dapo
 from dapo.config.schema import DynamicSampling, Recipe
 from dapo.data.stream import EpochStream
-from dapo.loop.collector import StreamingCollector
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.models.builtin import ensure_builtin_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.weights import offer

@@ -18,7 +18,7 @@ DARK, GREY = "#0072b2", "#6b7280"
 
 BOXES: dict[str, tuple[float, float, str]] = {
     "data": (0.9, 4.2, "problems\ndata/"),
-    "collector": (3.4, 4.2, "collector\nloop/collector.py"),
+    "collector": (3.4, 4.2, "collector\nloop/sampling/\ncollector.py"),
     "engine": (6.2, 5.5, "engines\nrollout/"),
     "rewards": (6.2, 2.9, "verifiers\nrewards/"),
     "algorithm": (3.4, 1.6, "rewards shaped,\nadvantages, weights\nalgorithms/"),

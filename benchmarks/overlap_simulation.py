@@ -43,8 +43,8 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.collector import StreamingCollector
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import Metrics, SamplingParams, StepBatch, Ticket
 
 AHEAD = 2.0

@@ -36,8 +36,8 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.collector import StreamingCollector
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import Completion, Group, SampleRequest, SamplingParams, Score, StepBatch, Ticket
 from dapo.types.enums import Disposition, Verdict
 

@@ -19,13 +19,13 @@ from dapo.api.recipe import RewardLike, overrides_of, reward_sections
 from dapo.api.run import Records, Run
 from dapo.cli.evaluate import evaluation_recipe
 from dapo.errors import AccuracyUnknown, RecipeError
-from dapo.loop.outcomes import silent
 from dapo.observe.evaluation_table import Shown, table
 from dapo.observe.log import warnings_to
 from dapo.observe.stopped import silent_said
 from dapo.run.evaluate import Subject, evaluated, shown_as
 from dapo.types.evaluation import EvaluationResult
 from dapo.types.events import Numbers, answers_seen, frozen
+from dapo.types.evidence import silent_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,6 @@ def evaluate(
         with console, warnings_to(console.show_warning):
             shown, result = evaluated(Subject(loaded, run, step), console)
     if result.silent:
-        evidence = silent({name: result.reasons[name] for name in result.silent})
+        evidence = silent_of({name: result.reasons[name] for name in result.silent})
         raise AccuracyUnknown(evidence, silent_said(evidence))
     return Evaluation.of(shown.model, shown.step, loaded.recipe.validation.samples, result)

@@ -21,7 +21,7 @@ from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
 from dapo.config.problems import brief
-from dapo.loop.refill import least_kept
+from dapo.loop.sampling.prompts import least_kept
 from dapo.observe.extra import PICTURES, missing
 from dapo.types.model import ModelFacts
 from dapo.words import counted, in_a_row

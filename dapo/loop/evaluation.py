@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation_metrics import kind_of, reason_of, result_of
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import (
     Completion,
     Key,

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from dapo.errors import LearnerLost
-from dapo.loop.collector import StreamingCollector
+from dapo.loop.sampling.collector import StreamingCollector
 from dapo.metrics.phases import Phases
 from dapo.types.protocols import Handle
 

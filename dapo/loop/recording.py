@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from dapo.errors import AccuracyUnknown
-from dapo.loop.account import wasted_seconds
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle
-from dapo.loop.outcomes import silent
+from dapo.loop.sampling.account import wasted_seconds
 from dapo.metrics.phases import Phases
 from dapo.observe.spans import peak_rss_mib
 from dapo.types.batch import Group, Metrics, TokenTrace
 from dapo.types.evaluation import EvaluationResult
+from dapo.types.evidence import silent_of
 from dapo.types.protocols import Recorder
 
 
@@ -89,7 +89,7 @@ class Evaluations:
             self._recorder.evaluation(step, result)
         self._silent_sets = {name: result.reasons[name] for name in result.silent}
         if self._silent_sets and step:
-            self._recorder.notice(step, silent(self._silent_sets))
+            self._recorder.notice(step, silent_of(self._silent_sets))
         self.at = step
         return result
 
@@ -103,7 +103,7 @@ class Evaluations:
     def check_known(self) -> None:
         """Raise AccuracyUnknown: of a whole set no response has an accuracy, so that the run could never be judged."""
         if self._silent_sets:
-            raise AccuracyUnknown(silent(self._silent_sets))
+            raise AccuracyUnknown(silent_of(self._silent_sets))
 
     def state(self, step: int) -> dict[str, Any]:
         return {"evaluated_at": self.at, "evaluation_lost": self.due(step) and self.at != step}

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.loop.rollouts import Response, Rollouts
+from dapo.loop.sampling.rollouts import Response, Rollouts
 from dapo.types.batch import FloatArray, Key, Metrics, Prompt, SampleRequest, SamplingParams, TensorSum, TokenRow
 from dapo.types.enums import FinishReason
 from dapo.types.protocols import Engine, EngineGroup, Learner

@@ -16,13 +16,13 @@ from dapo.errors import LearnerLost
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.best import follow
 from dapo.loop.boundary import begin_boundary, load_learner, open_state
-from dapo.loop.collector import StreamingCollector
 from dapo.loop.counters import Counters, StepDone
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
 from dapo.loop.notices import Notices
 from dapo.loop.overlap import Overlap
 from dapo.loop.recording import Evaluations, StepRecords
+from dapo.loop.sampling.collector import StreamingCollector
 from dapo.loop.saving import Saver
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping

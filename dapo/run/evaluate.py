@@ -14,7 +14,6 @@ from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.config.load import LoadedRecipe
 from dapo.errors import AccuracyUnknown, DataError
 from dapo.loop.evaluation_metrics import by_set_of, paired_difference, result_of
-from dapo.loop.outcomes import silent
 from dapo.observe.answers import read_answers, write_answers
 from dapo.observe.console import Console
 from dapo.observe.evaluation_table import Difference, Shown, as_object, comparison, table
@@ -24,6 +23,7 @@ from dapo.observe.stopped import silent_said
 from dapo.run.learners import in_one_process
 from dapo.run.session import Session
 from dapo.types.evaluation import EvaluationResult
+from dapo.types.evidence import silent_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def evaluate(
             earlier = evaluated(against, console)
     _print(found, result, earlier, as_json)
     if result.silent:
-        evidence = silent({name: result.reasons[name] for name in result.silent})
+        evidence = silent_of({name: result.reasons[name] for name in result.silent})
         raise AccuracyUnknown(evidence, silent_said(evidence))
     return 0
 

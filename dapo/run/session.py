@@ -18,10 +18,10 @@ from dapo.data.mixture import MixtureStream
 from dapo.data.render import seen_lines
 from dapo.data.stream import EpochStream, content
 from dapo.data.unknown import unknown_in_prompts
-from dapo.loop.collector import StreamingCollector
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.stopping import Deadline
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer

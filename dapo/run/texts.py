@@ -10,7 +10,7 @@ import numpy as np
 from dapo.config.schema import Recipe
 from dapo.data.encode import CutError, continuation
 from dapo.errors import RecipeError
-from dapo.loop.texts import Texts, Thinking
+from dapo.loop.sampling.rollouts import Texts, Thinking
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import IntArray
 

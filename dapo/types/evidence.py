@@ -281,3 +281,11 @@ def hopeless_of(rates: Sequence[float], group_size: int) -> Hopeless | None:
         return None
     now, larger = (sum(mixed(rate, size) for rate in rates) / len(rates) for size in (group_size, LARGER * group_size))
     return Hopeless(len(rates), sum(rate > 0 for rate in rates), now, larger)
+
+
+def silent_of(reasons: Mapping[str, str]) -> SilentEvidence:
+    """Make the evidence of an evaluation in which no response of a set has a known accuracy.
+
+    ``reasons`` is the commonest reason of each such set.
+    """
+    return SilentEvidence(dict(reasons), all(reason.startswith(ENGINE) for reason in reasons.values()))

@@ -12,7 +12,7 @@ from small_run import assert_none_lost_or_doubled, write_recipe
 import dapo
 from dapo.errors import MachineError
 from dapo.learner.apart import LearnerApart
-from dapo.loop.collector import StreamingCollector
+from dapo.loop.sampling.collector import StreamingCollector
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.run import session
 

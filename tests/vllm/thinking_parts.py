@@ -9,7 +9,7 @@ from learner_rows import make_algorithm, rows_of
 from vllm_parts import true_logprobs
 
 from dapo.config.load import recipe_from_dict
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.texts import make_texts
 from dapo.types.batch import Group, Key, Prompt, SampleRequest, SamplingParams, Score

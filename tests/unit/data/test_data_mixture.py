@@ -16,9 +16,8 @@ from dapo.config.schema import Curriculum, Data, DataSource, DynamicSampling
 from dapo.data import EpochStream, prepare
 from dapo.data.mixture import MixtureStream, Part
 from dapo.errors import DataError, RecipeError
-from dapo.loop.history import PromptHistory
-from dapo.loop.selection import PromptSelector
-from dapo.loop.source_metrics import source_metrics
+from dapo.loop.sampling.account import source_metrics
+from dapo.loop.sampling.prompts import PromptHistory, PromptSelector
 from dapo.types.batch import Completion, Group, Prompt, Score
 from dapo.types.enums import FinishReason, Verdict
 from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy

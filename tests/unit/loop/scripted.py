@@ -11,8 +11,8 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.collector import StreamingCollector
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.types.batch import Prompt, SampleEvent, SamplingParams, Score, Ticket, content_id

@@ -9,8 +9,8 @@ from scripted import make_collector, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.errors import EngineError, NothingScored, RewardError, SamplingStopped
-from dapo.loop.account import FATES
 from dapo.loop.interrupt import Interrupt
+from dapo.loop.sampling.account import FATES
 from dapo.types.batch import Key, Score
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import Cause, UnscoredEvidence
@@ -388,7 +388,7 @@ def test_a_batch_in_which_nothing_is_judged_yet_is_told_too(monkeypatch):
         clock[0] += 6.0
         return clock[0]
 
-    monkeypatch.setattr("dapo.loop.progress.time.monotonic", monotonic)
+    monkeypatch.setattr("dapo.loop.sampling.collector.time.monotonic", monotonic)
     seen = []
     collector = make_collector(length=lambda g, i: 40 + 10 * i, **(MIXED | {"watch": seen.append}))
     collector.collect(1)

@@ -18,7 +18,7 @@ from dapo.config.schema import Reward
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.trainer import Trainer
 from dapo.metrics.phases import Phases
 from dapo.observe.log import logging_to

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_loop_brings_no_torch():
     modules = sorted(
-        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "dapo" / "loop").glob("*.py")
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "dapo" / "loop").rglob("*.py")
     )
     assert len(modules) > 15
     code = (

@@ -9,10 +9,10 @@ from scripted import ScriptedEngine, ScriptedScorer, make_algorithm
 
 from dapo.errors import EngineError
 from dapo.loop import sync_check
-from dapo.loop.account import wasted_seconds
 from dapo.loop.algorithm import trained_metrics
 from dapo.loop.evaluation import Evaluator
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.account import wasted_seconds
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.types.batch import Completion, Group, Prompt, SamplingParams, Score, StepBatch, TensorSum

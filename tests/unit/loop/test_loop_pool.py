@@ -14,7 +14,7 @@ from scripted import make_collector
 
 from dapo.errors import EngineError
 from dapo.loop.overlap import Overlap
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.processes.transport import HostSpec

@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.config.schema import DynamicSampling
-from dapo.loop.refill import LOWEST_ACCEPTANCE, Refill, in_time, is_full, least_kept
+from dapo.loop.sampling.prompts import LOWEST_ACCEPTANCE, Refill, in_time, is_full, least_kept
 
 
 def refill(judged=0, accepted=0, prompts=10, **settings):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scripted import make_collector, random_world, ticket
 
 from dapo.checkpoint.tree import load_tree, save_tree
-from dapo.loop.account import FATES
+from dapo.loop.sampling.account import FATES
 from dapo.types.enums import Disposition, Verdict
 from dapo.types.seeds import derive_seed
 

@@ -9,8 +9,7 @@ from scripted import CountingStream, make_collector
 from dapo.checkpoint.tree import load_tree, save_tree
 from dapo.config.schema import DynamicSampling
 from dapo.errors import SamplingStopped
-from dapo.loop.history import PromptHistory, PromptRecord
-from dapo.loop.selection import PromptSelector
+from dapo.loop.sampling.prompts import PromptHistory, PromptRecord, PromptSelector
 from dapo.observe.stopped import stop_said
 from dapo.types.batch import content_id
 from dapo.types.enums import Verdict

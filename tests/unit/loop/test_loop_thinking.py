@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from number_engine import GATE, NumberEngine, Numbers, ticket, token
 
-from dapo.loop.response_metrics import response_metrics
-from dapo.loop.rollouts import Rollouts
-from dapo.loop.state import completion_state, load_completion
-from dapo.loop.texts import Texts, Thinking
+from dapo.loop.sampling.account import response_metrics
+from dapo.loop.sampling.groups import completion_state, load_completion
+from dapo.loop.sampling.rollouts import Rollouts, Texts, Thinking
 from dapo.types.batch import Completion, Group, Key, Prompt, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 

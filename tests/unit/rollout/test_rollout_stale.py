@@ -10,7 +10,7 @@ from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.errors import EngineError
 from dapo.learner.local import LocalLearner
-from dapo.loop.rollouts import Rollouts
+from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.rollout import fused, weights
 from dapo.rollout.embedded import EmbeddedEngine

@@ -1,7 +1,8 @@
-"""The one mailbox of engine and verifiers: whoever wants responses has a lane, and nobody sees another's.
+"""Ask the engine for responses and the verifiers for scores, for training, evaluation and the sync check alike.
 
-Training, evaluation and the sync check ask here, also while another lane's responses are under way: what ended is kept
-for its lane until that asks. Responses come whole: what the engine made is joined to the prefix it continued.
+Each of the three has a lane and gets the responses of its own lane only. What ended is kept until its lane asks for
+it, so the responses of several lanes may be under way at once. A response comes whole: its tokens are joined to the
+prefix that they continue, and its text is read (``Texts``).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dapo.loop.texts import Decode, Texts, cut_text
 from dapo.types.batch import (
     Completion,
+    IntArray,
     Key,
     Lane,
     Partial,
@@ -28,10 +29,73 @@ from dapo.types.enums import FinishReason
 from dapo.types.evidence import ENGINE
 from dapo.types.protocols import Engine, Scorer, WorksAlone
 
+Decode = Callable[[Sequence[IntArray]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Say how responses are read."""
+
+    decode: Decode  # token ids of many responses -> their texts
+    response_prefix: str = ""  # what each begins with, though none of its tokens is the response's
+    first_stop: Callable[[IntArray, tuple[str, ...]], int | None] | None = None  # tokens up to a stop string
+    keep_stop: bool = False  # the stop string stays in the text
+    thinking: Thinking | None = None  # None: the answer may stand anywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Find where the thinking of a response ends."""
+
+    open: str
+    close: str
+    begun: Callable[[IntArray], bool]  # whether a prompt's tokens end with the opening tag
+    first: Callable[[IntArray, tuple[str, ...]], int | None]  # tokens up to the first of some texts
+    budget: int | None = None  # tokens of the response after which it is closed
+    forced: IntArray | None = None  # the tokens that close it
+
+    def answer(self, text: str, begun: bool) -> tuple[str, bool]:
+        """Return what follows the thinking, and whether it was closed: "" and False where it was not.
+
+        The last closing tag counts, with or without an opening one before it. Without any tag there was no thinking,
+        and the whole text is the answer.
+
+        Args:
+            text: of the response.
+            begun: the prompt ends with the opening tag.
+        """
+        _, tag, rest = text.rpartition(self.close)
+        if self.open in rest or (begun and not tag):
+            return "", False
+        return rest, True
+
+    def tokens(self, token_ids: IntArray, closings: int) -> int:
+        """Count the tokens of a response up to its last closing tag, the ``closings``-th; all of them without one."""
+        done = 0
+        for _ in range(closings):
+            count = self.first(token_ids[done:], (self.close,))
+            if count is None:
+                break
+            done += count
+        return done
+
+    def ended(self, partial: Partial, text: str, begun: bool) -> Partial:
+        """Append the closing tag to a response that spent its budget and still thinks; return any other as it is."""
+        closed = partial.generated is not None and not partial.generated.all()
+        if closed or self.forced is None or self.answer(text, begun)[1]:
+            return partial
+        count, made = len(self.forced), np.ones(len(partial), dtype=np.bool_)
+        return Partial(
+            np.concatenate([partial.token_ids, self.forced]),
+            np.concatenate([partial.logprobs, np.zeros(count, np.float32)]),
+            np.concatenate([partial.versions, np.repeat(partial.versions[-1:], count)]),
+            np.concatenate([made if partial.generated is None else partial.generated, np.zeros(count, np.bool_)]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What came back for one request, its prefix included."""
+    """Hold what came back for one request, its prefix included."""
 
     key: Key
     completion: Completion  # with ``ABORTED``: as far as it got
@@ -40,21 +104,21 @@ class Response:
     reason: str | None  # with ``FAILED``: what happened
 
     def partial(self) -> Partial:
-        """What an engine continues behind."""
+        """Return the tokens that an engine continues."""
         made = self.completion
         return Partial(made.token_ids, made.logprobs, made.versions, made.generated)
 
 
 class Rollouts:
-    """Requests in, responses and scores out, lane by lane.
+    """Pass requests on, and give out responses and scores lane by lane.
 
     Args:
-        engine: Makes responses.
-        scorer: Judges them.
-        texts: How responses are read, or the function from token ids of many of them to their texts alone.
+        engine: makes responses.
+        scorer: scores them.
+        texts: how responses are read, or only the function from the token ids of many responses to their texts.
 
     Attributes:
-        watch: called whenever the engine was asked for what ended.
+        watch: called after each ``engine.poll``.
     """
 
     watch: Callable[[], None] | None = None
@@ -85,7 +149,7 @@ class Rollouts:
             self._under_way[request.key.lane] += 1
 
     def _hand_over(self, requests: Sequence[SampleRequest]) -> None:
-        """With a thinking budget a response is made in two parts, the first as long as the budget."""
+        """Submit requests; with a thinking budget, first the part of each that is as long as the budget."""
         parts = [self._part(request) for request in requests]
         self.engine.submit(parts)
         for request, part in zip(requests, parts, strict=True):
@@ -97,7 +161,7 @@ class Rollouts:
                 self._earlier[part.key] = self._earlier.get(part.key, 0) + len(part.prefix or ()) - made
 
     def _part(self, request: SampleRequest) -> SampleRequest:
-        """What the engine is asked for: up to the budget, or on from there, with a closing tag where none was."""
+        """Return the request for the part up to the budget, or for the part after it, with a closing tag if missing."""
         thinking, sampling = self.texts.thinking, request.sampling
         if thinking is None or thinking.budget is None or thinking.forced is None:
             return request
@@ -111,7 +175,7 @@ class Rollouts:
         return request if ended is prefix else replace(request, prefix=ended)
 
     def _go_on(self, event: SampleEvent) -> SampleRequest | None:
-        """The second part of a response whose first one ended with the budget; None: it ended."""
+        """Return the request for the second part of a response whose first part spent the budget, else None."""
         asked = self._thinking.pop(event.key, None)
         if asked is None or event.finish is not FinishReason.LENGTH:
             return None
@@ -119,11 +183,11 @@ class Rollouts:
         return replace(asked, prefix=_joined(self._requests.pop(event.key).prefix, event))
 
     def pump(self, timeout: float | None = None) -> bool:
-        """Let the engine work. True when something ended, in whichever lane.
+        """Let the engine work. True when a response of any lane ended.
 
         Args:
-            timeout: seconds after which False means "nothing yet"; None: until something ends, and False means that
-                what is still under way is lost.
+            timeout: seconds after which False means "nothing yet"; None: until a response ends, and False means that
+                all that is still under way is lost.
 
         Raises:
             EngineError: the engine is lost. ``recall`` still gives back everything unfinished.
@@ -150,30 +214,30 @@ class Rollouts:
         return bool(events)
 
     def busy_seconds(self) -> float:
-        """Seconds in which the engine worked (of several, their mean), so far.
+        """Return the seconds in which the engine worked so far; of several engines, the mean.
 
-        One that works by itself counts them; any other works within ``poll``.
+        An engine that works between two calls counts its own seconds; any other works within ``poll``.
         """
         return self.engine.busy_seconds() if isinstance(self.engine, WorksAlone) else self._polled
 
     def has_ended(self, lane: Lane) -> bool:
-        """Whether ``ended`` has something to give."""
+        """Return whether ``ended`` has a response to give."""
         return bool(self._ended.get(lane))
 
     def ended(self, lane: Lane) -> list[Response]:
-        """Responses of a lane that ended since it asked, ordered by (tick, key)."""
+        """Return the responses of a lane that ended since the last call, ordered by (tick, key)."""
         return self._whole(self._ended.pop(lane, []))
 
     def under_way(self, lane: Lane) -> int:
-        """Responses of a lane that the engine has and that have not ended."""
+        """Count the responses of a lane that the engine has and that have not ended."""
         return self._under_way[lane]
 
     def lost(self, lane: Lane) -> list[Key]:
-        """Responses of a lane that the engine had and that never came back, told once."""
+        """Return the responses of a lane that the engine had and that never came back, each once."""
         return sorted(self._lost.pop(lane, []))
 
     def recall(self, lane: Lane) -> list[Response]:
-        """Take back everything of a lane: what ended and was not asked for, and the rest as far as it got."""
+        """Take back all responses of a lane: those that ended and were not given out, and the rest as far as it got."""
         waiting = self._ended.pop(lane, [])
         ended = {event.key for event in waiting}
         keys = [key for key in self._requests if key.lane == lane and key not in ended]
@@ -190,7 +254,7 @@ class Rollouts:
         self._earlier.pop(key, None)
 
     def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
-        """The events with their prefixes and texts; a stop token is not part of a text."""
+        """Join events to their prefixes and read their texts; a stop token is not part of a text."""
         joined = []
         for event in map(self._unless_it_goes_on, events) if self._thinking else events:
             request = self._requests.pop(event.key)
@@ -216,13 +280,13 @@ class Rollouts:
         ]
 
     def _unless_it_goes_on(self, event: SampleEvent) -> SampleEvent:
-        """Taken back at the very moment when its budget was spent, a response did not end."""
+        """Mark a response as unfinished that was taken back just when its thinking budget was spent."""
         asked = self._thinking.pop(event.key, None)
         spent = asked is not None and event.finish is FinishReason.LENGTH
         return replace(event, finish=FinishReason.ABORTED) if spent else event
 
     def _read(self, event: SampleEvent, whole: Partial, request: SampleRequest, texts: Iterator[str]) -> Completion:
-        """A response that ended, with its text: up to its first stop string, whether or not its engine knows them."""
+        """Make a completion of a response that ended, cut at its first stop string even if the engine ignores those."""
         text, finish, stops = next(texts), event.finish, request.sampling.stop
         if stops and finish is not FinishReason.FAILED and any(stop in text for stop in stops):
             text = cut_text(text, stops, keep=self.texts.keep_stop)
@@ -251,12 +315,12 @@ class Rollouts:
             self.scorer.submit(key, prompt, completion)
 
     def scores(self, lane: Lane, timeout: float | None = None) -> list[tuple[Key, Score]]:
-        """Scores of a lane that arrived since it asked.
+        """Return the scores of a lane that arrived since the last call.
 
         Args:
-            lane: whose.
-            timeout: seconds to wait for one; 0: what is there; None: until there is one, and an empty answer means
-                that those asked for never came back.
+            lane: the lane that asks.
+            timeout: seconds to wait for a score; 0: return those that are there; None: wait until there is one. With
+                None an empty answer means that the scores asked for never came back.
         """
         while not self._scores[lane] and self._asked[lane]:
             arrived = self.scorer.poll(timeout)
@@ -269,7 +333,7 @@ class Rollouts:
 
 
 def _joined(prefix: Partial | None, event: SampleEvent) -> Partial:
-    """What a response has: its prefix and what the engine made since."""
+    """Join the prefix of a response and the tokens that the engine made since."""
     if prefix is None or not len(prefix):
         return Partial(event.token_ids, event.logprobs, event.versions)
     own = None
@@ -284,21 +348,33 @@ def _joined(prefix: Partial | None, event: SampleEvent) -> Partial:
 
 
 def _by_token(finish: FinishReason, whole: Partial, request: SampleRequest) -> bool:
-    """Whether a stop token ended it, which is no text; without stop strings nothing else could."""
+    """Return whether a stop token ended a response; without stop strings nothing else can."""
     if finish is not FinishReason.STOP:
         return False
     return not request.sampling.stop or int(whole.token_ids[-1]) in request.sampling.stop_token_ids
 
 
 def _unread(partial: Partial) -> Completion:
-    """A response that goes on later."""
+    """Make a completion without text of a response that goes on later."""
     made = partial.token_ids, partial.logprobs, partial.versions
     return Completion(*made, FinishReason.ABORTED, "", partial.generated)
 
 
 def _cut(whole: Partial, count: int) -> Partial:
-    """The first ``count`` tokens."""
+    """Return the first ``count`` tokens."""
     if count == len(whole):
         return whole
     own = None if whole.generated is None else whole.generated[:count]
     return Partial(whole.token_ids[:count], whole.logprobs[:count], whole.versions[:count], own)
+
+
+def cut_text(text: str, stops: tuple[str, ...], *, keep: bool) -> str:
+    """Cut a response's text at its first stop string: before it, or after it (``keep``).
+
+    Text beyond the stop string, from the token that completed it, is left out either way.
+    """
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return text
+    start, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+    return text[: start + len(stop)] if keep else text[:start]

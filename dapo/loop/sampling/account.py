@@ -1,24 +1,35 @@
-"""What a step cost and where it went: the counts behind ``groups/``, ``sampling/``, ``cost/`` and their totals."""
+"""Account for a step: what was generated and where each token went, what its line says, why it did not fill.
+
+``Account`` has the counts of ``groups/``, ``sampling/``, ``cost/`` and their totals. The functions after it compute
+``reward/``, ``response/`` and ``source/`` from finished groups. ``stopped`` gathers the evidence of a batch that could
+not be filled, without sentences: ``dapo.observe`` has those.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dapo.loop.open_group import OpenGroup
-from dapo.loop.response_metrics import response_metrics
-from dapo.types.batch import Group, Key, Metrics, Score
+from dapo.algorithms.diagnostics import length_quantiles
+from dapo.config.schema import DynamicSampling
+from dapo.errors import NothingScored, SamplingStopped
+from dapo.types.batch import Completion, Group, Key, Metrics, Score
 from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.evidence import ENGINE, Example, Met, Shares, StopEvidence, UnscoredEvidence, cause_of
 
 log = logging.getLogger(__name__)
 
+HOPELESS = 32
+"""Unscored responses, and not a scored one, after which a step gives up: few, for each may have cost a time limit."""
+COMMONEST = 3
+"""Reasons of unscored responses that are evidence, by their number."""
 FATES = ("trained", "filled", "rejected", "discarded", "expired")
-"""What became of generated tokens; the rest is held. Together they are everything that was generated."""
+"""Uses of generated tokens. Together with the tokens still held they are all that were generated."""
 WASTED = ("rejected", "discarded", "expired")
 
 ADDITIVE = (
@@ -41,11 +52,11 @@ ADDITIVE = (
 
 
 class Account:
-    """Counts of one step (reset by ``begin``) and running totals."""
+    """Keep the counts of one step (reset by ``begin``) and running totals."""
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = dict.fromkeys(ADDITIVE, 0)
-        self._told: set[str] = set()  # kinds of verifier failures that were told
+        self._warned: set[str] = set()  # kinds of verifier failures that were reported
         self.barren: Counter[str] = Counter()  # reasons of all unscored responses since the last step that scored any
         self.scored = 0
         self._reset()
@@ -63,16 +74,16 @@ class Account:
         self._ended = False
 
     def begin(self, engine_stats: Metrics) -> None:
-        """A step begins; ``engine_stats`` is what the engine has counted before it.
+        """Begin a step; ``engine_stats`` is what the engine has counted before it.
 
-        What happened since the last ``take`` counts for it; a step that was given up does not.
+        What happened since the last ``take`` counts for the step; a step that was given up does not.
         """
         if self._ended:
             self._reset()
         self._engine_before = dict(engine_stats)
 
     def end(self, engine_stats: Metrics) -> dict[str, float]:
-        """The step is over, or was given up: add its counts to the totals. Returns the engine's counts of the step."""
+        """End the step, also one given up: add its counts to the totals. Returns the engine's counts of the step."""
         engine = {k: v - self._engine_before.get(k, 0.0) for k, v in engine_stats.items()}
         for name in ("decode_steps", "prefill_tokens"):
             self.count[f"sampling/{name}"] = engine.get(name, 0)
@@ -82,15 +93,16 @@ class Account:
         return engine
 
     def state(self) -> dict[str, dict[str, float]]:
-        """Totals, and what happened after the last step ended (an asynchronous driver's ``pause``)."""
+        """Return totals, and what happened after the last step ended (an asynchronous driver's ``pause``)."""
         return {"totals": dict(self.totals), "count": {} if self._ended else {k: v for k, v in self.count.items() if v}}
 
     def load(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Continue from ``state()``."""
         self.totals |= state["totals"]
         self.count |= state["count"]
 
     def step_state(self, engine_stats: Metrics) -> dict[str, Any]:
-        """Besides ``state``, in the middle of a step; its groups are not in it."""
+        """Return what ``state`` lacks in the middle of a step, apart from the step's groups."""
         return {
             "scored": self.scored,
             "answered": self.answered,
@@ -109,20 +121,23 @@ class Account:
         self._engine_before = {key: engine_stats.get(key, 0.0) - value for key, value in state["engine"].items()}
 
     def leave_out(self, before: Metrics, after: Metrics) -> None:
-        """What the engine did between two looks at its counters was no work for the batch."""
+        """Leave out the engine's work between two looks at its counters: it was no work for the batch."""
         for key, value in after.items():
             self._engine_before[key] = self._engine_before.get(key, 0.0) + value - before.get(key, 0.0)
 
     # ------------------------------------------------------------------ what happened
 
     def dispatched(self, groups: int) -> None:
+        """Count groups that were dispatched together."""
         self.count["sampling/refills"] += self.count["groups/dispatched"] > 0
         self.count["groups/dispatched"] += groups
 
     def generated(self, tokens: int) -> None:
+        """Count tokens that the engine made."""
         self.count["sampling/generated_tokens"] += tokens
 
     def judged(self, group: Group) -> None:
+        """Count a group that has its verdict, and its responses."""
         self.groups.append(group)
         self._truncated += sum(c.truncated for c in group.completions_G)
         self.count["groups/finished"] += 1
@@ -135,7 +150,7 @@ class Account:
                 self.count["reward/unscored"] += 1
 
     def got_score(self, key: Key, score: Score) -> None:
-        """A score came, whenever its group will be judged; the first failure of each kind is told at once."""
+        """Count a score when it comes, whenever its group is judged; warn of the first failure of each kind."""
         if score.reason is None:
             self.scored += 1
             self.answered += score.answer is not None
@@ -143,8 +158,8 @@ class Account:
             return
         reason = _first_line(score.reason)
         kind = reason.split(":")[0]
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._warned:
+            self._warned.add(kind)
             log.warning(
                 "response %d of group %d could not be scored: %s. More failures of this kind are only counted "
                 "(reward/unscored in metrics.jsonl, column `unscored` in rollouts/).",
@@ -154,57 +169,64 @@ class Account:
             )
         self.barren[reason] += 1
 
+    def check_scored(self) -> None:
+        """Raise NothingScored if nothing at all could be scored in this step and those right before it.
+
+        A broken verifier or engine must not loop for ever.
+        """
+        failures = self.barren
+        if self.scored or failures.total() < HOPELESS:
+            return
+        engine = sum(n for reason, n in failures.items() if reason.startswith(ENGINE)) > failures.total() / 2
+        raise NothingScored(UnscoredEvidence(failures.total(), dict(failures.most_common(COMMONEST)), engine))
+
     def disposed(self, group: Group, fate: str | None = None) -> None:
-        """A group's use was decided. ``fate``: where its tokens go (one of FATES); None: they stay held."""
+        """Book the use of a group. ``fate``: where its tokens go (one of FATES); None: they remain held."""
         self.count[f"groups/{group.disposition}"] += 1
         if fate is not None:
             self.count[f"cost/{fate}_tokens"] += int(group.lengths().sum())
             self.settled.append(group)
 
     def filled(self, group: Group) -> None:
-        """A rejected group, counted as discarded before, was used after all."""
+        """Book that a rejected group, counted as discarded before, is used after all."""
         self.count[f"groups/{Disposition.DISCARDED}"] -= 1
         self.count["cost/rejected_tokens"] -= int(group.lengths().sum())
         self.disposed(group, "filled")
 
     def dropped(self, disposition: Disposition, tokens: int) -> None:
-        """A group that was never judged was dropped with the ``tokens`` it had."""
+        """Book that a group which was never judged is dropped with the ``tokens`` it had."""
         self.count[f"groups/{disposition}"] += 1
         self.count[f"cost/{disposition}_tokens"] += tokens
 
     # ------------------------------------------------------------------ what it comes to
 
     @property
-    def judged_groups(self) -> int:
-        return len(self.groups)
-
-    @property
     def generated_tokens(self) -> int:
         return int(self.count["sampling/generated_tokens"])
 
     def verdicts(self) -> dict[Verdict, int]:
-        """Groups judged in this step by verdict."""
+        """Count the groups judged in this step by verdict."""
         return {verdict: int(self.count[f"groups/{verdict}"]) for verdict in Verdict}
 
     def share(self, verdict: Verdict) -> float:
-        """Share of the groups judged in this step; 0 when there is none."""
+        """Return the share of a verdict among the groups judged in this step; 0 when there is none."""
         return self.count[f"groups/{verdict}"] / max(1, len(self.groups))
 
     def accuracy(self) -> float:
-        """Mean accuracy of the responses scored in this step; 0 when there is none."""
+        """Return the mean accuracy of the responses scored in this step; 0 when there is none."""
         return self._accuracy / max(1, self.scored)
 
     def truncated_share(self) -> float:
-        """Share of the responses judged in this step that the engine ended for length."""
+        """Return the share of responses judged in this step that the engine ended for length."""
         return self._truncated / max(1.0, self.count["sampling/responses"])
 
     def finished_groups(self, batch: Sequence[Group]) -> list[Group]:
-        """Groups judged or ended in this step, the batch included, each once, in order of their ids."""
+        """Return the groups judged or ended in this step, the batch included, each once, ordered by id."""
         by_id = {group.id: group for group in [*self.groups, *self.settled, *batch]}
         return [by_id[i] for i in sorted(by_id)]
 
     def metrics(self, step: int, batch: Sequence[Group], engine: Mapping[str, float]) -> Metrics:
-        """What algorithm.md section 6 asks of a step's collection. ``engine``: what ``end`` returned."""
+        """Return the metrics of the step's collection; ``engine`` is what ``end`` returned."""
         ages = [step - group.born for group in batch]
         out: Metrics = dict(self.count)
         out |= {f"total/{key}": self.totals[key] for key in ADDITIVE}
@@ -221,7 +243,7 @@ class Account:
         return out | response_metrics(self.groups)
 
     def _unscored_by_kind(self) -> Counter[str]:
-        """Counts by the reason's text before the first colon: few kinds, so few metric keys."""
+        """Count by the reason's text before the first colon: few kinds, so few metric keys."""
         kinds: Counter[str] = Counter()
         for reason, count in self.unscored.items():
             kinds[reason.split(":")[0].replace("/", " ")] += count
@@ -233,7 +255,7 @@ def _first_line(reason: str) -> str:
 
 
 def wasted_seconds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -> Metrics:
-    """Seconds of work that trained nothing, by its tokens' share of what the step generated.
+    """Estimate the seconds of work that trained nothing, by its tokens' share of what the step generated.
 
     Args:
         metrics: of a step's collection.
@@ -247,6 +269,95 @@ def wasted_seconds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -
     return {f"cost/{fate}_seconds": metrics[f"cost/{fate}_tokens"] * per_token for fate in WASTED}
 
 
-def held_tokens(kept: Iterable[Group], unfinished: Iterable[OpenGroup]) -> int:
-    """Response tokens in groups that wait to be trained and in responses that are not finished."""
-    return sum(int(g.lengths().sum()) for g in kept) + sum(group.tokens() for group in unfinished)
+def response_metrics(groups: Sequence[Group]) -> Metrics:
+    """Compute rewards, accuracy and lengths over all finished groups, and separately over the kept ones."""
+    out: Metrics = {}
+    scores = [s for g in groups for s in g.scores_G]
+    scored = [s for s in scores if s.scored]
+    kept = [s for g in groups if g.verdict is Verdict.KEPT for s in g.scores_G if s.scored]
+    for suffix, chosen in (("", scored), ("_kept", kept)):
+        out[f"reward/raw{suffix}"] = _mean([s.reward for s in chosen])
+        for name in sorted({name for s in chosen for name in s.values} | {"accuracy"}):
+            out[f"reward/{name}{suffix}"] = _mean([s.values[name] for s in chosen if name in s.values])
+    lengths = np.concatenate([g.lengths() for g in groups]) if groups else np.zeros(0)
+    accuracy = np.concatenate([g.accuracies() for g in groups]) if groups else np.zeros(0)
+    scorable = ~np.isnan(accuracy)
+    quantiles = length_quantiles(lengths[scorable], accuracy[scorable] >= 1.0, (0.1, 0.5, 0.9, 1.0))
+    quantiles["all"] = length_quantiles(lengths, np.zeros(len(lengths)), (0.1, 0.5, 0.9, 1.0))["all"]
+    by_name = {"all": lengths, "correct": lengths[accuracy >= 1.0], "wrong": lengths[accuracy < 1.0]}
+    for name, values in quantiles.items():
+        prefix = "response/length" if name == "all" else f"response/length_{name}"
+        out[f"{prefix}_mean"] = _mean(by_name[name])
+        out |= {f"{prefix}_{q}": float(v) for q, v in zip(("p10", "p50", "p90", "max"), values, strict=True)}
+    out["response/truncated_share"] = _mean([t for g in groups for t in g.truncated()])
+    return out | _thinking([c for g in groups for c in g.completions_G if c.thinking is not None])
+
+
+def _thinking(completions: Sequence[Completion]) -> Metrics:
+    if not completions:
+        return {}
+    forced = [c.generated is not None and not c.generated.all() for c in completions]
+    return {
+        "response/thinking_tokens_mean": _mean([float(c.thinking or 0) for c in completions]),
+        "response/thinking_unclosed_share": _mean([not c.closed for c in completions]),
+        "response/thinking_forced_share": _mean(forced),
+    }
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else math.nan
+
+
+def source_metrics(groups: Sequence[Group], sources: Sequence[str], levels: Mapping[str, int]) -> Metrics:
+    """Compute accuracy and verdicts by data source, ``source/<set>/...``, of the groups judged in a step.
+
+    Args:
+        groups: all of them.
+        sources: names of the training sources; one alone has no metrics of its own.
+        levels: of those that have levels.
+    """
+    out: Metrics = {f"source/{name}/level": float(level) for name, level in levels.items()}
+    if len(sources) < 2:
+        return out
+    for name in sources:
+        own = [group for group in groups if group.prompt.source == name]
+        accuracies = np.concatenate([group.accuracies() for group in own]) if own else np.zeros(0)
+        scored = accuracies[~np.isnan(accuracies)]
+        out[f"source/{name}/groups"] = float(len(own))
+        out[f"source/{name}/accuracy"] = float(scored.mean()) if len(scored) else math.nan
+        for verdict in (Verdict.KEPT, Verdict.ALL_CORRECT, Verdict.ALL_WRONG):
+            share = sum(group.verdict is verdict for group in own) / len(own) if own else math.nan
+            out[f"source/{name}/{verdict}_share"] = share
+    return out
+
+
+def stopped(account: Account, settings: DynamicSampling, kept: int, shares: Shares) -> SamplingStopped:
+    """Make the error of the outcome ``stop``, with what was seen."""
+    met, limit = _met(settings, shares)
+    wanted = shares.prompts_per_step
+    return SamplingStopped(StopEvidence(met, limit, kept, wanted, shares, cause_of(shares), _example(account)))
+
+
+def _met(settings: DynamicSampling, shares: Shares) -> tuple[Met, float | None]:
+    """Return what the step met, and what a cap allows."""
+    if shares.data_ended:
+        return "data", None
+    if shares.all_retired:
+        return "retired", None
+    if settings.max_groups is not None and shares.dispatched >= settings.max_groups * shares.prompts_per_step:
+        return "max_groups", settings.max_groups
+    return "max_tokens", settings.max_tokens
+
+
+def _example(account: Account) -> Example | None:
+    """Choose a response that shows the commonest reason for rejection, so that a wrong prompt or verifier is seen."""
+    rejected = [group for group in account.groups if group.verdict is not Verdict.KEPT] or account.groups
+    if not rejected:
+        return None
+    commonest = Counter(group.verdict for group in rejected).most_common(1)[0][0]
+    group = [group for group in rejected if group.verdict is commonest][-1]
+    index = next((i for i, score in enumerate(group.scores_G) if not score.scored), 0)
+    score = group.scores_G[index]
+    accuracy = score.values["accuracy"] if score.scored else None
+    text = group.completions_G[index].text
+    return Example(group.prompt.problem, group.prompt.answer, text, accuracy, score.reason)

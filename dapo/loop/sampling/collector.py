@@ -12,38 +12,80 @@ collector waits for a late one. With an engine in the process a run is then a fu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
 from dapo.errors import EngineError, SamplingStopped
-from dapo.loop.account import Account
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.collector_state import collector_state, load_collector
-from dapo.loop.copies import copies
-from dapo.loop.fates import divide, expired
-from dapo.loop.history import PromptHistory
-from dapo.loop.open_group import OpenGroup
-from dapo.loop.outcomes import fails_on_everything, stopped, warn_of_old_groups
-from dapo.loop.progress import Watching, end_step, shares
-from dapo.loop.refill import Refill, is_full
-from dapo.loop.rollouts import Response, Rollouts
-from dapo.loop.scores import Scores
-from dapo.loop.selection import PromptSelector
+from dapo.loop.sampling.account import Account, source_metrics, stopped
+from dapo.loop.sampling.groups import (
+    OpenGroup,
+    Scores,
+    copies,
+    divide,
+    expired,
+    group_state,
+    load_group,
+    load_open_group,
+    open_group_state,
+)
+from dapo.loop.sampling.prompts import PromptHistory, PromptSelector, Refill, in_time, is_full
+from dapo.loop.sampling.rollouts import Response, Rollouts
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Group, SamplingParams, StepBatch
+from dapo.types.batch import Group, Metrics, SamplingParams, StepBatch
 from dapo.types.enums import Disposition, FinishReason, Verdict
-from dapo.types.evidence import CollectProgress, hopeless_of
+from dapo.types.evidence import CollectProgress, Shares, hopeless_of
 from dapo.types.protocols import PromptStream
+
+log = logging.getLogger(__name__)
 
 KEEPS = (EngineError, SamplingStopped)
 """Errors that are raised only where everything the collector holds is whole."""
+PULSE = 5.0
+"""Seconds after which ``watch`` is called though no further group was judged."""
 
 
 class StreamingCollector:
-    """Owns everything between a prompt and a training batch; see ``dapo.types.protocols.Collector``."""
+    """Own everything between a prompt and a training batch.
+
+    ``collect`` is ``begin``, ``pump`` until ``ready``, ``pause``, ``take``. A synchronous trainer calls ``collect``.
+    With overlap the same calls come from two places of one thread, never at once::
+
+        Trainer, one thread                     StreamingCollector                  others
+        -------------------                     ------------------                  ------
+        learner.learn(step k) --------------------------------------------------->  learner: works
+        Overlap.result, until it is done:
+          begin(k + 1), pump, pump ...  ----->  dispatch, submit ---------------->  engine: decodes
+                                                poll  <------------- responses ---  engine
+                                                submit, poll  <--------- scores --  verifiers
+        handle.result()  <--------------------------------------------------------  learner: done
+        engine.load(ticket), record, save
+        collect(k + 1): pump until ready, take
+
+    ==================  =========================================  ================================================
+    who waits           for what                                   what unblocks it
+    ==================  =========================================  ================================================
+    ``collect``         a batch of P kept groups (``ready``)       ``pump`` judges groups; if it returns False,
+                                                                   ``meet_cap`` ends the wait
+    ``pump``            a response that ends (``engine.poll``)     the engine, or ``timeout``
+    ``Scores.due``      a late score of a whole group              a verifier, or its time limit; with ``turn`` set
+                                                                   only ``pause`` waits here
+    ``ready``           open groups that could grow too old        their last score
+    ``Refill.wanted``   free slots; published weights (``lag``)    a judged group; ``engine.load``
+    ``Overlap.result``  the learner's handle                       the learner, which waits for nothing meanwhile
+    the engine          requests                                   dispatch, in the next ``pump``
+    the learner         a batch                                    ``take``
+    ==================  =========================================  ================================================
+
+    The collector has no thread and no lock. Engine and verifiers work by themselves or within ``poll``, and the
+    collector sees what they did when the driver calls ``pump``. Waiting for engine and learner at once is the driver's
+    part (``loop/overlap.py``).
+    """
 
     def __init__(
         self,
@@ -63,14 +105,25 @@ class StreamingCollector:
         overlaps: bool = False,
         turn: float | None = None,
     ) -> None:
-        """
-        Args (of the last four, the others are settings):
-            watch: hears of every judged group, and now and then.
-            reads_answers: the verifier of the accuracy names the answers that it reads.
-            overlaps: engines work on while the learner learns: ``collect`` neither begins a step that has begun nor
-                pauses at its end.
-            turn: seconds after which ``collect`` looks at scores again though no response ended; then no score is
-                waited for while anything decodes. None: everything happens in an order that no clock decides.
+        """Begin with nothing held.
+
+        Args:
+            rollouts: asks the engine and the verifiers.
+            stream: gives the prompts.
+            algorithm: judges groups.
+            sampling: parameters of every response.
+            settings: of dynamic sampling.
+            prompts_per_step: P, groups of a batch.
+            group_size: G, responses of a group.
+            run_seed: the seed of samples, selection and copies.
+            verdict_lag: engine steps after which a verdict takes effect.
+            phases: measures how long each part takes.
+            watch: called after every judged group, and every ``PULSE`` seconds without one.
+            reads_answers: whether the verifier of the accuracy names the answers that it reads.
+            overlaps: whether engines work while the learner does. ``collect`` then neither begins a step that has
+                begun nor pauses at its end.
+            turn: seconds after which ``collect`` looks at scores again though no response ended; it then waits for no
+                score while a response decodes. None: no clock decides the order of events.
         """
         self.rollouts, self.engine, self.algorithm = rollouts, rollouts.engine, algorithm
         self.sampling, self.settings = sampling, settings
@@ -78,8 +131,8 @@ class StreamingCollector:
         self.run_seed = run_seed
         self.phases, self.reads_answers = phases or Phases(), reads_answers
         self.overlaps, self.turn = overlaps, turn
-        self.watching = Watching(self, watch)
-        self.scores = Scores(rollouts, verdict_lag, self.phases, self.watching.pulse, waits=turn is None)
+        self._watch, self._watched_at = watch, time.monotonic()
+        self.scores = Scores(rollouts, verdict_lag, self.phases, self._pulse, waits=turn is None)
         self.history = PromptHistory(settings.correct_at)
         self.selector = PromptSelector(stream, self.history, settings, run_seed)
         self.refill = Refill(settings, prompts_per_step)
@@ -89,9 +142,9 @@ class StreamingCollector:
         self.next_group = 0
         self.open: dict[int, OpenGroup] = {}
         self.kept: list[Group] = []
-        self.rejected: list[Group] = []  # of this step, for the outcome ``fill``
+        self.rejected: list[Group] = []  # of this step, for ``on_cap: fill``
         self.carried = 0  # groups held when the step began
-        self.given_up: Exception | None = None  # why the step at hand has no batch
+        self.given_up: Exception | None = None  # why the present step has no batch
         self.rolled_back = False  # by ``give_up``: ``state()`` is the one from before this collection
         self._before: dict[str, Any] | None = None  # that state; None: its batch was handed to the learner
         self._restored = False  # loaded from a state, perhaps with other settings
@@ -103,7 +156,7 @@ class StreamingCollector:
         """Collect the batch of training step ``step`` (from 1).
 
         Raises:
-            EngineError: the engine is lost.
+            EngineError: the engine failed.
             SamplingStopped: a cap or the end of the data was met with ``on_cap: stop``, or the verifier scores
                 nothing.
             Exception: whatever a scorer, a stream or a hook raised. See ``give_up`` for what ``state()`` is then.
@@ -138,7 +191,7 @@ class StreamingCollector:
             self.rolled_back = self._before is not None
             return
         if isinstance(error, EngineError):
-            with suppress(Exception):  # the engine's loss is the error to report
+            with suppress(Exception):  # the first failure is the error to report
                 self.pause()  # keep the tokens that it had made
         self.account.end(self.engine.stats())
         self.begun = False
@@ -149,7 +202,7 @@ class StreamingCollector:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What the engine does in here, such as an evaluation, is no work for the batch: its counts leave it out."""
+        """Leave the engine's work in this context, such as an evaluation, out of the batch's counts."""
         before = self.engine.stats()
         try:
             yield
@@ -157,7 +210,7 @@ class StreamingCollector:
             self.account.leave_out(before, self.engine.stats())
 
     def begin(self, step: int) -> None:
-        """From now on work counts for training step ``step``."""
+        """Begin training step ``step``: from now on work counts for it."""
         self.given_up, self.rolled_back = None, False
         self._before = self._state()
         self.step, self.begun = step, True
@@ -168,19 +221,18 @@ class StreamingCollector:
         if self.settings.on_max_age == "drop":
             self._expire()
         elif self._restored:
-            births = [g.born for g in self.kept] + [g.born for g in self.open.values()]
-            warn_of_old_groups(self.settings, self.prompts_per_step, step, births)
+            self._warn_of_old_groups()
         self._restored = False
 
     def pump(self, timeout: float | None = None) -> bool:
-        """Turn the crank once: replace what was rejected, let the engine work, judge. False when nothing is left.
+        """Replace rejected groups, let the engine work, judge. False when nothing is left.
 
         Args:
             timeout: seconds that the engine may take; None: until a response ends.
         """
         if self._paused:
             self._paused = False
-            for group in self.open.values():  # carried: continue behind what there is
+            for group in self.open.values():  # carried: continue from their tokens
                 self._submit(group)
         self._dispatch()
         if not self.open:
@@ -189,7 +241,7 @@ class StreamingCollector:
         return True
 
     def ready(self) -> bool:
-        """The batch is there, and nothing that stays behind would grow too old by it."""
+        """Return whether the batch is complete and no group left after it would grow too old."""
         if self.settings.mode == "filter" and len(self.kept) < self.prompts_per_step:
             return False
         tried = int(self.account.count["groups/dispatched"]) + self.carried
@@ -197,24 +249,27 @@ class StreamingCollector:
         return is_full(self.settings, self.prompts_per_step, self.step, kept, unfinished, tried)
 
     def pause(self) -> None:
-        """Abort what decodes and keep its tokens; score what ended but was not judged before the step is over."""
+        """Abort what decodes and keep its tokens; judge what ended before the step is over.
+
+        The next ``pump`` submits unfinished responses again, with their prefix.
+        """
         self.hold()
         self._judge_ended(None)
 
     def rest(self) -> None:
-        """Take back what is under way at the engine, so that ``state`` can be taken; the next ``pump`` goes on."""
+        """Take back what the engine has, so that ``state`` can be taken; the next ``pump`` goes on."""
         if not self.rolled_back:
             self.pause() if self.turn is None else self.hold()
 
     def hold(self) -> None:
-        """As ``pause``, but scores stay awaited: the engine stands still no longer than a state takes to be written."""
+        """Pause without waiting for scores: the engine rests no longer than it takes to write a state."""
         if self._paused:
             return
         recalled = self.rollouts.recall("train")
         for response in recalled:
             self.account.generated(response.new_tokens)
         part = [response for response in recalled if response.completion.finish is FinishReason.ABORTED]
-        for response in part:  # what the engine continues behind
+        for response in part:  # the engine continues from these
             self.open[response.key.group].partials_G[response.key.sample] = response.partial()
         if over := [response for response in recalled if response.completion.finish is not FinishReason.ABORTED]:
             with self.phases("score"):
@@ -222,7 +277,7 @@ class StreamingCollector:
         self._paused = True
 
     def take(self) -> StepBatch:
-        """The oldest P kept groups train; the rest is carried or discarded."""
+        """Take the batch of this step: the oldest P kept groups train; the rest is carried or discarded."""
         settings, account = self.settings, self.account
         if settings.unfinished == "discard":
             self._discard_unfinished()
@@ -233,35 +288,38 @@ class StreamingCollector:
             for group in copied:
                 account.disposed(group)
             batch += copied
-        finished, judged = account.finished_groups(batch), shares(self)
+        finished, judged = account.finished_groups(batch), self._shares()
         self.begun = False
-        return StepBatch(self.step, batch, finished, end_step(self, batch), judged)
+        return StepBatch(self.step, batch, finished, self._end_step(batch), judged)
 
     def state(self) -> dict[str, Any]:
-        """Everything the next batch depends on, as a tree of plain values and arrays.
+        """Return everything the next batch depends on, as a tree of plain values and arrays.
 
         Call between steps, or, after ``hold``, ``pause`` or ``give_up``, in the middle of one.
         """
         return self._before if self.rolled_back and self._before is not None else self._state()
 
-    def _state(self) -> dict[str, Any]:
-        state = collector_state(self)
-        return state | {"stream": deepcopy(state["stream"])}  # a stream of the user's may return what it goes on with
-
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state()`` of a collector with the same recipe."""
-        load_collector(self, state)
+        self.next_group = state["next_group"]
+        self.refill.load(state["estimate"])
+        self.selector.load(state)
+        self.kept = [load_group(tree) for tree in state["kept"]]
+        self.open = {tree["id"]: load_open_group(tree) for tree in state["open"]}
+        self.account.load(state["account"])
+        if begun := state.get("begun"):
+            self._load_begun(begun)
         self._restored = True
 
     @property
     def exhausted(self) -> bool:
-        """There is no further prompt and nothing is held: there will be no further batch."""
+        """Return whether there will be no further batch: no prompt is left and no group is held."""
         return self.selector.ended is not None and not self.kept and not self.open
 
     # ------------------------------------------------------------------ dispatch
 
     def _expire(self) -> None:
-        """``on_max_age: drop``: what would be too old when it trains."""
+        """Drop the groups that would be too old when they train (``on_max_age: drop``)."""
         old = [group for group in self.open.values() if self.step - group.born > self.settings.max_age]
         if old:
             self.pause()
@@ -270,6 +328,20 @@ class StreamingCollector:
                 self.account.dropped(Disposition.EXPIRED, open_group.tokens())
         for group in expired(self.kept, self.step, self.settings.max_age, self.account):
             self.kept.remove(group)
+
+    def _warn_of_old_groups(self) -> None:
+        """Warn if a resume with a lower ``max_age`` or fewer prompts a step holds more than can train in time."""
+        births = [g.born for g in self.kept] + [g.born for g in self.open.values()]
+        in_step, max_age = self.prompts_per_step, self.settings.max_age
+        if self.settings.surplus == "carry" and not in_time(births, self.step - 1, in_step, max_age):
+            log.warning(
+                "%d groups are held from before, more than can train within max_age = %d versions of %d groups: the "
+                "oldest train first, some of them older than that. algorithm.dynamic_sampling.on_max_age=drop drops "
+                "them.",
+                len(births),
+                max_age,
+                in_step,
+            )
 
     def _dispatch(self) -> None:
         # rounded up: the rest of a group queues, and no slot idles while work is missing
@@ -293,7 +365,7 @@ class StreamingCollector:
             self._submit(group)
 
     def _submit(self, group: OpenGroup) -> None:
-        """Ask the engine for what is unfinished of a group, and the scorer for what was never scored."""
+        """Ask the engine for a group's unfinished responses, and the scorer for the scores that it lacks."""
         for key, completion in group.unscored_completions():
             self.scores.submit(key, group.prompt, completion, self.engine.clock)
         if requests := group.requests(self.sampling, self.run_seed):
@@ -310,7 +382,7 @@ class StreamingCollector:
                 f"{', '.join(f'{key.sample} of group {key.group}' for key in lost[:5])}; "
                 "what was kept is in the last checkpoint: continue with `dapo train --resume`"
             )
-        self.watching.pulse()
+        self._pulse()
         if self.rollouts.has_ended("train"):
             with self.phases("score"):  # one stretch for all of them: a phase costs as much as asking for a score
                 ended = self.rollouts.ended("train")
@@ -325,14 +397,14 @@ class StreamingCollector:
             self._judge_ended(None)
 
     def _ask(self, responses: Sequence[Response]) -> None:
-        """Responses are whole: ask for their scores."""
+        """Take in whole responses and ask for their scores."""
         for response in responses:
             group = self.open[response.key.group]
             group.completions_G[response.key.sample] = response.completion
             self.scores.submit(response.key, group.prompt, response.completion, response.tick, response.reason)
 
     def _judge_ended(self, until: int | None) -> None:
-        """Let scores take effect, up to tick ``until`` (None: all); wait for a late one of a group that is whole."""
+        """Let scores take effect, up to tick ``until`` (None: all); wait for a late one of a whole group."""
         with self.phases("judge"):
             for key, score in self.scores.due(until, lambda group: self.open[group].unscored):
                 group = self.open[key.group]
@@ -340,7 +412,7 @@ class StreamingCollector:
                 if group.scored(key.sample, score):
                     del self.open[group.id]
                     self._judge(group.close())
-                fails_on_everything(self.account)
+                self.account.check_scored()
 
     def _judge(self, group: Group) -> None:
         verdict = group.verdict = self.algorithm.verdict(group)
@@ -355,7 +427,7 @@ class StreamingCollector:
             self.account.disposed(group, "rejected")
             if self.settings.on_cap == "fill":
                 self.rejected.append(group)
-        self.watching.tell()
+        self._tell()
 
     # ------------------------------------------------------------------ the end of a step
 
@@ -366,7 +438,7 @@ class StreamingCollector:
         self.open = {}
 
     def meet_cap(self) -> None:
-        """``pump`` has nothing left and the batch is not full: the recipe's outcome. Then ``take`` what there is.
+        """Act as ``on_cap`` says when ``pump`` has nothing left and the batch is not full; then ``take`` what there is.
 
         Raises:
             SamplingStopped: with ``on_cap: stop``, unless the data had ended before this step or all of it is retired.
@@ -378,7 +450,7 @@ class StreamingCollector:
         clean_end = self.exhausted and (self.selector.ended == "retired" or not self.account.groups)
         if settings.on_cap == "stop" and not clean_end:
             hopeless = hopeless_of(self.history.hopeless_rates(), self.group_size)
-            seen = dataclasses.replace(shares(self), hopeless=hopeless)
+            seen = dataclasses.replace(self._shares(), hopeless=hopeless)
             raise stopped(self.account, settings, len(self.kept), seen)
         if settings.on_cap == "fill":
             usable = [g for g in self.rejected if g.verdict is not Verdict.TOO_FEW_SCORED]
@@ -386,3 +458,114 @@ class StreamingCollector:
                 group.disposition = Disposition.FILLED
                 self.account.filled(group)
                 self.kept.append(group)
+
+    def _end_step(self, batch: Sequence[Group]) -> Metrics:
+        """Close the account of a step whose batch is taken, and return its metrics. Later work counts for the next."""
+        account, selector = self.account, self.selector
+        account.count["sampling/skipped_prompts"] = selector.skipped
+        engine = account.end(self.engine.stats())
+        selector.end_step(account.verdicts())
+        metrics = account.metrics(self.step, batch, engine)
+        metrics |= source_metrics(account.groups, selector.sources, selector.levels())
+        held = sum(int(group.lengths().sum()) for group in self.kept) + sum(g.tokens() for g in self.open.values())
+        metrics |= {
+            "groups/waiting": len(self.kept),
+            "groups/unfinished": len(self.open),
+            "cost/held_tokens": held,
+            "sampling/acceptance_estimate": self.refill.acceptance,
+            "sampling/retired_prompts": selector.retired(),
+        }
+        account.begin(self.engine.stats())
+        return metrics
+
+    # ------------------------------------------------------------------ how far the batch is
+
+    def _tell(self) -> None:
+        """Report the progress of the batch to ``watch``."""
+        if self._watch is None:
+            return
+        self._watched_at = time.monotonic()
+        seen, waiting = self._shares(), self.scores.waiting
+        self._watch(
+            CollectProgress(
+                self.step, len(self.kept), self.prompts_per_step, seen.judged, seen, seen.generated_tokens, waiting
+            )
+        )
+
+    def _pulse(self) -> None:
+        """Report progress though no group was judged for a while: long responses, or a slow verifier."""
+        if time.monotonic() - self._watched_at >= PULSE:
+            self._tell()
+
+    def _shares(self) -> Shares:
+        """Return what became of the groups judged in this step, for ``dapo.observe.why``."""
+        account, ended = self.account, self.selector.ended
+        named = self.reads_answers and account.scored
+        return Shares(
+            kept=account.share(Verdict.KEPT),
+            all_correct=account.share(Verdict.ALL_CORRECT),
+            all_wrong=account.share(Verdict.ALL_WRONG),
+            uniform=account.share(Verdict.UNIFORM),
+            out_of_band=account.share(Verdict.OUT_OF_BAND),
+            too_few_scored=account.share(Verdict.TOO_FEW_SCORED),
+            judged=len(account.groups),
+            truncated=account.truncated_share(),
+            accuracy=account.accuracy(),
+            correct_at=self.settings.correct_at,
+            answered=account.answered / account.scored if named else None,
+            truncated_vote=self.algorithm.truncated_vote,
+            unscored=dict(account.unscored.most_common()),
+            prompts_per_step=self.prompts_per_step,
+            group_size=self.group_size,
+            dispatched=int(account.count["groups/dispatched"]),
+            generated_tokens=account.generated_tokens,
+            data_ended=ended == "data",
+            all_retired=ended == "retired",
+        )
+
+    # ------------------------------------------------------------------ what a checkpoint has
+
+    def _state(self) -> dict[str, Any]:
+        selected = self.selector.state()
+        return {
+            "next_group": self.next_group,
+            "estimate": self.refill.state(),
+            **selected,
+            "stream": deepcopy(selected["stream"]),  # a stream of the user's may return what it goes on with
+            "kept": [group_state(group) for group in self.kept],
+            "open": [open_group_state(group) for group in self.open.values()],
+            "account": self.account.state(),
+            **({"begun": self._begun_state()} if self.begun else {}),
+        }
+
+    def _begun_state(self) -> dict[str, Any]:
+        """Return what a step in its middle needs to end with the batch and the counts that it would have had."""
+        account = self.account
+        kept = {group.id for group in self.kept}
+        others = {g.id: g for g in [*account.groups, *account.settled, *self.rejected] if g.id not in kept}
+        return {
+            "step": self.step,
+            "carried": self.carried,
+            "skipped": self.selector.skipped,
+            "groups": [group_state(group) for group in others.values()],
+            "rejected": _ids(self.rejected),
+            "judged": _ids(account.groups),
+            "settled": _ids(account.settled),
+            "account": account.step_state(self.engine.stats()),
+            "refill": self.refill.begins,
+        }
+
+    def _load_begun(self, state: Mapping[str, Any]) -> None:
+        """Continue in the middle of a step, after the rest was loaded. Every group is one object, as it was."""
+        account = self.account
+        groups = {group.id: group for group in [*self.kept, *map(load_group, state["groups"])]}
+        self.step, self.begun, self.carried = state["step"], True, state["carried"]
+        self.selector.skipped, self.refill.begins = state["skipped"], state["refill"]
+        self.rejected = [groups[number] for number in state["rejected"]]
+        account.groups = [groups[number] for number in state["judged"]]
+        account.settled = [groups[number] for number in state["settled"]]
+        account.load_step(state["account"], self.engine.stats())
+
+
+def _ids(groups: Iterable[Group]) -> list[int]:
+    return [group.id for group in groups]

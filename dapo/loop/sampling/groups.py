@@ -1,0 +1,359 @@
+"""Follow a group from its dispatch to its use: while it is open, while it is scored, and when a batch is taken.
+
+``OpenGroup`` is a group on its way, ``Scores`` decides when its scores take effect, ``divide``, ``expired`` and
+``copies`` say which kept groups train, wait, leave or are used twice. The last part turns groups into plain trees of
+numbers, strings and arrays, for checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dapo.config.schema import DynamicSampling
+from dapo.errors import RewardError
+from dapo.loop.sampling.account import Account
+from dapo.loop.sampling.rollouts import Rollouts
+from dapo.metrics.phases import Phases
+from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.enums import Disposition, FinishReason, Verdict
+from dapo.types.seeds import COPIES, TRAINING, derive_seed, derive_seeds
+
+Tree = dict[str, Any]
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """Hold a dispatched group that is not finished; the engine continues ``partials_G``."""
+
+    id: int
+    prompt: Prompt
+    born: int  # the training step whose weights were the engine's when it was dispatched
+    partials_G: list[Partial]
+    completions_G: list[Completion | None] = field(default_factory=list)
+    scores_G: list[Score | None] = field(default_factory=list)
+    unscored: int = field(init=False)  # responses without a score
+
+    def __post_init__(self) -> None:
+        self.unscored = sum(score is None for score in self.scores_G)
+
+    def scored(self, index: int, score: Score) -> bool:
+        """Take in a response's score. True when it was the last one missing."""
+        self.scores_G[index] = score
+        self.unscored -= 1
+        return self.unscored == 0
+
+    @classmethod
+    def new(cls, number: int, prompt: Prompt, born: int, size: int) -> OpenGroup:
+        """Make a group that is about to be dispatched."""
+        return cls(number, prompt, born, [empty_partial()] * size, [None] * size, [None] * size)
+
+    def tokens(self) -> int:
+        """Count the response tokens held here; those that still decode are not known before the response ends."""
+        return sum(len(c if c is not None else p) for c, p in zip(self.completions_G, self.partials_G, strict=True))
+
+    def missing(self) -> list[Key]:
+        """Return the keys of the responses that did not end yet."""
+        return [
+            Key("train", self.id, index) for index, completion in enumerate(self.completions_G) if completion is None
+        ]
+
+    def requests(self, sampling: SamplingParams, run_seed: int) -> list[SampleRequest]:
+        """Return requests for the responses that did not end yet."""
+        seeds = derive_seeds(run_seed, TRAINING, self.id, count=len(self.completions_G))
+        return [
+            SampleRequest(
+                key=key,
+                prompt_ids=self.prompt.token_ids,
+                sampling=sampling,
+                seed=seeds[key.sample],
+                prefix=self.partials_G[key.sample] if len(self.partials_G[key.sample]) else None,
+                priority=self.id,
+            )
+            for key in self.missing()
+        ]
+
+    def unscored_completions(self) -> list[tuple[Key, Completion]]:
+        """Return the responses that ended and have no score yet."""
+        return [
+            (Key("train", self.id, index), completion)
+            for index, completion in enumerate(self.completions_G)
+            if completion is not None and self.scores_G[index] is None
+        ]
+
+    def close(self) -> Group:
+        """Make the finished group."""
+        completions = [c for c in self.completions_G if c is not None]
+        scores = [s for s in self.scores_G if s is not None]
+        return Group(id=self.id, prompt=self.prompt, completions_G=completions, scores_G=scores, born=self.born)
+
+
+class Scores:
+    """Hand training's responses to the verifiers and give their scores back group by group.
+
+    A score takes effect a fixed number of engine steps after its response ended, or later: with the last score of its
+    group, since nothing depends on a group that is not whole. The collector then waits for a late score, so the speed
+    of a verifier changes nothing. Where the wall clock decides anyway (generation beside learning), a group takes
+    effect when all of its scores are there. The collector then does not wait: a slow verifier never stops an engine.
+    """
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        lag: int,
+        phases: Phases,
+        pulse: Callable[[], None] = lambda: None,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Begin without responses.
+
+        Args:
+            rollouts: asks the verifiers.
+            lag: engine steps between the end of a response and the earliest effect of its score.
+            phases: waiting for a score is the phase ``score``.
+            pulse: called whenever a score arrived that ``due`` waited for.
+            waits: whether ``due`` waits for a late score.
+        """
+        self.rollouts, self.lag, self.phases, self.pulse, self.waits = rollouts, lag, phases, pulse, waits
+        self._ended: deque[tuple[int, Key]] = deque()  # (tick at which the score may take effect, key)
+        self._due: dict[int, list[Key]] = {}  # those of groups that are not whole, by group
+        self._arrived: dict[Key, Score] = {}
+        self._asked: set[Key] = set()  # handed over, and not yet in effect
+        self.waiting = 0  # responses that were handed over and whose score has not arrived
+
+    def submit(self, key: Key, prompt: Prompt, completion: Completion, tick: int, failure: str | None = None) -> None:
+        """Ask for the score of a response that ended at ``tick``, unless it was asked for before.
+
+        ``failure`` says why the engine could not finish the response, if it could not.
+        """
+        if key in self._asked:
+            return
+        self._asked.add(key)
+        self.rollouts.judge(key, prompt, completion, failure)
+        self._ended.append((tick + self.lag, key))
+        self.waiting += 1
+
+    def due(self, until: int | None, missing: Callable[[int], int]) -> Iterator[tuple[Key, Score]]:
+        """Yield the scores that take effect up to tick ``until``; wait for a late one.
+
+        A group's scores come together, in the order in which its responses ended. Groups come in the order in which
+        their last responses ended.
+
+        Args:
+            until: the engine's clock; None: every score that was asked for, also of groups that are not whole.
+            missing: for the id of a group, how many of its responses have no score yet.
+
+        Raises:
+            RewardError: a score never came back.
+        """
+        self._arrived_now(0)
+        while self._ended and (until is None or self._ended[0][0] <= until):
+            _, key = self._ended.popleft()
+            self._due.setdefault(key.group, []).append(key)
+            if len(self._due[key.group]) == missing(key.group) and (self.waits or until is None):
+                yield from self._scores(self._due.pop(key.group))
+        for group in [] if self.waits or until is None else list(self._due):
+            keys = self._due[group]
+            if len(keys) == missing(group) and all(key in self._arrived for key in keys):
+                yield from self._scores(self._due.pop(group))
+        if until is None:
+            due, self._due = self._due, {}
+            for keys in due.values():
+                yield from self._scores(keys)
+
+    def _scores(self, keys: list[Key]) -> Iterator[tuple[Key, Score]]:
+        for key in keys:
+            if key not in self._arrived:
+                self._wait_for(key)
+            self._asked.discard(key)
+            yield key, self._arrived.pop(key)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a score, at most so many seconds; nothing else is to be done."""
+        self._arrived_now(seconds)
+
+    def _wait_for(self, key: Key) -> None:
+        while key not in self._arrived:
+            if not self._arrived_now(None):
+                raise RewardError(f"the score of response {key.sample} of group {key.group} never came back")
+            self.pulse()
+
+    def _arrived_now(self, timeout: float | None) -> bool:
+        """Take in the scores that are there (None: wait for one); the verifiers go on with the others."""
+        if not self.waiting:
+            return False
+        with self.phases("score"):
+            scores = self.rollouts.scores("train", timeout)
+        self._arrived.update(scores)
+        self.waiting -= len(scores)
+        return bool(scores)
+
+
+# ---------------------------------------------------------------------- what becomes of kept groups
+
+
+def divide(
+    kept: Sequence[Group], prompts_per_step: int, settings: DynamicSampling, account: Account
+) -> tuple[list[Group], list[Group]]:
+    """Divide kept groups into the oldest P, which train, and those that are carried; book each on the account.
+
+    With ``surplus: discard`` no group is carried.
+    """
+    ordered = sorted(kept, key=lambda group: group.id)  # in order of dispatch
+    batch, rest = ordered[:prompts_per_step], ordered[prompts_per_step:]
+    for group in batch:
+        if group.disposition is not Disposition.FILLED:
+            group.disposition = Disposition.TRAINED
+            account.disposed(group, "trained")
+    carried = settings.surplus == "carry"
+    for group in rest:
+        group.disposition = Disposition.CARRIED if carried else Disposition.DISCARDED
+        account.disposed(group, None if carried else "discarded")
+    return batch, rest if carried else []
+
+
+def expired(kept: Sequence[Group], step: int, max_age: int, account: Account) -> list[Group]:
+    """Return the kept groups that would be too old when they train in ``step``; book them as expired."""
+    old = [group for group in kept if step - group.born > max_age]
+    for group in old:
+        group.disposition = Disposition.EXPIRED
+        account.disposed(group, "expired")
+    return old
+
+
+def copies(batch: Sequence[Group], prompts_per_step: int, *, first_id: int, seed: tuple[int, int]) -> list[Group]:
+    """Copy groups in random order until ``batch`` has ``prompts_per_step``; none is copied twice before all are once.
+
+    This is mode ``replace``, as in SkyRL. A copy is a group of its own (ids from ``first_id`` on), so that mean and
+    standard deviation remain those of G responses.
+
+    Args:
+        batch: the kept groups.
+        prompts_per_step: P.
+        first_id: id of the first copy.
+        seed: (run seed, step).
+    """
+    missing = prompts_per_step - len(batch) if batch else 0
+    made: list[Group] = []
+    for turn in range(-(-missing // max(1, len(batch)))):
+        order = sorted(batch, key=lambda group: derive_seed(seed[0], COPIES, seed[1], turn, group.id))
+        for group in order[: missing - len(made)]:
+            made.append(dataclasses.replace(group, id=first_id + len(made), disposition=Disposition.COPIED))
+    return made
+
+
+# ---------------------------------------------------------------------- trees for checkpoints
+
+
+def prompt_state(prompt: Prompt) -> Tree:
+    return {
+        "id": prompt.id,
+        "text": prompt.text,
+        "token_ids": prompt.token_ids,
+        "problem": prompt.problem,
+        "answer": prompt.answer,
+        "source": prompt.source,
+        "extra": dict(prompt.extra),
+    }
+
+
+def load_prompt(state: Tree) -> Prompt:
+    return Prompt(**state)
+
+
+def completion_state(completion: Completion) -> Tree:
+    return {
+        "token_ids": completion.token_ids,
+        "logprobs": completion.logprobs,
+        "versions": completion.versions,
+        "finish": completion.finish.value,
+        "text": completion.text,
+        "generated": completion.generated,
+        **({} if completion.thinking is None else _thought(completion)),
+    }
+
+
+def _thought(completion: Completion) -> Tree:
+    return {"answer": completion.answer, "thinking": completion.thinking, "closed": completion.closed}
+
+
+def load_completion(state: Tree) -> Completion:
+    return Completion(**{**state, "finish": FinishReason(state["finish"])})
+
+
+def score_state(score: Score) -> Tree:
+    return {"values": dict(score.values), "reward": score.reward, "reason": score.reason, "answer": score.answer}
+
+
+def load_score(state: Tree) -> Score:
+    return Score(**state)
+
+
+def partial_state(partial: Partial) -> Tree:
+    return {
+        "token_ids": partial.token_ids,
+        "logprobs": partial.logprobs,
+        "versions": partial.versions,
+        "generated": partial.generated,
+    }
+
+
+def load_partial(state: Tree) -> Partial:
+    return Partial(**state)
+
+
+def empty_partial() -> Partial:
+    return Partial(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int32))
+
+
+def group_state(group: Group) -> Tree:
+    """Return the tree of a finished group. Shaped rewards and advantages are computed anew when it trains."""
+    return {
+        "id": group.id,
+        "prompt": prompt_state(group.prompt),
+        "completions": [completion_state(c) for c in group.completions_G],
+        "scores": [score_state(s) for s in group.scores_G],
+        "born": group.born,
+        "verdict": group.verdict.value if group.verdict else None,
+        "disposition": group.disposition.value if group.disposition else None,
+    }
+
+
+def load_group(state: Tree) -> Group:
+    return Group(
+        id=state["id"],
+        prompt=load_prompt(state["prompt"]),
+        completions_G=[load_completion(c) for c in state["completions"]],
+        scores_G=[load_score(s) for s in state["scores"]],
+        born=state["born"],
+        verdict=Verdict(state["verdict"]) if state["verdict"] else None,
+        disposition=Disposition(state["disposition"]) if state["disposition"] else None,
+    )
+
+
+def open_group_state(group: OpenGroup) -> Tree:
+    return {
+        "id": group.id,
+        "prompt": prompt_state(group.prompt),
+        "born": group.born,
+        "partials": [partial_state(p) for p in group.partials_G],
+        "completions": [None if c is None else completion_state(c) for c in group.completions_G],
+        "scores": [None if s is None else score_state(s) for s in group.scores_G],
+    }
+
+
+def load_open_group(state: Tree) -> OpenGroup:
+    return OpenGroup(
+        id=state["id"],
+        prompt=load_prompt(state["prompt"]),
+        born=state["born"],
+        partials_G=[load_partial(p) for p in state["partials"]],
+        completions_G=[None if c is None else load_completion(c) for c in state["completions"]],
+        scores_G=[None if s is None else load_score(s) for s in state["scores"]],
+    )
