@@ -35,7 +35,7 @@ from dapo.models.text import make_text_tokenizer
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
-from dapo.rollout.hosted import EngineOrder, engine_host
+from dapo.rollout.factory import EngineSpec, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run.learners import make_learner
@@ -106,7 +106,7 @@ def publish_rows(rounds: int) -> list[dict[str, Any]]:
             sizes = {"hidden": hidden, "layers": layers, "heads": 4, "ffn": 4 * hidden}
             folder = str(make_tiny_model(Path(work) / "model", **sizes))
             facts = read_facts(folder, "float32")
-            order = EngineOrder(schema.Rollout(), facts, folder, "float32", "cpu", 64, 4)
+            order = EngineSpec(schema.Rollout(), schema.Model(path=folder, device="cpu"), facts, 64, 4)
             specs = [HostSpec(f"engine-{n}", engine_host, (order,), {"OMP_NUM_THREADS": "1"}) for n in range(2)]
             pool = EnginePool(ProcessTransport(), specs, Gate(facts.vocabulary, 64))
             for route in ("folder", "broadcast"):

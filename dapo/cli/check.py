@@ -20,6 +20,7 @@ from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections, hi
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
 from dapo.config.checks import penalty_interval, ratio_against
+from dapo.config.deployment import engine_kind
 from dapo.config.problems import brief
 from dapo.loop.sampling.prompts import least_kept
 from dapo.observe.extra import PICTURES, missing
@@ -28,6 +29,7 @@ from dapo.words import counted, in_a_row
 
 if TYPE_CHECKING:
     from dapo.data import PreparedData
+    from dapo.run.deployment import Deployment
 
 
 def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> None:
@@ -52,6 +54,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     from dapo.data.render import seen_lines
     from dapo.data.unknown import unknown_in_prompts
     from dapo.observe.run_name import with_free_name
+    from dapo.run.deployment import deployment_of
     from dapo.run.fits import check_fits
     from dapo.run.here import lacking
 
@@ -70,7 +73,8 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add("your functions, on made-up groups", hooks.lines)
     add(DOUBTS, [*unknown_in_prompts(data, tokenizer), *trial.doubts, *hooks.doubts])
     trial.refuse()
-    small = facts.parameters < LARGE and recipe.learner.ranks == 1
+    deployment = deployment_of(recipe)
+    small = facts.parameters < LARGE and deployment.ranks == 1
     ends = ("longest sequence", "length penalty", "the ratio")
     add("arithmetic", arithmetic(recipe, data), shown=lambda line: not line.startswith(ends))
     parts = f"{facts.parameters:,} parameters", "together", "of them frozen"
@@ -80,8 +84,9 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     publishing = publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2)
     add("publishing weights, by arithmetic", publishing, shown=lambda line: "moves nothing" not in line)
     add("time on a GPU, by arithmetic", time_lines(recipe, facts, estimate, _mean_prompt(data)))
+    add("who runs where", [*deployment.lines(), *_cluster_lines(recipe, deployment)])
     add("engine", _engine_lines(recipe, facts), shown=lambda line: not small and not line.startswith("known, on a CPU"))
-    beside = recipe.rollout.max_staleness > 0 or not small
+    beside = deployment.overlaps or not small
     add("generation beside learning", overlap_lines(recipe), shown=lambda line: beside)
     add("files", files(recipe, facts), shown=lambda line: "/rollouts/: " not in line)
     if tries:
@@ -104,17 +109,21 @@ def difference_lines(loaded: LoadedRecipe) -> Iterator[str]:
         yield f"{path:<{width}}  {brief(before)} -> {brief(after)}"
 
 
+def _cluster_lines(recipe: Recipe, deployment: Deployment) -> Iterator[str]:
+    """Yield what a run takes of a Ray cluster."""
+    if deployment.on_ray:
+        from dapo.run.places import describe_place, describe_plan, plan_of
+
+        plan = plan_of(recipe, deployment, cuda=recipe.model.device.startswith("cuda"))
+        yield f"{describe_place(recipe)}: {describe_plan(plan)}; nothing was asked of it yet"
+
+
 def _engine_lines(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     from dapo.run.engines import describe_engine
 
     yield describe_engine(recipe).removeprefix("engine: ")
-    if recipe.launch.backend == "ray":
-        from dapo.run.places import describe_place, describe_plan, plan_of
-
-        plan = plan_of(recipe, cuda=recipe.model.device.startswith("cuda"))
-        yield f"{describe_place(recipe)}: {describe_plan(plan)}; nothing was asked of it yet"
     yield from engine_advice(recipe, facts)
-    if recipe.rollout.engine == "vllm_server":
+    if engine_kind(recipe) == "vllm_server":
         yield "no server was asked anything; a run asks first of all"
 
 
@@ -125,7 +134,7 @@ EMBEDDED_AHEAD, EMBEDDED_EVEN = 3_400_000, 27_000_000
 
 def engine_advice(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
     """What is known of the embedded engine's speed beside vLLM's at this size, and what is not."""
-    engine, size = recipe.rollout.engine, facts.parameters
+    engine, size = engine_kind(recipe), facts.parameters
     if engine not in ("embedded", "vllm"):
         return
     if size <= EMBEDDED_AHEAD:

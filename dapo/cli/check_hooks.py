@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dapo.config import Recipe
+from dapo.config.deployment import engine_kind
 from dapo.types.batch import Completion, Group, Prompt, Score
 from dapo.types.enums import FinishReason, Verdict
 
@@ -43,7 +44,7 @@ def check_hooks(recipe: Recipe) -> HookTrial:
     from dapo.run.parts import make_algorithm
 
     a = recipe.algorithm
-    if ":" in recipe.rollout.engine:
+    if engine_kind(recipe) == "own":
         own_engine(recipe.rollout.engine)
     trackers_of(recipe)
     build_scorer(recipe.rewards).close()  # loads reward functions in a worker, as training does

@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
 from dapo.config import Recipe
-from dapo.config.pool import engine_count, engine_slots, is_pool, server_urls
+from dapo.config.deployment import engine_count, engine_kind, engine_slots, is_pool, overlaps
 from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes
 from dapo.types.model import ModelFacts
 
@@ -96,12 +96,12 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
     engines = engine_count(recipe)
-    own, elsewhere = recipe.rollout.engine == "vllm", recipe.rollout.engine == "vllm_server"
+    kind = engine_kind(recipe)
+    own, elsewhere, embedded = kind == "vllm", kind == "vllm_server", kind == "embedded"
     engine_size = BYTES[recipe.rollout.vllm.dtype or recipe.model.dtype] if own else size
     # One embedded engine computes with the tensors of a learner in its process; an adapter is merged into those that it
     # does not fuse.
     copies = own or ((is_pool(recipe) or recipe.learner.ranks > 1) and not elsewhere)
-    embedded = recipe.rollout.engine == "embedded"
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
     fused = embedded * facts.layers * layer.hidden * rows * size
@@ -109,7 +109,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     longest = longest_prompt + recipe.rollout.max_response_tokens
     cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, engine_size, fixed=embedded and on_card)
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
-    asleep = on_card and not recipe.rollout.max_staleness and (embedded or (own and recipe.rollout.vllm.sleep))
+    asleep = on_card and not overlaps(recipe) and (embedded or (own and recipe.rollout.vllm.sleep))
     graphs = _graph_bytes(recipe, facts, longest) if embedded and on_card else 0
     held = 0 if asleep and own else copied + fused if asleep else copied + fused + cache + graphs
     whole = Memory(
@@ -254,24 +254,27 @@ def _rank_lines(recipe: Recipe, facts: ModelFacts, memory: Memory) -> Iterator[s
 
 
 def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
-    over_ranks = recipe.learner.ranks > 1
+    from dapo.run.deployment import deployment_of
+
+    deployment = deployment_of(recipe)
+    over_ranks = deployment.learner == "ranks"
     on = " on each device" if over_ranks else ""
-    if recipe.rollout.engine == "vllm_server":
-        yield f"sampling weights and key-value cache: on {', '.join(server_urls(recipe))}"
+    if deployment.kind == "vllm_server":
+        yield f"sampling weights and key-value cache: on {', '.join(deployment.urls)}"
         yield f"together about {size_text(memory.learning if over_ranks else memory.total)}{on}"
         return
     if memory.engine:
         whose = "the engine's merged matrices" if recipe.model.lora.rank is not None else "the engine's fused matrices"
-        if recipe.rollout.engine == "vllm":
+        if deployment.kind == "vllm":
             whose = "vLLM's own copy of the weights"
-        elif (is_pool(recipe) or over_ranks) and engine_count(recipe) == 1:
+        elif deployment.route != "shared" and deployment.engines == 1:
             whose = "the engine's own copy of the weights"
-        if engine_count(recipe) > 1:
+        if deployment.engines > 1:
             whose = "its engine's own copy of the weights" if over_ranks else "the engines' own copies of the weights"
         yield f"{whose}{on}: {size_text(memory.engine)}"
     slots = "" if recipe.rollout.slots else f" {_of_all_slots(recipe, memory)}; rollout.slots bounds it"
     yield f"key-value cache{on}: at most {size_text(memory.cache)}{slots}"
-    if recipe.rollout.engine == "vllm" and recipe.model.device != "cpu" and recipe.rollout.vllm.kv_cache_mib is None:
+    if deployment.kind == "vllm" and recipe.model.device != "cpu" and recipe.rollout.vllm.kv_cache_mib is None:
         share = recipe.rollout.vllm.gpu_memory_utilization
         taken = ", ".join(f"{share * card:.0f} of {card} GB" for card in (24, 80, 141))
         yield (
@@ -292,7 +295,7 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
         )
     else:
         beside = ": learner and engines work at the same time, each with weights of its own in a process of its own"
-        yield f"together{on} about {size_text(memory.total)}{beside if recipe.rollout.max_staleness else ''}"
+        yield f"together{on} about {size_text(memory.total)}{beside if deployment.overlaps else ''}"
 
 
 def _of_all_slots(recipe: Recipe, memory: Memory) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dapo.cli.check_time import KEPT, MEAN_LENGTH
 from dapo.config import Recipe
-from dapo.config.pool import engine_slots
+from dapo.config.deployment import engine_kind, engine_slots
 
 
 def steps_of_the_longest(recipe: Recipe) -> float:
@@ -31,7 +31,7 @@ def recommended_staleness(recipe: Recipe) -> int:
 def overlap_lines(recipe: Recipe) -> Iterator[str]:
     """What S the recipe's numbers ask for, and what the present one does."""
     limit, fits = recipe.rollout.max_staleness, recommended_staleness(recipe)
-    if recipe.rollout.engine == "generate" or ":" in recipe.rollout.engine:
+    if engine_kind(recipe) in ("generate", "own"):
         return
     spans = steps_of_the_longest(recipe)
     why = (

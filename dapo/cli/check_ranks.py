@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dapo.config import Recipe
-from dapo.config.pool import engine_count, engine_devices, is_pool
-from dapo.config.transfer import weight_route
+from dapo.config.deployment import engine_count, engine_devices, engine_kind, overlaps
 from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -68,7 +67,7 @@ def devices_of_engines(recipe: Recipe) -> int:
 def engines_apart(recipe: Recipe) -> bool:
     """Whether engines have devices that no rank has: those that work beside the learner, and on a cluster of several
     machines those of several devices."""
-    elsewhere = recipe.rollout.max_staleness > 0 or recipe.rollout.engine == "vllm_server"
+    elsewhere = overlaps(recipe) or engine_kind(recipe) == "vllm_server"
     machines = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
     return elsewhere or (machines and engine_devices(recipe) > 1)
 
@@ -81,26 +80,28 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         facts: of its model.
         size: bytes of a number of the model's type.
     """
-    count, engines = facts.parameters * size, engine_count(recipe)
+    from dapo.run.deployment import deployment_of
+
+    count, deployment = facts.parameters * size, deployment_of(recipe)
     billions = f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
-    server, ranks = recipe.rollout.engine == "vllm_server", recipe.learner.ranks
-    if ranks == 1 and not is_pool(recipe) and not server:
-        if recipe.rollout.engine != "vllm":
+    engines, ranks, route = deployment.engines, deployment.ranks, deployment.route
+    if route == "shared":
+        if deployment.kind != "vllm":
             yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
-        elif (workers := recipe.rollout.vllm.tensor_parallel_size) > 1:
+        elif (workers := deployment.engine_devices) > 1:
             yield f"a publish copies {billions} into the weights of vLLM's {workers} workers, by this machine's memory"
         else:
             yield f"a publish copies {billions} into the weights of vLLM, within this process and without a file"
         return
     whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
-    writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 and weight_route(recipe) in _FILES else ""
+    writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 and route in _FILES else ""
     yield f"a publish is a set of {billions}{writers}, for {whom}"
-    if (route := weight_route(recipe)) != "folder":
+    if route != "folder":
         yield _cost(recipe, route, count)
         return
     local = count / MEMORY[0] + count / MEMORY[1]
     yield f"through /dev/shm of one machine ({MEMORY[0] / 1e9:g} GB/s in, {MEMORY[1] / 1e9:g} out): {local:,.1f} s"
-    if recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or server:
+    if recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or deployment.kind == "vllm_server":
         shared = count / DISK[0] + count * engines / DISK[1]
         yield (
             f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {shared:,.1f} s, since every "

@@ -31,6 +31,7 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
     from dapo.cli.check import difference_lines, files, here_lines
     from dapo.data.demonstrations import prepare_demonstrations
     from dapo.observe.run_name import with_free_name
+    from dapo.run.deployment import deployment_of
     from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
     from dapo.run.sft import check_lengths, shown, shown_tokens
@@ -47,6 +48,7 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
     add("the first one, as the model gets it", shown(examples.train[0], tokenizer))
     add("its tokens: number, and how the vocabulary writes it", shown_tokens(examples.train[0], tokenizer))
     add("arithmetic", _arithmetic(recipe, examples))
+    add("who runs where", deployment_of(recipe).lines())
     add("memory, estimated", _memory(supervised(recipe, 1), facts, examples))
     add("files", files(recipe, facts))
     add(NOT_HERE_TITLE, here_lines(recipe))

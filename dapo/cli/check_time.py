@@ -10,7 +10,7 @@ from dapo.cli.check_memory import LARGE, Memory, size_text
 from dapo.cli.check_ranks import devices_of_engines, engines_apart
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
-from dapo.config.pool import engine_count, engine_slots
+from dapo.config.deployment import engine_count, engine_slots
 from dapo.types.model import ModelFacts
 
 MEAN_LENGTH = 0.5  # of the response limit

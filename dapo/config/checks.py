@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_loss import check_loss
-from dapo.config.check_ranks import check_ranks
 from dapo.config.check_sft import check_sft
 from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
-from dapo.config.pool import check_pool
+from dapo.config.deployment import check_pool, check_ranks, check_transfer, engine_kind
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.staleness import check_staleness, keeps_old_cache
-from dapo.config.transfer import check_transfer
 from dapo.system import NO_MPS
 
 if TYPE_CHECKING:  # numpy comes with it
@@ -52,7 +50,7 @@ def ratio_against(recipe: Recipe) -> RatioAgainst:
 
 def _exact_sampler(recipe: Recipe) -> bool:
     """Return whether the engine's log-probabilities are the learner's to about 1e-7 nats."""
-    return recipe.rollout.engine == "embedded" and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
+    return engine_kind(recipe) == "embedded" and recipe.model.dtype == "float32" and not keeps_old_cache(recipe)
 
 
 def correction_kind(recipe: Recipe) -> CorrectionKind:
@@ -259,21 +257,21 @@ _ELSEWHERE = re.compile(r"data_parallel_(?!size)\w+|node_rank|master_(addr|port)
 
 
 def _engine(r: Recipe) -> Iterator[Problem]:
-    rollout = r.rollout
-    if rollout.engine == "vllm" and re.fullmatch(r"cuda:0*[1-9]\d*", r.model.device):
+    rollout, kind = r.rollout, engine_kind(r)
+    if kind == "vllm" and re.fullmatch(r"cuda:0*[1-9]\d*", r.model.device):
         yield Problem(
             "model.device",
             "vLLM in the trainer's process computes on the first device that it sees, and the learner would sit on "
             f"another: set model.device=cuda and CUDA_VISIBLE_DEVICES={r.model.device.partition(':')[2]}",
             r.model.device,
         )
-    if rollout.embedded.cuda_graphs and rollout.engine != "embedded":
+    if rollout.embedded.cuda_graphs and kind != "embedded":
         move = f"asks for graphs of the embedded engine, and rollout.engine is {rollout.engine}; take it out"
         yield Problem("rollout.embedded.cuda_graphs", move, True)
     elif rollout.embedded.cuda_graphs and r.model.device == "cpu":
         move = "asks for CUDA graphs, and model.device is cpu; take it out, and a card gets them anyway"
         yield Problem("rollout.embedded.cuda_graphs", move, True)
-    if rollout.engine in ("vllm", "vllm_server"):
+    if kind in ("vllm", "vllm_server"):
         for path, value in (
             ("rollout.temperature", rollout.temperature),
             ("validation.temperature", r.validation.temperature),

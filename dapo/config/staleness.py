@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
+from dapo.config.deployment import engine_kind, overlaps
 from dapo.config.problems import Problem
 from dapo.config.schema import DynamicSampling, Recipe
 
@@ -66,7 +67,7 @@ def _implied(preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
 def keeps_old_cache(recipe: Recipe) -> bool:
     """Return whether responses go on behind keys and values of earlier weights."""
     rollout = recipe.rollout
-    return rollout.engine == "embedded" and rollout.max_staleness > 0 and not rollout.recompute_cache
+    return engine_kind(recipe) == "embedded" and overlaps(recipe) and not rollout.recompute_cache
 
 
 def check_staleness(r: Recipe) -> Iterator[Problem]:
@@ -95,10 +96,10 @@ def check_staleness(r: Recipe) -> Iterator[Problem]:
             "rollout.overlap_turns too, or take it out",
             True,
         )
-    if ":" in r.rollout.engine:
+    if engine_kind(r) == "own":
         move = "computes with the learner's own tensors, so it cannot go on while they change; use embedded or vllm"
         yield Problem("rollout.engine", move, r.rollout.engine)
-    if r.rollout.engine == "generate":
+    if engine_kind(r) == "generate":
         yield Problem(
             "rollout.engine", "runs whole batches, with no response under way between; use embedded", "generate"
         )
@@ -110,7 +111,7 @@ def _interpolated(r: Recipe) -> Iterator[Problem]:
     if r.algorithm.old_logprobs != "interpolated":
         return
     kept = sampling.mode == "filter" and "carry" in (sampling.surplus, sampling.unfinished)
-    carries = r.rollout.max_staleness > 0 or kept
+    carries = overlaps(r) or kept
     if not carries or sampling.max_age < 2:
         why = f"algorithm.dynamic_sampling.max_age = {sampling.max_age}" if carries else "nothing is carried over"
         yield Problem(

@@ -11,11 +11,10 @@ from dapo.config.checks import (
     ratio_against,
     schedule_steps,
 )
-from dapo.config.pool import is_pool
+from dapo.config.deployment import engine_kind, is_pool, learner_place, overlaps, weight_route
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
 from dapo.config.staleness import keeps_old_cache, staleness_warnings
-from dapo.config.transfer import weight_route
 
 
 def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
@@ -87,7 +86,7 @@ def _loss(r: Recipe) -> Iterator[str]:
             "KL(policy, reference)) or k3, or algorithm.kl_in_reward=true"
         )
     one_step = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
-    fresh = r.rollout.max_staleness == 0 and r.algorithm.dynamic_sampling.mode == "off"
+    fresh = not overlaps(r) and r.algorithm.dynamic_sampling.mode == "off"
     if loss.kind == "kl_cov" and one_step and (fresh or ratio_against(r) == "learner"):
         yield (
             "algorithm.loss.kind: kl_cov with one optimizer step per training step: every ratio is 1, where the "
@@ -160,7 +159,7 @@ def _lora(r: Recipe) -> Iterator[str]:
             f"learner.learning_rate = {rate:g} is one for full fine-tuning: an adapter takes about ten times as much "
             f"(learner.learning_rate={10 * rate:.0e}), and published runs take 1e-5 to 1e-4"
         )
-    if r.model.dtype == "bfloat16" and r.rollout.engine != "generate":
+    if r.model.dtype == "bfloat16" and engine_kind(r) != "generate":
         or_generate = " or rollout.engine=generate lose" if r.learner.ranks == 1 else " loses"
         yield (
             "model.lora in bfloat16: the engine gets the adapter merged into weights of 8 bits, which rounds small "
@@ -194,7 +193,7 @@ def _warmup(r: Recipe, changed: Collection[str]) -> Iterator[str]:
 def _run(r: Recipe) -> Iterator[str]:
     if not r.data.validation:
         yield "data.validation is empty: accuracy on problems that were not trained on is not measured"
-    if r.rollout.engine == "generate":
+    if engine_kind(r) == "generate":
         yield "rollout.engine: generate works with any model and is several times slower than embedded"
 
 
@@ -233,13 +232,12 @@ def _below(section: str, names: str) -> list[str]:
 
 
 def _engine_readers(r: Recipe) -> Readers:
-    engine = r.rollout.engine
-    yield f"rollout.engine is {engine}", engine != "embedded", ["rollout.embedded"]
-    yield f"rollout.engine is {engine}", engine != "vllm", ["rollout.vllm"]
-    yield f"rollout.engine is {engine}", engine != "vllm_server", ["rollout.server"]
+    engine, kind = r.rollout.engine, engine_kind(r)
+    for of, section in (("embedded", "embedded"), ("vllm", "vllm"), ("vllm_server", "server")):
+        yield f"rollout.engine is {engine}", kind != of, [f"rollout.{section}"]
     yield _ONE_ENGINE, not is_pool(r), _below("rollout", "turn_steps lockstep")
-    yield f"rollout.engine is {engine}", engine != "embedded", _below("rollout", "recompute_cache")
-    yield "rollout.max_staleness is 0", not r.rollout.max_staleness, _below("rollout", "recompute_cache")
+    yield f"rollout.engine is {engine}", kind != "embedded", _below("rollout", "recompute_cache")
+    yield "rollout.max_staleness is 0", not overlaps(r), _below("rollout", "recompute_cache")
 
 
 _ONE_ENGINE = "there is one engine, in the trainer's process"
@@ -252,10 +250,9 @@ def _cluster_readers(r: Recipe) -> Readers:
     yield f"launch.backend is {r.launch.backend}", not on_ray, ray_alone
     yield _ONE_ENGINE, not is_pool(r) and not on_ray, ["cluster.start_timeout"]
     yield _ONE_ENGINE, not is_pool(r), _below("cluster", "engine_timeout max_engine_restarts")
-    alone = r.learner.ranks == 1
-    here = alone and r.rollout.max_staleness == 0
+    here = learner_place(r) == "here"
     yield "the learner is in the trainer's process", here, ["cluster.max_learner_restarts", "learner.timeout"]
-    yield "learner.ranks is 1", alone and weight_route(r) != "broadcast", ["learner.timeout"]
+    yield "learner.ranks is 1", r.learner.ranks == 1 and weight_route(r) != "broadcast", ["learner.timeout"]
 
 
 def _sampling_readers(r: Recipe) -> Readers:

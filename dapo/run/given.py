@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dapo.config.deployment import engine_slots
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
+from dapo.models.loaded import LoadedModel
 from dapo.observe.jsonl import write_atomically
 from dapo.types.batch import Prompt
 from dapo.types.events import Callback
@@ -29,9 +31,19 @@ class Context:
     prompts: Sequence[Prompt]  # to train on
     folder: Path | None  # of the run; None: it leaves no files
     facts: ModelFacts | None = None  # of the model; None for a scorer, which is made first
-    model: Any = None  # the learner's, of transformers; an engine may read it and never writes to it
+    loaded: LoadedModel | None = None  # the learner's model; an engine may read it and never writes to it
     longest: int = 0  # tokens of the longest sequence that is asked for
     weights: Path | None = None  # the folder through which the learner publishes; None: the tensors are shared
+
+    @property
+    def model(self) -> Any:
+        """The learner's model of transformers; None: it is in other processes."""
+        return None if self.loaded is None else self.loaded.model
+
+    @property
+    def slots(self) -> int | None:
+        """``rollout.slots``: responses that the engine decodes at once; None: the engine chooses."""
+        return engine_slots(self.recipe)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +139,16 @@ def check_beside_engine(recipe: Recipe) -> None:
         )
 
 
+ENGINE_METHODS = "submit poll abort load checksums sleep stats close"
+
+
 def make_engine_of(given: Any, context: Context) -> Engine:
-    """The user's engine.
+    """Return the user's engine: the object, or what the class or function makes of ``context``.
 
     Raises:
         RecipeError: it is none.
     """
-    return _made(given, context, "an engine", Engine, "submit poll abort load checksums sleep stats close capacity")  # type: ignore[no-any-return]
+    return _made(given, context, "an engine", Engine, f"{ENGINE_METHODS} capacity")  # type: ignore[no-any-return]
 
 
 def make_scorer_of(given: Any, context: Context) -> Scorer:
@@ -161,7 +176,7 @@ def _made(given: Any, context: Context, what: str, protocol: type, names: str) -
     except TypeError as error:
         raise RecipeError(
             f"{name_of(given)} cannot be made into {what}: {error}. It is called with one argument, the context "
-            "(recipe, tokenizer, prompts, folder, facts, model, longest, weights)"
+            "(recipe, tokenizer, prompts, folder, facts, loaded, model, slots, longest, weights)"
         ) from error
     if missing := [name for name in wanted if not hasattr(part, name)]:
         raise RecipeError(

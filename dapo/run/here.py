@@ -13,8 +13,8 @@ from dapo.models.load import find_device, missing_weights
 from dapo.observe.files import no_room_in
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.trackers import make_trackers, missing_tracker
+from dapo.run.deployment import deployment_of
 from dapo.run.engines import missing_card, missing_key, missing_package, missing_peft
-from dapo.run.places import learner_hosts
 from dapo.types.events import Callback
 
 
@@ -52,7 +52,8 @@ def lacking(recipe: Recipe) -> Iterator[str]:
         yield missing
     if missing := missing_tracker(trackers_of(recipe)):
         yield missing
-    if recipe.launch.backend == "ray" and learner_hosts(recipe):
+    deployment = deployment_of(recipe)
+    if deployment.on_ray and deployment.learner_hosts:
         return  # the devices are those of other machines
     try:
         device = find_device(recipe.model.device)
@@ -61,7 +62,7 @@ def lacking(recipe: Recipe) -> Iterator[str]:
     except ModelError as error:
         yield str(error)
         return
-    ranks = recipe.learner.ranks
+    ranks = deployment.ranks
     if recipe.learner.cpu_offload and device.type == "cpu":
         yield (
             "learner.cpu_offload moves slices from a GPU into the processor's memory, and torch sees no CUDA device "

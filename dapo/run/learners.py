@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from dapo.config.deployment import weight_route
 from dapo.config.schema import Lora, Recipe
-from dapo.config.transfer import weight_route
 from dapo.errors import ModelError
 from dapo.learner.apart import LearnerApart, LearnerHost
 from dapo.learner.group import LearnerGroup
@@ -33,25 +33,6 @@ from dapo.run.places import Places, transport_of
 from dapo.types.batch import PASSING
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine, Learner
-
-
-def over_ranks(recipe: Recipe) -> bool:
-    """Whether the learner is cut over several processes."""
-    return recipe.learner.ranks > 1
-
-
-def lives_elsewhere(recipe: Recipe, *, own_engine: bool = False, training: bool = True) -> bool:
-    """Whether the learner lives in processes of its own, and no tensor of it in this one.
-
-    Ranks do, and where engines work beside it (``rollout.max_staleness``) a learner of one rank does too: whoever
-    hands out the engines' turns must not wait for it.
-
-    Args:
-        recipe: the recipe.
-        own_engine: an engine that the caller made, which may compute with the learner's tensors.
-        training: False: nothing is learned, so nobody waits.
-    """
-    return over_ranks(recipe) or (recipe.rollout.max_staleness > 0 and training and not own_engine)
 
 
 def without_adapter(recipe: Recipe) -> Recipe:
@@ -94,7 +75,7 @@ def make_learner(
         ModelError: the model cannot be loaded in its process.
         LearnerLost: a process did not start.
     """
-    if over_ranks(recipe):
+    if recipe.learner.ranks > 1:
         assert weights is not None  # weights_folder
         audience = make_audience(recipe, places)
         group = _ranks(recipe, facts.name, weights, run, places, audience)

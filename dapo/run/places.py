@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dapo.config.pool import engine_devices, engines_on_ray, is_colocated
 from dapo.config.schema import Recipe
 from dapo.errors import ClusterEnded, ClusterError, DapoError, RecipeError, WithEvidence
 from dapo.links import install
@@ -21,6 +20,7 @@ from dapo.processes.ray_head import OwnCluster, outlive_head
 from dapo.processes.ray_said import unreachable
 from dapo.processes.transport import Transport
 from dapo.processes.watch import lost_said, unanswered
+from dapo.run.deployment import Deployment
 from dapo.types.evidence import ClusterLost
 
 if TYPE_CHECKING:
@@ -38,29 +38,28 @@ class Places:
 
     Args:
         cluster: that it has joined.
-        recipe: its sections ``learner``, ``rollout`` and ``cluster``.
-        training: whether there will be a learner that trains.
-        engines: False: the engine is one that the caller made, in this process.
+        recipe: its sections ``model``, ``rollout`` and ``cluster``.
+        deployment: who runs where.
 
     Raises:
         ClusterError: the recipe wants more than the cluster has.
     """
 
-    def __init__(self, cluster: RayCluster, recipe: Recipe, *, training: bool = True, engines: bool = True) -> None:
+    def __init__(self, cluster: RayCluster, recipe: Recipe, deployment: Deployment) -> None:
         self._cluster = cluster
         wanted = recipe.cluster
         nodes = await_machines(cluster.nodes, wanted.nodes, wanted.gpus_per_node, wanted.start_timeout)
         self.cuda = wants_devices(recipe, nodes)
-        if engines and recipe.rollout.embedded.cuda_graphs and not self.cuda:
+        if deployment.kind != "given" and recipe.rollout.embedded.cuda_graphs and not self.cuda:
             raise ClusterError(
                 "rollout.embedded.cuda_graphs is true, and no machine of the Ray cluster has a GPU "
                 f"({describe_machines(nodes)}): take the setting out (a card gets graphs anyway), or add a machine "
                 "with a card"
             )
-        self.plan = plan_of(recipe, cuda=self.cuda, training=training, engines=engines)
+        self.plan = plan_of(recipe, deployment, cuda=self.cuda)
         self.one_machine = cluster.one_machine
         self.here = cluster.here
-        if self.cuda and not learner_hosts(recipe, training=training):
+        if self.cuda and not deployment.learner_hosts:
             raise ClusterError(
                 "learner.ranks=1 keeps the learner in this process, and the cluster may give its device to an engine: "
                 "set learner.ranks above 1, or launch.backend=local"
@@ -124,7 +123,7 @@ def missing_ray(recipe: Recipe) -> str:
     )
 
 
-def open_places(recipe: Recipe, *, training: bool = True, engines: bool = True) -> Places | None:
+def open_places(recipe: Recipe, deployment: Deployment) -> Places | None:
     """The cluster that the recipe wants, joined or started; None: it lives on this machine. As ``Places``.
 
     Raises:
@@ -148,28 +147,21 @@ def open_places(recipe: Recipe, *, training: bool = True, engines: bool = True) 
 
     cluster = RayCluster(address)
     try:
-        return Places(cluster, recipe, training=training, engines=engines)
+        return Places(cluster, recipe, deployment)
     except BaseException:
         cluster.close()
         raise
 
 
-def learner_hosts(recipe: Recipe, *, training: bool = True) -> list[str]:
-    """Names of the hosts that a learner has on the cluster; none where it is in the program's own process."""
-    if recipe.learner.ranks > 1:
-        return [f"rank-{n}" for n in range(recipe.learner.ranks)]
-    return ["learner"] if recipe.rollout.max_staleness > 0 and training else []
-
-
-def plan_of(recipe: Recipe, *, cuda: bool, training: bool = True, engines: bool = True) -> Plan:
-    """The bundles of a recipe, on devices or on processors; without ``engines``, of its learner alone."""
+def plan_of(recipe: Recipe, deployment: Deployment, *, cuda: bool) -> Plan:
+    """Return the bundles of a run's processes on a Ray cluster, on devices or on processors."""
     return plan_places(
-        learner_hosts(recipe, training=training),
-        [f"engine-{n}" for n in range(engines_on_ray(recipe) if engines else 0)],
+        deployment.learner_hosts,
+        deployment.engine_hosts if deployment.transport == "ray" else [],
         cpus=recipe.cluster.cpus_per_host or float(recipe.run.threads),
         rank_gpus=int(cuda),
-        engine_gpus=engine_devices(recipe) if cuda else 0,
-        colocate=is_colocated(recipe),
+        engine_gpus=deployment.engine_devices if cuda else 0,
+        colocate=deployment.colocated,
     )
 
 

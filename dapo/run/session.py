@@ -10,7 +10,6 @@ from typing import Any
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.check_data import source_name
-from dapo.config.pool import is_pool
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
@@ -32,7 +31,8 @@ from dapo.models.loaded import LoadedModel
 from dapo.models.meter import meter_of
 from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
-from dapo.run.engines import check_engine, make_engine, weights_folder
+from dapo.run.deployment import Deployment, deployment_of
+from dapo.run.engines import check_engine, start_engine
 from dapo.run.fits import check_fits
 from dapo.run.given import (
     NOTHING_GIVEN,
@@ -43,7 +43,7 @@ from dapo.run.given import (
     make_scorer_of,
     make_stream_of,
 )
-from dapo.run.learners import lives_elsewhere, make_learner, over_ranks, without_adapter
+from dapo.run.learners import make_learner, without_adapter
 from dapo.run.parts import (
     check_model,
     check_model_path,
@@ -54,10 +54,10 @@ from dapo.run.parts import (
     make_schedule,
     make_tokenizer,
 )
-from dapo.run.places import Places, learner_hosts, open_places
-from dapo.run.pools import delete_sets
+from dapo.run.places import Places, open_places
 from dapo.run.sampling import make_sampling, make_validation_sampling
 from dapo.run.texts import make_texts
+from dapo.run.weights import delete_weights, weights_folder
 from dapo.system import core_count
 from dapo.types.batch import Prompt
 from dapo.types.evaluation import EvaluationProgress
@@ -90,6 +90,7 @@ class Session:
     """The objects of one run, made in the order in which a mistake is cheapest to find."""
 
     recipe: Recipe
+    deployment: Deployment
     scorer: Scorer
     loaded: LoadedModel | None  # of a learner or an engine of this process; None: both live elsewhere
     facts: ModelFacts
@@ -124,7 +125,8 @@ class Session:
             ClusterError: there is no room on the cluster that the recipe names.
             DataError: the data cannot be read, or a task refuses its options.
         """
-        _check_here(recipe, given)
+        deployment = deployment_of(recipe, engine_given=given.engine is not None, training=training)
+        _check_here(recipe, deployment)
         with ExitStack() as undo:  # what is there already, if something after it cannot be made
             if given.scorer is None:
                 scorer: Scorer = make_scorer(recipe, None if folder is None else folder / "rewards.txt")
@@ -136,21 +138,24 @@ class Session:
             if given.scorer is not None:
                 scorer = make_scorer_of(given.scorer, context)
                 undo.callback(scorer.close)
-            places = open_places(recipe, training=training, engines=given.engine is None)
+            places = open_places(recipe, deployment)
             if places is not None:
                 undo.callback(places.close)
                 undo.enter_context(places.told_if_lost())
                 console.say(places.sentence())
-            loaded, facts = _model_of(recipe, console, given, training)
+            loaded, facts = _model_of(recipe, deployment, console)
             check_fits(recipe, facts, data, training=training)
-            elsewhere = lives_elsewhere(recipe, own_engine=given.engine is not None, training=training)
-            weights = weights_folder(recipe, facts, folder, places, elsewhere=elsewhere)
-            undo.callback(_delete_weights, recipe, weights)
-            context = replace(context, facts=facts, longest=_longest(recipe, data), weights=weights)
-            engine = _engine_of(context, loaded, given, training, places)
+            weights = weights_folder(recipe, deployment, facts, folder, places)
+            undo.callback(delete_weights, recipe, deployment, weights)
+            context = replace(context, facts=facts, loaded=loaded, longest=_longest(recipe, data), weights=weights)
+            if given.engine is not None:
+                engine = make_engine_of(given.engine, context)
+            else:
+                engine = start_engine(recipe, deployment, context, training=training, places=places)
             undo.callback(engine.close)
             return cls(
                 recipe=recipe,
+                deployment=deployment,
                 scorer=scorer,
                 loaded=loaded,
                 facts=facts,
@@ -219,7 +224,7 @@ class Session:
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline | None = None) -> Trainer:
         """``deadline``: of ``trainer.max_hours``; None: begun here."""
-        recipe, rollout = self.recipe, self.recipe.rollout
+        recipe, rollout, deployment = self.recipe, self.recipe.rollout, self.deployment
         phases = Phases(recorder.span, meter=meter_of(None if self.loaded is None else self.loaded.device))
         algorithm, learner = make_algorithm(recipe), self.learner()
         sampling = make_sampling(recipe, self.facts)
@@ -236,8 +241,8 @@ class Session:
             phases=phases,
             watch=recorder.filling,
             reads_answers=all(r.kind in ("math", "exact") for r in recipe.rewards if r.name == "accuracy"),
-            overlaps=rollout.max_staleness > 0,
-            turn=SECONDS_A_TURN if rollout.max_staleness and rollout.overlap_turns is None else None,
+            overlaps=deployment.overlaps,
+            turn=SECONDS_A_TURN if deployment.overlaps and deployment.overlap_turns is None else None,
         )
         trainer = Trainer(
             collector=collector,
@@ -256,7 +261,7 @@ class Session:
             },
             phases=phases,
             check_sync=self.sync_check(learner),
-            overlap=Overlap(collector, phases, rollout.overlap_turns) if rollout.max_staleness else None,
+            overlap=Overlap(collector, phases, deployment.overlap_turns) if deployment.overlaps else None,
             deadline=deadline,
         )
         if self.places is not None:
@@ -271,8 +276,7 @@ class Session:
         """The prompts that training takes, from the first one."""
         recipe, prompts = self.recipe, self.data.train
         if self.given.stream is not None:
-            model = None if self.loaded is None else self.loaded.model
-            context = Context(recipe, self.tokenizer, prompts, self.folder, self.facts, model)
+            context = Context(recipe, self.tokenizer, prompts, self.folder, self.facts, self.loaded)
             return make_stream_of(self.given.stream, context)
         if self.data.parts:
             return MixtureStream(
@@ -285,54 +289,25 @@ class Session:
         self.closing.close()
 
 
-def _check_here(recipe: Recipe, given: Given) -> None:
-    """What this program and this machine lack, before anything is read or started."""
-    if given.engine is None:
-        check_engine(recipe)
-    else:
+def _check_here(recipe: Recipe, deployment: Deployment) -> None:
+    """Refuse what this program and this machine lack, before anything is read or started."""
+    if deployment.kind == "given":
         check_beside_engine(recipe)
-    if recipe.launch.backend == "ray" and learner_hosts(recipe):
+    else:
+        check_engine(recipe)
+    if deployment.on_ray and deployment.learner_hosts:
         check_model_path(recipe.model.path)  # the devices are those of other machines
     else:
         check_model(recipe.model)
 
 
-def _delete_weights(recipe: Recipe, weights: Path | None) -> None:
-    """The folder through which they went to the engines of a pool, unless it is one that the recipe names."""
-    if weights is not None and (is_pool(recipe) or over_ranks(recipe)) and recipe.rollout.server.weights_dir is None:
-        delete_sets(weights)
-
-
-def _model_of(recipe: Recipe, console: Console, given: Given, training: bool) -> tuple[LoadedModel | None, ModelFacts]:
-    """The model of a learner, or of the one embedded engine beside ranks, in this process (None: both live elsewhere),
-    and what is to be known of it."""
-    own = given.engine is not None
-    alone = recipe.rollout.engine == "embedded" and (own or not is_pool(recipe))
-    elsewhere = lives_elsewhere(recipe, own_engine=own, training=training)
-    if alone or not elsewhere:
-        # Of an adapter that is trained elsewhere merged weights come.
-        loaded = make_model(without_adapter(recipe) if elsewhere else recipe, console)
-        return loaded, facts_of(loaded)
-    return None, make_facts(recipe, console)
-
-
-def _engine_of(
-    context: Context, loaded: LoadedModel | None, given: Given, training: bool, places: Places | None
-) -> Engine:
-    """The engine that was given, or the recipe's."""
-    if given.engine is not None:
-        return make_engine_of(given.engine, replace(context, model=None if loaded is None else loaded.model))
-    assert context.facts is not None
-    return make_engine(
-        context.recipe,
-        context.facts,
-        loaded,
-        longest=context.longest,
-        weights=context.weights,
-        run=context.folder,
-        learner=training,
-        places=places,
-    )
+def _model_of(recipe: Recipe, deployment: Deployment, console: Console) -> tuple[LoadedModel | None, ModelFacts]:
+    """Return the model, None if this process needs none, and its facts."""
+    if not deployment.model_here:
+        return None, make_facts(recipe, console)
+    # A learner elsewhere sends its adapter merged into the weights.
+    loaded = make_model(recipe if deployment.learner == "here" else without_adapter(recipe), console)
+    return loaded, facts_of(loaded)
 
 
 def _prepared(recipe: Recipe, tokenizer: Any, console: Console, training: bool) -> PreparedData:

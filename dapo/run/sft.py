@@ -23,7 +23,8 @@ from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import meter_of
 from dapo.observe.console import Console
-from dapo.run.learners import make_learner, over_ranks
+from dapo.run.deployment import deployment_of
+from dapo.run.learners import make_learner
 from dapo.run.parts import (
     check_model,
     facts_without_weights,
@@ -32,8 +33,8 @@ from dapo.run.parts import (
     make_schedule,
     make_tokenizer,
 )
-from dapo.run.pools import delete_sets, shared_weights
 from dapo.run.sampling import stop_tokens
+from dapo.run.weights import delete_sets, shared_weights
 from dapo.types.batch import Prompt
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Recorder
@@ -80,9 +81,9 @@ class SftSession:
         if note := unreached(sft, steps):
             console.warn(note)
         used = supervised(recipe, steps)
-        loaded = None if over_ranks(recipe) else make_model(used, console, facts)
+        loaded = make_model(used, console, facts) if deployment_of(recipe).learner == "here" else None
         facts = facts if loaded is None else facts_of(loaded)
-        weights = shared_weights(facts, folder) if over_ranks(recipe) else None
+        weights = shared_weights(facts, folder) if loaded is None else None
         tokenizer = tokenizer if loaded is None else loaded.tokenizer
         closing = ExitStack()
         if weights is not None:

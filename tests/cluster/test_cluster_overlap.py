@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from dataclasses import replace
 
 import pytest
 from small_run import assert_none_lost_or_doubled, write_recipe
@@ -60,7 +61,8 @@ def test_no_recorded_token_is_older_than_promised(whole):
 def test_the_learners_process_computes_what_the_driver_would(whole, recipe, monkeypatch):
     """To the digit: rows of every step, and the weights of the last one."""
     assert (whole.path / "hosts" / "learner.txt").exists()
-    monkeypatch.setattr(session, "lives_elsewhere", lambda recipe, **options: False)
+    placed = session.deployment_of
+    monkeypatch.setattr(session, "deployment_of", lambda *a, **k: replace(placed(*a, **k), learner="here"))
     inside = dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "inside"})
     assert not (inside.path / "hosts" / "learner.txt").exists()
     assert_rows_equal(rows(whole), rows(inside), range(7))

@@ -18,7 +18,7 @@ from dapo.processes.ray_head import OwnCluster
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run
 from dapo.rollout.pool import EnginePool
-from dapo.run import pools
+from dapo.run import engines, weights
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
 
@@ -41,7 +41,7 @@ def joined():
 
 def test_the_numbers_are_those_of_the_driver_also_with_an_engine_killed(recipe, joined, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "transport_of", lambda run, places: InlineTransport())
+        patch.setattr(engines, "transport_of", lambda run, places: InlineTransport())
         whole = train(recipe, "inline")
     rounds, shots, depart = [], [], EnginePool._depart
 
@@ -107,8 +107,8 @@ def test_a_rank_that_is_killed_is_started_again_from_the_checkpoint(recipe, loca
 
 def test_weights_by_the_object_store_are_the_same_run_also_with_an_engine_killed(recipe, local, joined, monkeypatch):
     """From ranks to engines, one of which is gone when the second publish comes; nothing is left in memory."""
-    rooms, room_of = [], pools.room_of
-    monkeypatch.setattr(pools, "room_of", lambda: rooms.append(room_of()) or rooms[-1])
+    rooms, room_of = [], weights.room_of
+    monkeypatch.setattr(weights, "room_of", lambda: rooms.append(room_of()) or rooms[-1])
     loads, shots = shoot_at_the_second_publish(monkeypatch)
     rows = train(recipe, "store", *RANKS, *joined, "rollout.weight_transfer=object_store")
     assert computed(rows) == local

@@ -14,7 +14,7 @@ from small_run import assert_none_lost_or_doubled, write_recipe
 
 from dapo.processes.left_over import delete_left
 from dapo.rollout.pool import EnginePool
-from dapo.run import pools
+from dapo.run import engines, weights
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +28,7 @@ def recipe(tmp_path_factory):
 def whole(recipe):
     """A run whose engines live in the driver's process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "transport_of", lambda run, places: InlineTransport())
+        patch.setattr(engines, "transport_of", lambda run, places: InlineTransport())
         return train(recipe, "inline")
 
 
@@ -109,5 +109,5 @@ def test_no_engine_outlives_its_driver(recipe, by):
     left = list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))
     if by == "SIGTERM":
         assert not left
-    delete_left(Path("/dev/shm"), pools._PREFIX)  # what the next run does first
+    delete_left(Path("/dev/shm"), weights._PREFIX)  # what the next run does first
     assert not list(Path("/dev/shm").glob(f"dapo-weights-{run.pid}-*"))

@@ -18,7 +18,7 @@ from dapo.models.facts import read_facts
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.transport import HostSpec
-from dapo.rollout.hosted import EngineOrder, engine_host
+from dapo.rollout.factory import EngineSpec, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run import learners
@@ -50,7 +50,7 @@ class Desk:
         self.path = str(make_tiny_model(folder / "model", hidden=16, heads=2, ffn=24))
         self.facts = read_facts(self.path, dtype)
         self.model = {"path": self.path, "dtype": dtype, "device": device}
-        order = EngineOrder(schema.Rollout(), self.facts, self.path, dtype, device, 64, 4)
+        order = EngineSpec(schema.Rollout(), schema.Model(**self.model), self.facts, 64, 4)
         cards = torch.cuda.device_count() if device == "cuda" else 0
         specs = [
             HostSpec(f"engine-{n}", engine_host, (order,), {"OMP_NUM_THREADS": "1"} | _card(n + 1, cards))

@@ -11,7 +11,7 @@ from pool_runs import computed, train
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.rollout import weights
-from dapo.run import pools
+from dapo.run import engines
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def inline(monkeypatch):
     """Hosts live where the test wants them."""
 
     def use(transport):
-        monkeypatch.setattr(pools, "transport_of", lambda run, places: transport)
+        monkeypatch.setattr(engines, "transport_of", lambda run, places: transport)
         return transport
 
     return use

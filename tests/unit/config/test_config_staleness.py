@@ -8,8 +8,8 @@ import pytest
 from small_recipe import small_recipe
 
 from dapo.config.checks import ratio_against
+from dapo.config.deployment import is_lockstep, is_pool
 from dapo.config.load import load_recipe, recipe_from_dict
-from dapo.config.pool import is_lockstep, is_pool
 from dapo.errors import RecipeError
 
 SERVER = {"engine": "vllm_server", "server": {"url": "http://localhost:8000"}}

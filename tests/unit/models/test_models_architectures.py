@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dapo.algorithms.objective import Objective
-from dapo.config import schema
-from dapo.config.schema import Recipe, Rollout
+from dapo.config import recipe_from_dict, schema
 from dapo.errors import EngineError, MachineError, ModelError, first_line
 from dapo.learner.local import LocalLearner
 from dapo.models import load, probe
@@ -24,7 +24,9 @@ from dapo.models.positions import exact_positions
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
 from dapo.rollout import decoders
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.run.engines import make_engine
+from dapo.run.deployment import deployment_of
+from dapo.run.engines import start_engine
+from dapo.run.given import Context
 from dapo.types.batch import SampleRequest, SamplingParams, TokenRow
 
 LONG = {
@@ -186,10 +188,11 @@ def test_positions_are_exact_up_to_the_switching_point_and_refused_beyond(archit
     np.testing.assert_allclose(learner.logprobs(rows_of(12, 62)).result()[0], alone, atol=1e-5)  # 3 + 62 - 1 inputs
     with pytest.raises(ModelError, match=r"beyond 64 tokens .*may grow to 65 "):
         learner.logprobs(rows_of(12, 63))
-    recipe = Recipe.model_construct(rollout=Rollout())
-    make_engine(recipe, facts_of(loaded), loaded, longest=64, weights=None, run=None, learner=False)
+    recipe = recipe_from_dict({"model": {"path": str(tmp_path)}, "data": {"train": [{"task": "signed_sum"}]}}).recipe
+    context = Context(recipe, loaded.tokenizer, [], None, facts_of(loaded), loaded, longest=64)
+    start_engine(recipe, deployment_of(recipe), context, training=False)
     with pytest.raises(ModelError, match=r"longrope or dynamic.*to 65 tokens.*max_response_tokens"):
-        make_engine(recipe, facts_of(loaded), loaded, longest=65, weights=None, run=None, learner=False)
+        start_engine(recipe, deployment_of(recipe), replace(context, longest=65), training=False)
     engine = EmbeddedEngine(loaded)
     with pytest.raises(EngineError, match="64 positions"):
         engine.submit([SampleRequest((0, 0), np.array([2, 3]), SamplingParams(63), 1)])

@@ -12,7 +12,9 @@ from dapo.config.load import recipe_from_dict
 from dapo.errors import RecipeError
 from dapo.models.facts import facts_of
 from dapo.rollout.embedded import EmbeddedEngine
-from dapo.run.engines import check_engine, make_engine
+from dapo.run.deployment import deployment_of
+from dapo.run.engines import check_engine, start_engine
+from dapo.run.given import Context
 
 PAGE = Path(__file__).parents[3] / "docs/engines.md"
 
@@ -27,13 +29,18 @@ def recipe_with(engine: str, **rollout: int):
     ).recipe
 
 
+def start(recipe, loaded):
+    context = Context(recipe, loaded.tokenizer, [], None, facts_of(loaded), loaded, longest=40)
+    return start_engine(recipe, deployment_of(recipe), context)
+
+
 def test_the_example_of_the_page_makes_the_same_responses(fresh, help, tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?class Counted.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_engine.py").write_text(example)
     monkeypatch.syspath_prepend(str(tmp_path))
     recipe, loaded = recipe_with("my_engine:Counted"), fresh("llama")
     check_engine(recipe)
-    engine = make_engine(recipe, facts_of(loaded), loaded, longest=40, weights=None, run=None)
+    engine = start(recipe, loaded)
     plain = EmbeddedEngine(loaded, slots=2)
     found = []
     for each in (engine, plain):
@@ -57,4 +64,4 @@ def test_several_of_them_are_refused():
 def test_one_that_is_not_there_is_refused_by_its_name(fresh):
     loaded = fresh("llama")
     with pytest.raises(RecipeError, match=r"rollout\.engine: cannot load 'no_such_module:Engine'"):
-        make_engine(recipe_with("no_such_module:Engine"), facts_of(loaded), loaded, longest=40, weights=None, run=None)
+        start(recipe_with("no_such_module:Engine"), loaded)

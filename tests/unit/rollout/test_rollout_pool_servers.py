@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from server_parts import wait_for
 from stand_in_server import StandIn
 from tickets import in_folder
 
+from dapo.config import schema
 from dapo.processes.threads import ThreadTransport
 from dapo.processes.transport import HostSpec
-from dapo.rollout.hosted import ServerOrder, server_host
+from dapo.rollout.factory import EngineSpec, ServerAccess, engine_host
 from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
@@ -34,11 +37,22 @@ def make_pool(servers, tmp_path):
     pools = []
 
     def make(*slots, patience=120.0, **limits):
+        facts = SimpleNamespace(vocabulary=40, config=None)
+        rollout = schema.Rollout(engine="vllm_server", server={"patience": patience})
         specs = [
             HostSpec(
                 f"server {server.address}",
-                server_host,
-                (ServerOrder(server.address, tmp_path / "weights", 40, 60, None, n, patience, None, own_folder=True),),
+                engine_host,
+                (
+                    EngineSpec(
+                        rollout,
+                        schema.Model(path="m"),
+                        facts,
+                        60,
+                        slots=n,
+                        server=ServerAccess(server.address, tmp_path / "weights", deletes=False),
+                    ),
+                ),
             )
             for server, n in zip(servers, slots, strict=True)
         ]

@@ -8,7 +8,10 @@ import pytest
 
 from dapo.config import schema
 from dapo.models.adapter import adapter_parameters
+from dapo.rollout import factory
 from dapo.run import engines
+from dapo.run.deployment import deployment_of
+from dapo.run.given import Context
 from dapo.run.held import learner_holds
 
 N = 1_000_000
@@ -60,9 +63,10 @@ def test_a_reference_that_is_the_model_without_its_adapter_is_not_held_twice():
 @pytest.mark.parametrize("training", [True, False])
 def test_the_embedded_engine_hears_of_both(monkeypatch, training):
     told = {}
-    monkeypatch.setattr(engines, "EmbeddedEngine", lambda loaded, **options: told.update(options))
-    facts = SimpleNamespace(parameters=N, name="m", exact_positions=None)
-    engines.make_engine(recipe("bfloat16"), facts, object(), longest=99, weights=None, run=None, learner=training)
+    monkeypatch.setattr(factory, "EmbeddedEngine", lambda loaded, **options: told.update(options))
+    facts, low = SimpleNamespace(parameters=N, name="m", exact_positions=None), recipe("bfloat16")
+    context = Context(low, None, [], None, facts, object(), longest=99)
+    engines.start_engine(low, deployment_of(low), context, training=training)
     reserve = 12 * N if training else 0
     memory = {"slots": None, "longest": 99, "reserve": reserve, "shares_weights": True, "cuda_graphs": None}
     assert told == memory | {"recompute_cache": True}

@@ -75,11 +75,10 @@ def test_a_tracker_that_cannot_be_made(folder: Path) -> None:
     sys.modules.pop("cannot")
 
 
-@pytest.mark.parametrize("name", ["os:system", "json:JSONDecoder", "os:getcwd", "engine_to_check:Nothing"])
+@pytest.mark.parametrize("name", ["os:rename", "json:JSONDecoder", "os:getcwd", "engine_to_check:Nothing"])
 def test_an_engine_that_is_none(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "engine_to_check.py").write_text(
-        "class Nothing:\n    def __init__(self, loaded, *, slots=None): pass\n"
-        "def make(loaded, *, slots=None): return object()\n"
+        "class Nothing:\n    def __init__(self, context): pass\ndef make(context): return object()\n"
     )
     for command in ("check", "train"):
         assert main([command, "quickstart", "trainer.steps=1", f"rollout.engine={name}"]) == 2
@@ -92,7 +91,7 @@ def test_an_engine_that_is_none(name: str, folder: Path, capsys: pytest.CaptureF
 
 def test_an_engine_whose_factory_makes_none(folder: Path) -> None:
     """What a function returns is seen when it is called: before the first step."""
-    (folder / "engine_to_check.py").write_text("def make(loaded, *, slots=None): return object()\n")
+    (folder / "engine_to_check.py").write_text("def make(context): return object()\n")
     small = ["rollout.engine=engine_to_check:make", "model.path=builtin/signed-sum-test"]
     with pytest.raises(DapoError, match=r"rollout\.engine: engine_to_check:make .* no submit"):
         train(load_recipe("quickstart", small))

@@ -12,9 +12,11 @@ from dapo.config.load import recipe_from_dict
 from dapo.errors import ClusterEnded, ClusterError, EngineError, ModelError, RecipeError
 from dapo.observe.console import Console
 from dapo.processes.placement import Bundle, Node
-from dapo.run import places, session
+from dapo.run import places as module
+from dapo.run import session
+from dapo.run.deployment import deployment_of
 from dapo.run.given import Given
-from dapo.run.places import Places, describe_place, describe_plan, missing_ray, open_places, plan_of, wants_devices
+from dapo.run.places import Places, describe_place, describe_plan, missing_ray, wants_devices
 from dapo.types.evidence import ClusterLost
 
 SMALL = {
@@ -25,6 +27,18 @@ SMALL = {
 
 def recipe(*overrides):
     return recipe_from_dict(SMALL, ["launch.backend=ray", *overrides]).recipe
+
+
+def plan_of(found, *, cuda, **options):
+    return module.plan_of(found, deployment_of(found, **options), cuda=cuda)
+
+
+def places_of(cluster, found, **options):
+    return Places(cluster, found, deployment_of(found, **options))
+
+
+def open_places(found):
+    return module.open_places(found, deployment_of(found))
 
 
 class Cluster:
@@ -84,7 +98,7 @@ def test_devices_are_the_clusters(device, gpus, wanted):
 
 def test_what_is_asked_for_is_placed_with_the_recipes_patience():
     cluster = Cluster(Node("a", 8.0, 0), Node("b", 8.0, 0))
-    places = Places(cluster, recipe("learner.ranks=2", "cluster.start_timeout=7"))
+    places = places_of(cluster, recipe("learner.ranks=2", "cluster.start_timeout=7"))
     assert cluster.placed == (places.plan, 7.0)
     assert not places.one_machine
     line = places.sentence()
@@ -93,7 +107,7 @@ def test_what_is_asked_for_is_placed_with_the_recipes_patience():
 
 def test_a_loss_is_told_and_looked_for():
     cluster, told = Cluster(Node("a", 2.0, 0)), []
-    places = Places(cluster, recipe())
+    places = places_of(cluster, recipe())
     places.tell(told.append)
     assert (places.lost(), told) == (None, [])
     cluster.dies = ClusterLost("head", "a:1")
@@ -104,7 +118,7 @@ def test_a_loss_is_told_and_looked_for():
 
 def test_what_fails_because_the_cluster_was_lost_says_so_and_what_to_do():
     cluster = Cluster(Node("a", 2.0, 0))
-    places = Places(cluster, recipe())
+    places = places_of(cluster, recipe())
     with pytest.raises(EngineError, match="too slow"), places.told_if_lost():
         raise EngineError("too slow")
     cluster.dies = ClusterLost("head", "a:1")
@@ -123,7 +137,7 @@ def test_what_fails_because_the_cluster_was_lost_says_so_and_what_to_do():
 
 def test_beside_an_engine_of_the_callers_own_only_the_learner_takes_places():
     cluster = Cluster(Node("a", 2.0, 0))
-    places = Places(cluster, recipe("learner.ranks=2", "rollout.engines=8"), engines=False)
+    places = places_of(cluster, recipe("learner.ranks=2", "rollout.engines=8"), engine_given=True)
     assert cluster.placed == (places.plan, 600.0)
     assert names(places.plan) == {"rank-0": 0, "rank-1": 1}
     assert len(places.plan.bundles) == 2
@@ -142,8 +156,8 @@ def test_what_cannot_be_beside_an_engine_of_the_callers_own(overrides, said, mon
     """Told before anything is looked for; what can be is asked of the cluster without engines."""
     asked = []
 
-    def asking(recipe, **words):
-        asked.append(words)
+    def asking(recipe, deployment):
+        asked.append(deployment)
         raise ClusterError("far enough")
 
     monkeypatch.setattr(session, "open_places", asking)
@@ -151,23 +165,23 @@ def test_what_cannot_be_beside_an_engine_of_the_callers_own(overrides, said, mon
     wanted = recipe("model.path=builtin/signed-sum", f"data.train={few}", "data.validation=[]", *overrides)
     with pytest.raises(ClusterError if said is None else RecipeError, match=said), Console("quiet") as console:
         session.Session.make(wanted, console, given=Given(engine=object()))
-    assert asked == ([{"training": True, "engines": False}] if said is None else [])
+    assert asked == ([deployment_of(wanted, engine_given=True)] if said is None else [])
 
 
 def test_a_device_that_the_cluster_does_not_know_of_is_refused():
     with pytest.raises(ClusterError, match=r"learner\.ranks"):
-        Places(Cluster(Node("a", 8.0, 4)), recipe())
-    assert Places(Cluster(Node("a", 8.0, 4)), recipe("learner.ranks=2")).cuda
-    assert Places(Cluster(Node("a", 8.0, 4)), recipe("rollout.max_staleness=2")).cuda
+        places_of(Cluster(Node("a", 8.0, 4)), recipe())
+    assert places_of(Cluster(Node("a", 8.0, 4)), recipe("learner.ranks=2")).cuda
+    assert places_of(Cluster(Node("a", 8.0, 4)), recipe("rollout.max_staleness=2")).cuda
 
 
 def test_graphs_without_a_card_are_refused_before_anything_is_placed():
     wanted, plain = recipe("rollout.embedded.cuda_graphs=true", "learner.ranks=2"), Cluster(Node("a", 8.0, 0))
     with pytest.raises(ClusterError, match=r"cuda_graphs is true, and no machine .* \(a: 8 CPUs and 0 GPUs\): take"):
-        Places(plain, wanted)
+        places_of(plain, wanted)
     assert plain.placed is None
-    Places(plain, wanted, engines=False)  # the caller's own engine has settings of its own
-    Places(Cluster(Node("a", 8.0, 0), Node("b", 8.0, 4)), wanted)
+    places_of(plain, wanted, engine_given=True)  # the caller's own engine has settings of its own
+    places_of(Cluster(Node("a", 8.0, 0), Node("b", 8.0, 4)), wanted)
 
 
 def test_without_the_package_the_next_move_is_told(monkeypatch):
@@ -178,7 +192,7 @@ def test_without_the_package_the_next_move_is_told(monkeypatch):
 
 
 def test_a_cluster_that_nobody_answers_for_is_not_asked_by_ray(monkeypatch):
-    monkeypatch.setattr(places, "unanswered", lambda address: f"nobody answered at {address}")
+    monkeypatch.setattr(module, "unanswered", lambda address: f"nobody answered at {address}")
     with pytest.raises(ClusterError, match=r"the Ray cluster at c:6379 cannot be joined: nobody answered at c:6379"):
         open_places(recipe("cluster.address=c:6379"))
 
@@ -195,10 +209,11 @@ def test_which_cluster_it_is(monkeypatch):
 @pytest.mark.parametrize("learner", ["learner.ranks=2", "rollout.max_staleness=2"])
 def test_the_devices_of_a_cluster_need_not_be_where_the_run_is_started(monkeypatch, learner):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    session._check_here(recipe("model.device=cuda", learner), Given())
+    wanted = recipe("model.device=cuda", learner)
+    session._check_here(wanted, deployment_of(wanted))
 
 
 def test_a_learner_in_this_process_needs_its_device_here(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match="'cuda', but torch sees no CUDA device here"):
-        session._check_here(recipe("model.device=cuda"), Given())
+        session._check_here(recipe("model.device=cuda"), deployment_of(recipe("model.device=cuda")))
