@@ -211,7 +211,7 @@ def _not_by(r: Recipe) -> str:
 
 
 def check_ranks(r: Recipe) -> Iterator[Problem]:
-    """Settings that nothing would read, and those that ranks cannot keep."""
+    """Yield settings that nothing would read, and settings that do not work over ranks."""
     learner = r.learner
     if learner.ranks % learner.replicas:
         yield Problem(

@@ -55,7 +55,7 @@ def delete_weights(recipe: Recipe, deployment: Deployment, weights: Path | None)
 
 
 def shared_weights(facts: ModelFacts, run: Path | None, *, memory: bool = True) -> Path:
-    """Return a folder of this run alone, in shared memory if that has room, and delete what killed runs left there.
+    """Return a folder of this run alone, in shared memory if it fits, and delete what killed runs left there.
 
     With ``memory=False``, for processes of several machines, it is in the run's folder.
     """
