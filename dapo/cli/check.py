@@ -84,7 +84,8 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     publishing = publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2)
     add("publishing weights, by arithmetic", publishing, shown=lambda line: "moves nothing" not in line)
     add("time on a GPU, by arithmetic", time_lines(recipe, facts, estimate, _mean_prompt(data)))
-    add("who runs where", [*deployment.lines(), *_cluster_lines(recipe, deployment)])
+    placed = [*deployment.lines(), *_cluster_lines(recipe, deployment)]
+    add("who runs where", placed, shown=lambda line: deployment.route != "shared")
     add("engine", _engine_lines(recipe, facts), shown=lambda line: not small and not line.startswith("known, on a CPU"))
     beside = deployment.overlaps or not small
     add("generation beside learning", overlap_lines(recipe), shown=lambda line: beside)
