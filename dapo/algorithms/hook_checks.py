@@ -24,6 +24,8 @@ from dapo.metrics.names import name_problem
 from dapo.types.enums import Verdict
 
 Float64 = NDArray[np.float64]
+_LARGEST = float(np.finfo(np.float32).max)
+"""Bound of an advantage: the learner computes in float32."""
 
 
 @dataclass(eq=False)
@@ -54,7 +56,7 @@ class _Hook:
         """
         try:
             return self.function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() of a hook would end the run unsaved, without a word
             if isinstance(error, DapoError) or of_the_machine(error) is not None:
                 raise
             raise HookError(
@@ -164,11 +166,11 @@ class AdvantageHook(_Hook):
                 "One number is needed for each response, 0 where voters_G is False",
             )
         numbers = np.asarray(part, dtype=np.float64)
-        if (bad := voters_G & ~np.isfinite(numbers)).any():
+        if (bad := voters_G & ~(np.abs(numbers) <= _LARGEST)).any():
             at = int(bad.argmax())
             self.refuse(
                 f"{numbers[at]} for response {at} of group {number}",
-                "finite numbers",
+                "finite numbers, which float32 can hold",
                 "Look for a division by 0 (equal rewards have std 0), or a mean over responses without a vote, whose "
                 "rewards may be nan: take it over rewards_G[voters_G]",
             )
@@ -310,7 +312,16 @@ class LossHook(_Hook):
         wanted = [inputs.logprobs]
         if inputs.entropy is not None and inputs.entropy.requires_grad:
             wanted.append(inputs.entropy)
-        by_logprobs, *by_entropy = torch.autograd.grad(at_loss.sum(), wanted, retain_graph=True, allow_unused=True)
+        try:
+            by_logprobs, *by_entropy = torch.autograd.grad(at_loss.sum(), wanted, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            if of_the_machine(error) is not None:
+                raise
+            self.refuse(
+                f"L with no gradient ({_brief(error)})",
+                "a loss whose gradient the learner can compute",
+                "Leave backward() to the learner: it frees what the gradient is computed from",
+            )
         if by_entropy and by_entropy[0] is not None and "entropy" not in self.needs:
             name = self.name.partition(":")[2]
             self.refuse(

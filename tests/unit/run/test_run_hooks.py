@@ -127,6 +127,8 @@ def test_good_shaping_may_leave_nan_where_nothing_was_scored(hook):
         ("return (np.zeros(4) for r in rewards)", ["generator", "a list"]),
         ("return None", ["None"]),
         ("raise KeyError('x')", ["KeyError", "mine.py line 6"]),
+        ("raise SystemExit(3)", ["SystemExit: 3", "mine.py line 6"]),
+        ("return [np.where(v, 1e39, 0.0) for v in voters]", ["1e+39", "response 0 of group 0", "float32"]),
     ],
 )
 def test_advantage_returns_one_finite_array_a_group(hook, body, words):
@@ -165,6 +167,7 @@ def test_good_advantage_keeps_its_third_argument(hook):
         ("return -x.logprobs * x.advantages - 0.1 * x.entropy, {}", ["inputs.entropy", "needs", "detach()"]),
         ("return x.logprobs - x.reference_logprobs, {}", ["TypeError", "inputs.reference_logprobs is None", "needs"]),
         ("return -x.logprobs * x.advantages.mul_(2), {}", ["inputs.advantages", "in place"]),
+        ("r = x.logprobs.exp() * x.advantages; r.sum().backward(); return r, {}", ["no gradient", "backward()"]),
         ("return None", ["None"]),
     ],
 )
