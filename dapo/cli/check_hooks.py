@@ -60,7 +60,7 @@ def check_hooks(recipe: Recipe) -> HookTrial:
     if a.dynamic_sampling.keep:
         _tell_of_keep(a.dynamic_sampling.keep, verdicts, trial)
     if a.shaping:
-        trial.lines.append(f"shaping {a.shaping}: {_by_response(groups['mixed'], groups['mixed'].rewards_G)}")
+        _tell_of_shaping(a.shaping, groups["mixed"], trial)
     if ":" in a.advantage.kind:
         _tell_of_advantage(a.advantage.kind, groups["mixed"], trial)
     if ":" in a.loss.kind:
@@ -111,6 +111,17 @@ def _tell_of_keep(name: str, verdicts: dict[str, Verdict], trial: HookTrial) -> 
         )
 
 
+def _tell_of_shaping(name: str, group: Group, trial: HookTrial) -> None:
+    trial.lines.append(f"shaping {name}: {_by_response(group, group.rewards_G)}")
+    assert group.rewards_G is not None
+    right, wrong = group.rewards_G[[0, 2]].mean(), group.rewards_G[[1, 3]].mean()
+    before = group.scores_G[0].reward - group.scores_G[1].reward  # below 0 where weights are
+    if (right - wrong) * before <= 0 < abs(before):
+        trial.doubts.append(
+            f"the shaping {name} gives right answers of a mixed group {right:.3g} and wrong ones {wrong:.3g}"
+        )
+
+
 def _tell_of_advantage(name: str, group: Group, trial: HookTrial) -> None:
     trial.lines.append(f"advantage {name}: {_by_response(group, group.advantages_G)}")
     assert group.advantages_G is not None
@@ -136,6 +147,7 @@ def _tell_of_loss(recipe: Recipe, algorithm: Algorithm, groups: list[Group], tri
     objective, name = make_objective(recipe), recipe.algorithm.loss.kind
     inputs = _loss_inputs(algorithm, groups, needs_reference="reference" in objective.needs)
     loss, flags = objective.loss(inputs)
+    objective.loss(inputs)  # flags that change their names from call to call are refused
     at_loss = torch.where(inputs.loss_mask, loss, 0.0)
     gradient = torch.autograd.grad(at_loss.sum(), inputs.logprobs, allow_unused=True)[0]
     if gradient is None:  # of an objective that trains through its other needs
@@ -151,6 +163,8 @@ def _tell_of_loss(recipe: Recipe, algorithm: Algorithm, groups: list[Group], tri
             f"the loss {name} falls when right answers become less likely: its gradient by log p is {raised:.3g} where "
             f"the advantage is positive and {lowered:.3g} where it is negative; is its sign turned round?"
         )
+    if not gradient[inputs.loss_mask & (inputs.advantages != 0)].any() and not objective.needs:
+        trial.doubts.append(f"the loss {name} has a gradient of 0 at every token: nothing would be learned")
     neither = inputs.loss_mask & (inputs.advantages == 0)
     if objective.zero_advantage_is_free and bool((gradient[neither] != 0).any()):
         trial.doubts.append(

@@ -292,6 +292,7 @@ HOOKS = {
         "algorithm.advantage.kind",
         "def advantage(rewards, voters):\n    return [np.where(v, {}, 0.0) for r, v in zip(rewards, voters)]\n",
     ),
+    "shaping": ("algorithm.shaping", "def shaping(r, lengths, truncated):\n    return {}, 0 * r\n"),
 }
 
 
@@ -322,6 +323,9 @@ def test_check_refuses_a_function_that_breaks_its_contract(recipe, capsys, monke
         ("keep", "Verdict.ALL_WRONG", "drops a group with two right and two wrong"),
         ("loss", "x.logprobs * x.advantages", "is its sign turned round?"),
         ("advantage", "np.nanmean(r) - r", "right answers of a mixed group -"),
+        ("loss", "0 * x.logprobs", "has a gradient of 0 at every token"),
+        ("shaping", "-r", "the shaping"),
+        ("shaping", "0 * r", "gives right answers of a mixed group 0 and wrong ones 0"),
     ],
 )
 def test_check_doubts_a_function_that_does_the_opposite(recipe, capsys, monkeypatch, name, body, doubt):
@@ -334,6 +338,14 @@ def test_check_doubts_a_function_that_does_the_opposite(recipe, capsys, monkeypa
     told = capsys.readouterr().out
     assert "your functions, on made-up groups" in told
     assert doubt in told.split("your functions")[0]
+
+
+def test_check_refuses_a_loss_whose_flags_change_their_names(recipe, capsys, monkeypatch):
+    source = "names = iter('abcd')\ndef loss(x):\n    return -x.logprobs * x.advantages, {next(names): x.loss_mask}\n"
+    Path("flagging_hooks.py").write_text(source)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    assert main(["check", str(recipe), "algorithm.loss.kind=flagging_hooks:loss"]) == 2
+    assert "the flags 'b', and 'a' before" in capsys.readouterr().err
 
 
 def test_check_shows_what_a_good_function_does(recipe, capsys, monkeypatch):
