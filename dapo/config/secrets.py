@@ -26,6 +26,11 @@ _TOKEN = re.compile(
     r"|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)|\b(?<=Bearer )\S{8,}"
 )
 
+_ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?![\"']?[$`])[\"']?[^\s\"';&|,]+")
+"""A variable of a shell that is set to a text, and not to another variable or what a command prints."""
+_SHELL = ("setup", "extra")
+"""Settings, of the section ``slurm``, that hold lines of shell or options with variables."""
+
 
 def redact(value: Any, path: str = "") -> Any:
     """``value`` of the setting ``path`` ("" for a whole recipe), with every secret in it as ``<hidden-secret>``.
@@ -45,6 +50,8 @@ def _redact(value: Any, parts: list[str]) -> Any:
     if not isinstance(value, str):
         return value
     named = parts and _HARMLESS not in parts and _NAME.search(parts[-1])
+    if parts[-2:-1] == ["slurm"] and parts[-1] in _SHELL:
+        value = _ASSIGNED.sub(lambda set_: f"{set_[1]}={HIDDEN}" if _NAME.search(set_[1]) else set_[0], value)
     return HIDDEN if named and value else redact_text(value)
 
 

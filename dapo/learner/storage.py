@@ -224,7 +224,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     try:
         state: Any = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or not isinstance(state.get("counters"), dict) or "fingerprint" not in state:
+        parts = ("counters", "fingerprint")
+        if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in parts):
             raise ValueError(f"{STATE} does not hold fingerprint and counters")
         shards = state.get(SHARDS, 1)
         if type(shards) is not int or not 1 <= shards <= _MOST_SHARDS:

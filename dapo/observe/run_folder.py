@@ -328,7 +328,7 @@ class RunFolder:
                 left_over.unlink()
 
     def check_kinds(self) -> None:
-        """Refuse a folder in a file's place and a file in a folder's, before anything is opened or removed.
+        """Refuse a link or a folder in a file's place and a file in a folder's, before anything is opened or removed.
 
         Raises:
             DataError: naming it.
@@ -336,6 +336,8 @@ class RunFolder:
         files = [p.fget(self) for p in vars(type(self)).values() if isinstance(p, property) and p.fget]
         for path in [*files, *(self.path / name for name in (LOCK, "machine.jsonl", "rewards.txt"))]:
             folder = path.name in _FOLDERS
+            if path.is_symlink() and not folder:  # a copied run may hold one that leads to any file of the user's
+                raise DataError(f"{path} is a link, and a run would write to where it leads; put the file in its place")
             if path.exists() and not (path.is_dir() if folder else path.is_file()):
                 raise DataError(f"{path} is no {'folder' if folder else 'file'}, which a run keeps there; move it away")
         for folder_path in (self.rollouts, self.tokens, self.evaluations, self.stopped):

@@ -41,6 +41,8 @@ def take(folder: Path) -> int:
         FileNotFoundError: the folder is gone.
     """
     path = folder / LOCK
+    if path.is_symlink():
+        raise RecipeError(f"{path} is a link, and a run would write to where it leads; delete it")
     if path.exists() and not path.is_file():
         raise RecipeError(f"{path} is no file, which a run keeps there; move it away")
     for look in range(_LOOKS):

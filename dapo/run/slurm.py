@@ -159,6 +159,8 @@ def _environment(job: Job, slurm: Slurm) -> Iterator[str]:
     if slurm.container is None:
         yield f"export PATH={_quoted(job.programs)}:$PATH"
     yield from slurm.setup
+    if slurm.setup:
+        yield "set +e   # the lines above may have set it, and what follows reads exit codes itself"
     yield f"container={shlex.quote(slurm.container or '')}   # stands before each command, split at its spaces"
     yield ""
 

@@ -136,6 +136,25 @@ def test_a_pickle_beside_a_sound_checkpoint_is_not_read(run, tmp_path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("name", ["log.txt", "lock", "status.json", "machine.jsonl"])
+def test_a_resume_writes_through_no_link(run, tmp_path, capsys, name):
+    other = tmp_path / "of somebody else"
+    other.write_text("precious\n")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(other)
+    assert main(["train", "--resume", str(run), "trainer.steps=3"]) == 2
+    assert f"{run / name} is a link" in " ".join(capsys.readouterr().err.split())
+    assert other.read_text() == "precious\n"
+
+
+def test_a_fingerprint_that_is_no_mapping_is_damage(run, tmp_path, capsys):
+    file = checkpoint(run) / "learner" / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"fingerprint": [1]}))
+    write_manifest(checkpoint(run))
+    assert main(["export", str(run), str(tmp_path / "out")]) == 2
+    assert "is not a complete learner checkpoint" in capsys.readouterr().err
+
+
 @pytest.mark.cluster
 def test_nothing_planted_in_a_checkpoint_runs_in_a_rank(run, tmp_path, capsys):
     mark = tmp_path / MARK

@@ -141,6 +141,21 @@ def test_a_resume_refuses_a_secret_in_lines_of_the_script(here, capsys):
     assert "take slurm.setup.0 out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [
+        ("slurm.setup=['export WANDB_API_KEY=0123456789abcdef']", True),
+        ("slurm.extra=['--export=ALL,HF_TOKEN=0123456789abcdef']", True),
+        ("slurm.setup=['export HF_TOKEN=$(cat ~/.token) TOKENIZERS_PARALLELISM=0']", False),
+    ],
+)
+def test_a_secret_that_lines_of_shell_set_is_refused(here, capsys, setting, refused):
+    assert main(["launch", "mine.yaml", setting, "--dry-run"]) == 2 * refused
+    said = capsys.readouterr()
+    assert "0123456789abcdef" not in said.err + said.out
+    assert (f"take {setting.partition('=')[0]}.0 out" in said.err) == refused
+
+
 def test_files_of_jobs_are_their_owners_alone(here):
     (here / "runs" / ".jobs" / "mine").mkdir(parents=True)
     for folder in (here / "runs" / ".jobs", here / "runs" / ".jobs" / "mine"):

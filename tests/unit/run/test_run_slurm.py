@@ -139,6 +139,12 @@ def asked(process, *numbers):
     return said, process.wait()
 
 
+def test_set_e_of_the_users_lines_ends_no_job(job):
+    said, code = asked(job(Slurm(setup=["set -euo pipefail"]), SAVES="1"), signal.SIGUSR1)
+    assert "ended with 130" in said
+    assert (code, job.queued()) == (0, ["requeue", "7"])
+
+
 def test_little_time_left_saves_and_goes_back_into_the_queue(job):
     said, code = asked(job(SAVES="1"), signal.SIGUSR1)
     assert "little time left" in said
