@@ -64,7 +64,7 @@ class _Hook:
                 f"is called as {self.called}{self.hint(error, *arguments)}; examples: docs/algorithm.md, section 8"
             ) from error
 
-    def hint(self, error: Exception, *arguments: Any) -> str:
+    def hint(self, error: BaseException, *arguments: Any) -> str:
         """Return what the arguments say about an exception; "" for nothing."""
         return ""
 
@@ -221,7 +221,7 @@ class LossHook(_Hook):
             self._look(loss, given)
         return loss, flags
 
-    def hint(self, error: Exception, *arguments: Any) -> str:
+    def hint(self, error: BaseException, *arguments: Any) -> str:
         missing = [name for name in ("entropy", "reference_logprobs", "marked") if getattr(arguments[0], name) is None]
         if "NoneType" not in str(error) or not missing:
             return ""

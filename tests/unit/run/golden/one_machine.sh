@@ -27,6 +27,7 @@ job='/shared/runs/.jobs/math 7b'
 cd /shared/project || exit 2
 export PATH=/shared/project/.venv/bin:$PATH
 module load cuda
+set +e   # the lines above may have set it, and what follows reads exit codes itself
 container=''   # stands before each command, split at its spaces
 
 # A run that this very job began is continued when the job starts again.
