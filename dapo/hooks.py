@@ -72,7 +72,7 @@ def load(hook: str) -> Any:
 
 def user_line(error: BaseException) -> str:
     """Return ``, FILE line N`` of the innermost line outside of installed packages that raised; "" without one."""
-    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
+    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parent))
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*installed, "<frozen"))
     ]

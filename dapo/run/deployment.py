@@ -150,12 +150,12 @@ def deployment_of(recipe: Recipe, *, engine_given: bool = False, training: bool 
     """Return who runs where in a run of ``recipe``.
 
     Args:
-        recipe: the recipe; of a supervised one only the learner is placed.
+        recipe: the recipe. Supervised training places only the learner; its evaluation by samples has an engine.
         engine_given: the caller made the engine, which may compute with the learner's tensors.
         training: False: nothing is learned, so nothing has to wait for the learner.
     """
     on_ray = recipe.launch.backend == "ray"
-    if recipe.run.stage == "sft":
+    if recipe.run.stage == "sft" and training:
         place: LearnerPlace = "ranks" if recipe.learner.ranks > 1 else "here"
         return Deployment(place, recipe.learner.ranks, False, "none", (), "here", "folder", False, 0, 0)
     learner, rollout, kind = learner_place(recipe), recipe.rollout, engine_kind(recipe)
