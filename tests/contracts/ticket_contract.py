@@ -119,7 +119,7 @@ def engines_have_the_learners_weights_after_each_publish(s: Subject) -> None:
 def a_ticket_names_every_parameter(s: Subject) -> None:
     ticket = s.learner.publish(1)
     s.pool.load(ticket)
-    loaded = load_model(s.pool._crew.members[0].spec.args[0].path, dtype=torch.bfloat16)
+    loaded = load_model(s.pool._crew.members[0].spec.args[0].facts.name, dtype=torch.bfloat16)
     assert {name for name, _ in loaded.model.named_parameters()} == set(ticket.names)
 
 
