@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-# LOCKED=1: third-party packages by their hashes, and the project without dependencies on top (docs/releasing.md).
+# LOCKED=1: third-party packages by their hashes, and the project without dependencies on top (CONTRIBUTING.md).
 LOCKED ?=
 .venv/.installed: pyproject.toml constraints/cpu.txt constraints/ci.lock
 	$(PYTHON) -m venv .venv

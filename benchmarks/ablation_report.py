@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ablation_rows import FULL, PARTS, SMALL, SMALL_VARIANTS, TASKS, rung, without
+from ablation_rows import FULL, PARTS, SMALL, TASKS, rung, without
 from numpy.typing import NDArray
 from sampling_learning import T_QUANTILES
 
@@ -25,7 +25,6 @@ T_STRICT = (63.66, 9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3
 AXES = {"steps": "step", "tokens": "tokens", "time": "cpu"}
 """At equal what accuracies are compared, and the points' name for it."""
 LADDER, LESS, CHANGED = "ladder", "less", "changed"
-WAYS = {LESS: "in the whole recipe", LADDER: "on the ladder"}
 COLUMNS: dict[str, tuple[str, float, int]] = {
     "steps": ("at equal steps, %", 100, 1),
     "tokens": ("equal tokens, %", 100, 1),
@@ -50,7 +49,7 @@ FURTHER: dict[str, tuple[str, float, int]] = {
 def write_results(
     table: str, found: Mapping[str, Curves], machine: dict[str, Any], out: Path, page: Path | None
 ) -> None:
-    """``ablation*.json``, ``.md`` and the figures of one table into ``out``; its part of ``page``."""
+    """Write the results and figures of one table into ``out``, and the parts' summary into ``page``."""
     from ablation_figures import draw_parts, draw_variants
 
     whole = {task: complete(rows) for task, rows in found.items()}
@@ -72,8 +71,8 @@ def write_results(
     text = markdown(table, report)
     (out / f"{name}.md").write_text(text)
     (draw_parts if table == "parts" else draw_variants)(whole, report, out)
-    if page is not None:
-        page.write_text(with_blocks(page.read_text(), page_blocks(report, table)))
+    if page is not None and table == "parts":
+        page.write_text(with_blocks(page.read_text(), page_blocks(report)))
     print(text)
 
 
@@ -224,7 +223,15 @@ def markdown(table: str, report: Mapping[str, Any]) -> str:
                 cells = [cell(values[key], f, digits, sign=True) for key, (_, f, digits) in COLUMNS.items()]
                 rows.append([what if how == CHANGED else f"{what}, {how}", *cells])
         lines += table_lines(rows)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", "## Figures", "", *figures(table)]) + "\n"
+
+
+def figures(table: str) -> list[str]:
+    """Return the pictures of a table, which lie beside its page."""
+    if table == "variants":
+        return ["![Accuracy and length of each variant less DAPO's](ablation_variants.png)"]
+    parts = [f"![{part}: DAPO, DAPO without it, and GRPO]({name})" for part, name in FIGURES.items()]
+    return ["![All differences](ablation.png)", *parts]
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -244,37 +251,20 @@ def cell(value: Effect, factor: float, digits: int, sign: bool = False) -> str:
     return f"{bold}{mean}{bold}" if low is None else f"{bold}{mean}{bold} [{low}, {high}]"
 
 
-OWN = {
-    "overlong filtering": "truncated",
-    "clip-higher": "entropy",
-    "soft overlong punishment": "length",
-    "token-level loss": "length",
-    "dynamic sampling": "pass",
-}
-"""What a part is meant to change besides accuracy, or changes first."""
 FIGURES = {part: f"ablation_{part.replace(' ', '_').replace('-', '_')}.png" for part in PARTS}
 RESULTS = "../benchmarks/results"  # as a page of docs/ says it
 
 
-def page_blocks(report: Mapping[str, Any], table: str) -> dict[str, str]:
-    """What a page shows, by the name of its place: a summary, and each part with its figure."""
+def page_blocks(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a page shows of the parts by the name of its place: a table in words, and the figure."""
     tasks = report["tasks"]
     counts = {len(found["seeds"]) for found in tasks.values()}
     said = f"{min(counts)} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
-    few = len(tasks) < len(TASKS) or min(counts) < (SMALL if table == "parts" else SMALL_VARIANTS)
+    few = len(tasks) < len(TASKS) or min(counts) < SMALL
     more = " This is a first part: the same command goes on." if few else ""
     lines = [f"{said[0].upper()}{said[1:]} a task, commit {report['machine']['commit']}.{more}", ""]
-    if table == "variants":
-        lines += [*table_lines(_differences(tasks, CHANGED, "length")), ""]
-        lines.append(f"![Accuracy and length of each variant less DAPO's]({RESULTS}/ablation_variants.png)")
-        return {"ablation variants": "\n".join(lines)}
     lines += [*table_lines(_summary(tasks)), "", f"![All differences]({RESULTS}/ablation.png)"]
-    blocks = {"ablation": "\n".join(lines)}
-    for part, own in OWN.items():
-        rows = _differences(tasks, LESS, own, part) + _differences(tasks, LADDER, own, part)[1:]
-        figure = f"![{part}: DAPO, DAPO without it, and GRPO]({RESULTS}/{FIGURES[part]})"
-        blocks[f"ablation {part}"] = "\n".join([*table_lines(rows), "", figure])
-    return blocks
+    return {"ablation": "\n".join(lines)}
 
 
 def _summary(tasks: Mapping[str, Any]) -> list[list[str]]:
@@ -295,25 +285,6 @@ def _word(value: Effect) -> str:
     if not value["shown"]:
         return "not shown"
     return f"**{'helps' if value['mean'] > 0 else 'costs'}**"
-
-
-def _differences(tasks: Mapping[str, Any], how: str, own: str, what: str | None = None) -> list[list[str]]:
-    """Accuracies at equal steps, tokens and time, and ``own``: of one part, or of every variant."""
-    heading, factor, digits = COLUMNS[own]
-    rows = [["", "task", *(f"accuracy, equal {axis}" for axis in AXES), heading]]
-    for name, found in tasks.items():
-        for called, ways in found["effects"].items():
-            if how not in ways or what not in (None, called):
-                continue
-            cells = [verdict(ways[how][axis], 100, 1) for axis in AXES]
-            first = called if how == CHANGED else WAYS[how]
-            rows.append([first, TASKS[name].title.lower(), *cells, verdict(ways[how][own], factor, digits)])
-    return rows
-
-
-def verdict(value: Effect, factor: float, digits: int) -> str:
-    said = cell(value, factor, digits, sign=True)
-    return said if value["shown"] or not said else f"not shown: {said}"
 
 
 def with_blocks(page: str, blocks: Mapping[str, str]) -> str:

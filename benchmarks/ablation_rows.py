@@ -64,7 +64,7 @@ that such a run is a function of its recipe too."""
 VARIANTS: dict[str, Settings] = {
     FULL: {},
     "GSPO": {"loss.ratio": "sequence", "loss.reduction": "sequence_mean", "clip.low": 3e-4, "clip.high": 4e-4},
-    "CISPO": {"loss.kind": "cispo", "loss.cispo_cap": 5.0},
+    "CISPO": {"loss.kind": "cispo", "loss.cap": 5.0},
     "Dr. GRPO": {"loss.reduction": "constant", "advantage.scale": "none"},
     "KL 0.01": {"kl_coefficient": 0.01},
     "TIS": {"old_logprobs": "learner", "correction.kind": "truncate"},

@@ -53,7 +53,7 @@ def recipe(folder: Path, seed: int, steps: int) -> dict[str, object]:
         },
         "rewards": [{"name": "accuracy", "kind": "exact", "pattern": r"=\s*(-?\d+)\s*$"}],
         "rollout": {"prompts_per_step": 32, "group_size": 16, "max_response_tokens": 24},
-        "algorithm": {"dynamic_sampling": {"max_groups": 3}, "overlong_punishment": {"cache_length": 8}},
+        "algorithm": {"dynamic_sampling": {"cap": {"groups": 3}}, "overlong_punishment": {"cache_length": 8}},
         "learner": {
             "learning_rate": 5e-4,
             "betas": [0.9, 0.95],

@@ -19,6 +19,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from dapo.processes.transport import HostSpec
 from dapo.rollout.factory import EngineSpec, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
+from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.learners import make_learner
 from dapo.run.texts import make_decode
 from dapo.types.batch import LearnStep, Ticket
@@ -58,6 +60,11 @@ def recipe_of(folder: str, **sections: Any) -> Any:
     return recipe_from_dict({**given, "run": {"threads": 1}, **sections}).recipe
 
 
+def elsewhere(recipe: Any) -> Deployment:
+    """With a learner in processes of its own, also where it is one that takes turns with the engines."""
+    return replace(deployment_of(recipe), learner="ranks" if recipe.learner.ranks > 1 else "apart")
+
+
 def processor_seconds(process: int) -> float:
     """Of a process and its threads, so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -73,17 +80,18 @@ def learner_rows(rounds: int) -> list[dict[str, Any]]:
         folder = str(make_tiny_model(Path(work) / "model", hidden=case.hidden, heads=4, ffn=2 * case.hidden))
         for ranks, reshard in ((1, "auto"), (2, "false"), (2, "true"), (4, "false"), (4, "true")):
             recipe = recipe_of(folder, learner={"ranks": ranks, "reshard_after_forward": reshard})
+            deployment = elsewhere(recipe)
             learner = make_learner(
-                recipe, read_facts(folder, "float32"), None, weights=Path(work) / "weights", run=None
+                recipe, deployment, read_facts(folder, "float32"), None, weights=Path(work) / "weights", run=None
             )
-            hosts = (learner._hosts if ranks > 1 else learner._host)._hosts
+            processes = [facts.process for facts in learner.workers.facts]
             seconds, spent = [], []
             for number in range(rounds + 1):
-                before, began = [processor_seconds(host.process) for host in hosts], time.perf_counter()
+                before, began = [processor_seconds(process) for process in processes], time.perf_counter()
                 learner.learn(step).result()
                 if number:  # the first round warms up
                     seconds.append(time.perf_counter() - began)
-                    spent.append(sum(processor_seconds(host.process) for host in hosts) - sum(before))
+                    spent.append(sum(processor_seconds(process) for process in processes) - sum(before))
             learner.close()
             gathered = {"auto": "one process", "false": "stay", "true": "are freed"}[reshard]
             rows.append(
@@ -111,10 +119,9 @@ def publish_rows(rounds: int) -> list[dict[str, Any]]:
             pool = EnginePool(ProcessTransport(), specs, Gate(facts.vocabulary, 64))
             for route in ("folder", "broadcast"):
                 recipe = recipe_of(folder)
-                rollout = recipe.rollout.model_copy(update={"weight_transfer": route})
-                recipe = recipe.model_copy(update={"rollout": rollout})
+                deployment = replace(elsewhere(recipe), route=route)
                 weights = Path(work) / f"weights-{route}"
-                learner = make_learner(recipe, facts, None, weights=weights, run=None, engine=pool)
+                learner = make_learner(recipe, deployment, facts, None, weights=weights, run=None, engine=pool)
                 seconds = []
                 for version in range(rounds + 1):
                     began = time.perf_counter()

@@ -33,7 +33,7 @@ from pydantic import ValidationError
 import dapo
 from dapo.config.schema import DynamicSampling, Recipe
 from dapo.data.stream import EpochStream
-from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.models.builtin import ensure_builtin_model
 from dapo.models.loaded import LoadedModel
@@ -41,6 +41,7 @@ from dapo.models.weights import offer
 from dapo.observe.console import Console
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.run.parts import make_algorithm
+from dapo.run.reinforcement import RewardParts, reward_session
 from dapo.run.sampling import make_sampling
 from dapo.run.session import Session
 from dapo.run.texts import make_decode
@@ -222,7 +223,7 @@ def compare(setting: Setting, options: argparse.Namespace) -> list[dict[str, Any
     """Every arm at every number of slots."""
     recipe = make_recipe(setting, options.models)
     with Console("quiet") as console:
-        session = Session.make(recipe, console)
+        session = reward_session(recipe, console)
     results = []
     for slots, steps in setting.slots.items():
         arms = make_arms(session, slots, options.variants)
@@ -259,12 +260,12 @@ def make_recipe(setting: Setting, models: Path) -> Recipe:
     return dapo.load_recipe(str(HERE.parent / "dapo/recipes" / "quickstart.yaml"), overrides).recipe
 
 
-def make_arms(session: Session, slots: int | None, variants: list[str]) -> dict[str, Tally]:
+def make_arms(session: Session[RewardParts], slots: int | None, variants: list[str]) -> dict[str, Tally]:
     """Ours, the published rules, and further rows of ours; each with an engine and a place in the data of its own."""
     recipe, prompts = session.recipe, session.recipe.rollout.prompts_per_step
     sampling = make_sampling(recipe, session.facts)
     common: dict[str, Any] = {
-        "scorer": session.scorer,  # scores at once, so the arms cannot meet in it
+        "scorer": session.parts.rollouts.scorer,  # scores at once, so the arms cannot meet in it
         "algorithm": make_algorithm(recipe),
         "sampling": sampling,
         "group_size": recipe.rollout.group_size,
@@ -274,13 +275,14 @@ def make_arms(session: Session, slots: int | None, variants: list[str]) -> dict[
 
     def tally(make: Callable[[dict[str, Any]], Arm]) -> Tally:
         engine = CountingEngine(session.loaded, slots)
-        stream = EpochStream(session.data.train, seed=recipe.run.seed)
+        stream = EpochStream(session.parts.data.train, seed=recipe.run.seed)
         return Tally(engine, make(common | {"engine": engine, "stream": stream}))
 
     def streaming(settings: DynamicSampling) -> Tally:
         def collector(parts: dict[str, Any]) -> Arm:
             rollouts = Rollouts(*(parts.pop(name) for name in ("engine", "scorer", "decode")))
-            return StreamingCollector(settings=settings, prompts_per_step=prompts, rollouts=rollouts, **parts)
+            shape = BatchShape(prompts, parts.pop("group_size"))
+            return StreamingCollector(settings=settings, shape=shape, rollouts=rollouts, **parts)
 
         return tally(collector)
 

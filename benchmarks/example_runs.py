@@ -54,7 +54,7 @@ EXAMPLES = {
     ),
     "unfilled": Example(
         "problems of 3 and 4 terms are soon solved, and a low cap on the search for others is met",
-        ("trainer.steps=80", "data.train.0.options.max_terms=4", "algorithm.dynamic_sampling.max_groups=4"),
+        ("trainer.steps=80", "data.train.0.options.max_terms=4", "algorithm.dynamic_sampling.cap.groups=4"),
         ends_with=1,
     ),
     "too_hard": Example(
@@ -64,14 +64,14 @@ EXAMPLES = {
             "data.train.0.options.min_terms=9",
             "data.train.0.options.max_terms=9",
             "data.train.0.options.minus_probability=0.9",
-            "algorithm.dynamic_sampling.max_groups=6",
+            "algorithm.dynamic_sampling.cap.groups=6",
         ),
         ends_with=1,
     ),
     "crashed": Example(
         "a function of the user's has a table of 25 steps, and the run has 60",
         ("trainer.steps=60", "algorithm.advantage.kind=example_runs:fading_advantage"),
-        ends_with=1,
+        ends_with=2,
     ),
     "killed": Example("the process is gone in the middle of a step", ("trainer.steps=60",), -9, KILL_AT),
 }

@@ -72,7 +72,7 @@ MODULES = (
     "matplotlib.pyplot",
     "dapo.cli.main",
     "dapo.run.train",
-    "dapo.run.sft",
+    "dapo.run.supervised",
 )
 """What a run imports. A revision may lack some of them: importing them before the fork only saves time."""
 LINES = 12

@@ -24,7 +24,9 @@ import torch
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
-from dapo.learner.local import LocalLearner
+from dapo.learner.driver import LearnerDriver
+from dapo.learner.hosts import WorkerHere
+from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
@@ -122,7 +124,8 @@ class Ours:
 
     def __init__(self, folder: str) -> None:
         loaded = load_model(folder, attention_mode="packed")
-        self.learner = LocalLearner(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0)
+        worker = Worker(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0)
+        self.learner = LearnerDriver(WorkerHere(worker))
 
     def update(self, rows: list[Row]) -> None:
         self.learner.learn(LearnStep([rows], [1e-5], 0))

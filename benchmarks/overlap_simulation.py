@@ -43,7 +43,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.types.batch import Metrics, SamplingParams, StepBatch, Ticket
 
@@ -90,7 +90,7 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int | None = No
     """The collector of ``case`` over the simulated fleet; ``prompts``: of a step, other than the table says."""
     latency = round(case.verifier / engine.tick)
     limit = case.staleness
-    settings: dict[str, Any] = {"max_groups": None, "lookahead": AHEAD if case.mode == "turns+" else 0.5}
+    settings: dict[str, Any] = {"cap": {"groups": None}, "lookahead": AHEAD if case.mode == "turns+" else 0.5}
     if limit:
         settings |= {"max_age": limit, "lookahead": limit - 0.5 if limit > 1 else 0.5}
     if case.mode == "drop":
@@ -107,11 +107,9 @@ def make_collector(case: Case, engine: SimulatedEngine, prompts: int | None = No
         ),
         sampling=SamplingParams(max_tokens=CAP // UNIT),
         settings=DynamicSampling(**settings),
-        prompts_per_step=prompts or PROMPTS[case.devices],
-        group_size=GROUP,
+        shape=BatchShape(prompts or PROMPTS[case.devices], GROUP),
         run_seed=SEED,
-        verdict_lag=latency,
-        overlaps=limit > 0,
+        pace=Pace(latency, overlaps=limit > 0),
     )
 
 

@@ -130,7 +130,7 @@ def recipe(folder: Path, name: str, seed: int, scale: Scale, of: Given) -> dict[
         "rewards": [{"name": "accuracy", "kind": "exact", **({"pattern": pattern} if pattern else {})}],
         "rollout": {"prompts_per_step": 16, "group_size": 16, "max_response_tokens": task.response_tokens},
         # A start that is nearly all right or all wrong fills no batch: such a step trains on what there is.
-        "algorithm": {"dynamic_sampling": {"max_groups": 4, "on_cap": "train_partial"}},
+        "algorithm": {"dynamic_sampling": {"cap": {"groups": 4, "then": "train_partial"}}},
         "learner": {
             "learning_rate": task.learning_rate,
             "betas": [0.9, 0.95],

@@ -106,14 +106,6 @@ def page_block(report: Mapping[str, Any]) -> str:
             f"holds of a set where the 95 % interval over its seeds, {FEWEST} at least, is clear of zero:",
             "",
             *findings(sets),
-            "",
-            "Accuracy of sampled answers / of the greedy one:",
-            "",
-            *accuracy_table(sets),
-            "",
-            "What it still cannot do:",
-            "",
-            *hard_table(sets),
         ]
     )
 

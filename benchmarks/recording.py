@@ -35,7 +35,7 @@ from dapo.observe.recorder import RunRecorder
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.status import StatusWriter
 from dapo.observe.tokens import Pieces
-from dapo.run.session import Session
+from dapo.run.reinforcement import reward_session
 
 HERE = Path(__file__).resolve().parent
 NOTHING = ["logging.rollouts=none", "logging.tokens=0", "logging.spans=false"]
@@ -55,7 +55,7 @@ class Side:
         recipe = load_recipe(str(HERE.parent / "dapo/recipes/quickstart.yaml"), overrides + changes).recipe
         console = Console("quiet")
         self.folder = RunFolder.create(work, name)
-        self.session = Session.make(recipe, console, self.folder.path)
+        self.session = reward_session(recipe, console, self.folder.path)
         pieces = Pieces(self.session.tokenizer) if recipe.logging.tokens else None
         status = StatusWriter(self.folder.status, steps)
         trackers = Callbacks()
@@ -63,14 +63,13 @@ class Side:
         self.trainer = self.session.trainer(self.recorder, CheckpointStore(self.folder.checkpoints))
         console.start(name, steps, 0)
         self.trainer.phases.take()
-        self.trainer._publish()
-        self.trainer._first_evaluation()
+        self.trainer.begin()
 
     def run(self, steps: int) -> tuple[float, float]:
         """Wall-clock and CPU seconds of some steps, their files written."""
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
-            self.trainer._train_step()
+            self.trainer.train_step()
         self.recorder.tables.sync()
         return time.perf_counter() - wall, time.process_time() - cpu
 

@@ -18,7 +18,7 @@ import torch
 from dynamic_sampling import HERE, OURS, SETTINGS, CountingEngine, make_arms, make_recipe
 
 from dapo.observe.console import Console
-from dapo.run.session import Session
+from dapo.run.reinforcement import reward_session
 from dapo.types.batch import SampleEvent
 
 SHOWN = {
@@ -54,7 +54,7 @@ def main() -> None:
     dynamic_sampling.CountingEngine = TracedEngine  # type: ignore[misc]
     setting = next(s for s in SETTINGS if s.name == "tail-0.5")
     with Console("quiet") as console:
-        session = Session.make(make_recipe(setting, options.models), console)
+        session = reward_session(make_recipe(setting, options.models), console)
     arms = make_arms(session, None, ["lookahead=0"])
     traces = {}
     for name, title in SHOWN.items():

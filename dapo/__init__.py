@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dapo.config import LoadedRecipe, Recipe, load_recipe, recipe_from_dict
     from dapo.errors import DapoError
     from dapo.run.export import export
+    from dapo.types.environment import ModelTurn, Reply
     from dapo.types.events import Callback
 
 _HOMES = {
@@ -33,8 +34,10 @@ _HOMES = {
     "DapoError": "dapo.errors",
     "Evaluation": "dapo.api.evaluation",
     "LoadedRecipe": "dapo.config",
+    "ModelTurn": "dapo.types.environment",
     "Objective": "dapo.algorithms.objective",
     "Recipe": "dapo.config",
+    "Reply": "dapo.types.environment",
     "Report": "dapo.api.check",
     "Run": "dapo.api.run",
     "Trainer": "dapo.api.train",
@@ -53,8 +56,10 @@ __all__ = [
     "DapoError",
     "Evaluation",
     "LoadedRecipe",
+    "ModelTurn",
     "Objective",
     "Recipe",
+    "Reply",
     "Report",
     "Run",
     "Trainer",

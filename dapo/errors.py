@@ -47,6 +47,10 @@ class RewardError(DapoError, ValueError):
     exit_code = 2
 
 
+class EpisodeError(DapoError, RuntimeError):
+    """An environment whose replies cannot be used: scores that no reward reads, or episodes that do not repeat."""
+
+
 class HookError(DapoError, ValueError):
     """A function of the user's (loss, advantage, shaping, keep rule) that raised or returned something else than it
     must."""

@@ -30,6 +30,15 @@ def core_count() -> int:
     return (len(affinity(0)) if affinity else os.cpu_count()) or 1
 
 
+def memory_of(process: int) -> float | None:
+    """Return the resident memory of a process in MiB; None if it has ended or the system has no /proc."""
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def process_exists(process: int) -> bool:
     """Return whether this container has a process of that number, also one of another user."""
     try:

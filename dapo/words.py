@@ -11,3 +11,8 @@ def counted(count: float, thing: str, things: str = "") -> str:
 def in_a_row(times: int) -> str:
     """Return ``once``, ``3 times in a row``."""
     return "once" if times == 1 else f"{times:,} times in a row"
+
+
+def divisors(*numbers: int) -> str:
+    """Return ``1, 2, 4``: what divides each of the numbers."""
+    return ", ".join(str(size) for size in range(1, min(numbers) + 1) if not any(n % size for n in numbers))

@@ -24,22 +24,23 @@ from benchmarks.gpu.made import (
 )
 from benchmarks.gpu.room import Room
 from benchmarks.gpu.timing import peak_bytes, reset_peak
-from dapo.learner.local import LocalLearner
+from dapo.learner.driver import LearnerDriver
 from dapo.models.loaded import LoadedModel
 from dapo.types.batch import LearnStep, Row
 
 RATE, BETAS, DECAY, EPS = 1e-3, (0.9, 0.95), 0.1, 1e-8
 
 
-def learn(learner: LocalLearner, rows: list[Row], rate: float = RATE) -> None:
+def learn(learner: LearnerDriver, rows: list[Row], rate: float = RATE) -> None:
     """One optimiser step."""
     learner.learn(LearnStep([rows], [rate], 0)).result()
 
 
-def state_of(learner: LocalLearner, folder: Path) -> dict[str, Tensor]:
+def state_of(learner: LearnerDriver, folder: Path) -> dict[str, Tensor]:
     """Weights by name, and the optimiser's tensors as ``exp_avg/NAME``, ``master/NAME``: what a checkpoint holds."""
     learner.save(folder)
-    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+    found = load_file(folder / "rank-00000-of-00001.safetensors")
+    return {name.removeprefix("model/").removeprefix("optimizer/"): tensor for name, tensor in found.items()}
 
 
 def gradient_of(state: dict[str, Tensor], beta: float = BETAS[0]) -> dict[str, Tensor]:
@@ -129,8 +130,8 @@ def cpu_offload(room: Room) -> None:
     from dapo.algorithms.objective import clip_objective
     from dapo.config.schema import Learner, Model
     from dapo.learner.plan import plan_step
-    from dapo.learner.rank import RankPlace, open_rank
     from dapo.learner.sharding import Shape
+    from dapo.learner.worker import RankPlace, open_worker
 
     words = room.sized(4096, 256)
     small = load_small(room, "float32", layers=room.sized(8, 2))
@@ -146,7 +147,7 @@ def cpu_offload(room: Room) -> None:
         held = torch.cuda.memory_allocated() if room.on_card else 0
         rank = None
         try:
-            rank = open_rank(
+            rank = open_worker(
                 place, model, Learner(max_grad_norm=None, betas=BETAS, microbatch_tokens=4096), 1.0,
                 clip_objective(low=CLIP[0], high=CLIP[1]), device=torch.device(room.device),
             )  # fmt: skip
@@ -240,7 +241,7 @@ def resume(room: Room) -> None:
 
 
 def _goes_on(
-    room: Room, loaded: LoadedModel, learner: LocalLearner, rows: list[Row], saved: Path, again: Callable[[], Any]
+    room: Room, loaded: LoadedModel, learner: LearnerDriver, rows: list[Row], saved: Path, again: Callable[[], Any]
 ) -> None:
     """One more step by ``learner``, and by one that was loaded from its checkpoint ``saved`` into a fresh model."""
     learn(learner, rows)

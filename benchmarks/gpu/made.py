@@ -15,7 +15,9 @@ from torch import Tensor
 
 from benchmarks.gpu.room import Room
 from benchmarks.gpu.settings import learner_settings
-from dapo.learner.local import LocalLearner
+from dapo.learner.driver import LearnerDriver
+from dapo.learner.hosts import WorkerHere
+from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
@@ -97,12 +99,13 @@ def sampled_as(rows: Sequence[Row], logprobs: Sequence[Any], far: float = 0.1) -
     ]
 
 
-def make_learner(loaded: LoadedModel, **settings: Any) -> LocalLearner:
+def make_learner(loaded: LoadedModel, **settings: Any) -> LearnerDriver:
     """DAPO's clipped loss, no clipping of gradients unless asked for."""
     from dapo.algorithms.objective import clip_objective
 
     objective = clip_objective(low=CLIP[0], high=CLIP[1])
-    return LocalLearner(loaded, objective, learner_settings(**{"max_grad_norm": None, **settings}), 1.0)
+    worker = Worker(loaded, objective, learner_settings(**{"max_grad_norm": None, **settings}), 1.0)
+    return LearnerDriver(WorkerHere(worker))
 
 
 class Reference:

@@ -15,7 +15,7 @@ from benchmarks.gpu.shapes import PUBLISHED, REHEARSED, Shape, make_loaded
 from benchmarks.gpu.speed_learner import PER_PARAMETER, layer_sizes
 from benchmarks.gpu.timing import peak_bytes, reset_peak, seconds
 from dapo.algorithms.advantages import group_advantages
-from dapo.learner.local import LocalLearner
+from dapo.learner.driver import LearnerDriver
 from dapo.models.memory import activation_bytes, graph_bytes, head_bytes
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.graphs import MOST
@@ -77,7 +77,7 @@ def _asked(shape: Shape, sizes: Sizes, step: int) -> list[SampleRequest]:
 
 
 def _sample(
-    room: Room, engine: EmbeddedEngine, learner: LocalLearner, asked: list[SampleRequest], sizes: Sizes, step: int,
+    room: Room, engine: EmbeddedEngine, learner: LearnerDriver, asked: list[SampleRequest], sizes: Sizes, step: int,
     peaks: dict[str, int],
 ) -> list[Row]:  # fmt: skip
     """Publish, sample, hand the memory back; the rows that a gradient comes from."""
@@ -109,7 +109,7 @@ def _scored(rows: list[Row], sizes: Sizes) -> list[Row]:
     return [replace(row, advantage=float(a)) for row, a in zip(rows, advantages, strict=True) if a != 0.0]
 
 
-def _learn(room: Room, learner: LocalLearner, kept: list[Row], step: int, peaks: dict[str, int]) -> None:
+def _learn(room: Room, learner: LearnerDriver, kept: list[Row], step: int, peaks: dict[str, int]) -> None:
     """Two optimiser steps, each over half of the groups."""
     groups, what = sorted({row.group for row in kept}), f"step {step + 1}"
     minibatches = []

@@ -82,13 +82,13 @@ def run_steps(room: Room, recipe: Any) -> tuple[list[dict[str, float]], int]:
     """
     from dapo.cli.check_memory import estimate_memory
     from dapo.observe.console import Console
-    from dapo.run.session import Session
+    from dapo.run.reinforcement import reward_session
 
     recorder = _Recorder(room)
     with Console("quiet") as console:
-        session = Session.make(recipe, console)
+        session = reward_session(recipe, console)
         try:
-            longest = max(len(prompt.token_ids) for prompt in session.data.train)
+            longest = max(len(prompt.token_ids) for prompt in session.parts.data.train)
             memory = estimate_memory(recipe, session.facts, longest).total
             if room.on_card and memory > (whole := torch.cuda.mem_get_info()[1]):
                 raise Skipped(f"dapo check expects {memory / 2**30:.0f} GiB, the card has {whole / 2**30:.0f}")

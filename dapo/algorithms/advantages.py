@@ -1,8 +1,8 @@
-"""Group-relative advantages (DAPO eq. 9) and the published variants of them."""
+"""Group-relative advantages (DAPO eq. 9) and the published variants of baseline and scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -58,9 +58,9 @@ def group_advantages(
     ]
     match scale:
         case "group_std":
-            divisors_P = [_std(votes, ddof) + eps for votes in votes_PG]
+            divisors_P = [std_or_zero(votes, ddof) + eps for votes in votes_PG]
         case "batch_std":
-            divisors_P = [_std(np.concatenate([*centred_PG, []]), ddof) + eps] * len(votes_PG)
+            divisors_P = [std_or_zero(np.concatenate([*centred_PG, []]), ddof) + eps] * len(votes_PG)
         case "none":
             divisors_P = [1.0] * len(votes_PG)
 
@@ -71,49 +71,6 @@ def group_advantages(
             advantages[np.asarray(voters, dtype=np.bool_)] = centred / divisor
         advantages_PG.append(advantages)
     return advantages_PG
-
-
-def decoupled_advantages(
-    parts_PG: Sequence[Mapping[str, ArrayLike]],
-    voters_PG: Sequence[ArrayLike],
-    *,
-    weights: Mapping[str, float],
-    ddof: int = 1,
-    eps: float = 1e-6,
-    tolerance: float = 1e-6,
-) -> list[NDArray[np.float64]]:
-    """GDPO (arXiv 2601.05242): each reward is normalised by itself in its group, the weighted sum then over the batch.
-
-    S_i = sum over rewards k of w_k (R_ik - mean R_k) / (std R_k + eps), and A_i = S_i / (std of S over all voters of
-    the batch + eps). The mean of S is 0 in each group by construction, so none is subtracted. A reward that does not
-    differ within a group, or that its data source does not have, adds 0. verl weighs responses by their tokens in the
-    last step; here, as in the paper and in TRL, each counts once.
-
-    Args:
-        parts_PG: of each group the values of each reward by its name, [responses] each.
-        voters_PG: one bool array [responses] per group. Statistics use voters only; the others get 0.
-        weights: of the rewards that count.
-        ddof: the standard deviations divide by n - ddof.
-        eps: added to the standard deviations.
-        tolerance: a reward that differs by no more than this within a group adds 0.
-
-    Returns:
-        One float64 array [responses] per group.
-
-    Raises:
-        ValueError: as ``group_advantages``, for each reward.
-    """
-    sums_PG = [np.zeros(np.shape(voters)) for voters in voters_PG]
-    for name, weight in weights.items():
-        own = [p for p, parts in enumerate(parts_PG) if name in parts]
-        found = group_advantages(
-            [parts_PG[p][name] for p in own], [voters_PG[p] for p in own], ddof=ddof, eps=eps, tolerance=tolerance
-        )
-        for p, advantages in zip(own, found, strict=True):
-            sums_PG[p] += weight * advantages
-    votes = [sums[np.asarray(voters, dtype=np.bool_)] for sums, voters in zip(sums_PG, voters_PG, strict=True)]
-    divisor = _std(np.concatenate([*votes, []]), ddof) + eps
-    return [sums / divisor if sums.any() else sums for sums in sums_PG]
 
 
 def _votes(
@@ -146,6 +103,6 @@ def _centre(votes: NDArray[np.float64], baseline: Baseline) -> NDArray[np.float6
     return centred
 
 
-def _std(values: NDArray[np.float64], ddof: int) -> float:
-    """Standard deviation; 0 where too few values are left to have one."""
+def std_or_zero(values: NDArray[np.float64], ddof: int) -> float:
+    """Return the standard deviation; 0 where too few values are left to have one."""
     return float(values.std(ddof=ddof)) if len(values) > ddof else 0.0

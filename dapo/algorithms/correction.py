@@ -7,6 +7,7 @@ ratio no longer runs against the distribution that was sampled from; the correct
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -68,7 +69,7 @@ def importance_correction(
         raise ValueError(f"unknown correction {kind!r}; expected one of {', '.join(get_args(CorrectionKind))}")
     if kind in ("none", "report"):
         return None
-    _check_bounds(cap, floor, token_cap, sequence_cap)
+    _check_bounds(cap, floor if kind in ("mask_token", "mask_sequence") else 0.0, token_cap, sequence_cap)
     mask = np.asarray(loss_mask, dtype=np.bool_)
     if not mask.shape == np.shape(learner_logprobs) == np.shape(sampler_logprobs):
         raise ValueError(
@@ -115,6 +116,37 @@ def _corrected(
 def _product(log_ratios: NDArray[np.float64]) -> float:
     """The ratio of a whole response, the sum of its log-ratios clamped as a single one is."""
     return math.exp(min(LOG_RATIO_LIMIT, max(-LOG_RATIO_LIMIT, float(log_ratios.sum()))))
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicyMask:
+    """The off-policy sequence mask of DeepSeek-V3.2 (arXiv 2512.02556, section 3.1).
+
+    w = 0 in a response whose advantage is below 0 and whose mean of log sampler - log policy over the loss tokens is
+    above ``threshold``; else 1. The policy is that of the present optimizer step, so both causes of the distance count:
+    the updates since the response was sampled, and the difference between engine and learner. A wrong answer that the
+    policy would hardly give any more teaches nothing; a right one always counts.
+    """
+
+    threshold: float  # delta, nats a token
+
+    def __call__(
+        self, logprobs: ArrayLike, sampler_logprobs: ArrayLike, loss_mask: ArrayLike, advantage: float
+    ) -> NDArray[np.float32]:
+        """Return w, float32 [tokens], of one response; 1 where ``loss_mask`` is False.
+
+        Args:
+            logprobs: [tokens], the policy's before the update.
+            sampler_logprobs: [tokens], recorded when the tokens were sampled.
+            loss_mask: bool [tokens].
+            advantage: of the response.
+        """
+        mask = np.asarray(loss_mask, dtype=np.bool_)
+        weights = np.ones(mask.shape, dtype=np.float32)
+        if advantage < 0 and mask.any():
+            gaps = log_ratio(np.asarray(sampler_logprobs)[mask], np.asarray(logprobs)[mask])
+            weights[mask] = gaps.mean() <= self.threshold
+        return weights
 
 
 def tokens_corrected(

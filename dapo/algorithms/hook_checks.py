@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dapo.algorithms.losses import LossInputs
+from dapo.algorithms.objective import StepRow
 from dapo.errors import DapoError, HookError, of_the_machine
 from dapo.hooks import user_line
 from dapo.metrics.names import name_problem
 from dapo.types.enums import Verdict
+from dapo.types.extra import Extra, extra_problem
 
 Float64 = NDArray[np.float64]
 _LARGEST = float(np.finfo(np.float32).max)
@@ -222,12 +224,18 @@ class LossHook(_Hook):
         return loss, flags
 
     def hint(self, error: BaseException, *arguments: Any) -> str:
-        missing = [name for name in ("entropy", "reference_logprobs", "marked") if getattr(arguments[0], name) is None]
+        own = self.name.partition(":")[2]
+        if isinstance(error, KeyError) and error.args and error.args[0] not in arguments[0].extra:
+            held = ", ".join(arguments[0].extra) or "nothing"
+            return (
+                f" (inputs.extra holds {held}: dapo.Objective({own}, reads={{'NAME': 'response'}}) names what it reads)"
+            )
+        missing = [name for name in ("entropy", "reference_logprobs") if getattr(arguments[0], name) is None]
         if "NoneType" not in str(error) or not missing:
             return ""
-        named = {"entropy": "entropy", "reference_logprobs": "reference", "marked": "marks"}
+        named = {"entropy": "entropy", "reference_logprobs": "reference"}
         words = ", ".join(f"inputs.{name} is None unless needs has {named[name]!r}" for name in missing)
-        return f" ({words}: dapo.Objective({self.name.partition(':')[2]}, needs=frozenset({{...}})))"
+        return f" ({words}: dapo.Objective({own}, needs=frozenset({{...}})))"
 
     def _read(self, result: Any, inputs: LossInputs) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Compare type, shape, dtype and device: nothing here waits for a device."""
@@ -346,6 +354,30 @@ class LossHook(_Hook):
         self.looked = True
 
 
+class ExtraHook(_Hook):
+    """A maker of extra arrays: returns one mapping from names to arrays for each response."""
+
+    called = "extra(rows, seeds), with all responses of an optimiser step and a seed for each"
+
+    def __call__(self, rows: Sequence[StepRow], seeds: Sequence[int]) -> list[Extra]:
+        """Make the extra arrays of one optimiser step.
+
+        Raises:
+            HookError: the function raised, or returned no list of mappings whose arrays span the tokens.
+        """
+        result = self.call(rows, seeds)
+        move = "Return [{'NAME': array with one entry a token} for row in rows]"
+        if not isinstance(result, list | tuple) or len(result) != len(rows):
+            count = f"{len(result)} of them" if isinstance(result, list | tuple) else _shown(result)
+            self.refuse(count, f"a list of mappings, one for each of {len(rows)} responses", move)
+        for row, extra in zip(rows, result, strict=True):
+            if not isinstance(extra, Mapping):
+                self.refuse(_shown(extra), "a mapping from names to numpy arrays", move)
+            if problem := extra_problem(extra, prompt=len(row.prompt_ids), response=len(row.token_ids)):
+                raise HookError(f"{self.setting}: {self.name}: {problem}. {move}")
+        return list(result)
+
+
 def _shown(value: Any) -> str:
     """Return type and beginning of a value for a message; arrays by shape and dtype. Never raises."""
     if isinstance(value, Tensor):
@@ -387,6 +419,7 @@ def _first_bad(values: Tensor) -> int | None:
 
 def _tensors(inputs: LossInputs) -> list[tuple[str, Tensor]]:
     found = [(name, getattr(inputs, name)) for name in LossInputs.__slots__]
+    found += [(f"extra[{name!r}]", value) for name, value in inputs.extra.items()]
     return [(name, value) for name, value in found if isinstance(value, Tensor)]
 
 

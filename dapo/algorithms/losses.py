@@ -1,17 +1,18 @@
-"""Token losses: the clipped surrogate (DAPO, GRPO, GSPO), CISPO, SAPO, and the two that watch covariances.
+"""Token losses: the clipped surrogate (DAPO, GRPO, GSPO), and what other losses are made of.
 
 A loss returns L of every token, unreduced; the learner multiplies by the token weights of ``reduction.py`` and the
-importance correction of ``correction.py``, and sums. A published variant is a setting, not another function.
+importance correction of ``correction.py``, and sums. Published variants are in ``variants``, a file each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from dapo.algorithms.ratio import LOG_RATIO_LIMIT, LOG_RATIO_ROUNDING
+from dapo.algorithms.ratio import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     # Read by type checkers and, through tests/conftest.py, checked on every call while tests run. Production does
@@ -32,7 +33,7 @@ class LossInputs:
     num_rows: int
     entropy: Float[Tensor, " tokens"] | None = None  # nats; carries a gradient where the objective needs it
     reference_logprobs: Float[Tensor, " tokens"] | None = None  # of the reference model, where the objective needs it
-    marked: Bool[Tensor, " tokens"] | None = None  # by ``covariance_marks``, where the objective needs it
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # [tokens, ...] each, as the objective's ``reads`` has it
 
 
 def clipped_loss(
@@ -69,8 +70,8 @@ def clipped_loss(
         raise ValueError(f"dual clip needs c > 1, got {dual}; None switches it off")
     if ratio not in ("token", "sequence"):
         raise ValueError(f"unknown ratio {ratio!r}; expected 'token' or 'sequence'")
-    advantages = _at_loss_tokens(inputs, inputs.advantages)
-    log_ratios = _token_log_ratios(inputs) if ratio == "token" else _sequence_log_ratios(inputs)
+    advantages = at_loss_tokens(inputs, inputs.advantages)
+    log_ratios = token_log_ratios(inputs) if ratio == "token" else _sequence_log_ratios(inputs)
     ratios = log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
     loss = -torch.minimum(ratios * advantages, ratios.clamp(1 - low, 1 + high) * advantages)
@@ -85,114 +86,23 @@ def clipped_loss(
     return loss, flags
 
 
-def cispo_loss(
-    inputs: LossInputs, *, cap: float = 5.0, floor: float | None = None
-) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
-    """CISPO (arXiv 2506.13585): L = -sg(min(r, cap)) A logp. The ratio is bounded, and no token loses its gradient.
-
-    Args:
-        inputs: see ``LossInputs``.
-        cap: upper bound of the ratio itself, not of its distance from 1.
-        floor: lower bound of the ratio; None: none.
-
-    Returns:
-        (L, flags) as ``clipped_loss``; ``clip_high`` marks loss tokens with a ratio above ``cap``, ``clip_low`` those
-        below ``floor``, whatever the sign of the advantage; ``clip_dual`` is all False.
-    """
-    advantages = _at_loss_tokens(inputs, inputs.advantages)
-    ratios = _token_log_ratios(inputs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    loss = -ratios.clamp(min=floor, max=cap) * advantages * _at_loss_tokens(inputs, inputs.logprobs)
-    never = torch.zeros_like(inputs.loss_mask)
-    flags = {
-        "clip_low": never if floor is None else inputs.loss_mask & (ratios < floor),
-        "clip_high": inputs.loss_mask & (ratios > cap),
-        "clip_dual": never,
-    }
-    return loss, flags
-
-
-def sapo_loss(
-    inputs: LossInputs, *, positive: float = 1.0, negative: float = 1.05
-) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
-    """SAPO (arXiv 2511.20347): L = -(4 / tau) sigmoid(tau (r - 1)) A, a gate in place of the clip.
-
-    The gradient is that of -r A at r = 1 and fades out on both sides, the faster the larger tau.
-
-    Args:
-        inputs: see ``LossInputs``.
-        positive: tau where A > 0.
-        negative: tau elsewhere; larger, since what is pushed down lifts everything else.
-
-    Returns:
-        (L, {}) as ``clipped_loss``: no token is cut off.
-    """
-    advantages = _at_loss_tokens(inputs, inputs.advantages)
-    ratios = _token_log_ratios(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    steepness = torch.where(advantages > 0, positive, negative).to(ratios)
-    return -torch.sigmoid(steepness * (ratios - 1)) * (4 / steepness) * advantages, {}
-
-
-def clip_cov_loss(
-    inputs: LossInputs, *, low: float, high: float
-) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
-    """Clip-Cov (arXiv 2505.22617, eq. 12): ``clipped_loss``, and 0 in the marked tokens (see ``covariance_marks``).
-
-    Args:
-        inputs: see ``LossInputs``, with ``marked``.
-        low: eps_low.
-        high: eps_high.
-
-    Returns:
-        (L, flags) as ``clipped_loss``, and the flag ``covariance``: the marked tokens.
-    """
-    loss, flags = clipped_loss(inputs, low=low, high=high)
-    marked = _marked(inputs)
-    return torch.where(marked, 0.0, loss), {**flags, "covariance": marked}
-
-
-def kl_cov_loss(
-    inputs: LossInputs, *, coefficient: float = 1.0
-) -> tuple[Float[Tensor, " tokens"], dict[str, Bool[Tensor, " tokens"]]]:
-    """Compute KL-Cov (arXiv 2505.22617, eq. 14): L = -r A, in the marked tokens + coefficient |log r|. No clip.
-
-    |log r| counts as 0 up to ``LOG_RATIO_ROUNDING``. On tokens of the present weights log r is rounding: the slope of
-    |log r| is the sign of that rounding, so the penalty would have a gradient of full size in a random direction.
-
-    Args:
-        inputs: see ``LossInputs``, with ``marked``.
-        coefficient: of the penalty.
-
-    Returns:
-        (L, flags): the flag ``covariance`` names the marked tokens.
-    """
-    log_ratios = _token_log_ratios(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    marked = _marked(inputs)
-    loss = -log_ratios.exp() * _at_loss_tokens(inputs, inputs.advantages)
-    moved = marked & (log_ratios.abs() > LOG_RATIO_ROUNDING)
-    return loss + torch.where(moved, coefficient * log_ratios.abs(), 0.0), {"covariance": marked}
-
-
-def _marked(inputs: LossInputs) -> Bool[Tensor, " tokens"]:
-    assert inputs.marked is not None, "the objective's `needs` has it"
-    return inputs.marked & inputs.loss_mask
-
-
-def _at_loss_tokens(inputs: LossInputs, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
-    """Values where a token carries loss, 0 elsewhere: not even a nan there may reach the sum or the gradient."""
+def at_loss_tokens(inputs: LossInputs, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+    """Return values where a token carries loss, 0 elsewhere: not even a nan there may reach the sum or the gradient."""
     return torch.where(inputs.loss_mask, values, 0.0)
 
 
-def _token_log_ratios(inputs: LossInputs) -> Float[Tensor, " tokens"]:
-    return _at_loss_tokens(inputs, inputs.logprobs - inputs.old_logprobs)
+def token_log_ratios(inputs: LossInputs) -> Float[Tensor, " tokens"]:
+    """Return log(p_new / p_old) of each token, 0 where no loss is carried; not clamped."""
+    return at_loss_tokens(inputs, inputs.logprobs - inputs.old_logprobs)
 
 
 def _sequence_log_ratios(inputs: LossInputs) -> Float[Tensor, " tokens"]:
     """log r_t = sg(mean of the row's log-ratio) + logp_t - sg(logp_t): the row's value, the token's gradient."""
-    log_ratios = _token_log_ratios(inputs).detach()
+    log_ratios = token_log_ratios(inputs).detach()
     sums = log_ratios.new_zeros(inputs.num_rows).index_add(0, inputs.rows, log_ratios)
     counts = log_ratios.new_zeros(inputs.num_rows).index_add(0, inputs.rows, inputs.loss_mask.to(log_ratios.dtype))
     means = sums / counts.clamp(min=1.0)
-    logprobs = _at_loss_tokens(inputs, inputs.logprobs)
+    logprobs = at_loss_tokens(inputs, inputs.logprobs)
     return means[inputs.rows] + (logprobs - logprobs.detach())
 
 

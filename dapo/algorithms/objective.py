@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dapo.algorithms.kl import KlEstimator, kl_estimate
-from dapo.algorithms.losses import (
-    LossInputs,
-    cispo_loss,
-    clip_cov_loss,
-    clipped_loss,
-    kl_cov_loss,
-    sapo_loss,
-)
+from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.errors import HookError
+from dapo.types.extra import Extra, Span, of_response
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +22,43 @@ if TYPE_CHECKING:
 Loss = Callable[[LossInputs], "tuple[Tensor, Mapping[str, Tensor]]"]
 """Loss of every token, unreduced, and bool flags by name."""
 
-Need = Literal["entropy", "reference", "marks"]
-"""``entropy``: ``LossInputs.entropy`` carries a gradient. ``reference``: ``LossInputs.reference_logprobs`` is there.
-``marks``: ``LossInputs.marked`` is."""
+Need = Literal["entropy", "reference"]
+"""``entropy``: ``LossInputs.entropy`` carries a gradient. ``reference``: ``LossInputs.reference_logprobs`` is there."""
+
+
+class StepRow(Protocol):
+    """What a function of extra arrays may read of a response. Arrays are [response tokens], numbers of the whole."""
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def sample(self) -> int: ...  # index in its group
+
+    @property
+    def prompt_ids(self) -> NDArray[np.integer]: ...  # [prompt tokens]
+
+    @property
+    def token_ids(self) -> NDArray[np.integer]: ...
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]: ...
+
+    @property
+    def sampler_logprobs(self) -> NDArray[np.float32]: ...  # nats
+
+    @property
+    def versions(self) -> NDArray[np.int32]: ...  # of the weights that made each token
+
+    @property
+    def advantage(self) -> float: ...
+
+    @property
+    def extra(self) -> Extra: ...  # what the engine gave
+
+
+ExtraOf = Callable[[Sequence[StepRow], Sequence[int]], Sequence[Extra]]
+"""All responses of one optimiser step, and a seed for each -> further arrays of each response, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +77,11 @@ class Objective:
 
     loss: Loss
     needs: frozenset[Need] = frozenset()
+    reads: Mapping[str, Span] = field(default_factory=dict)
+    """Arrays that the loss finds in ``LossInputs.extra``, and the tokens along the first axis of each: those of the
+    response, or of prompt and response (``sequence``), of which the loss gets the part of the response."""
+    extra: ExtraOf | None = None
+    """Makes such arrays, on the driver and once for an optimiser step; None: they are those that the engine gives."""
     zero_advantage_is_free: bool = False
     """A token with advantage 0 has no gradient, so rows without any advantage are run forward only, for their
     metrics. False for a loss with a term that acts on every token (entropy, KL)."""
@@ -61,6 +97,30 @@ class Objective:
     def entropy(self) -> Literal["value", "gradient"]:
         """How the forward pass has to compute the entropy."""
         return "gradient" if "entropy" in self.needs else "value"
+
+    def extra_tensors(self, rows: Sequence[StepRow]) -> dict[str, Tensor]:
+        """Return the arrays that the loss reads, those of all rows end to end: [response tokens, ...].
+
+        Raises:
+            HookError: a row lacks one, or one does not span the tokens that ``reads`` says.
+        """
+        found = {}
+        for name, span in self.reads.items():
+            parts = []
+            for row in rows:
+                which = f"response {row.sample} of group {row.group}"
+                if name not in row.extra:
+                    raise HookError(
+                        f"the loss reads extra {name!r}, and {which} has {', '.join(row.extra) or 'none'}: an engine "
+                        "gives such an array with every response, or the objective makes it (Objective.extra)"
+                    )
+                try:
+                    own = row.extra[name]
+                    parts.append(of_response(name, own, span, prompt=len(row.prompt_ids), response=len(row.token_ids)))
+                except ValueError as error:
+                    raise HookError(f"{which}: {error}") from None
+            found[name] = torch.from_numpy(np.concatenate(parts))
+        return found
 
     def terms(self, inputs: LossInputs, entropy_coefficient: float = 0.0) -> Tensor | None:
         """``kl_coefficient`` KL - ``entropy_coefficient`` H of every token [tokens], to be added to L under the same
@@ -89,31 +149,6 @@ def clip_objective(
         zero_advantage_is_free=True,
         clips_tokens=ratio == "token",
     )
-
-
-def cispo_objective(*, cap: float = 5.0, floor: float | None = None) -> Objective:
-    """``cispo_loss`` with its settings."""
-    return Objective(partial(cispo_loss, cap=cap, floor=floor), zero_advantage_is_free=True)
-
-
-def sapo_objective(*, positive: float = 1.0, negative: float = 1.05) -> Objective:
-    """``sapo_loss`` with its settings."""
-    return Objective(partial(sapo_loss, positive=positive, negative=negative), zero_advantage_is_free=True)
-
-
-def clip_cov_objective(*, low: float, high: float) -> Objective:
-    """``clip_cov_loss`` with its settings."""
-    return Objective(
-        partial(clip_cov_loss, low=low, high=high),
-        needs=frozenset({"marks"}),
-        zero_advantage_is_free=True,
-        clips_tokens=True,
-    )
-
-
-def kl_cov_objective(*, coefficient: float = 1.0) -> Objective:
-    """``kl_cov_loss`` with its settings. A marked token may have advantage 0 and a gradient all the same."""
-    return Objective(partial(kl_cov_loss, coefficient=coefficient), needs=frozenset({"marks"}))
 
 
 def with_terms(

@@ -66,6 +66,8 @@ def check(
     train: Any = None,
     validation: Any = None,
     objective: Any = None,
+    environment: Any = None,
+    tools: Sequence[Any] = (),
     tries: int = 0,
     **settings: Any,
 ) -> Report:
@@ -77,13 +79,24 @@ def check(
         train: training data.
         validation: held-out data.
         objective: a loss of yours.
+        environment: who answers the model between its turns.
+        tools: typed functions that the model may call.
         tries: groups to generate and score with the model itself; 0: its weights are not loaded.
         settings: by section or key.
 
     Raises:
         DapoError: what ``dapo check`` would have refused.
     """
-    asked = ask(recipe, rewards=rewards, train=train, validation=validation, objective=objective, settings=settings)
+    asked = ask(
+        recipe,
+        rewards=rewards,
+        train=train,
+        validation=validation,
+        objective=objective,
+        environment=environment,
+        tools=tools,
+        settings=settings,
+    )
     sections = Sections()
     look_at_run(asked.loaded, sections, tries=tries)
     return Report(sections.whole)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dapo.config.schema import DataSource
+from dapo.config.schema import TrainSource
 from dapo.data.hub import HUB_PREFIX
 from dapo.data.readers import READERS
 from dapo.data.values import as_json
@@ -22,7 +22,7 @@ from dapo.observe.jsonl import write_atomically
 
 TASK = "task:"
 FOLDER = ".data"
-_COLUMNS = set(DataSource.model_fields)
+_COLUMNS = set(TrainSource.model_fields)
 
 
 def sources(given: Any, name: str, folder: Path) -> list[dict[str, Any]]:

@@ -40,6 +40,8 @@ def ask(
     train: Any = None,
     validation: Any = None,
     objective: Any = None,
+    environment: Any = None,
+    tools: Sequence[Any] = (),
     settings: Mapping[str, Any] | None = None,
     sft: bool = False,
 ) -> Asked:
@@ -51,6 +53,8 @@ def ask(
         train: data to train on, see ``dapo.api.data.sources``.
         validation: held-out data.
         objective: a loss of the caller's: a function, or an ``Objective``.
+        environment: who answers the model: a generator function, a class, or keys of the section.
+        tools: typed functions that the model may call.
         settings: sections (``trainer={"steps": 20}``) and dotted keys (``{"trainer.steps": 20}``).
         sft: for a supervised run; ``train`` and ``validation`` are those of the section ``sft``.
 
@@ -61,6 +65,7 @@ def ask(
     settings = dict(settings or {})
     if objective is not None:
         settings["algorithm.loss.kind"] = objective
+    settings |= _environment_settings(environment, tools)
     if recipe is None and not settings and train is None:
         raise RecipeError("a recipe is missing: give a file, a short name such as 'quickstart', a dict, or settings")
     plain = not settings and rewards is None and train is None and validation is None
@@ -75,7 +80,8 @@ def ask(
     if isinstance(model, str | Path):
         settings["model"] = {"path": str(model)}
     _check_names(settings)
-    given = apply_settings(given, {key: _hooked(value, key) for key, value in settings.items()})
+    laid = {key: _hooked(value, key) for key, value in settings.items()}
+    given = apply_settings(given, laid, filled_in=isinstance(recipe, Recipe | LoadedRecipe))
     if rewards is not None:
         given["rewards"] = reward_sections(rewards)
     folder = Path(str((given.get("run") or {}).get("dir", "runs")))
@@ -89,6 +95,19 @@ def ask(
         given[section] = data
     loaded = recipe_from_dict(_hooked(given, ""), path=path, sft=sft, beneath=_hooked(beneath, ""))
     return Asked(loaded, _objects(loaded.recipe))
+
+
+def _environment_settings(environment: Any, tools: Sequence[Any]) -> dict[str, Any]:
+    """Return the settings of an environment and tools that were given as objects."""
+    if isinstance(environment, Mapping):
+        settings = {f"environment.{key}": value for key, value in environment.items()}
+    else:
+        settings = {} if environment is None else {"environment.kind": environment}
+    if tools:
+        settings["environment.tools"] = list(tools)
+        if environment is None:
+            settings["environment.kind"] = "tools"
+    return settings
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
@@ -121,7 +140,12 @@ def hooks_of(recipe: Recipe) -> dict[str, str]:
         "algorithm.advantage.kind": a.advantage.kind,
         "algorithm.shaping": a.shaping,
         "algorithm.dynamic_sampling.keep": a.dynamic_sampling.keep,
+        "environment.kind": recipe.environment.kind,
+        "environment.tool_format": recipe.environment.tool_format,
+        "data.stream": recipe.data.stream,
+        "scorer": recipe.scorer,
     }
+    found |= {f"environment.tools.{n}": tool for n, tool in enumerate(recipe.environment.tools)}
     return {key: hook for key, hook in found.items() if hook is not None and ":" in hook}
 
 

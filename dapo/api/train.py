@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from dapo.config.resume import Change, load_for_resume
 from dapo.config.schema import Recipe
 from dapo.errors import DataError, RecipeError
 from dapo.hooks import give_as, is_object
-from dapo.loop.trainer import Trainer as LoopTrainer
+from dapo.loop.reinforcement import Reinforcement
 from dapo.observe.callbacks import as_callback
 from dapo.run.given import Given
 from dapo.run.train import Opened, Steps, begin, go_on
@@ -45,6 +46,8 @@ def train(
     validation: Any = None,
     callbacks: Sequence[Any] = (),
     objective: Any = None,
+    environment: Any = None,
+    tools: Sequence[Any] = (),
     engine: Any = None,
     scorer: Any = None,
     stream: Any = None,
@@ -59,6 +62,9 @@ def train(
         validation: held-out data, likewise, or a dict of them by name.
         callbacks: objects of classes derived from ``dapo.Callback``, or functions of one event.
         objective: a loss of yours.
+        environment: who answers the model between its turns: a generator function f(prompt, rng), a class, or keys of
+            the section ``environment``.
+        tools: typed functions that the model may call.
         engine: an engine of yours, or what makes one of a context (docs/extending.md).
         scorer: a scorer of yours, likewise.
         stream: a prompt stream of yours, likewise.
@@ -74,6 +80,8 @@ def train(
         validation=validation,
         callbacks=callbacks,
         objective=objective,
+        environment=environment,
+        tools=tools,
         engine=engine,
         scorer=scorer,
         stream=stream,
@@ -90,6 +98,8 @@ def resume(
     rewards: Sequence[Any] | Any = None,
     callbacks: Sequence[Any] = (),
     objective: Any = None,
+    environment: Any = None,
+    tools: Sequence[Any] = (),
     engine: Any = None,
     scorer: Any = None,
     stream: Any = None,
@@ -102,6 +112,8 @@ def resume(
         rewards: the functions that were given when it was started, in the same order.
         callbacks: as in ``train``.
         objective: the loss that was given.
+        environment: the generator function or class that was given.
+        tools: the functions that were given as tools, in the same order.
         engine: the engine that was given, or what makes one.
         scorer: the scorer that was given.
         stream: the prompt stream that was given.
@@ -111,7 +123,8 @@ def resume(
         DapoError: what ``dapo train --resume`` would have told; or an object of the run was not given again.
     """
     given = Given(engine, scorer, stream, tuple(map(as_callback, callbacks)))
-    with Trainer._of_a_run(open_run(run).path, _functions(rewards), objective, given, settings) as trainer:
+    objects = _Objects(_functions(rewards), objective, environment, list(tools))
+    with Trainer._of_a_run(open_run(run).path, objects, given, settings) as trainer:
         for _ in trainer:
             pass
     return trainer.run
@@ -144,6 +157,8 @@ class Trainer:
         validation: Any = None,
         callbacks: Sequence[Any] = (),
         objective: Any = None,
+        environment: Any = None,
+        tools: Sequence[Any] = (),
         engine: Any = None,
         scorer: Any = None,
         stream: Any = None,
@@ -151,19 +166,26 @@ class Trainer:
     ) -> None:
         """As ``train``. The model is loaded here."""
         self._steps: Steps | None = None
-        asked = ask(recipe, rewards=rewards, train=train, validation=validation, objective=objective, settings=settings)
+        asked = ask(
+            recipe,
+            rewards=rewards,
+            train=train,
+            validation=validation,
+            objective=objective,
+            environment=environment,
+            tools=tools,
+            settings=settings,
+        )
         self._given = Given(engine, scorer, stream, tuple(map(as_callback, callbacks)), asked.objects)
         console, more = console_for(asked.loaded.recipe.logging.console)
         self._open(begin(asked.loaded, self._given.with_callbacks(more), console))
 
     @classmethod
-    def _of_a_run(
-        cls, folder: Path, functions: Sequence[Any], objective: Any, given: Given, settings: Mapping[str, Any]
-    ) -> Self:
+    def _of_a_run(cls, folder: Path, objects: _Objects, given: Given, settings: Mapping[str, Any]) -> Self:
         trainer = cls.__new__(cls)
         trainer._steps = None
         recipe = load_recipe(folder / RESOLVED, of_a_run=True).recipe
-        trainer._given = given.with_objects(_restored(recipe, functions, objective))
+        trainer._given = given.with_objects(_restored(recipe, objects))
         console, more = console_for(recipe.logging.console)
         trainer._open(go_on(folder, overrides_of(settings), trainer._given.with_callbacks(more), console))
         return trainer
@@ -212,7 +234,7 @@ class Trainer:
             RecipeError: the run has ended, or its first step is still to come.
         """
         trainer = self._running("evaluate").trainer
-        if not isinstance(trainer, LoopTrainer) or trainer.evaluations.evaluator is None:
+        if not isinstance(trainer.method, Reinforcement) or trainer.method.evaluator is None:
             raise DataError("there is nothing to evaluate on: give validation=...")
         return Evaluation.of(
             str(self.run.path), self.step, trainer.recipe.validation.samples, trainer.evaluate(self.step)
@@ -237,9 +259,8 @@ class Trainer:
         overrides = overrides_of(settings)
         loaded, changes = load_for_resume(self.run.path, overrides)
         opened = self._opened
-        loop = opened.trainer
-        live = isinstance(loop, LoopTrainer) and loop.counters.training_steps and _are_live(changes)
-        if self._steps is not None and isinstance(loop, LoopTrainer) and live:
+        live = isinstance(opened.trainer.method, Reinforcement) and self.step and _are_live(changes)
+        if self._steps is not None and live:
             opened.adopt(loaded)
             for change in changes:
                 opened.console.say(f"changed from step {self.step + 1} on: {change.sentence()}")
@@ -303,23 +324,37 @@ def _functions(rewards: Any) -> list[Any]:
     return items
 
 
-def _restored(recipe: Recipe, functions: Sequence[Any], objective: Any) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """The objects of a program that a run is continued with."""
+
+    rewards: Sequence[Any]
+    objective: Any
+    environment: Any
+    tools: Sequence[Any]
+
+
+def _restored(recipe: Recipe, objects: _Objects) -> dict[str, str]:
     """Give the objects of a run again, under the names that its recipe has for them.
 
     Raises:
         RecipeError: one of them was not given, or one too many.
     """
     wanted = {key: hook for key, hook in hooks_of(recipe).items() if is_object(hook)}
-    rewards = [(key, hook) for key, hook in wanted.items() if key.startswith("rewards.")]
-    others = [(key, hook) for key, hook in wanted.items() if not key.startswith("rewards.")]
-    asked = [f"rewards=[{', '.join(hook.partition(':')[2] for _, hook in rewards)}]"] if rewards else []
-    asked += ["objective=..." for key, _ in others if key == "algorithm.loss.kind"]
-    if len(functions) != len(rewards) or (objective is None) != ("objective=..." not in asked):
+    rewards = [hook for key, hook in wanted.items() if key.startswith("rewards.")]
+    tools = [hook for key, hook in wanted.items() if key.startswith("environment.tools.")]
+    single = {"algorithm.loss.kind": "objective", "environment.kind": "environment"}
+    asked = [f"{what}=[{', '.join(hook.partition(':')[2] for hook in hooks)}]"
+             for what, hooks in (("rewards", rewards), ("tools", tools)) if hooks]  # fmt: skip
+    asked += [f"{argument}=..." for key, argument in single.items() if key in wanted]
+    fits = len(objects.rewards) == len(rewards) and len(objects.tools) == len(tools)
+    fits = fits and all((getattr(objects, name) is not None) == (key in wanted) for key, name in single.items())
+    if not fits:
         what = f"was started with objects of a program: give {' and '.join(asked)}" if asked else "names no such object"
         raise RecipeError(f"the run {what}, in dapo.resume")
-    for (_, hook), function in zip(rewards, functions, strict=True):
-        give_as(hook, function)
-    for key, hook in others:
-        if key == "algorithm.loss.kind":
-            give_as(hook, objective)
+    for hook, found in zip([*rewards, *tools], [*objects.rewards, *objects.tools], strict=True):
+        give_as(hook, found)
+    for key, name in single.items():
+        if key in wanted:
+            give_as(wanted[key], getattr(objects, name))
     return wanted

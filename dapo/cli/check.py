@@ -16,6 +16,7 @@ from dapo.cli.check_memory import (
     size_text,
 )
 from dapo.cli.check_ranks import publish_lines
+from dapo.cli.check_rows import row_lines
 from dapo.cli.check_screen import DOUBTS, NOT_HERE_TITLE, WARNINGS, Sections, hidden
 from dapo.cli.check_time import time_lines
 from dapo.config import LoadedRecipe, Recipe
@@ -47,6 +48,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
         RewardError: the rewards fail on gold answers, or call them wrong.
         HookError: a function of the algorithm raises, or returns something else than it must.
     """
+    from dapo.cli.check_environment import play_episode
     from dapo.cli.check_overlap import overlap_lines
     from dapo.cli.check_rewards import try_rewards
     from dapo.cli.check_try import try_groups
@@ -55,6 +57,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     from dapo.data.unknown import unknown_in_prompts
     from dapo.observe.run_name import with_free_name
     from dapo.run.deployment import deployment_of
+    from dapo.run.episodes import start_environment
     from dapo.run.fits import check_fits
     from dapo.run.here import lacking
 
@@ -64,21 +67,29 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     add(WARNINGS, loaded.warnings)
     hooks = check_hooks(recipe)
     tokenizer, facts = load_tokenizer_and_facts(recipe)
-    data = prepare(recipe.data, tokenizer)
+    playing = start_environment(recipe, tokenizer, workers=1, output=None)
+    try:
+        data = prepare(recipe.data if playing is None else playing.data, tokenizer)
+        if playing is not None:
+            add("one episode, with canned turns", play_episode(recipe, playing, tokenizer, facts, data.train[0]))
+    finally:
+        if playing is not None:
+            playing.pool.close()
     check_fits(recipe, facts, data)
     add("data", data.report.lines(), shown=lambda line: not line.startswith("overlap"))
     add("first prompt", seen_lines(data.train[0], tokenizer), shown=lambda line: line.startswith("the model sees"))
     trial = try_rewards(recipe, data, tokenizer)
     add("rewards, tried", trial.lines, shown=hidden, instead=trial.brief)
     add("your functions, on made-up groups", hooks.lines)
-    add(DOUBTS, [*unknown_in_prompts(data, tokenizer), *trial.doubts, *hooks.doubts])
+    notes = () if playing is None else playing.notes
+    add(DOUBTS, [*notes, *unknown_in_prompts(data, tokenizer), *trial.doubts, *hooks.doubts])
     trial.refuse()
     deployment = deployment_of(recipe)
     small = facts.parameters < LARGE and deployment.ranks == 1
     ends = ("longest sequence", "length penalty", "the ratio")
     add("arithmetic", arithmetic(recipe, data), shown=lambda line: not line.startswith(ends))
     parts = f"{facts.parameters:,} parameters", "together", "of them frozen"
-    memory = memory_lines(recipe, facts, _longest_prompt(data))
+    memory = [*memory_lines(recipe, facts, _longest_prompt(data)), *row_lines(recipe, facts)]
     add("memory, estimated", memory, shown=lambda line: not small or line.startswith(parts))
     estimate = estimate_memory(recipe, facts, _longest_prompt(data))
     publishing = publish_lines(recipe, facts, 4 if recipe.model.dtype == "float32" else 2)
@@ -156,12 +167,14 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
     rollout, steps = recipe.rollout, recipe.trainer.steps
     prompts, group, limit = rollout.prompts_per_step, rollout.group_size, rollout.max_response_tokens
     mini = recipe.learner.minibatch_prompts or prompts
-    updates = prompts // mini
+    epochs = recipe.learner.epochs_per_rollout
+    updates = epochs * (prompts // mini)
     longest = _longest_prompt(data)
     lines = [
         f"a training step: {prompts} prompts x {group} responses = {prompts * group} responses, at most "
         f"{prompts * group * limit:,} response tokens",
-        f"optimiser steps: {updates} per training step, each on {mini} prompts = {mini * group} responses; "
+        f"optimiser steps: {updates} per training step{f' in {epochs} passes' * (epochs > 1)}, "
+        f"each on {mini} prompts = {mini * group} responses; "
         f"{updates * steps:,} in {counted(steps, 'training step')}",
         f"longest sequence: {longest} prompt + {limit} response = {longest + limit} tokens; micro-batches hold "
         f"{recipe.learner.microbatch_tokens:,}",
@@ -172,22 +185,24 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
     lines += _mixture(recipe, data)
     sampling = recipe.algorithm.dynamic_sampling
     if sampling.mode == "filter":
-        cap = f"{math.ceil(sampling.max_groups * prompts):,} groups" if sampling.max_groups else "no cap"
+        cap = f"{math.ceil(sampling.cap.groups * prompts):,} groups" if sampling.cap.groups else "no cap"
         lines.append(
-            f"dynamic sampling: refilled until {prompts} groups are kept, at most {cap} a step, then {sampling.on_cap}"
+            f"dynamic sampling: refilled until {prompts} groups are kept, at most {cap} a step, then "
+            f"{sampling.cap.then}"
         )
     elif sampling.mode == "replace":
         enough = least_kept(sampling, prompts)
         lines.append(f"dynamic sampling: with {enough} of {prompts} groups kept, copies of them stand in for the rest")
     elif sampling.mode == "mask":
         lines.append(f"dynamic sampling: {prompts} groups are dispatched, those without variance are dropped")
-    if sampling.retire_at is not None:
+    retire, greso = sampling.selection.retire, sampling.selection.greso
+    if retire is not None:
         lines.append(
-            f"prompts retire at a pass rate of {sampling.retire_at:g} and are reviewed {sampling.review_share:.0%} of "
+            f"prompts retire at a pass rate of {retire.at:g} and are reviewed {retire.review:.0%} of "
             "the times that their turn comes"
         )
-    if sampling.greso:
-        lines.append(f"GRESO skips prompts without variance, towards {sampling.greso_target:.0%} of such groups")
+    if greso is not None:
+        lines.append(f"GRESO skips prompts without variance, towards {greso.target:.0%} of such groups")
     if recipe.algorithm.overlong_punishment.enabled and recipe.algorithm.shaping is None:
         end, cache = penalty_interval(recipe)
         lines.append(
@@ -207,7 +222,7 @@ def arithmetic(recipe: Recipe, data: PreparedData) -> list[str]:
 def _mixture(recipe: Recipe, data: PreparedData) -> Iterator[str]:
     """Sources with weights or levels, and prompts that are taken less often."""
     total = sum(part.weight for part in data.parts)
-    rule, sampling = recipe.data.curriculum, recipe.algorithm.dynamic_sampling
+    rule, selection = recipe.data.curriculum, recipe.algorithm.dynamic_sampling.selection
     if len(data.parts) > 1:
         shares = ", ".join(f"{part.name} {part.weight / total:.1%}" for part in data.parts)
         yield f"mixture, of the prompts: {shares}; every source begins again when its prompts have had their turn"
@@ -217,12 +232,12 @@ def _mixture(recipe: Recipe, data: PreparedData) -> Iterator[str]:
                 f"{part.name} has {len(part.levels_L)} levels: up at an accuracy of {rule.raise_at:g} over "
                 f"{rule.window} groups, down at {rule.lower_at:g}"
             )
-    for kind, at, share, side in (
-        ("easy", sampling.easy_at, sampling.easy_share, "from"),
-        ("hard", sampling.hard_at, sampling.hard_share, "up to"),
-    ):
-        if share < 1:
-            yield f"{kind} prompts ({side} a pass rate of {at:g}) are taken {share:.0%} of the times their turn comes"
+    for kind, pool, side in (("easy", selection.easy, "from"), ("hard", selection.hard, "up to")):
+        if pool is not None:
+            yield (
+                f"{kind} prompts ({side} a pass rate of {pool.at:g}) are taken {pool.share:.0%} of the times their "
+                "turn comes"
+            )
 
 
 def _terms(recipe: Recipe) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,16 +38,19 @@ def check_hooks(recipe: Recipe) -> HookTrial:
         RewardError: a reward function that cannot be loaded.
         HookError: a function that raises, or returns something else than it must.
     """
-    from dapo.rewards.compose import build_scorer
     from dapo.run.engines import own_engine
+    from dapo.run.given import NOTHING_GIVEN
     from dapo.run.here import trackers_of
     from dapo.run.parts import make_algorithm
+    from dapo.run.reinforcement import make_scorer
 
     a = recipe.algorithm
     if engine_kind(recipe) == "own":
         own_engine(recipe.rollout.engine)
     trackers_of(recipe)
-    build_scorer(recipe.rewards).close()  # loads reward functions in a worker, as training does
+    NOTHING_GIVEN.with_named(recipe)
+    if recipe.scorer is None:
+        make_scorer(recipe).close()  # loads reward functions in a worker, as training does
     trial = HookTrial()
     if not (a.dynamic_sampling.keep or a.shaping or ":" in a.advantage.kind or ":" in a.loss.kind):
         return trial
@@ -145,7 +148,12 @@ def _tell_of_loss(recipe: Recipe, algorithm: Algorithm, groups: list[Group], tri
     from dapo.run.parts import make_objective
 
     objective, name = make_objective(recipe), recipe.algorithm.loss.kind
+    rows = algorithm.rows(groups)
+    if lacking := [extra for extra in objective.reads if any(extra not in row.extra for row in rows)]:
+        trial.lines.append(f"loss {name}: not tried, since it reads what the engine gives: {', '.join(lacking)}")
+        return
     inputs = _loss_inputs(algorithm, groups, needs_reference="reference" in objective.needs)
+    inputs = replace(inputs, extra=objective.extra_tensors(rows))
     loss, flags = objective.loss(inputs)
     objective.loss(inputs)  # flags that change their names from call to call are refused
     at_loss = torch.where(inputs.loss_mask, loss, 0.0)
@@ -193,5 +201,4 @@ def _loss_inputs(algorithm: Algorithm, groups: list[Group], *, needs_reference: 
         num_rows=len(masks),
         entropy=-logprobs * 0.5,
         reference_logprobs=old - 0.1 if needs_reference else None,
-        marked=torch.zeros(len(old), dtype=torch.bool),
     )

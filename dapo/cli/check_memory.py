@@ -91,7 +91,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
 
     size, n, learner = BYTES[recipe.model.dtype], facts.parameters, learner_holds(recipe, facts)
     with_adapter = recipe.model.lora.rank is not None
-    tokens = max(recipe.learner.microbatch_tokens, 1)
+    tokens = -(-recipe.learner.microbatch_tokens // recipe.learner.context_parallel)  # of one rank
     layer, device = layer_sizes(facts), recipe.model.device
     on_card = device != "cpu" and (device != "auto" or n >= LARGE)  # small ones mostly run where there is no card
     most = MAX_LOGITS_CUDA if on_card else MAX_LOGITS
@@ -207,9 +207,11 @@ def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iter
         yield from _rank_lines(recipe, facts, memory)
     else:
         yield from _state_lines(recipe, facts, memory)
+    sharing = recipe.learner.context_parallel
+    shared = f" over {sharing} ranks, of each rank" if sharing > 1 else ""
     yield (
-        f"activations of {recipe.learner.microbatch_tokens:,} tokens: about {size_text(memory.activations)}; logits "
-        f"and what is made of them: {size_text(memory.head)}"
+        f"activations of {recipe.learner.microbatch_tokens:,} tokens{shared}: about {size_text(memory.activations)}; "
+        f"logits and what is made of them: {size_text(memory.head)}"
     )
     yield from _engine_memory_lines(recipe, memory)
     if recipe.model.device != "cpu" and facts.parameters >= LARGE:

@@ -93,6 +93,7 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         else:
             yield f"a publish copies {billions} into the weights of vLLM, within this process and without a file"
         return
+    seconds = publish_seconds(recipe, facts, size)
     whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
     writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 and route in _FILES else ""
     yield f"a publish is a set of {billions}{writers}, for {whom}"
@@ -101,12 +102,34 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         return
     local = count / MEMORY[0] + count / MEMORY[1]
     yield f"through /dev/shm of one machine ({MEMORY[0] / 1e9:g} GB/s in, {MEMORY[1] / 1e9:g} out): {local:,.1f} s"
-    if recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or deployment.kind == "vllm_server":
-        shared = count / DISK[0] + count * engines / DISK[1]
+    if _several_machines(recipe):
         yield (
-            f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {shared:,.1f} s, since every "
+            f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {seconds:,.1f} s, since every "
             "engine reads it over the same network"
         )
+
+
+def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
+    """Return the seconds of a publish; 0 where the weights stay in one process. Arguments as for ``publish_lines``."""
+    from dapo.run.deployment import deployment_of
+
+    count, deployment = facts.parameters * size, deployment_of(recipe)
+    match deployment.route:
+        case "folder" if _several_machines(recipe):
+            return count / DISK[0] + count * deployment.engines / DISK[1]
+        case "folder":
+            return count / MEMORY[0] + count / MEMORY[1]
+        case "broadcast":
+            return count / NCCL[0 if _several_machines(recipe) else 1]
+        case "ipc":
+            return (count / NCCL[1] if recipe.learner.ranks > 1 else 0.0) + 2 * count / DEVICE
+        case "object_store":
+            return count / shards(recipe) / STORE[0] + count / STORE[1]
+    return 0.0
+
+
+def _several_machines(recipe: Recipe) -> bool:
+    return recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or engine_kind(recipe) == "vllm_server"
 
 
 def _cost(recipe: Recipe, route: Route, count: int) -> str:

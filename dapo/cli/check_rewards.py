@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dapo.config import Recipe
+from dapo.config.mixed import mixed_by_spread, mixed_said
 from dapo.config.schema import Reward
 from dapo.data.unknown import unknown_in_answers
 from dapo.errors import RewardError
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 PROBLEMS = 8  # of each source
 GOLD = "GOLD"
+SOLUTION = "solution"
+"""Column of a right program, for ``kind: code``."""
+PROGRAM = f"```python\n{GOLD}\n```"
+EARLY_EXIT = "raise SystemExit(0)"
+"""A program that ends well and does nothing: it must be wrong."""
 FORMS = (
     GOLD,
     f"\\boxed{{{GOLD}}}",
@@ -56,21 +62,37 @@ def try_rewards(recipe: Recipe, data: PreparedData, tokenizer: Any) -> Trial:
     Raises:
         RewardError: a reward function cannot be loaded.
     """
-    from dapo.run.session import make_scorer
+    from dapo.run.reinforcement import make_scorer
 
+    if recipe.scorer is not None:
+        return Trial(lines=[f"not tried: {recipe.scorer} scores the responses"])
     by_source: dict[str, list[Prompt]] = {}
     for prompt in (p for prompts in [data.train, *data.validation.values()] for p in prompts):
         by_source.setdefault(prompt.source, []).append(prompt)
     trial = Trial()
     scorer = make_scorer(recipe)
+    if scorer.sandbox is not None:
+        trial.lines.append(scorer.sandbox)
+        trial.brief.append(scorer.sandbox)
+    if recipe.algorithm.dynamic_sampling.mode != "off" and mixed_by_spread(recipe):
+        trial.brief.append(mixed_said(recipe))
+    plays = recipe.environment.kind is not None
     try:
         for source, prompts in by_source.items():
             reward = next(r for r in recipe.rewards if r.name == "accuracy" and (not r.sources or source in r.sources))
+            if reward.kind == "environment":
+                trial.lines.append(f"{source}: its environment says what is right; no answer is tried here")
+                trial.brief.append(trial.lines[-1])
+                continue
             tags = recipe.data.thinking
             begun = (recipe.data.response_prefix or "") + f"{tags.open}\nSo it is.\n{tags.close}\n" * tags.enabled
-            _Source(source, _spread(prompts), prompts, reward, scorer, tokenizer, trial, begun, tags.enabled).run()
+            _Source(
+                source, _spread(prompts), prompts, reward, scorer, tokenizer, trial, begun, tags.enabled, plays
+            ).run()
     finally:
         scorer.close()
+    if recipe.algorithm.dynamic_sampling.mode != "off":
+        trial.lines.append(mixed_said(recipe))
     return trial
 
 
@@ -80,16 +102,30 @@ def _spread(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompts[round(place)] for place in places]
 
 
-def wrong_answer(prompt: Prompt, others: Sequence[Prompt]) -> str:
-    """Another number where the answer is a whole one, else another problem's answer, else a word."""
+def wrong_answer(reward: Reward, prompt: Prompt, others: Sequence[Prompt]) -> str:
+    """Return another number where the answer is a whole one, else another problem's answer, else a word.
+
+    For ``kind: code`` return a program that ends early.
+    """
+    if reward.kind == "code":
+        return EARLY_EXIT
     digits = prompt.answer.removeprefix("-")
     if digits.isascii() and digits.isdigit() and len(digits) < 1000:
         return str(int(prompt.answer) + 1)
     return next((p.answer for p in others if p.answer and p.answer != prompt.answer), "wrong")
 
 
+def gold_of(reward: Reward, prompt: Prompt) -> str:
+    """Return what is right: the gold answer, or the record's solution for ``kind: code``; "" where there is none."""
+    return str(prompt.extra.get(SOLUTION) or "") if reward.kind == "code" else prompt.answer
+
+
 def forms_of(reward: Reward, prompt: Prompt) -> tuple[str, ...]:
     """How a right answer may be written; one form alone where the reward says which."""
+    if reward.kind == "code":
+        return (PROGRAM,)
+    if reward.kind == "service":
+        return (GOLD,)
     if reward.kind == "math":
         return (FORMS[1],)
     if reward.kind == "exact" and reward.pattern is None:
@@ -112,17 +148,20 @@ class _Source:
     trial: Trial
     begun: str = ""  # what every response begins with
     thinks: bool = False  # ... thinking, so that the answer stands behind it
+    plays: bool = False  # a response is an episode, here of one turn
 
     def run(self) -> None:
-        golden = [prompt for prompt in self.prompts if prompt.answer]
+        golden = [prompt for prompt in self.prompts if self._gold(prompt)]
         self.trial.lines.append(f"{self.name}: {len(self.prompts)} problems, {len(golden)} of them with a gold answer")
-        probe = self._score([(self.prompts[0], self.prompts[0].answer), (self.prompts[0], "")])
+        if self.reward.kind == "code" and not golden:
+            self.trial.doubts.append(f"{self.name}: no record has a column `{SOLUTION}`, so no right program was tried")
+        probe = self._score([(self.prompts[0], self._gold(self.prompts[0])), (self.prompts[0], "")])
         if not any(score.scored for score in probe):  # do not wait for the time limit again and again
             self.trial.refusals.append(f"{self.name}: neither a gold nor an empty answer is scored: {probe[0].reason}")
             return
         form, right = self._right_form(golden)
         self._show(f"right ({_quoted(form)})" if golden else "right (no gold answer)", right)
-        wrong = self._score([(p, form.replace(GOLD, wrong_answer(p, self.prompts))) for p in self.prompts])
+        wrong = self._score([(p, form.replace(GOLD, wrong_answer(self.reward, p, self.prompts))) for p in self.prompts])
         empty = self._score([(p, "") for p in self.prompts])
         self._show("wrong", wrong)
         self._show("empty", empty)
@@ -131,6 +170,11 @@ class _Source:
         self.trial.brief.append(f"{self.name}: {'; '.join(parts)} (gold answers as {_quoted(form)})")
         self._judge(golden, form, right)
         self._can_be_written(form)
+        if self.reward.kind == "service" and right and _mean(right) <= max(_mean(wrong), _mean(empty)):
+            self.trial.doubts.append(
+                f"{self.name}: the service scores gold answers {_mean(right):.4g}, wrong ones {_mean(wrong):.4g} and "
+                f"empty ones {_mean(empty):.4g}: it cannot tell them apart"
+            )
         for what, scores in (("wrong", wrong), ("empty", empty)):
             fooled = sum(_accuracy(score) >= 1.0 for score in scores)
             if fooled:
@@ -145,9 +189,12 @@ class _Source:
         elif failed:
             self.trial.doubts.append(f"{self.name}: {len(failed)} of {tried} answers are unscored: {failed[0]}")
 
+    def _gold(self, prompt: Prompt) -> str:
+        return gold_of(self.reward, prompt)
+
     def _can_be_written(self, form: str) -> None:
         """Doubt right responses that hold tokens which the tokenizer does not know."""
-        golden = [prompt.answer for prompt in self.everyone if prompt.answer]
+        golden = [gold for prompt in self.everyone if (gold := self._gold(prompt))]
         texts = [form.replace(GOLD, answer) for answer in golden]
         if doubt := unknown_in_answers(self.name, _quoted(form), texts, self.tokenizer):
             self.trial.doubts.append(doubt)
@@ -157,16 +204,16 @@ class _Source:
         forms = forms_of(self.reward, self.prompts[0])
         if not golden:
             return forms[0], []
-        first = self._score([(golden[0], form.replace(GOLD, golden[0].answer)) for form in forms])
+        first = self._score([(golden[0], form.replace(GOLD, self._gold(golden[0]))) for form in forms])
         best = max(range(len(forms)), key=lambda index: (_accuracy(first[index]), -index))
         form = forms[best]
-        return form, [first[best], *self._score([(p, form.replace(GOLD, p.answer)) for p in golden[1:]])]
+        return form, [first[best], *self._score([(p, form.replace(GOLD, self._gold(p))) for p in golden[1:]])]
 
     def _judge(self, golden: list[Prompt], form: str, right: list[Score]) -> None:
         missed = [p for p, score in zip(golden, right, strict=True) if score.scored and _accuracy(score) < 1.0]
-        if not missed:
+        if not missed or self.reward.kind == "service":  # a judge's scores are fractions
             return
-        shown = missed[0].answer[:_SHOWN]
+        shown = self._gold(missed[0])[:_SHOWN]
         if len(missed) == len(golden) and len(forms_of(self.reward, golden[0])) < len(FORMS):
             self.trial.refusals.append(
                 f"{self.name}: accuracy ({self.reward.kind}) calls all {len(golden)} gold answers wrong that were "
@@ -198,9 +245,10 @@ class _Source:
         """As if the model had written ``text``, surely, and ended."""
         ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else [], dtype=np.int64)
         count = len(ids)
-        whole, answer = self.begun + text, text if self.thinks else None
-        versions = np.zeros(count, np.int32)
-        return Completion(ids, np.zeros(count, np.float32), versions, FinishReason.STOP, whole, answer=answer)
+        whole, answer = self.begun + text, text if self.thinks or self.plays else None
+        versions, logprobs = np.zeros(count, np.int32), np.zeros(count, np.float32)
+        ended = "done" if self.plays else None
+        return Completion(ids, logprobs, versions, FinishReason.STOP, whole, answer=answer, ended=ended)
 
     def _show(self, what: str, scores: Sequence[Score]) -> None:
         if scores:
@@ -213,6 +261,11 @@ def _quoted(form: str) -> str:
 
 def _accuracy(score: Score) -> float:
     return score.values["accuracy"] if score.scored else -1.0
+
+
+def _mean(scores: Sequence[Score]) -> float:
+    """Return the mean accuracy of those that are scored; -1 where none is."""
+    return float(np.mean([_accuracy(score) for score in scores if score.scored] or [-1.0]))
 
 
 def _told(scores: Sequence[Score]) -> Iterator[str]:

@@ -34,7 +34,7 @@ def look_at_sft_run(loaded: LoadedRecipe, sections: Sections) -> None:
     from dapo.run.deployment import deployment_of
     from dapo.run.here import trackers_of
     from dapo.run.sampling import stop_tokens
-    from dapo.run.sft import check_lengths, shown, shown_tokens
+    from dapo.run.supervised import check_lengths, shown, shown_tokens
 
     loaded = with_free_name(loaded)
     recipe, add = loaded.recipe, sections.add

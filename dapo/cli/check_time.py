@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dapo.cli.check_memory import LARGE, Memory, size_text
-from dapo.cli.check_ranks import devices_of_engines, engines_apart
+from dapo.cli.check_ranks import devices_of_engines, engines_apart, publish_seconds
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
-from dapo.config.deployment import engine_count, engine_slots
+from dapo.config.deployment import engine_count, engine_devices, engine_kind, engine_slots, overlaps
 from dapo.types.model import ModelFacts
+
+if TYPE_CHECKING:  # numpy comes with it
+    from dapo.types.batch import Row
 
 MEAN_LENGTH = 0.5  # of the response limit
 KEPT = 0.5  # share of the groups that dynamic sampling keeps
@@ -19,7 +23,7 @@ BANDWIDTH_SHARE = 0.3  # of the card's, while decoding
 PEAK_SHARE = 0.3  # of the card's bfloat16 matrix peak, while learning
 _ROWS = 256  # responses that decode together, unless the recipe says otherwise
 _LEAST_CACHE = 4 * 1024**3  # responses then wait for their turn
-_SPARE = 1.1  # for CUDA itself and the allocator's gaps
+SPARE = 1.1  # for CUDA itself and the allocator's gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +55,98 @@ class Work:
     operations: float
 
 
-def step_work(recipe: Recipe, facts: ModelFacts, prompt: float) -> Work:
-    """Bytes that decoding reads and operations that learning makes in a step.
+def step_work(recipe: Recipe, facts: ModelFacts, prompt: float, card: Card | None = None) -> Work:
+    """Return the bytes that decoding reads and the operations that learning makes in a step.
 
     Args:
-        recipe: Of the run.
-        facts: Of its model.
-        prompt: Mean tokens of a prompt.
+        recipe: of the run.
+        facts: of its model.
+        prompt: mean tokens of a prompt.
+        card: a GPU whose memory bounds the responses that decode at once; None: nothing does.
     """
-    rollout, size = recipe.rollout, 4 if recipe.model.dtype == "float32" else 2
+    rollout, size = recipe.rollout, _bytes(recipe.model.dtype)
     responses, mean = rollout.prompts_per_step * rollout.group_size, MEAN_LENGTH * rollout.max_response_tokens
     filtered = recipe.algorithm.dynamic_sampling.mode == "filter"
     generated, trained = responses * mean / (KEPT if filtered else 1.0), responses * mean
-    rows = min(sum(slots or _ROWS for slots in engine_slots(recipe)), responses)
+    rows: float = min(sum(slots or _ROWS for slots in engine_slots(recipe)), responses)
+    if card is not None and engine_kind(recipe) == "vllm":
+        rows = max(1.0, min(rows, engine_count(recipe) * _rows_of_cache(recipe, facts, card, prompt + mean / 2)))
     untied = not facts.fingerprint.get("tied", True)
     matrices = facts.parameters - untied * facts.vocabulary * facts.hidden  # a step looks up its embeddings
-    step = engine_count(recipe) * matrices * size + rows * (prompt + mean / 2) * facts.layers * facts.key_values * size
+    experts, share = experts_of(facts)
+    read = matrices - experts * (1 - share) ** (rows / engine_count(recipe))  # experts that no response is routed to
+    step = engine_count(recipe) * read * size + rows * (prompt + mean / 2) * facts.layers * facts.key_values * size
     tokens = trained + rollout.prompts_per_step * prompt
-    return Work(generated, trained, generated / rows * step, 2.0 * matrices * tokens * _passes(recipe))
+    active = matrices - experts * (1 - share)
+    return Work(generated, trained, generated / rows * step, 2.0 * active * tokens * _passes(recipe))
+
+
+def experts_of(facts: ModelFacts) -> tuple[int, float]:
+    """Return the parameters of all experts and the share of them that computes a token; (0, 1) without experts."""
+    config = facts.config
+    count = next(
+        (config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), 0
+    )
+    chosen = config.get("num_experts_per_tok")
+    if not count or not chosen:
+        return 0, 1.0
+    return sum(math.prod(shape) for name, shape in facts.shapes.items() if ".experts." in name), chosen / count
+
+
+def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float) -> float:
+    """Return the responses of ``tokens`` tokens whose keys and values one vLLM engine holds on GPUs of this kind."""
+    vllm, devices = recipe.rollout.vllm, engine_devices(recipe)
+    size = _bytes(vllm.dtype or recipe.model.dtype)
+    cache = vllm.gpu_memory_utilization * card.memory * devices - facts.parameters * size
+    if vllm.kv_cache_mib is not None:
+        cache = vllm.kv_cache_mib * 1024**2
+    return max(cache, 0.0) / (tokens * facts.layers * facts.key_values * size)
+
+
+def lockstep_efficiency(recipe: Recipe, facts: ModelFacts, prompt: float) -> float:
+    """Return the share of learning in which ranks do not wait for each other: planned for drawn response lengths.
+
+    Lengths of a minibatch are lognormal around ``MEAN_LENGTH`` of the limit: sigma 0.6 between groups, 0.35 within one.
+    """
+    from dapo.learner.balance import attention_share
+    from dapo.learner.plan import efficiency, plan_step
+    from dapo.metrics.stats import values
+    from dapo.types.batch import LearnStep
+
+    if recipe.learner.ranks == 1:
+        return 1.0
+    rollout, learner = recipe.rollout, recipe.learner
+    attention = attention_share(facts.layers, facts.hidden, facts.parameters)
+    rows = _drawn_rows(learner.minibatch_prompts or rollout.prompts_per_step, recipe, round(prompt))
+    plans = plan_step(LearnStep([rows], [0.0], 0), learner.microbatch_tokens, ranks=learner.ranks, attention=attention)
+    return values(efficiency(plans, attention=attention))["train/lockstep_efficiency"]
+
+
+def _drawn_rows(groups: int, recipe: Recipe, prompt: int) -> list[Row]:
+    import numpy as np
+
+    from dapo.types.batch import Row
+
+    limit, size = recipe.rollout.max_response_tokens, recipe.rollout.group_size
+    random = np.random.default_rng(0)
+    centres = math.log(MEAN_LENGTH * limit) + 0.6 * random.standard_normal(groups) - 0.6**2 / 2
+    drawn = np.exp(centres[:, None] + 0.35 * random.standard_normal((groups, size))).clip(2, limit).astype(int)
+    ids, real, flags = np.zeros(max(limit, prompt, 1), np.int32), np.zeros(limit, np.float32), np.ones(limit, np.bool_)
+    return [
+        Row(
+            group=group,
+            sample=sample,
+            prompt_ids=ids[: max(prompt, 1)],
+            token_ids=ids[:length],
+            loss_mask=flags[:length],
+            sampler_logprobs=real[:length],
+            versions=ids[:length],
+            loss_weight=1.0,
+            advantage=1.0,
+        )
+        for group in range(groups)
+        for sample, length in enumerate(drawn[group].tolist())
+    ]
 
 
 def _passes(recipe: Recipe) -> int:
@@ -77,7 +155,12 @@ def _passes(recipe: Recipe) -> int:
 
     minibatch = recipe.learner.minibatch_prompts or recipe.rollout.prompts_per_step
     old = ratio_against(recipe) == "learner" and minibatch < recipe.rollout.prompts_per_step
-    return 3 + (recipe.model.activation_checkpointing == "full") + old + keeps_reference(recipe)
+    training = 3 + (recipe.model.activation_checkpointing == "full")
+    return recipe.learner.epochs_per_rollout * training + old + keeps_reference(recipe)
+
+
+def _bytes(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
 
 
 def step_seconds(work: Work, card: Card) -> tuple[float, float]:
@@ -89,17 +172,20 @@ def step_seconds(work: Work, card: Card) -> tuple[float, float]:
 def needed_memory(memory: Memory) -> float:
     """Bytes that a card must have: an engine makes do with a smaller cache, and with fewer responses at once."""
     least = memory.generating - memory.cache + min(memory.cache, _LEAST_CACHE)
-    return max(memory.learning, least) * _SPARE
+    return max(memory.learning, least) * SPARE
 
 
 def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float) -> Iterator[str]:
     """Tokens of a step and hours of the run on each known card that holds it; nothing for small models and CPUs.
 
-    Ranks and engines share the work without loss: what links between cards cost is not in it.
+    A synchronous run generates, learns and publishes in turn. With ``rollout.max_staleness`` it generates meanwhile.
+    What links between GPUs cost while ranks compute is not counted.
     """
     if facts.parameters < LARGE or recipe.model.device == "cpu":
         return
     work, steps = step_work(recipe, facts, prompt), recipe.trainer.steps
+    waiting, size = lockstep_efficiency(recipe, facts, prompt), _bytes(recipe.model.dtype)
+    publish = publish_seconds(recipe, facts, size)
     filtered = recipe.algorithm.dynamic_sampling.mode == "filter"
     kept = f", {KEPT:.0%} of the groups are kept" if filtered else ""
     yield (
@@ -113,12 +199,14 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     engines, beside = (devices_of_engines(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
     cards = ranks + engines if beside else max(ranks, engines)
     for card in fitting:
-        generate, learn = step_seconds(work, card)
-        generate, learn = generate / engines, learn / ranks
-        hours = (max(generate, learn) if beside else generate + learn) * steps / 3600
+        generate, learn = step_seconds(step_work(recipe, facts, prompt, card), card)
+        generate, learn = generate / engines, learn / ranks / waiting
+        both = max(generate, learn) if overlaps(recipe) else generate + learn
+        parts = [f"{generate:.0f} s to generate", f"{learn:.0f} s to learn" + " meanwhile" * overlaps(recipe)]
+        parts += [f"{publish:.0f} s to publish"] if publish >= 0.5 else []
         yield (
-            f"{f'{cards} x ' * (cards > 1)}{card.name}: {generate:.0f} s to generate and {learn:.0f} s to learn, "
-            f"{steps:,} steps in about {_hours(hours)}, evaluations not counted"
+            f"{f'{cards} x ' * (cards > 1)}{card.name}: {' and '.join([', '.join(parts[:-1]), parts[-1]])}, "
+            f"{steps:,} steps in about {_hours((both + publish) * steps / 3600)}, evaluations not counted"
         )
     if not fitting:
         most = max(CARDS, key=lambda card: card.memory)

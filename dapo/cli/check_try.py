@@ -12,6 +12,7 @@ from dapo.config import Recipe
 from dapo.types.batch import Group, StepBatch
 
 if TYPE_CHECKING:
+    from dapo.run.reinforcement import RewardParts
     from dapo.run.session import Session
     from dapo.types.protocols import Learner
 
@@ -27,17 +28,17 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
         DapoError: whatever would end a run at its start.
     """
     from dapo.observe.console import Console
-    from dapo.run.session import Session
+    from dapo.run.reinforcement import reward_session
 
     with Console("quiet") as console:
-        session = Session.make(recipe, console)
+        session = reward_session(recipe, console)
         try:
             learner = session.learner()
-            session.engine.load(learner.publish(0))
+            session.parts.engine.load(learner.publish(0))
             began = time.perf_counter()
             groups = _generate(session, count)
             generated = time.perf_counter() - began
-            session.engine.sleep()
+            session.parts.engine.sleep()
             began = time.perf_counter()
             _learn(session, learner, groups)
             learned = time.perf_counter() - began
@@ -46,17 +47,17 @@ def try_groups(recipe: Recipe, count: int) -> list[str]:
     return [*_group_lines(groups), *_summary(recipe, groups, generated, learned)]
 
 
-def _generate(session: Session, count: int) -> list[Group]:
+def _generate(session: Session[RewardParts], count: int) -> list[Group]:
     """Groups of the prompts that training would take first."""
     from dapo.loop.evaluation import Evaluator
     from dapo.run.sampling import make_sampling
 
     recipe = session.recipe
-    stream = session.stream()
+    stream = session.parts.stream()
     prompts = stream.take(min(count, stream.size))
     size = recipe.rollout.group_size
     evaluator = Evaluator(
-        rollouts=session.rollouts,
+        rollouts=session.parts.rollouts,
         prompts={"tried": prompts},
         sampling=make_sampling(recipe, session.facts),
         samples=size,
@@ -71,7 +72,7 @@ def _generate(session: Session, count: int) -> list[Group]:
     return groups
 
 
-def _learn(session: Session, learner: Learner, groups: Sequence[Group]) -> None:
+def _learn(session: Session[RewardParts], learner: Learner, groups: Sequence[Group]) -> None:
     """A training step at rate 0: its time is a step's, and the weights stay."""
     from dapo.run.parts import make_algorithm
 

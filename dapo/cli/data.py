@@ -149,19 +149,19 @@ def _prompts(data: RunData, history: History) -> list[RenderableType]:
 
 def _selection(data: RunData, history: History) -> Iterator[RenderableType]:
     """Retired and skipped prompts, where the recipe asks for that."""
-    settings = data.recipe.algorithm.dynamic_sampling if data.recipe else None
+    settings = data.recipe.algorithm.dynamic_sampling.selection if data.recipe else None
     if settings is None:
         return
-    if settings.retire_at is not None:
-        count = int(history.retired(settings.retire_at).sum())
-        share = settings.review_share
+    if settings.retire is not None:
+        count = int(history.retired(settings.retire.at).sum())
+        share = settings.retire.review
         review = f"one in {1 / share:.0f} of their turns is a review" if share else "none is taken again"
         yield _say(
-            f"{count:,} of them are retired (pass rate of the last visit at least {percent(settings.retire_at, 0)}); "
+            f"{count:,} of them are retired (pass rate of the last visit at least {percent(settings.retire.at, 0)}); "
             f"{review}.",
             QUIET,
         )
-    if settings.greso:
+    if settings.greso is not None:
         yield _say(
             f"GRESO: p_easy {history.p_easy:.2f}, p_hard {history.p_hard:.2f}; "
             f"{int((history.streak > 0).sum()):,} prompts are skipped at times (no variance at their last visits).",

@@ -10,7 +10,7 @@ from dapo.config import LoadedRecipe, load_recipe, recipe_from_dict
 from dapo.config.check_data import source_name
 from dapo.config.files import RESOLVED
 from dapo.config.resume import no_run
-from dapo.config.schema import DataSource, Recipe
+from dapo.config.schema import Recipe, TrainSource
 from dapo.errors import RecipeError
 
 TASK = "task:"
@@ -45,7 +45,7 @@ def evaluation_recipe(
             given["data"]["validation"] = sources
         if not given["data"]["validation"]:
             raise RecipeError(f"the run {folder} has no validation data; give some with --data")
-        trained_on = [source_name(DataSource.model_validate(s)) for s in given["data"]["train"]]
+        trained_on = [source_name(TrainSource.model_validate(s)) for s in given["data"]["train"]]
         given["data"]["train"] = _placeholders(trained_on)
     else:
         if not sources:

@@ -28,7 +28,7 @@ def launch(
     resume: ResumeOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; write and submit nothing.")] = False,
 ) -> int:
-    """Submit a run to Slurm, such as with slurm.time=12:00:00. The job saves before its time is up."""
+    """Submit a run to Slurm, such as with slurm.options.time=12:00:00. The job saves before its time is up."""
     if resume is not None:
         return launch_again(resume, only_overrides(resume, arguments), dry_run=dry_run)
     return launch_new(*recipe_and_overrides(arguments), dry_run=dry_run)
@@ -93,11 +93,13 @@ def _check_secrets(loaded: LoadedRecipe, overrides: Sequence[str]) -> None:
 
 def _over_machines(recipe: Recipe) -> list[str]:
     """What the machines of a job mean for the run in it."""
+    from dapo.config.check_slurm import gpus_per_node
+
     slurm, cluster = recipe.slurm, recipe.cluster
     if slurm.nodes == 1:  # of a run that had more
         return ["cluster.nodes=1"] if cluster.nodes is not None and cluster.nodes > 1 else []
     wanted = ["launch.backend=ray", f"cluster.nodes={slurm.nodes}"]
-    return [*wanted, f"cluster.gpus_per_node={slurm.gpus_per_node}"] if slurm.gpus_per_node else wanted
+    return [*wanted, f"cluster.gpus_per_node={gpus}"] if (gpus := gpus_per_node(slurm)) else wanted
 
 
 def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, overrides: Sequence[str] = ()) -> Job:
@@ -189,13 +191,16 @@ def _kept(folder: Path, text: str) -> str:
 
 
 def _machine(recipe: Recipe) -> str:
-    slurm = recipe.slurm
-    has = [f"{slurm.gpus_per_node} GPUs"] * bool(slurm.gpus_per_node)
-    has += [f"{slurm.cpus_per_node} cores"] * bool(slurm.cpus_per_node)
+    from dapo.config.check_slurm import gpus_per_node
+
+    gpus, cores = gpus_per_node(recipe.slurm), recipe.slurm.options.get("cpus-per-task")
+    has = [f"{gpus} GPUs"] * bool(gpus)
+    has += [f"{cores} cores"] * bool(cores)
     return f"machine with {' and '.join(has)}" if has else "machine"
 
 
 def _limit(recipe: Recipe) -> str:
-    limit = f"at most {recipe.slurm.time}" if recipe.slurm.time else "the partition's own time limit"
+    time = recipe.slurm.options.get("time")
+    limit = f"at most {time}" if time else "the partition's own time limit"
     again = "then back into the queue" if recipe.slurm.requeue else "and not again"
     return f"{limit}, asked to save {recipe.slurm.signal_seconds} s before, {again}"

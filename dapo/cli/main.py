@@ -168,7 +168,7 @@ def _root(
 
 
 app.command("import", cls=_Command, rich_help_panel=_START, epilog=pages("import", "peers"))(import_recipe)
-app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("scaling", "configuration"))(launch)
+app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("slurm", "configuration"))(launch)
 
 
 @app.command(cls=_Command, rich_help_panel=_TRAIN, epilog=pages("tutorial", "configuration"))
@@ -203,7 +203,7 @@ def sft(arguments: RecipeArguments = None, resume: ResumeOption = None) -> int:
     return _train(arguments, sft=True)
 
 
-@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("tutorial", "data_and_rewards"))
+@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("own_data", "data"))
 def check(
     arguments: RecipeArguments = None,
     tries: Annotated[
@@ -259,7 +259,7 @@ def recipes(
     return 0
 
 
-@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("tutorial", "data_and_rewards"))
+@app.command(cls=_Command, rich_help_panel=_START, epilog=pages("own_data", "data"))
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Writes NAME.yaml; also the run's name.")] = "mine",
     model: Annotated[str | None, typer.Option(help="A Hugging Face folder or hub name.")] = None,
@@ -353,7 +353,7 @@ app.command(cls=_Command, rich_help_panel=_USE, epilog=pages("tutorial"))(export
 app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("base_to_trained"))(rollouts)
 
 
-@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("reading_a_run"))
+@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("reading_a_run", "warnings"))
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders; they may be going on. Several are compared.")
@@ -371,7 +371,7 @@ def report(
     return 0
 
 
-@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("viewing", "reading_a_run"))
+@app.command(cls=_Command, rich_help_panel=_LOOK, epilog=pages("reading_a_run", "warnings"))
 def view(
     runs_folder: Annotated[
         Path, typer.Argument(metavar="RUNS", help="A folder of runs, such as runs; or one run.")

@@ -17,6 +17,7 @@ from dapo.observe.text import clean
 from dapo.observe.view import BAD, GOOD, QUIET
 from dapo.report.machines import in_one_line
 from dapo.report.page_data import RunView
+from dapo.words import counted
 
 SEVERAL = "dapo-report"
 """The folder for a report of several runs, in the working directory."""
@@ -51,6 +52,10 @@ def report_runs(
     written = write_report([read_run(folder.path) for folder in folders], target, int(budget_mb * 1e6))
     for view in written.bundle["runs"]:
         _tell(console, view)
+    for family in written.bundle["families"]:
+        if family["said"]:
+            name = clean(family["name"] or counted(len(family["runs"]), "seed"), newlines=False)
+            _say(console, Text.assemble((name, "bold"), f": {family['said']}"))
     for note in written.notes:
         _say(console, Text(clean(note, newlines=False), style="yellow"))
     for path in written.files:

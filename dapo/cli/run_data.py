@@ -166,11 +166,10 @@ def recent_shares(data: RunData) -> tuple[Shares, str]:
 def _known(data: RunData) -> dict[str, Any]:
     """What recipe and history say, whichever groups were judged."""
     known: dict[str, Any] = {}
-    retire_at, reviewed = None, False
+    retire = None
     if data.recipe is not None:
         algorithm, rollout = data.recipe.algorithm, data.recipe.rollout
-        retire_at, votes = algorithm.dynamic_sampling.retire_at, algorithm.truncated_vote
-        reviewed = algorithm.dynamic_sampling.review_share > 0
+        retire, votes = algorithm.dynamic_sampling.selection.retire, algorithm.truncated_vote
         known["correct_at"] = algorithm.dynamic_sampling.correct_at
         known["prompts_per_step"], known["group_size"] = rollout.prompts_per_step, rollout.group_size
         known["truncated_vote"] = not algorithm.overlong_filtering if votes is None else votes
@@ -180,7 +179,7 @@ def _known(data: RunData) -> dict[str, Any]:
         rates = (history.correct[chosen] / before[chosen]).tolist()
         known["hopeless"] = hopeless_of(rates, known.get("group_size", 0))
         known["all_retired"] = (
-            retire_at is not None and not reviewed and int(history.retired(retire_at).sum()) == history.size
+            retire is not None and not retire.review and int(history.retired(retire.at).sum()) == history.size
         )
     return known
 
@@ -200,9 +199,9 @@ def _shares_of_file(data: RunData, path: Path, known: dict[str, Any]) -> Shares:
     judged, ended = len(first), False
     if data.recipe is not None and data.recipe.data.epochs is not None:
         # Stopped below the cap on groups and without one on tokens: then it was the end of the data.
-        caps = data.recipe.algorithm.dynamic_sampling
-        below = caps.max_groups is None or judged < caps.max_groups * data.recipe.rollout.prompts_per_step
-        ended = below and caps.max_tokens is None and sum(reasons.values()) < len(table)
+        cap = data.recipe.algorithm.dynamic_sampling.cap
+        below = cap.groups is None or judged < cap.groups * data.recipe.rollout.prompts_per_step
+        ended = below and cap.tokens is None and sum(reasons.values()) < len(table)
     by_verdict: dict[str, Any] = {v.value: verdicts[v] / max(1, judged) for v in Verdict}
     return Shares(
         **by_verdict,

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from dapo.config.problems import Problem
-from dapo.config.schema import Data, DataSource, Recipe
+from dapo.config.schema import Data, DataSource, Recipe, Reward
 from dapo.metrics.names import name_problem, reward_name_problem
 
 _SUFFIXES = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"}
@@ -64,7 +64,7 @@ def check_rewards(r: Recipe) -> Iterator[Problem]:
         if reward.kind == "regex" and reward.pattern is None:
             yield Problem(f"{key}.pattern", "kind: regex needs a pattern, such as 'answer is (-?\\d+)'")
         if reward.pattern is not None:
-            yield from _pattern(f"{key}.pattern", reward.kind, reward.pattern)
+            yield from _pattern(f"{key}.pattern", reward)
         unknown = [s for s in reward.sources or [] if s not in sources]
         if unknown:
             known = ", ".join(sorted(sources))
@@ -73,17 +73,19 @@ def check_rewards(r: Recipe) -> Iterator[Problem]:
             )
 
 
-def _pattern(key: str, kind: str, pattern: str) -> Iterator[Problem]:
-    if kind not in ("regex", "exact"):
-        yield Problem(key, f"is only read with kind: regex or exact, not {kind}", pattern)
+def _pattern(key: str, reward: Reward) -> Iterator[Problem]:
+    pattern = reward.pattern or ""
+    if reward.kind not in ("regex", "exact") and not (reward.kind == "service" and reward.api == "openai"):
+        yield Problem(key, f"is only read with kind: regex or exact, or api: openai, not {reward.kind}", pattern)
         return
     try:
         groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:
         yield Problem(key, f"is not a regular expression: {error}", pattern)
         return
-    if kind == "exact" and groups < 1:
-        yield Problem(key, "kind: exact takes the answer from group 1: put it in parentheses", pattern)
+    if reward.kind != "regex" and groups < 1:
+        what = "the answer" if reward.kind == "exact" else "the score"
+        yield Problem(key, f"kind: {reward.kind} takes {what} from group 1: put it in parentheses", pattern)
 
 
 def check_data(r: Recipe) -> Iterator[Problem]:
@@ -166,28 +168,28 @@ def _thinking(r: Recipe) -> Iterator[Problem]:
         for key, default in (("open", "<think>"), ("close", "</think>")):
             if (value := getattr(thinking, key)) != default:
                 yield Problem(f"data.thinking.{key}", "is only read with data.thinking.enabled: true", value)
-        if rollout.thinking_budget is not None:
+        if thinking.budget is not None:
             why = "needs data.thinking.enabled: true: nobody knows where thinking ends"
-            yield Problem("rollout.thinking_budget", why, rollout.thinking_budget)
+            yield Problem("data.thinking.budget", why, thinking.budget)
         for n, reward in enumerate(r.rewards):
-            if reward.reads is not None:
+            if reward.reads in ("answer", "response") and r.environment.kind is None:
                 yield Problem(f"rewards.{n}.reads", "is only read with data.thinking.enabled: true", reward.reads)
     for n, reward in enumerate(r.rewards):
         if reward.kind == "function" and reward.reads is not None:
             yield Problem(f"rewards.{n}.reads", "a function gets both: completion.final_text and .text", reward.reads)
-    if rollout.thinking_end is not None:
-        if rollout.thinking_budget is None:
-            yield Problem("rollout.thinking_end", "is only read with rollout.thinking_budget", rollout.thinking_end)
-        elif thinking.close not in rollout.thinking_end:
-            yield Problem("rollout.thinking_end", f"does not hold {thinking.close!r}", rollout.thinking_end)
+    if thinking.end is not None:
+        if thinking.budget is None:
+            yield Problem("data.thinking.end", "is only read with data.thinking.budget", thinking.end)
+        elif thinking.close not in thinking.end:
+            yield Problem("data.thinking.end", f"does not hold {thinking.close!r}", thinking.end)
     limits = {
         "rollout.max_response_tokens": rollout.max_response_tokens,
         "validation.max_response_tokens": r.validation.max_response_tokens or rollout.max_response_tokens,
     }
     for key, limit in limits.items():
-        if rollout.thinking_budget is not None and rollout.thinking_budget >= limit:
+        if thinking.budget is not None and thinking.budget >= limit:
             why = f"leaves no token for an answer: {key} is {limit}"
-            yield Problem("rollout.thinking_budget", why, rollout.thinking_budget)
+            yield Problem("data.thinking.budget", why, thinking.budget)
             break
 
 
@@ -216,25 +218,18 @@ def _mixture(r: Recipe) -> Iterator[Problem]:
             yield Problem(f"data.train.{n}.levels", "are options of a procedural `task`", source.levels)
         if len(source.levels) == 1:
             yield Problem(f"data.train.{n}.levels", "one level is none: name two or more, or use options")
-    for n, source in enumerate(r.data.validation):
-        for key in ("weight", "levels"):
-            if value := getattr(source, key):
-                yield Problem(f"data.validation.{n}.{key}", "is only read of training sources", value)
     if not levelled and rule != type(rule)():
         yield Problem("data.curriculum", "is only read where a training source has `levels`")
     if levelled and rule.lower_at >= rule.raise_at:
         yield Problem("data.curriculum.lower_at", f"is not below raise_at: {rule.raise_at:g}", rule.lower_at)
-    sampling = r.algorithm.dynamic_sampling
-    if levelled and sampling.retire_at is not None:
+    selection = r.algorithm.dynamic_sampling.selection
+    if levelled and selection.retire is not None:
         why = "with levels every prompt of one may retire before the next begins: leave it out"
-        yield Problem("algorithm.dynamic_sampling.retire_at", why, sampling.retire_at)
-    for kind in ("easy", "hard"):
-        key, default = f"algorithm.dynamic_sampling.{kind}_at", 1.0 if kind == "easy" else 0.0
-        value, share = getattr(sampling, f"{kind}_at"), getattr(sampling, f"{kind}_share")
-        if value != default and share == 1.0:
-            yield Problem(key, f"is only read with {kind}_share below 1", value)
-    if sampling.hard_at >= sampling.easy_at:
-        yield Problem("algorithm.dynamic_sampling.hard_at", f"is not below easy_at: {sampling.easy_at:g}")
+        yield Problem("algorithm.dynamic_sampling.selection.retire", why, selection.retire.model_dump())
+    easy, hard = selection.easy, selection.hard
+    if easy is not None and hard is not None and hard.at >= easy.at:
+        why = f"is not below selection.easy.at: {easy.at:g}"
+        yield Problem("algorithm.dynamic_sampling.selection.hard.at", why, hard.at)
 
 
 def _source(key: str, source: DataSource) -> Iterator[Problem]:

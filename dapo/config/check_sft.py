@@ -10,14 +10,14 @@ from dapo.config.problems import Problem
 from dapo.config.schema import DataSource, Recipe, Sft, SftSource
 
 SUFFIX = "-sft"
-_OF_REWARDS = ("rewards", "rollout", "algorithm", "validation", "cluster", "launch", "slurm")
+_OF_REWARDS = ("rewards", "scorer", "sandbox", "rollout", "algorithm", "validation", "cluster", "launch", "slurm")
 """Sections of training by reward."""
 _OF_REWARDS_TOO = {
     "run": "reward_workers reward_memory_mib",
-    "data": "train curriculum thinking max_prompt_tokens overlong_prompts epochs",
-    "learner": "learning_rate schedule schedule_unit warmup final_ratio minibatch_prompts",  # `sft` has its own
+    "data": "train stream curriculum thinking max_prompt_tokens overlong_prompts epochs",
+    "learner": "learning_rate schedule schedule_unit warmup final_ratio minibatch_prompts epochs_per_rollout",
     "trainer": "steps sync_check_tolerance",
-    "logging": "rollouts rollouts_sample tokens samples_every",
+    "logging": "rollouts tokens samples_every",
 }
 _READ_ANYWAY = ("rollout.stop_token_ids", "cluster.max_learner_restarts")
 
@@ -92,6 +92,7 @@ def supervised(recipe: Recipe, steps: int) -> Recipe:
             "warmup": sft.warmup,
             "final_ratio": sft.final_ratio,
             "minibatch_prompts": None,
+            "epochs_per_rollout": 1,
         }
     )
     # no engine works beside it, and an optimiser step is a training step

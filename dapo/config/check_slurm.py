@@ -6,21 +6,14 @@ import re
 from collections.abc import Iterator
 
 from dapo.config.problems import Problem
-from dapo.config.schema import Recipe
+from dapo.config.schema import Recipe, Slurm
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
 _PLAIN = re.compile(r" *[\w@%+=:,./-][\w@%+=:,./#^~-]*( +[\w@%+=:,./-][\w@%+=:,./#^~-]*)* *")
 """Words that no shell reads as anything else: ``#`` and ``~`` mean something at the beginning of a word."""
-_OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")
+_OPTION = re.compile(r"[a-z][a-z-]+")
 _OURS = {
     "nodes": "slurm.nodes",
-    "partition": "slurm.partition",
-    "account": "slurm.account",
-    "qos": "slurm.qos",
-    "constraint": "slurm.constraint",
-    "time": "slurm.time",
-    "gpus-per-node": "slurm.gpus_per_node",
-    "cpus-per-task": "slurm.cpus_per_node",
     "signal": "slurm.signal_seconds",
     "requeue": "slurm.requeue",
     "no-requeue": "slurm.requeue",
@@ -34,6 +27,12 @@ _OURS = {
     "array": None,
 }
 """Options that the script has itself, and the setting that decides each; None: the script needs its own value."""
+
+
+def gpus_per_node(slurm: Slurm) -> int:
+    """Return the number in the option ``gpus-per-node``, such as 8 in ``h100:8``; 0: none is asked for."""
+    number = str(slurm.options.get("gpus-per-node", "")).rpartition(":")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def time_limit(text: str) -> int | None:
@@ -53,10 +52,6 @@ def time_limit(text: str) -> int | None:
 def check_slurm(r: Recipe) -> Iterator[Problem]:
     """Settings that no job script could hold."""
     slurm = r.slurm
-    for name in ("partition", "account", "qos", "constraint"):
-        value = getattr(slurm, name)
-        if value is not None and not re.fullmatch(r"\S+", value):
-            yield Problem(f"slurm.{name}", "expected one word", value)
     if slurm.container is not None and not _PLAIN.fullmatch(slurm.container):
         said = "expected a command of plain words on one line, such as apptainer exec --nv /images/dapo.sif"
         move = "the job splits it at spaces and reads no lists, quotes, variables or patterns; put these into a script"
@@ -64,24 +59,27 @@ def check_slurm(r: Recipe) -> Iterator[Problem]:
     for n, line in enumerate(slurm.setup):
         if "\n" in line or "\r" in line:
             yield Problem(f"slurm.setup.{n}", "is one line of shell; give further lines as further items", line)
-    for n, option in enumerate(slurm.extra):
-        yield from _check_option(f"slurm.extra.{n}", option)
-    if slurm.time is None:
+    for name, value in slurm.options.items():
+        yield from _check_option(name, value)
+    if "time" not in slurm.options:
         return
-    seconds = time_limit(slurm.time)
+    seconds = time_limit(str(slurm.options["time"]))
     if not seconds:
         forms = "expected MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, more than 0; in YAML in quotes"
-        yield Problem("slurm.time", forms, slurm.time)
+        yield Problem("slurm.options.time", forms, slurm.options["time"])
     elif seconds <= slurm.signal_seconds:
         move = f"the job would be asked to save {slurm.signal_seconds} s before its end, and has {seconds} s in all"
-        yield Problem("slurm.signal_seconds", f"{move}; give it more slurm.time, or set this lower", None)
+        yield Problem("slurm.signal_seconds", f"{move}; give it more slurm.options.time, or set this lower", None)
 
 
-def _check_option(path: str, option: str) -> Iterator[Problem]:
-    if not _OPTION.fullmatch(option):
-        yield Problem(path, "expected one long option of sbatch, such as --mem=0 or --exclusive", option)
-        return
-    name = option[2:].partition("=")[0]
-    if name in _OURS:
+def _check_option(name: str, value: str | int | bool) -> Iterator[Problem]:
+    path = f"slurm.options.{name}"
+    if not _OPTION.fullmatch(name):
+        long = name.lstrip("-").partition("=")[0].replace("_", "-")
+        hint = f"; did you mean `{long}`?" if _OPTION.fullmatch(long) and long != name else ""
+        yield Problem(path, f"expected the long name of an option of sbatch, such as mem or gpus-per-node{hint}", value)
+    elif name in _OURS:
         setting = _OURS[name]
-        yield Problem(path, f"is {setting}; set that" if setting else "the script sets it itself; take it out", option)
+        yield Problem(path, f"is {setting}; set that" if setting else "the script sets it itself; take it out", value)
+    elif value is False or (isinstance(value, str) and not (value.strip() and value.isprintable())):
+        yield Problem(path, "expected true, a number, or text on one line; leave out what is not asked for", value)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from dapo.config.check_data import check_data, check_rewards
+from dapo.config.check_environment import check_environment
 from dapo.config.check_loss import check_loss
+from dapo.config.check_programs import check_programs
 from dapo.config.check_sft import check_sft
 from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
@@ -19,6 +21,7 @@ from dapo.config.deployment import check_pool, check_ranks, check_transfer, engi
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
+from dapo.config.schema.kinds import Mask
 from dapo.config.staleness import check_staleness, keeps_old_cache
 from dapo.system import NO_MPS
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:  # numpy comes with it
     from dapo.types.batch import RatioAgainst
 
 CorrectionKind = Literal[
-    "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"
+    "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence", "mask_off_policy"
 ]
 
 
@@ -40,7 +43,7 @@ def ratio_against(recipe: Recipe) -> RatioAgainst:
 
     ``auto`` is the sampler with the embedded engine in float32, unless its cache keeps old weights' keys and values. In
     bfloat16 its numbers are off the learner's by about 0.01 nats a token, which the ratio would take for a change of
-    the policy (docs/log.md has the measurement).
+    the policy (benchmarks/log.md has the measurement).
     """
     old = recipe.algorithm.old_logprobs
     if old == "auto":
@@ -107,7 +110,7 @@ def _group(r: Recipe) -> Iterator[Problem]:
         return
     advantage, sampling = r.algorithm.advantage, r.algorithm.dynamic_sampling
     key = "rollout.group_size"
-    if advantage.kind in ("group", "gdpo"):
+    if ":" not in advantage.kind:
         yield Problem(key, "a group of one is its own mean, so every advantage is 0; use at least 2 (16 in DAPO)", 1)
     elif sampling.mode != "off":
         yield Problem(
@@ -121,7 +124,7 @@ def _dynamic_sampling(r: Recipe) -> Iterator[Problem]:
     d = r.algorithm.dynamic_sampling
     where = "algorithm.dynamic_sampling"
     names = {reward.name for reward in r.rewards}
-    may_name_more = any(reward.kind == "function" for reward in r.rewards)  # a function may return a dict of numbers
+    may_name_more = any(reward.kind in ("function", "service", "code") for reward in r.rewards)  # dicts of numbers
     if d.metric not in names and not may_name_more:
         known = ", ".join(f"`{n}`" for n in sorted(names))
         yield Problem(f"{where}.metric", f"no reward of that name; there are {known}", d.metric)
@@ -129,18 +132,18 @@ def _dynamic_sampling(r: Recipe) -> Iterator[Problem]:
         yield Problem(f"{where}.band", "expected [low, high] with low below high, such as [0.1, 0.9]", d.band)
     if d.mode != "filter" and d.oversample is not None:
         yield Problem(f"{where}.oversample", f"mode: {d.mode} never dispatches more than P; take it out", d.oversample)
-    if d.mode == "filter" and d.max_groups is not None and d.oversample is not None and d.oversample > d.max_groups:
+    if d.mode == "filter" and d.cap.groups is not None and d.oversample is not None and d.oversample > d.cap.groups:
         yield Problem(
             f"{where}.oversample",
-            f"the first dispatch alone passes the cap max_groups = {d.max_groups:g}",
+            f"the first dispatch alone passes cap.groups = {d.cap.groups:g}",
             d.oversample,
         )
     smallest = r.rollout.prompts_per_step * r.rollout.group_size
-    if d.mode == "filter" and d.max_tokens is not None and d.max_tokens < smallest:
+    if d.mode == "filter" and d.cap.tokens is not None and d.cap.tokens < smallest:
         yield Problem(
-            f"{where}.max_tokens",
+            f"{where}.cap.tokens",
             f"is less than one token for each of the {smallest} responses of a step",
-            d.max_tokens,
+            d.cap.tokens,
         )
     if d.keep is not None and d.band is not None:
         yield Problem(f"{where}.band", "is not read when `keep` names a rule of yours; take one of them out", d.band)
@@ -216,18 +219,15 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
             "abs(log r) takes the sign of that difference for a direction; set algorithm.old_logprobs=learner or auto",
             r.algorithm.old_logprobs,
         )
-    if ratio_against(r) == "sampler" and r.algorithm.correction.kind not in ("auto", "none"):
+    if ratio_against(r) == "sampler" and r.algorithm.correction.kind not in ("auto", "none", "mask_off_policy"):
         yield Problem(
             "algorithm.correction.kind",
             "corrects the gap between learner and sampler, which needs algorithm.old_logprobs=learner",
             r.algorithm.correction.kind,
         )
-    if r.algorithm.correction.floor >= r.algorithm.correction.cap:
-        yield Problem(
-            "algorithm.correction.floor",
-            f"must be below cap = {r.algorithm.correction.cap:g}",
-            r.algorithm.correction.floor,
-        )
+    correction = r.algorithm.correction
+    if isinstance(correction, Mask) and correction.floor >= correction.cap:
+        yield Problem("algorithm.correction.floor", f"must be below cap = {correction.cap:g}", correction.floor)
 
 
 _OF_THE_ENGINE = {
@@ -296,7 +296,7 @@ def _engine(r: Recipe) -> Iterator[Problem]:
 def schedule_steps(r: Recipe) -> int:
     """Steps of the learning rate's schedule in the whole run, in its own unit."""
     prompts = r.rollout.prompts_per_step
-    per_step = -(-prompts // (r.learner.minibatch_prompts or prompts))
+    per_step = r.learner.epochs_per_rollout * -(-prompts // (r.learner.minibatch_prompts or prompts))
     return r.trainer.steps * (per_step if r.learner.schedule_unit == "optimizer" else 1)
 
 
@@ -333,6 +333,15 @@ def _names(r: Recipe) -> Iterator[Problem]:
         yield Problem("run.dir", "expected the path of a folder, without characters that cannot be seen", r.run.dir)
 
 
+def _trackers(r: Recipe) -> Iterator[Problem]:
+    kinds = [tracker.kind for tracker in r.logging.trackers]
+    for n, tracker in enumerate(r.logging.trackers):
+        if tracker.kind in kinds[:n]:
+            yield Problem(f"logging.trackers.{n}", "is named twice; take one of them out", tracker.kind)
+        if tracker.project is not None and tracker.kind not in ("wandb", "mlflow", "trackio"):
+            yield Problem(f"logging.trackers.{n}.project", f"{tracker.kind} has no projects", tracker.project)
+
+
 _LONGEST_NAME = 200
 """Bytes: file systems take 255, and a run moved aside gets a number."""
 _MOST_RESPONSES = 4_194_304
@@ -366,6 +375,7 @@ def _counts(r: Recipe) -> Iterator[Problem]:
 
 _CHECKS = (
     _names,
+    _trackers,
     _counts,
     _batch,
     check_loss,
@@ -374,7 +384,9 @@ _CHECKS = (
     _length,
     _scaling,
     check_rewards,
+    check_programs,
     check_data,
+    check_environment,
     _sampling,
     _engine,
     check_pool,

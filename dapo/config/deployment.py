@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
 from dapo.config.section import MOST_MANY
+from dapo.words import divisors
 
 if TYPE_CHECKING:  # numpy comes with it
     from dapo.types.batch import Route
@@ -110,7 +111,7 @@ def check_pool(r: Recipe) -> Iterator[Problem]:
         yield Problem(
             "rollout.server.url",
             "engine: vllm_server needs the address of a running server, such as http://localhost:8000; "
-            "docs/engines.md starts one",
+            "docs/vllm_server.md starts one",
         )
     for url in given:
         if not re.fullmatch(r"https?://[^/?#@]+/?", url):
@@ -219,6 +220,15 @@ def check_ranks(r: Recipe) -> Iterator[Problem]:
             f"does not divide learner.ranks = {learner.ranks}: each copy of the model is cut over ranks / replicas",
             learner.replicas,
         )
+    elif (shards := learner.ranks // learner.replicas) % learner.context_parallel:
+        move = (
+            f"does not divide learner.ranks / learner.replicas = {shards}: ranks that share rows are of one copy of "
+            f"the model; expected one of {divisors(shards)}"
+        )
+        yield Problem("learner.context_parallel", move, learner.context_parallel)
+    if learner.context_parallel > 1 and r.model.attention == "padded":
+        move = "cuts packed rows, and model.attention is padded; use auto or packed there, or take this out"
+        yield Problem("learner.context_parallel", move, learner.context_parallel)
     if learner.ranks == 1:
         for key, value, given in (
             ("learner.reshard_after_forward", learner.reshard_after_forward, learner.reshard_after_forward != "auto"),

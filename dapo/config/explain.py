@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
+from dapo.config.moved import MOVED, moved_hint, moved_key
 from dapo.config.peers import PEER_KEYS, peer_hint
 from dapo.config.peers_apart import apart_hint
 from dapo.config.presets import PRESETS
 from dapo.config.problems import brief, nearest, visible
-from dapo.config.resume import rules
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, generic, settings
 from dapo.errors import RecipeError
@@ -45,11 +45,12 @@ _PAGES = {
     "algorithm.correction": "docs/algorithm.md, section 6",
     "algorithm.old_logprobs": "docs/algorithm.md, section 6",
     "algorithm": "docs/algorithm.md, section 2",
-    "data": "docs/data_and_rewards.md",
-    "rewards": "docs/data_and_rewards.md, section Rewards",
+    "data": "docs/data.md",
+    "rewards": "docs/rewards.md",
+    "sandbox": "docs/howto_code_rewards.md",
     "rollout.embedded": "docs/engines.md",
     "rollout.vllm": "docs/engines.md",
-    "rollout.server": "docs/engines.md",
+    "rollout.server": "docs/vllm_server.md",
     "rollout.engine": "docs/engines.md",
     "validation": "docs/algorithm.md, section 7",
 }
@@ -82,11 +83,13 @@ def explain(key: str) -> list[str]:
         RecipeError: The key is unknown; the message names the nearest ones.
     """
     key = key.strip()
-    found = settings().get(generic(key)) or _by_last_part(key)
+    found = settings().get(generic(key)) or (None if key in _PRINTED else _by_last_part(key))
     if found is not None:
         return [*(_section(found) if found.section else _setting(found))]
     if metric := _peer_metric(key) or _metric(_PRINTED.get(key, key)):
         return metric
+    if (old := moved_key(key)) and (peer_hint(key) is None or "." in key):
+        return [moved_hint(old), *(["", *explain(MOVED[old])] if MOVED[old] else [])]
     if hint := peer_hint(key):
         lines = [hint]
         for entry in PEER_KEYS:
@@ -122,7 +125,7 @@ def _setting(s: Setting) -> Iterator[str]:
     if presets:
         yield "  presets    " + ", ".join(f"{name} {brief(value)}" for name, value in presets.items())
     yield from _below(s.path)
-    yield f"  resume     {rules()[s.path]}: {_RULES[rules()[s.path]]}"
+    yield f"  resume     {s.resume}: {_RULES[s.resume]}"
     section = s.path.rpartition(".")[0]
     yield from _pages(s.path, f"docs/configuration.md, table `{section or 'the recipe'}`")
 

@@ -15,11 +15,22 @@ from pydantic import BaseModel, ValidationError
 from dapo.config.check_sft import for_sft, read_by_sft, read_by_train, unread_by_sft, unread_by_train
 from dapo.config.checks import check
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
+from dapo.config.kinds import spelled, spelled_value, take_out
 from dapo.config.presets import preset_settings
-from dapo.config.problems import Origin, Problem, from_pydantic, refuse, unknown_key, value_at, visible
+from dapo.config.problems import (
+    Origin,
+    Problem,
+    brief,
+    from_pydantic,
+    no_option,
+    refuse,
+    unknown_key,
+    value_at,
+    visible,
+)
 from dapo.config.schema import Recipe
 from dapo.config.secrets import HIDDEN, hidden_in, redact, redact_override
-from dapo.config.settings import lookup, settings
+from dapo.config.settings import kinds_at, lookup, settings
 from dapo.config.shipped import find_recipe
 from dapo.config.staleness import follow_staleness
 from dapo.config.unusual import unread, warnings_of
@@ -102,16 +113,24 @@ def recipe_from_dict(
     return _load(plain, to_yaml(plain), overrides, Origin(), path, sft=sft, beneath=beneath)
 
 
-def apply_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def apply_settings(given: Mapping[str, Any], settings: Mapping[str, Any], *, filled_in: bool = False) -> dict[str, Any]:
     """A copy of nested settings with dotted keys set to plain values: sections are merged, all else is replaced.
+
+    Args:
+        given: nested settings.
+        settings: values by dotted key.
+        filled_in: ``given`` has every setting of a recipe. Defaults of a kind that ``settings`` replace are left out.
 
     Raises:
         RecipeError: a key that has no place.
     """
-    own, problems = deepcopy(dict(given)), []
-    for key, value in settings.items():
-        if problem := _set(own, key, value):
-            problems.append(problem)
+    own = spelled(given)
+    if filled_in:
+        above: dict[str, Any] = {}
+        for key, value in settings.items():
+            _set(above, key, value)
+        own, _ = take_out(own, above, defaults_only=True)
+    problems = [problem for key, value in settings.items() if (problem := _set(own, key, value))]
     if problems:
         raise refuse(problems, Origin(overrides=frozenset(settings)))
     return own
@@ -129,15 +148,23 @@ def _load(
 ) -> LoadedRecipe:
     changed = split_overrides(overrides)
     origin = Origin(origin.name, origin.lines, frozenset(key for key, _ in changed))
-    own, problems = _apply_overrides(given, changed)
+    beneath = spelled(given if beneath is None else beneath)
+    laid = spelled(given)
+    replaced: list[str] = []
+    if _of_a_run(origin):  # it has every option of its kinds
+        laid, gone = take_out(laid, _apply_overrides({}, changed)[0])
+        replaced = _replaced(gone, "the run")
+    own, problems = _apply_overrides(laid, changed)
     named = _name_by_file(own, path)
     if sft:
         own = for_sft(own, named=any(key in ("run", "run.name") for key, _ in changed))
     if unreadable := list(check_plain(own)):
         raise refuse([*problems, *unreadable], origin)
     problems += [] if hidden_is_fine else _hidden(own)
-    merged = merge(preset_settings(str(own.get("preset", "dapo"))), own)
-    merged, missing = resolve_paths(follow_staleness(merged), path.parent if path else Path.cwd())
+    preset, unread_of_preset, contradictions = _fitting(str(own.get("preset", "dapo")), own)
+    problems += contradictions
+    merged = merge(preset, own)
+    merged, missing = resolve_paths(implied_reward(follow_staleness(merged), own), path.parent if path else Path.cwd())
     problems += missing
     try:
         recipe = Recipe.model_validate(merged)
@@ -149,7 +176,6 @@ def _load(
     if problems:
         raise refuse(problems, origin)
     difference = difference_from_preset(recipe)
-    beneath = given if beneath is None else beneath
     idle = _left_idle(recipe, difference, beneath, own, origin)
     of_the_other = unread_by_sft([key for key, _ in changed]) if sft else []
     if recipe.run.stage != "sft":
@@ -161,10 +187,49 @@ def _load(
         text=without_secrets(text, given),
         difference={p: (redact(before, p), redact(after, p)) for p, (before, after) in difference.items()},
         overrides=tuple(redact_override(override) for override in overrides),
-        warnings=(*warnings_of(recipe, chosen), *of_the_other),
+        warnings=(*warnings_of(recipe, chosen), *unread_of_preset, *replaced, *of_the_other),
         path=path,
         named=named,
     )
+
+
+def implied_reward(merged: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the reward of an environment to a recipe that names no rewards; tools have none."""
+    environment = merged.get("environment")
+    kind = environment.get("kind") if isinstance(environment, Mapping) else None
+    if "rewards" in own or kind in (None, "tools"):
+        return merged
+    return {**merged, "rewards": [{"name": "accuracy", "kind": "environment"}]}
+
+
+def _of_a_run(origin: Origin) -> bool:
+    return Path(origin.name).name == RESOLVED
+
+
+def _replaced(gone: Sequence[tuple[str, Any, str]], whose: str) -> list[str]:
+    """Return a warning for each option that went with its kind, unless it was at its default."""
+    return [
+        f"{path}: {brief(value)} of {whose} is not read: {kind} takes the place of its kind"
+        for path, value, kind in gone
+        if value != settings()[path].default
+    ]
+
+
+def _fitting(name: str, own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[Problem]]:
+    """Return the settings of a preset without the options of kinds that ``own`` replaces.
+
+    A function of the user's has options of its own: what the preset says of the kind that it replaces is a warning. A
+    built-in kind without an option that the preset sets contradicts the preset.
+    """
+    preset, gone = take_out(spelled(preset_settings(name)), own)
+    warnings = _replaced([found for found in gone if ":" in found[2]], f"the preset {name}")
+    move = f"set by the preset {name}; choose another preset"
+    problems = [
+        Problem(path, f"{no_option(path, kind).removesuffix('; take it out')}: {move}", value)
+        for path, value, kind in gone
+        if ":" not in kind and kind in kinds_at(path.rpartition(".")[0]) and value != settings()[path].default
+    ]
+    return preset, warnings, problems
 
 
 def _name_by_file(own: dict[str, Any], path: Path | None) -> bool:
@@ -192,10 +257,10 @@ def _left_idle(
         now, before = value_at(own, path, nowhere), value_at(beneath, path, nowhere)
         if now is nowhere or (now == before and origin.place(path) != "override"):
             idle.add(path)
-    if not idle or Path(origin.name).name == RESOLVED:
+    if not idle or _of_a_run(origin):
         return idle
     made_of = {"model": {"path": recipe.model.path}, "data": {"train": recipe.model_dump()["data"]["train"]}}
-    below = merge(preset_settings(str(beneath.get("preset", "dapo"))), merge(beneath, made_of))
+    below = merge(_fitting(str(beneath.get("preset", "dapo")), beneath)[0], merge(beneath, made_of))
     try:
         alone = Recipe.model_validate(follow_staleness(below))
     except ValidationError:
@@ -275,6 +340,7 @@ def _set(own: dict[str, Any], key: str, value: Any) -> Problem | None:
         elif isinstance(here, dict):
             if final:
                 old = here.get(part)
+                value = spelled_value(key, value)
                 here[part] = merge(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
             elif here.get(part) is None:
                 here[part] = _empty(f"{above}.{part}" if above else part)
@@ -299,6 +365,9 @@ def difference_from_preset(recipe: Recipe) -> Difference:
     own = {"model": {"path": recipe.model.path}, "data": {"train": recipe.model_dump()["data"]["train"]}}
     preset = Recipe.model_validate(merge(preset_settings(recipe.preset), own))
     before, after = dict(_flat(preset)), dict(_flat(recipe))
+    for path in after.keys() - before.keys():
+        if settings()[path].kinds:  # an option of a kind that the preset does not have
+            before[path] = settings()[path].default
     skipped = {
         "preset",
         "run.name",
@@ -310,7 +379,9 @@ def difference_from_preset(recipe: Recipe) -> Difference:
         "run.stage",
     }
     read = read_by_sft if recipe.run.stage == "sft" else read_by_train
-    return {p: (before[p], v) for p, v in after.items() if v != before[p] and p not in skipped and read(p)}
+    # A section that is null on one side has no keys there: null stands for each of them.
+    both = {path: (before.get(path), after.get(path)) for path in {**after, **before}}
+    return {p: (was, now) for p, (was, now) in both.items() if was != now and p not in skipped and read(p)}
 
 
 def _flat(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

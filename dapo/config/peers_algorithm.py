@@ -16,7 +16,7 @@ _MODES = (
     "sequence_mask goes by the product there, `mask_sequence` by the geometric mean"
 )
 _KL = "0 in DAPO; `algorithm.kl_estimator` is k3 (verl's low_var_kl) unless set"
-_CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.on_cap` says what happens there"
+_CAP = f"rounds become a cap on dispatched groups, in multiples of P; `{_DS}.cap.then` says what happens there"
 
 ALGORITHM: tuple[PeerKey, ...] = (
     # clip
@@ -30,7 +30,7 @@ ALGORITHM: tuple[PeerKey, ...] = (
     *peer_keys("eps_clip_high", SKYRL, f"{_CLIP}.high"),
     *peer_keys("epsilon", (SWIFT, TRL), f"{_CLIP}.low"),
     *peer_keys("epsilon_low", (SWIFT, TRL), f"{_CLIP}.low"),
-    *peer_keys("epsilon_high", (SWIFT, TRL), f"{_CLIP}.high", f"with CISPO it is `{_LOSS}.cispo_cap`"),
+    *peer_keys("epsilon_high", (SWIFT, TRL), f"{_CLIP}.high", f"with CISPO it is `{_LOSS}.cap`"),
     *peer_keys(
         "delta", (SWIFT, TRL), f"{_CLIP}.dual", "delta bounds the ratio itself, as c does for negative advantages"
     ),
@@ -41,20 +41,20 @@ ALGORITHM: tuple[PeerKey, ...] = (
     # dynamic sampling
     *peer_keys("use_dynamic_sampling", NEMO, f"{_DS}.mode", "true is `filter`, false is `off`"),
     *peer_keys("batch_multiplier", NEMO, f"{_DS}.oversample", "null adapts it to the measured acceptance rate"),
-    *peer_keys("dynamic_sampling_max_gen_batches", NEMO, f"{_DS}.max_groups", _CAP),
+    *peer_keys("dynamic_sampling_max_gen_batches", NEMO, f"{_DS}.cap.groups", _CAP),
     *peer_keys("dynamic_sampling", AREAL, f"{_DS}.mode", "true is `filter`, false is `off`"),
     *peer_keys("dynamic_bs", AREAL, f"{_DS}.mode", "`mask` trains on what is left of one batch"),
     *peer_keys("dynamic_filter_fn should_accept_fn", AREAL, f"{_DS}.keep"),
     *peer_keys("dynamic_sampling.type", SKYRL, f"{_DS}.mode", "`filter` and `replace` are the same"),
-    *peer_keys("max_sample_batches", SKYRL, f"{_DS}.max_groups", _CAP),
-    *peer_keys("min_replace_ratio", SKYRL, f"{_DS}.min_replace_ratio"),
+    *peer_keys("max_sample_batches", SKYRL, f"{_DS}.cap.groups", _CAP),
+    *peer_keys("min_replace_ratio", SKYRL, f"{_DS}.replace.min_ratio"),
     *peer_keys("zero_variance_filter", SKYRL, f"{_DS}.mode", "`mask` drops such groups without replacing them"),
     *peer_keys("zero_variance_filter_tol", SKYRL, f"{_DS}.tolerance", values=SAME),
     *peer_keys("dynamic_sample", SWIFT, f"{_DS}.mode", "true is `filter`, false is `off`"),
-    *peer_keys("max_resample_times", SWIFT, f"{_DS}.max_groups", _CAP),
+    *peer_keys("max_resample_times", SWIFT, f"{_DS}.cap.groups", _CAP),
     *peer_keys("filter_groups filter_groups.enable", VERL, f"{_DS}.mode", "true is `filter`, false is `off`"),
     *peer_keys("filter_groups.metric", VERL, f"{_DS}.metric", "`acc` is `accuracy`"),
-    *peer_keys("filter_groups.max_num_gen_batches max_num_gen_batches", VERL, f"{_DS}.max_groups", _CAP),
+    *peer_keys("filter_groups.max_num_gen_batches max_num_gen_batches", VERL, f"{_DS}.cap.groups", _CAP),
     *peer_keys(
         "gen_batch_size",
         VERL,
@@ -79,7 +79,7 @@ ALGORITHM: tuple[PeerKey, ...] = (
         "token-mean is `token_mean`, seq-mean-token-mean `sequence_mean`, seq-mean-token-sum `sequence_sum`, "
         "seq-mean-token-sum-norm `constant`",
     ),
-    *peer_keys("loss_scale_factor max_seq_len", (VERL, SKYRL), f"{_LOSS}.constant_length"),
+    *peer_keys("loss_scale_factor max_seq_len", (VERL, SKYRL), f"{_LOSS}.reduction.length"),
     *peer_keys("sequence_level_importance_ratios", NEMO, f"{_LOSS}.ratio", f"true is `sequence`; {_GSPO}"),
     *peer_keys("importance_sampling_level", (SWIFT, TRL), f"{_LOSS}.ratio", _GSPO),
     *peer_keys("use_cispo", NEMO, f"{_LOSS}.kind", "true is `cispo`"),
@@ -138,6 +138,8 @@ ALGORITHM: tuple[PeerKey, ...] = (
     *peer_keys(
         "sequence_mask_metric", SKYRL, f"{_FIX}.kind", "geometric is `mask_sequence`; one by the product is not here"
     ),
+    *peer_keys("off_policy_mask_threshold", TRL, f"{_FIX}.threshold", "with `kind: mask_off_policy`"),
+    *peer_keys("off_policy_sequence_mask_delta", SWIFT, f"{_FIX}.threshold", "with `kind: mask_off_policy`"),
     *peer_keys("geo_mask_high", SKYRL, f"{_FIX}.cap"),
     *peer_keys("geo_mask_low", SKYRL, f"{_FIX}.floor"),
     *peer_keys("rollout_is", VERL, f"{_FIX}.kind", "token is `truncate`, sequence `truncate_sequence`"),
@@ -178,12 +180,12 @@ ALGORITHM: tuple[PeerKey, ...] = (
     *peer_keys(
         "loss_mode", VERL, f"{_LOSS}.kind", "vanilla is `clip`; `clip_cov`, `kl_cov`, `sapo`, `cispo` are the same"
     ),
-    *peer_keys("clip_cov_ratio kl_cov_ratio", VERL, f"{_LOSS}.cov_share", values=SAME),
-    *peer_keys("clip_cov_lb", VERL, f"{_LOSS}.cov_above", values=SAME),
-    *peer_keys("clip_cov_ub", VERL, f"{_LOSS}.cov_below", values=SAME),
-    *peer_keys("ppo_kl_coef", VERL, f"{_LOSS}.cov_coefficient", values=SAME),
-    *peer_keys("tau_pos sapo_temperature_pos", (VERL, TRL), f"{_LOSS}.sapo_positive", values=SAME),
-    *peer_keys("tau_neg sapo_temperature_neg", (VERL, TRL), f"{_LOSS}.sapo_negative", values=SAME),
+    *peer_keys("clip_cov_ratio kl_cov_ratio", VERL, f"{_LOSS}.share", values=SAME),
+    *peer_keys("clip_cov_lb", VERL, f"{_LOSS}.above", values=SAME),
+    *peer_keys("clip_cov_ub", VERL, f"{_LOSS}.below", values=SAME),
+    *peer_keys("ppo_kl_coef", VERL, f"{_LOSS}.coefficient", values=SAME),
+    *peer_keys("tau_pos sapo_temperature_pos", (VERL, TRL), f"{_LOSS}.positive", values=SAME),
+    *peer_keys("tau_neg sapo_temperature_neg", (VERL, TRL), f"{_LOSS}.negative", values=SAME),
     *peer_keys("multi_objective_aggregation", TRL, "algorithm.advantage.kind", "normalize_then_sum is `gdpo`"),
     *peer_keys("use_kl_in_reward", (VERL, SKYRL), "algorithm.kl_in_reward"),
     *peer_keys(

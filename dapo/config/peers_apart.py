@@ -10,15 +10,15 @@ from fnmatch import fnmatchcase
 from dapo.config.peer_key import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
 
 _MEMORY = "memory and speed only: it changes nothing that is computed"
-_LAYOUT = "how the trainer is spread over devices: memory and speed only (docs/gpu.md says what is here)"
+_LAYOUT = "how the trainer is spread over devices: memory and speed only (docs/scaling.md)"
 _MACHINES = (
-    "machines and devices: slurm.nodes and slurm.gpus_per_node of `dapo launch`, learner.ranks, rollout.engines "
+    "machines and devices: slurm.nodes and slurm.options of `dapo launch`, learner.ranks, rollout.engines "
     "(docs/scaling.md)"
 )
 _NO_CRITIC = "no critic here, as in DAPO: advantages come from the group; without effect"
-_NO_REWARD_MODEL = "answers are checked by a program here; a reward model would be a function (rewards.N.function)"
-_LOGS = "logs and folders: without effect on the run (docs/log.md, docs/reading_a_run.md)"
-_DATA = "how data are read there; without effect on the answers (docs/data_and_rewards.md)"
+_NO_REWARD_MODEL = "answers are checked by a program here; a reward model is asked over HTTP (rewards.N.kind: service)"
+_LOGS = "logs and folders: without effect on the run (docs/run_folder.md, docs/reading_a_run.md)"
+_DATA = "how data are read there; without effect on the answers (docs/data.md)"
 _SERVED = "how the engine is served: without effect on what is sampled but rounding (docs/engines.md)"
 _RESUME = "a run is continued by its folder: dapo train --resume RUN"
 _AT_START = "a run is always evaluated before its first step"
@@ -36,6 +36,8 @@ APART: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("*megatron*", (VERL, SKYRL, NEMO, AREAL), _LAYOUT),
     ("*dtensor_cfg*", (NEMO,), _LAYOUT),
     ("*placement*", (SKYRL,), _LAYOUT),
+    ("*sequence_parallel_size", (VERL, SKYRL, SWIFT), f"learner.context_parallel here. {_MEMORY}"),
+    ("*context_parallel_size", (NEMO, AREAL, SWIFT), f"learner.context_parallel here. {_MEMORY}"),
     ("*_parallel_size", (VERL, SKYRL, AREAL, SWIFT, TRL), _LAYOUT),
     ("*sequence_parallel*", (VERL, NEMO, SKYRL, SWIFT), _LAYOUT),
     ("*parallel*", (NEMO, AREAL), _LAYOUT),
@@ -139,7 +141,11 @@ APART: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("*rollout_data_dir", (VERL,), "every answer is kept: logging.rollouts, `dapo report`"),
     ("*balance_batch", (VERL,), "how rows are dealt to devices there; minibatches are whole groups here"),
     ("actor_rollout_ref.hybrid_engine", (VERL,), _LAYOUT),
-    ("actor_rollout_ref.actor.shuffle", (VERL,), "minibatches are taken in the order of the batch here"),
+    (
+        "actor_rollout_ref.actor.shuffle",
+        (VERL,),
+        "the first pass takes minibatches in the order of the batch here, later passes draw them",
+    ),
     ("*torch_compile*", (VERL, TRL), _MEMORY),
     ("*flash_attn*", (SKYRL,), "model.attention: auto"),
     ("*attn_impl*", (SWIFT, TRL, AREAL), "model.attention: auto"),

@@ -28,9 +28,9 @@ RUN: tuple[PeerKey, ...] = (
     *peer_keys("policy_mini_batch_size", SKYRL, "learner.minibatch_prompts"),
     *peer_keys("ppo_n_minibatches", AREAL, "learner.minibatch_prompts", "the size of one, not their number"),
     *peer_keys("steps_per_generation", (SWIFT, TRL), "rollout.prompts_per_step", _PRODUCT),
-    *peer_keys(
-        "num_iterations ppo_epochs", (SWIFT, TRL, VERL), "", "every minibatch is trained on once, as in the paper"
-    ),
+    *peer_keys("num_iterations", (SWIFT, TRL), "learner.epochs_per_rollout", values=SAME),
+    *peer_keys("ppo_epochs", VERL, "learner.epochs_per_rollout", values=SAME),
+    *peer_keys("update_epochs_per_batch", SKYRL, "learner.epochs_per_rollout", values=SAME),
     *peer_keys(
         "per_device_train_batch_size", (SWIFT, TRL), "rollout.prompts_per_step learner.minibatch_prompts", _PRODUCT
     ),
@@ -83,7 +83,7 @@ RUN: tuple[PeerKey, ...] = (
     *peer_keys("max_steps total_training_steps", (SWIFT, TRL, VERL), "trainer.steps"),
     *peer_keys("checkpoint_dir", NEMO, "run.dir run.name"),
     *peer_keys("output_dir", (SWIFT, TRL), "run.dir run.name"),
-    *peer_keys("wandb_enabled wandb.name", NEMO, "logging.wandb run.name"),
+    *peer_keys("wandb_enabled wandb.name", NEMO, "logging.trackers run.name"),
     *peer_keys("save_steps save_period", (SWIFT, TRL, NEMO), "checkpoint.every"),
     *peer_keys("eval_steps val_period", (SWIFT, TRL, NEMO), "validation.every"),
     *peer_keys("lr actor_lr", (NEMO, SKYRL, VERL), "learner.learning_rate"),
@@ -91,9 +91,9 @@ RUN: tuple[PeerKey, ...] = (
     *peer_keys("max_grad_norm clip_grad", (SWIFT, TRL, VERL), "learner.max_grad_norm"),
     *peer_keys("resume_from_checkpoint resume_mode", (SWIFT, TRL, SKYRL), "", f"use `{_RESUME}`"),
     *peer_keys("num_nodes", NEMO, "slurm.nodes", _MACHINES),
-    *peer_keys("gpus_per_node", NEMO, "slurm.gpus_per_node", _MACHINES),
+    *peer_keys("gpus_per_node", NEMO, "slurm.options", f"gpus-per-node, {_MACHINES}"),
     *peer_keys("nnodes", VERL, "slurm.nodes", _MACHINES),
-    *peer_keys("n_gpus_per_node", VERL, "slurm.gpus_per_node", _MACHINES),
+    *peer_keys("n_gpus_per_node", VERL, "slurm.options", f"gpus-per-node, {_MACHINES}"),
     *peer_keys("launcher allocation_mode deepspeed", (AREAL, TRL, SWIFT), "learner.ranks rollout.engines", _COUNTS),
     *peer_keys("data.max_response_length", VERL, "rollout.max_response_tokens"),
     *peer_keys("rollout.n", VERL, "rollout.group_size"),
@@ -145,8 +145,8 @@ RUN: tuple[PeerKey, ...] = (
     *peer_keys(
         "val_before_train eval_before_train", (VERL, SKYRL), "", "a run is always evaluated before its first step"
     ),
-    *peer_keys("report_to trainer.logger", (TRL, SWIFT, VERL, SKYRL), "logging.wandb logging.tensorboard"),
-    *peer_keys("project_name wandb_project", (VERL, SKYRL), "logging.wandb"),
+    *peer_keys("report_to trainer.logger", (TRL, SWIFT, VERL, SKYRL), "logging.trackers"),
+    *peer_keys("project_name wandb_project", (VERL, SKYRL), "logging.trackers.N.project"),
     *peer_keys("experiment_name run_name", (VERL, SKYRL, TRL), "run.name"),
     *peer_keys("logging_steps", (TRL, SWIFT), "", "every step is written to metrics.jsonl"),
     *peer_keys("bf16 torch_dtype", (TRL, SWIFT), "model.dtype", "bf16 is `bfloat16`"),
@@ -158,9 +158,8 @@ RUN: tuple[PeerKey, ...] = (
     *peer_keys(
         "lora_dropout",
         (SWIFT, TRL),
-        "model.lora.lora_dropout",
-        "0 and nothing else: the sampler has none",
-        values=SAME,
+        "",
+        "an adapter has no dropout: the sampler has none, and the ratio would take it for a change of the policy",
     ),
     *peer_keys("lora_target_modules target_modules", (TRL, SWIFT, VERL), "model.lora.target_modules", values=SAME),
     *peer_keys("lora_modules_to_save modules_to_save", (TRL, SWIFT), "model.lora.modules_to_save", values=SAME),

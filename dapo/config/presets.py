@@ -28,7 +28,7 @@ _GRPO_ALGORITHM: Sparse = {
 _GRPO: Sparse = {
     **_GRPO_ALGORITHM,
     "loss": {"reduction": "sequence_mean"},
-    "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-4},
+    "advantage": {"ddof": 1, "eps": 1e-4},
 }
 # What verl's and TRL's settings of GRPO are when nobody changes them: token means both.
 _GRPO_TOKENS: Sparse = {**_GRPO, "loss": {"reduction": "token_mean"}}
@@ -53,8 +53,7 @@ PRESETS: dict[str, Sparse] = {
             "dynamic_sampling": {
                 "mode": "filter",
                 "oversample": 3.0,
-                "max_groups": 30.0,  # 10 rounds of 3 x P
-                "on_cap": "stop",
+                "cap": {"groups": 30.0, "then": "stop"},  # 10 rounds of 3 x P
                 "surplus": "discard",
                 "unfinished": "drain",
             },
@@ -74,7 +73,7 @@ PRESETS: dict[str, Sparse] = {
         "algorithm": {
             **_GRPO_TOKENS,
             "clip": {"low": 0.2, "high": 0.2, "dual": 3.0},
-            "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-6},
+            "advantage": {"ddof": 1, "eps": 1e-6},
             "kl_coefficient": 0.001,
             "kl_estimator": "k3",
         },
@@ -88,10 +87,10 @@ PRESETS: dict[str, Sparse] = {
             **_GRPO_ALGORITHM,
             "clip": {"low": 3e-4, "high": 4e-4},
             "loss": {"ratio": "sequence", "reduction": "sequence_mean"},
-            "advantage": {"scale": "group_std", "ddof": 1, "eps": 1e-4},
+            "advantage": {"ddof": 1, "eps": 1e-4},
         }
     },
-    "cispo": {"algorithm": {"loss": {"kind": "cispo", "cispo_cap": 5.0}}},  # arXiv 2506.13585, which keeps DAPO's rest
+    "cispo": {"algorithm": {"loss": {"kind": "cispo"}}},  # arXiv 2506.13585, which keeps DAPO's rest
     "sapo": {  # arXiv 2511.20347
         "algorithm": {**_GRPO, "loss": {"kind": "sapo", "reduction": "sequence_mean"}},
     },
@@ -107,7 +106,7 @@ PRESETS: dict[str, Sparse] = {
     "scalerl-loss": {
         "model": {"fp32_head": True},
         "algorithm": {
-            "loss": {"kind": "cispo", "cispo_cap": 5.0, "reduction": "prompt_mean"},
+            "loss": {"kind": "cispo", "reduction": "prompt_mean"},
             "advantage": {"scale": "batch_std"},
             "dynamic_sampling": {"mode": "mask"},
             "overlong_punishment": _OFF,

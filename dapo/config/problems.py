@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dapo.config.moved import moved_hint, moved_key
 from dapo.config.peers import peer_hint
 from dapo.config.peers_apart import apart_hint
 from dapo.config.secrets import redact
-from dapo.config.settings import REQUIRED, generic, lookup, settings
+from dapo.config.settings import REQUIRED, generic, kinds_at, lookup, options_of, settings
 from dapo.errors import RecipeError
 
 
@@ -93,10 +94,13 @@ def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Prob
     found: dict[str, Problem] = {}
     for entry in error.errors(include_url=False):
         path = _path(entry["loc"])
+        if entry["type"] == "union_tag_invalid" or (entry["type"] == "union_tag_not_found" and _is_dict(entry)):
+            path += ".kind"  # of a section with kinds
         if entry["type"] == "extra_forbidden":
             for key, value in _leaves(path, entry["input"]):
-                found.setdefault(key, Problem(key, unknown_key(key), value))
-        elif entry["type"] == "missing" and (setting := settings().get(generic(_dotted(entry["loc"])))):
+                kind = value_at(given, f"{key.rpartition('.')[0]}.kind", None)
+                found.setdefault(key, Problem(key, unknown_key(key, kind), value))
+        elif entry["type"] == "missing" and (setting := lookup(path)) and path.endswith(f"{entry['loc'][-1]}"):
             such_as = f", such as {_SUCH_AS[path]}" if path in _SUCH_AS else ""
             found.setdefault(
                 path, Problem(path, f"missing, and it has no default: {setting.expected}{such_as}. {setting.doc}")
@@ -107,14 +111,16 @@ def from_pydantic(error: ValidationError, given: Mapping[str, Any]) -> list[Prob
     return list(found.values())
 
 
-def _dotted(loc: Iterable[str | int]) -> str:
-    return ".".join(map(str, loc))
+def _is_dict(entry: Mapping[str, Any]) -> bool:
+    return isinstance(entry["input"], dict)
 
 
 def _path(loc: Iterable[str | int]) -> str:
     """The key of a pydantic location: names of union members and positions inside a value are left out."""
     path = ""
     for part in loc:
+        if part in kinds_at(path):
+            continue
         longer = f"{path}.{part}" if path else str(part)
         setting = lookup(path)
         inside_a_value = setting is not None and not setting.section
@@ -169,6 +175,7 @@ _SUCH_AS = {
     "data.validation": "[{path: test.jsonl}]",
     "sft.train": "[{path: examples.jsonl}]",
     "sft.validation": "[{path: held_out.jsonl}]",
+    "logging.trackers": "[wandb]",
     "rewards": "[{name: accuracy, kind: math}]",
 }
 
@@ -199,8 +206,17 @@ def _hint_for_text(expected: str, value: str) -> str:
     return f"; write it without quotes: {value}" if "number" in expected else ""
 
 
-def unknown_key(path: str) -> str:
-    """The peer's name it is, or the nearest right names, or why a peer's key has none."""
+def unknown_key(path: str, kind: Any = None) -> str:
+    """Say what to write instead: the new name of a setting, an option of this kind, a peer's name, the nearest names.
+
+    Args:
+        path: the key.
+        kind: of its section as it was given; None: the default, or the section has no kinds.
+    """
+    if "." in path and (old := moved_key(path)):
+        return moved_hint(old)
+    if (setting := lookup(path)) is not None and setting.kinds:
+        return no_option(path, kind)
     hint = peer_hint(path)
     if hint:
         return hint
@@ -221,6 +237,17 @@ def unknown_key(path: str) -> str:
         return f"no such key: `{section}` is a setting, and has no keys of its own"
     where = "here" if section == wanted else f"in `{section}`" if section else "in a recipe"
     return f"no such key; {where} may stand: {', '.join(inside[generic(section)])}"
+
+
+def no_option(path: str, kind: Any) -> str:
+    """Return the sentence about an option of another kind."""
+    section, _, name = path.rpartition(".")
+    kind = kind if isinstance(kind, str) else kinds_at(section)[0]
+    setting = lookup(path)
+    of = ", ".join(f"`{k}`" for k in setting.kinds) if setting is not None else ""
+    there = options_of(section, kind)
+    have = f"its options: {', '.join(there)}" if there else "it has no options"
+    return f"`{name}` is an option of {section}.kind {of}, and the kind is `{visible(kind, 60)}` ({have}); take it out"
 
 
 _LONG = 6  # letters from which two names are alike by more than chance

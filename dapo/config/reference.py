@@ -8,7 +8,6 @@ from typing import Any
 from dapo.config.load import difference_from_preset
 from dapo.config.presets import PRESETS, preset_settings
 from dapo.config.problems import brief
-from dapo.config.resume import rules
 from dapo.config.schema import Recipe
 from dapo.config.section import Section
 from dapo.config.settings import REQUIRED, Setting, settings
@@ -32,6 +31,9 @@ credentials in an address, anything in the form of a known token) go to what nee
 files, on the console, in pages and at trackers stands `<hidden-secret>`. A resume asks for them again:
 `dapo train --resume RUN rollout.vllm.engine_args.hf_token=VALUE`. An environment variable is better.
 
+A section with a key `kind` takes the options of that kind alone: `algorithm.loss: {kind: cispo, cap: 5}`. A kind that
+needs no option may be written as its name: `algorithm.loss.reduction: constant`.
+
 A function of yours is named `package.module:function`, with the signature of the built-in one
 (see [algorithm.md](algorithm.md)); modules in the working directory are found.
 """
@@ -47,7 +49,7 @@ def reference() -> str:
         inside = section.path + (".N" if section.expected.startswith("a list") else "")
         fields = [s for s in settings().values() if s.path.rpartition(".")[0] == inside and not s.section]
         if fields:
-            lines += ["", f"## `{inside}`", "", section.doc, "", *_table(fields)]
+            lines += ["", f"## `{inside}`", "", _cell(section.doc), "", *_table(fields)]
     return "\n".join(lines) + "\n"
 
 
@@ -55,7 +57,7 @@ def _table(fields: list[Setting]) -> Iterator[str]:
     yield "| key | accepts | default | resume | meaning |"
     yield "| --- | --- | --- | --- | --- |"
     for s in fields:
-        yield f"| `{s.name}` | {_cell(s.expected)} | {_default(s)} | {rules()[s.path]} | {_cell(s.doc)} |"
+        yield f"| `{s.name}` | {_cell(s.expected)} | {_default(s)} | {s.resume} | {_cell(s.doc)} |"
 
 
 def _default(setting: Setting) -> str:
@@ -95,7 +97,7 @@ def _presets() -> Iterator[str]:
 def _at(recipe: Recipe, path: str) -> Any:
     value: Any = recipe
     for part in path.split("."):
-        value = getattr(value, part)
+        value = getattr(value, part, settings()[path].default)  # an option of another kind
     return value
 
 

@@ -1,18 +1,12 @@
-"""Which settings may change when a run is resumed.
-
-``free``: changes nothing of what training computes from here on, or only when it stops. ``ask``: changes the course of
-the run, so it is taken only when an override asks for it, and it is said. ``fixed``: the checkpoint's state means
-something else without it.
-"""
+"""Check what a resumed run changes, by the rule that each field of the schema declares (``section.Rule``)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,99 +16,10 @@ from dapo.config.presets import preset_settings
 from dapo.config.problems import brief
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
+from dapo.config.section import Rule
 from dapo.config.settings import generic, settings
 from dapo.config.staleness import followers
 from dapo.errors import CheckpointError, RecipeError
-
-Rule = Literal["free", "ask", "fixed"]
-_SOURCE_FIXED = "name split format fields task options seed size weight levels"
-
-_LISTS = ("data.train", "data.validation", "data.few_shot", "sft.train", "sft.validation")
-
-_RULES: dict[str, dict[Rule, str]] = {
-    "": {"fixed": "preset"},
-    "run": {"free": "if_exists reward_workers reward_memory_mib", "ask": "threads", "fixed": "dir name stage seed"},
-    "model": {
-        "free": "activation_checkpointing",
-        "ask": "device trust_remote_code attention fp32_head matmul_precision",
-        "fixed": "path dtype",
-    },
-    "model.lora": {"fixed": "rank lora_alpha target_modules use_rslora modules_to_save lora_dropout"},
-    # What decides which prompts there are, and in which order, gives the saved position in the stream its meaning.
-    "data": {
-        "free": "epochs",
-        "fixed": "prompt prompt_template chat_template chat_template_kwargs tools tools_field response_prefix "
-        "system_prompt instruction max_prompt_tokens overlong_prompts shuffle",
-    },
-    "data.thinking": {"ask": "enabled open close"},
-    "data.few_shot.N": {"fixed": "problem response"},
-    "data.train.N": {"ask": "path", "fixed": _SOURCE_FIXED},
-    "data.validation.N": {"ask": "path", "fixed": _SOURCE_FIXED},
-    "data.curriculum": {"ask": "raise_at lower_at window"},
-    "rewards.N": {"free": "timeout", "ask": "kind function pattern reads weight sources", "fixed": "name"},
-    "rollout": {
-        "ask": "engine prompts_per_step max_response_tokens temperature top_p top_k stop_token_ids stop "
-        "include_stop_str_in_output thinking_budget thinking_end slots "
-        "engines turn_steps lockstep max_staleness overlap_turns recompute_cache",
-        "free": "weight_transfer",
-        "fixed": "group_size",  # carried groups have it
-    },
-    "rollout.embedded": {"ask": "cuda_graphs"},
-    "rollout.vllm": {
-        "free": "gpu_memory_utilization kv_cache_mib tensor_parallel_size enforce_eager sleep",
-        "ask": "dtype engine_args",
-    },
-    "rollout.server": {"free": "url weights_dir patience api_key_variable"},
-    "algorithm": {
-        "ask": "overlong_filtering truncated_vote shaping old_logprobs kl_coefficient kl_estimator kl_in_reward "
-        "entropy_coefficient"
-    },
-    "algorithm.reference": {"free": "offload", "fixed": "refresh_every"},
-    "algorithm.entropy_control": {"ask": "target delta min max"},
-    "algorithm.clip": {"ask": "low high dual"},
-    "algorithm.loss": {
-        "ask": "kind ratio reduction constant_length micro_batch_sequences micro_batch_weighted cispo_cap cispo_floor "
-        "sapo_positive sapo_negative cov_share cov_above cov_below cov_coefficient"
-    },
-    "algorithm.advantage": {"ask": "kind baseline scale ddof eps"},
-    "algorithm.dynamic_sampling": {
-        "free": "max_groups max_tokens on_cap",
-        "ask": "mode min_replace_ratio metric keep correct_at tolerance band oversample lookahead surplus unfinished "
-        "max_age on_max_age retire_at review_share easy_at easy_share hard_at hard_share "
-        "greso greso_target verdict_lag",
-    },
-    "algorithm.overlong_punishment": {"ask": "enabled max_length cache_length factor"},
-    "algorithm.reward_scaling": {"ask": "enabled source_min source_max target_min target_max"},
-    "algorithm.correction": {"ask": "kind cap floor token_cap sequence_cap"},
-    "learner": {
-        "free": "microbatch_tokens max_skipped_steps ranks replicas reshard_after_forward cpu_offload timeout",
-        "ask": "learning_rate betas eps weight_decay schedule schedule_unit warmup final_ratio minibatch_prompts "
-        "max_grad_norm deterministic",
-    },
-    "validation": {"free": "every samples greedy temperature top_p max_response_tokens limit"},
-    "sft": {
-        "free": "epochs steps every export",
-        "ask": "batch_size learning_rate schedule warmup final_ratio",
-        "fixed": "max_tokens overlong loss_on",
-    },
-    "sft.train.N": {"ask": "path", "fixed": "name split fields size"},
-    "sft.validation.N": {"ask": "path", "fixed": "name split fields size"},
-    "trainer": {"free": "steps max_hours sync_check_tolerance"},
-    "trainer.early_stop": {"free": "metric best_is patience min_change"},
-    "checkpoint": {"free": "every keep seconds best best_is asynchronous", "fixed": "dir"},
-    "logging": {
-        "free": "rollouts rollouts_sample tokens spans console samples_every tensorboard wandb trackers project"
-    },
-    "launch": {"free": "backend"},
-    "cluster": {
-        "free": "address nodes gpus_per_node colocate cpus_per_host start_timeout engine_timeout max_engine_restarts "
-        "max_learner_restarts"
-    },
-    "slurm": {
-        "free": "nodes partition account qos constraint time gpus_per_node cpus_per_node setup container "
-        "signal_seconds requeue extra"
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,23 +36,9 @@ class Change:
         return f"{self.path}: {brief(self.old)} -> {brief(self.new)} ({self.rule})"
 
 
-@cache
-def rules() -> dict[str, Rule]:
-    """The rule of every setting by its path, list items as ``N``."""
-    return {
-        f"{section}.{name}" if section else name: rule
-        for section, by_rule in _RULES.items()
-        for rule, names in by_rule.items()
-        for name in names.split()
-    }
-
-
 def rule_of(path: str) -> Rule:
-    """The rule of a concrete path. Adding or removing a reward is ``ask``, a data source ``fixed``."""
-    path = generic(path)
-    if path == "rewards":
-        return "ask"
-    return "fixed" if path in _LISTS else rules()[path]
+    """Return the rule of a concrete path such as ``rewards.0.weight``."""
+    return settings()[generic(path)].resume
 
 
 def check_resume(old: Recipe, new: Recipe, overrides: Sequence[str] = ()) -> list[Change]:
@@ -202,7 +93,7 @@ def changed_since(saved: Mapping[str, Any], new: Recipe) -> list[Change]:
     changes = [Change(path, b, a, rule_of(path)) for path, b, a in found if b != a]
     if fixed := [f"  {c.sentence()}\n    {_why_fixed(c.path)}" for c in changes if c.rule == "fixed"]:
         told = "\n".join(fixed)
-        raise RecipeError(f"{RESOLVED} is not the recipe that the checkpoint was saved with; mend it:\n{told}")
+        raise RecipeError(f"{RESOLVED} is not the recipe that the checkpoint was saved with; fix it:\n{told}")
     return changes
 
 
@@ -260,26 +151,27 @@ def _why_fixed(path: str) -> str:
 
 
 def _differences(old: BaseModel, new: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for name in type(old).model_fields:
-        before, after, path = getattr(old, name), getattr(new, name), f"{prefix}{name}"
+    """Yield path, old and new value of each setting that differs.
+
+    With a new kind the options of the old one are gone; those of the new one are compared with their defaults.
+    """
+    for name, field in type(new).model_fields.items():
+        before = getattr(old, name) if name in type(old).model_fields else field.get_default(call_default_factory=True)
+        after, path = getattr(new, name), f"{prefix}{name}"
         if isinstance(before, BaseModel) and isinstance(after, BaseModel):
             yield from _differences(before, after, f"{path}.")
-        elif f"{generic(path)}.N" in _RULES and len(before) == len(after):
+        elif _is_sections(before) and _is_sections(after) and len(before) == len(after):
             for n, (b, a) in enumerate(zip(before, after, strict=True)):
                 yield from _differences(b, a, f"{path}.{n}.")
         elif before != after:
             yield path, _plain(before), _plain(after)
 
 
+def _is_sections(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], BaseModel)
+
+
 def _plain(value: Any) -> Any:
-    items = value if isinstance(value, list) else []
-    return (
-        [v.model_dump(mode="json", exclude_defaults=True) for v in items]
-        if items and isinstance(items[0], BaseModel)
-        else value
-    )
-
-
-def unclassified() -> list[str]:
-    """Settings without a rule; a test wants none."""
-    return [s.path for s in settings().values() if not s.section and s.path not in rules()]
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_defaults=True)
+    return [_plain(item) for item in value] if _is_sections(value) else value

@@ -30,7 +30,7 @@ def sum_ranges(recipe: Recipe, *, functions: bool) -> Iterator[SumRange]:
     """The range of each training source.
 
     Every built-in reward lies in [0, 1], and so does whatever is called ``accuracy``. Other values of a function of the
-    user's are not known before it is called.
+    user's, or of a service, are not known before it is called.
 
     Args:
         recipe: its rewards and training sources.
@@ -76,7 +76,7 @@ def fitting(recipe: Recipe, found: SumRange) -> str:
 
 
 def _unbounded(reward: Reward) -> bool:
-    return reward.kind == "function" and reward.name != "accuracy"
+    return reward.kind in ("function", "service", "environment") and reward.name != "accuracy"
 
 
 def weights_said(rewards: Sequence[Reward]) -> str:

@@ -28,7 +28,7 @@ _TOKEN = re.compile(
 
 _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=(?![\"']?[$`])[\"']?[^\s\"';&|,]+")
 """A variable of a shell that is set to a text, and not to another variable or what a command prints."""
-_SHELL = ("setup", "extra")
+_SHELL = ("setup", "options")
 """Settings, of the section ``slurm``, that hold lines of shell or options with variables."""
 
 
@@ -50,7 +50,7 @@ def _redact(value: Any, parts: list[str]) -> Any:
     if not isinstance(value, str):
         return value
     named = parts and _HARMLESS not in parts and _NAME.search(parts[-1])
-    if parts[-2:-1] == ["slurm"] and parts[-1] in _SHELL:
+    if parts[:1] == ["slurm"] and parts[1:2] and parts[1] in _SHELL:
         value = _ASSIGNED.sub(lambda set_: f"{set_[1]}={HIDDEN}" if _NAME.search(set_[1]) else set_[0], value)
     return HIDDEN if named and value else redact_text(value)
 

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+Rule = Literal["free", "ask", "fixed"]
+"""Whether a setting may change when a run is resumed.
+
+``free``: it changes nothing that training computes from here on, or only when training stops. ``ask``: it changes the
+course of the run, so an override has to name it. ``fixed``: the state in the checkpoint has no meaning without it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Mark a field of a section with its rule for a resume, where it is not the rule of the section."""
+
+    rule: Rule
+
+
+FREE, ASK, FIXED = Resume("free"), Resume("ask"), Resume("fixed")
 
 MOST = 1_000_000_000_000
 """Of any count: what is larger is a slip of the hand, and beyond 2^53 a float no longer holds it."""
@@ -32,11 +51,18 @@ Patience = Annotated[float, Field(ge=1, le=86_400)]
 """Seconds that processes wait for each other: below one second a busy machine looks like a lost process."""
 Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function`` of the user's, with the signature of the built-in one."""
+Address = Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")]
+"""Of a service."""
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+"""Name of an environment variable."""
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 """Two numbers, written as a YAML list."""
 
 
 class Section(BaseModel):
+    """Hold a part of a recipe; ``class Launch(Section, resume="free")`` sets the rule for its fields on a resume."""
+
+    resume_rule: ClassVar[Rule] = "ask"
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
@@ -46,3 +72,39 @@ class Section(BaseModel):
         validate_default=True,
         protected_namespaces=(),
     )
+
+    def __init_subclass__(cls, resume: Rule = "ask", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.resume_rule = resume
+
+
+OWN = "package.module:function"
+"""The kind of a section whose function is the user's, in the index of settings."""
+
+
+class OneOf:
+    """Mark a union of sections of which the key ``kind`` chooses one; the first one is meant where it is missing.
+
+    A section whose kind needs no option may be written as the name of the kind alone.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        kinds = kinds_of(source)
+        default = next(iter(kinds))
+
+        def choose(value: Any) -> str | None:
+            kind = value.get("kind", default) if isinstance(value, dict) else getattr(value, "kind", None)
+            return (OWN if ":" in kind else kind) if isinstance(kind, str) else None
+
+        union = core_schema.tagged_union_schema(
+            {kind: handler.generate_schema(section) for kind, section in kinds.items()}, discriminator=choose
+        )
+        return core_schema.no_info_before_validator_function(
+            lambda value: {"kind": value} if isinstance(value, str) else value, union
+        )
+
+
+def kinds_of(union: Any) -> dict[str, type[Section]]:
+    """Return the sections of a union that ``OneOf`` marks, by their kinds."""
+    sections: tuple[type[Section], ...] = get_args(union)
+    return {OWN if (field := s.model_fields["kind"]).is_required() else field.default: s for s in sections}

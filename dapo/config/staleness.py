@@ -67,7 +67,7 @@ def _implied(preset: Mapping[str, Any], limit: int) -> dict[str, Any]:
 def keeps_old_cache(recipe: Recipe) -> bool:
     """Return whether responses go on behind keys and values of earlier weights."""
     rollout = recipe.rollout
-    return engine_kind(recipe) == "embedded" and overlaps(recipe) and not rollout.recompute_cache
+    return engine_kind(recipe) == "embedded" and overlaps(recipe) and not rollout.embedded.recompute_cache
 
 
 def check_staleness(r: Recipe) -> Iterator[Problem]:
@@ -120,6 +120,13 @@ def _interpolated(r: Recipe) -> Iterator[Problem]:
             "sampler, or rollout.max_staleness=2",
             "interpolated",
         )
+    if (epochs := r.learner.epochs_per_rollout) > 1:
+        yield Problem(
+            "learner.epochs_per_rollout",
+            "needs old log-probabilities from before the first of all passes, and algorithm.old_logprobs: interpolated "
+            "follows the weights of each optimiser step; set algorithm.old_logprobs=sampler or learner, or use 1",
+            epochs,
+        )
 
 
 def staleness_warnings(r: Recipe) -> Iterator[str]:
@@ -130,9 +137,14 @@ def staleness_warnings(r: Recipe) -> Iterator[str]:
             "rollout.max_staleness = 1 waits in every step for every group that was begun: engines idle while the "
             "last responses end. 2 is recommended; 0 carries over and waits for nobody"
         )
-    size = r.learner.minibatch_prompts
-    if limit and size is not None and size < r.rollout.prompts_per_step:
+    size, epochs = r.learner.minibatch_prompts, r.learner.epochs_per_rollout
+    several = {
+        f"learner.minibatch_prompts = {size}": size is not None and size < r.rollout.prompts_per_step,
+        f"learner.epochs_per_rollout = {epochs}": epochs > 1,
+    }
+    if limit and any(several.values()):
         yield (
-            f"rollout.max_staleness = {limit} beside learner.minibatch_prompts = {size}: the last minibatch of a step "
-            "is further from the weights that sampled it than the age says (by the optimiser steps before it)"
+            f"rollout.max_staleness = {limit} beside {' and '.join(name for name, on in several.items() if on)}: the "
+            "last minibatch of a step is further from the weights that sampled it than the age says (by the optimiser "
+            "steps before it)"
         )

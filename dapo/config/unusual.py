@@ -12,8 +12,10 @@ from dapo.config.checks import (
     schedule_steps,
 )
 from dapo.config.deployment import engine_kind, is_pool, learner_place, overlaps, weight_route
+from dapo.config.mixed import mixed_by_spread
 from dapo.config.reward_range import fitting, overflow, weights_said
-from dapo.config.schema import Recipe
+from dapo.config.schema import Clip, Recipe
+from dapo.config.schema.kinds import ClippedLoss, GroupAdvantage
 from dapo.config.staleness import keeps_old_cache, staleness_warnings
 
 
@@ -44,9 +46,9 @@ def warnings_of(recipe: Recipe, changed: Collection[str]) -> list[str]:
 
 def _sampling(r: Recipe) -> Iterator[str]:
     d = r.algorithm.dynamic_sampling
-    if d.mode == "filter" and d.max_groups is None and d.max_tokens is None:
+    if d.mode == "filter" and d.cap.groups is None and d.cap.tokens is None:
         yield (
-            "algorithm.dynamic_sampling has no cap (max_groups and max_tokens are null): a step whose groups are all "
+            "algorithm.dynamic_sampling has no cap (cap.groups and cap.tokens are null): a step whose groups are all "
             "rejected never ends"
         )
     if d.mode == "filter" and d.unfinished == "discard":
@@ -55,7 +57,7 @@ def _sampling(r: Recipe) -> Iterator[str]:
             "so training sees shorter answers than the policy gives"
         )
     a = r.algorithm
-    if a.loss.kind == "clip" and a.clip.high < a.clip.low:
+    if "high" in a.loss.clips and a.clip.high < a.clip.low:
         yield f"algorithm.clip.high = {a.clip.high} is below clip.low = {a.clip.low}: the opposite of clip-higher"
     if a.overlong_punishment.enabled and a.shaping is None:
         longest, _ = penalty_interval(r)
@@ -73,9 +75,9 @@ def _sampling(r: Recipe) -> Iterator[str]:
 
 def _loss(r: Recipe) -> Iterator[str]:
     loss = r.algorithm.loss
-    if loss.kind == "clip" and loss.ratio == "sequence" and loss.reduction != "sequence_mean":
+    if isinstance(loss, ClippedLoss) and loss.ratio == "sequence" and loss.reduction.kind != "sequence_mean":
         yield (
-            f"algorithm.loss.ratio: sequence with reduction: {loss.reduction}: GSPO is a mean over responses "
+            f"algorithm.loss.ratio: sequence with reduction: {loss.reduction.kind}: GSPO is a mean over responses "
             "(algorithm.loss.reduction=sequence_mean, as in the preset gspo); here a response's one ratio counts "
             "by other weights"
         )
@@ -85,13 +87,14 @@ def _loss(r: Recipe) -> Iterator[str]:
             "its value is the KL and its gradient that of log p, which averages to zero. Take k2 (the gradient of "
             "KL(policy, reference)) or k3, or algorithm.kl_in_reward=true"
         )
-    one_step = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
+    one_minibatch = (r.learner.minibatch_prompts or r.rollout.prompts_per_step) >= r.rollout.prompts_per_step
+    one_step = one_minibatch and r.learner.epochs_per_rollout == 1
     fresh = not overlaps(r) and r.algorithm.dynamic_sampling.mode == "off"
     if loss.kind == "kl_cov" and one_step and (fresh or ratio_against(r) == "learner"):
         yield (
             "algorithm.loss.kind: kl_cov with one optimizer step per training step: every ratio is 1, where the "
             "penalty abs(log r) has no slope, so it does nothing. Set learner.minibatch_prompts below "
-            "rollout.prompts_per_step"
+            "rollout.prompts_per_step, or learner.epochs_per_rollout above 1"
         )
     rounded = [d for d in (r.model.dtype, r.rollout.vllm.dtype) if d not in (None, "float32")]
     against = r.algorithm.old_logprobs
@@ -109,7 +112,13 @@ def _cut(r: Recipe) -> Iterator[str]:
     if ratio_against(r) != "learner" or kind in ("none", "report"):
         return
     for name, value, neutral in (("top_p", r.rollout.top_p, 1.0), ("top_k", r.rollout.top_k, 0)):
-        if value != neutral:
+        if value != neutral and kind == "mask_off_policy":
+            yield (
+                f"rollout.{name} = {value:g} with algorithm.correction.kind: {kind}: the sampler's log-probabilities "
+                "contain the logarithm of the probability mass that sampling kept, so algorithm.correction.threshold "
+                f"is reached earlier; rollout.{name}={neutral:g} leaves out the cut"
+            )
+        elif value != neutral:
             yield (
                 f"rollout.{name} = {value:g} with algorithm.correction.kind: {kind}: on fresh tokens the correction is "
                 "the probability mass that sampling kept, below 1, and train/gap_mean contains its logarithm. It "
@@ -128,9 +137,9 @@ def _old_cache(r: Recipe) -> Iterator[str]:
         else f"algorithm.old_logprobs: {against} trains on them. algorithm.old_logprobs=learner does not"
     )
     yield (
-        "rollout.recompute_cache: false keeps keys and values of old weights in running responses: log-probabilities "
-        f"after a change of weights are then those of no version, by tenths of a nat, and {so}. Leave the setting out "
-        "for exact ones, at the price of a prefill of the running responses in each step"
+        "rollout.embedded.recompute_cache: false keeps keys and values of old weights in running responses: "
+        "log-probabilities after a change of weights are then those of no version, by tenths of a nat, and "
+        f"{so}. Leave the setting out for exact ones, at the price of a prefill of the running responses in each step"
     )
 
 
@@ -236,8 +245,7 @@ def _engine_readers(r: Recipe) -> Readers:
     for of, section in (("embedded", "embedded"), ("vllm", "vllm"), ("vllm_server", "server")):
         yield f"rollout.engine is {engine}", kind != of, [f"rollout.{section}"]
     yield _ONE_ENGINE, not is_pool(r), _below("rollout", "turn_steps lockstep")
-    yield f"rollout.engine is {engine}", kind != "embedded", _below("rollout", "recompute_cache")
-    yield "rollout.max_staleness is 0", not overlaps(r), _below("rollout", "recompute_cache")
+    yield "rollout.max_staleness is 0", not overlaps(r), ["rollout.embedded.recompute_cache"]
 
 
 _ONE_ENGINE = "there is one engine, in the trainer's process"
@@ -258,43 +266,40 @@ def _cluster_readers(r: Recipe) -> Readers:
 def _sampling_readers(r: Recipe) -> Readers:
     d, section = r.algorithm.dynamic_sampling, "algorithm.dynamic_sampling"
     yield f"{section}.mode is {d.mode}", d.mode != "filter", _below(section, "oversample lookahead unfinished")
-    refill = _below(section, "max_groups max_tokens on_cap surplus max_age on_max_age")
+    refill = _below(section, "cap surplus max_age on_max_age")
     yield f"{section}.mode is {d.mode}", d.mode not in ("filter", "replace"), refill
-    yield f"{section}.mode is {d.mode}", d.mode != "replace", _below(section, "min_replace_ratio")
+    yield f"{section}.mode is {d.mode}", d.mode != "replace", [f"{section}.replace"]
     yield f"{section}.max_age is 0", d.max_age == 0 and d.on_max_age == "wait", _below(section, "lookahead")
     carried = d.surplus == "carry" and d.unfinished == "carry"
     yield "surplus and unfinished are not both carried", not carried, _below(section, "lookahead")
-    yield f"{section}.retire_at is null", d.retire_at is None, _below(section, "review_share")
-    yield f"{section}.greso is false", not d.greso, _below(section, "greso_target")
-    keep = _below(section, "metric keep correct_at tolerance band")
+    keep = _below(section, "metric mixed keep correct_at tolerance band")
     yield f"{section}.mode is off", d.mode == "off", keep
+    spread = mixed_by_spread(r)
+    yield "groups are mixed by their spread", spread, _below(section, "correct_at")
+    yield "groups are mixed by what is correct", not spread, _below(section, "tolerance")
     yield f"{section}.keep is a rule of yours", d.keep is not None, _below(section, "tolerance")
 
 
 def _reward_readers(r: Recipe) -> Readers:
     a = r.algorithm
+    by_rewards = ["rewards", *_below("run", "reward_workers reward_memory_mib")]
+    yield "scorer is one of yours", r.scorer is not None, by_rewards
+    yield "data.stream is one of yours", r.data.stream is not None, _below("data", "shuffle epochs curriculum")
     punishment, scaling, advantage = "algorithm.overlong_punishment", "algorithm.reward_scaling", "algorithm.advantage"
     penalty = _below(punishment, "max_length cache_length factor")
     yield f"{punishment}.enabled is false", not a.overlong_punishment.enabled, penalty
     bounds = _below(scaling, "source_min source_max target_min target_max")
     yield f"{scaling}.enabled is false", not a.reward_scaling.enabled, bounds
     yield "algorithm.shaping is a function of yours", a.shaping is not None, [punishment, scaling]
-    gdpo = [*_below(advantage, "baseline scale"), scaling]
-    yield f"{advantage}.kind is gdpo", a.advantage.kind == "gdpo", gdpo
-    yield f"{advantage}.scale is none", a.advantage.scale == "none", _below(advantage, "ddof eps")
+    yield f"{advantage}.kind is {a.advantage.kind}", a.advantage.by_reward, [scaling]
+    unscaled = isinstance(a.advantage, GroupAdvantage) and a.advantage.scale == "none"
+    yield f"{advantage}.scale is none", unscaled, _below(advantage, "ddof eps")
 
 
 def _loss_readers(r: Recipe) -> Readers:
     a, section, kind = r.algorithm, "algorithm.loss", r.algorithm.loss.kind
-    unclipped = kind in ("cispo", "sapo", "kl_cov")
-    yield f"{section}.kind is {kind}", unclipped, ["algorithm.clip", f"{section}.ratio"]
-    yield f"{section}.kind is {kind}", kind != "sapo", _below(section, "sapo_positive sapo_negative")
-    yield f"{section}.kind is {kind}", kind not in ("clip_cov", "kl_cov"), _below(section, "cov_share")
-    yield f"{section}.kind is {kind}", kind != "clip_cov", _below(section, "cov_above cov_below")
-    yield f"{section}.kind is {kind}", kind != "kl_cov", _below(section, "cov_coefficient")
-    yield f"{section}.kind is {kind}", kind != "cispo", _below(section, "cispo_cap")
-    micro = a.loss.reduction == "micro_batch_mean"
-    yield f"{section}.reduction is {a.loss.reduction}", not micro, _below(section, "micro_batch_weighted")
+    unread_bounds = [f"algorithm.clip.{name}" for name in Clip.model_fields if name not in a.loss.clips]
+    yield f"{section}.kind is {kind}", True, unread_bounds
     without_kl = not a.kl_coefficient
     yield "algorithm.kl_coefficient is 0", without_kl, ["algorithm.kl_estimator", "algorithm.kl_in_reward"]
     yield "algorithm.kl_coefficient is 0", without_kl and ":" not in kind, ["algorithm.reference"]
@@ -310,25 +315,8 @@ def _run_readers(r: Recipe) -> Readers:
     yield "checkpoint.best is null", r.checkpoint.best is None, ["checkpoint.best_is"]
     stop = r.trainer.early_stop.metric is None
     yield "trainer.early_stop.metric is null", stop, _below("trainer.early_stop", "best_is patience min_change")
-    logging = r.logging
-    yield f"logging.rollouts is {logging.rollouts}", logging.rollouts != "sample", ["logging.rollouts_sample"]
-    unnamed = not {"wandb", "mlflow", "trackio"} & set(logging.trackers)
-    yield "logging.trackers names none that has projects", unnamed, ["logging.project"]
-
-
-_BOUNDS = {
-    "truncate": {"cap"},
-    "truncate_sequence": {"sequence_cap"},
-    "mask_token": {"cap", "floor"},
-    "mask_sequence": {"cap", "floor", "token_cap"},
-}
-"""Bounds of the importance correction that each kind reads."""
 
 
 def _correction_readers(r: Recipe) -> Readers:
-    section = "algorithm.correction"
-    sampler, kind = ratio_against(r) == "sampler", correction_kind(r)
-    reason = "the ratio runs against the sampler's log-probabilities" if sampler else f"{section}.kind is {kind}"
-    read = set() if sampler else _BOUNDS.get(kind, set())
-    for name in ("cap", "floor", "token_cap", "sequence_cap"):
-        yield reason, name not in read, [f"{section}.{name}"]
+    reason = "the ratio runs against the sampler's log-probabilities"
+    yield reason, ratio_against(r) == "sampler", ["algorithm.correction.cap"]

@@ -26,6 +26,12 @@ def has_template(data: Data, tokenizer: Any) -> bool:
     return bool(data.chat_template or getattr(tokenizer, "chat_template", None))
 
 
+def shows_tools(data: Data, tokenizer: Any) -> bool:
+    """Return whether the chat template reads schemas of tools."""
+    text = _template_text(data, tokenizer)
+    return text is None or re.search(r"\btools\b", text) is not None
+
+
 def check_variables(data: Data, tokenizer: Any) -> None:
     """Refuse what the template does not read: it would have no effect.
 

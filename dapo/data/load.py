@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from dapo.config.check_data import source_name
-from dapo.config.schema import Data, DataSource
+from dapo.config.schema import Data, DataSource, TrainSource
 from dapo.data.formats import Problem, to_problems
 from dapo.data.messages import SYSTEM
 from dapo.data.mixture import LEVEL, Part
@@ -251,7 +251,7 @@ def _not_held_out(
     return kept
 
 
-def _levels(sources: Iterable[DataSource]) -> Iterator[tuple[DataSource, int | None]]:
+def _levels(sources: Iterable[TrainSource]) -> Iterator[tuple[TrainSource, int | None]]:
     """Each source, or each level of it (from 1) as a source with options of its own."""
     for source in sources:
         if not source.levels:

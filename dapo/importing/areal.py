@@ -115,7 +115,7 @@ def _groups(r: Reading) -> None:
         r.put(f"{DS}.mode", "mask" if varying.value else "filter", rule, varying)
         r.say(f"AReaL's rule {rule.value} is yours: algorithm.dynamic_sampling.keep=package.module:function takes it")
         if not varying.value:
-            r.put(f"{DS}.max_groups", None, note="no limit in AReaL; `dapo check` warns of it")
+            r.put(f"{DS}.cap.groups", None, note="no limit in AReaL; `dapo check` warns of it")
     elif on.value:
         r.put(f"{DS}.mode", "mask", on, note="AReaL drops such groups without replacing them; `filter` is the paper's")
         r.say(

@@ -10,7 +10,7 @@ from pathlib import Path
 from dapo.config.load import difference_from_preset, recipe_from_dict
 from dapo.config.peers import peer_entry
 from dapo.config.peers_apart import apart_row
-from dapo.config.settings import lookup
+from dapo.config.settings import kinds_at, lookup, options_of, settings
 from dapo.config.unusual import unread
 from dapo.errors import RecipeError
 from dapo.importing import areal, huggingface, nemo, skyrl, slurm, verl
@@ -22,7 +22,7 @@ from dapo.importing.recipe import nested, recipe_text
 from dapo.importing.recognise import SYSTEMS, recognise
 from dapo.importing.script_source import APART, read_script
 from dapo.importing.text import read_source
-from dapo.importing.turns import say_what_else_it_trains
+from dapo.importing.turns import convert_turns
 from dapo.importing.values import shown
 from dapo.importing.yaml_source import read_yaml
 
@@ -79,11 +79,12 @@ def import_text(
         source.settings = {_flat(key): given for key, given in source.settings.items()}
     source.devices = devices or source.devices
     reading = Reading(source, SYSTEMS[system], cautions=list(source.cautions))
-    say_what_else_it_trains(reading)
+    convert_turns(reading)
     _CONVERT[system](reading)
     slurm.convert(reading)
     _by_the_table(reading)
     refused = _without_idle_lines(reading)
+    _without_defaults(reading)
     _list_what_stands_nowhere(reading)
     missing = tuple(key for key in ("model.path", "data.train") if key not in reading.lines)
     return Imported(system, recipe_text(reading, missing), reading, missing, refused)
@@ -163,15 +164,29 @@ def _list_what_stands_nowhere(r: Reading) -> None:
             r.apart.append(Apart(what, "read, and no line came of it beside the other settings", computed=word))
 
 
+def _without_defaults(r: Reading) -> None:
+    """Take out the lines that the source does not give and that say what a recipe without them says."""
+    known = settings()
+    for key, line in list(r.lines.items()):
+        default = known[key].default
+        if not line.given and isinstance(line.value, bool) == isinstance(default, bool) and line.value == default:
+            del r.lines[key]
+
+
 def _without_idle_lines(r: Reading) -> str:
     """Take out the lines that nothing would read, such as an eps beside a scale of none.
 
     Returns:
         What is wrong with the recipe apart from models and data, which may be elsewhere; empty: nothing.
     """
-    settings = {key: line.value for key, line in r.lines.items() if not key.startswith(("data.train", "data.valid"))}
-    settings["model.path"] = "builtin/signed-sum"
-    given = nested(settings)
+    for key in [key for key in r.lines if not _has_option(r, key)]:
+        without = r.lines.pop(key)
+        if without.comment.startswith("from "):
+            reason = f"nothing would read `{key}`: `{key.rpartition('.')[0]}` is of another kind"
+            r.apart.append(Apart(without.comment.removeprefix("from "), reason, False))
+    flat = {key: line.value for key, line in r.lines.items() if not key.startswith(("data.train", "data.valid"))}
+    flat["model.path"] = "builtin/signed-sum"
+    given = nested(flat)
     given.setdefault("data", {})["train"] = [{"task": "signed_sum"}]
     try:
         recipe = recipe_from_dict(given).recipe
@@ -182,3 +197,11 @@ def _without_idle_lines(r: Reading) -> str:
         if line is not None and line.comment.startswith("from "):
             r.apart.append(Apart(line.comment.removeprefix("from "), f"nothing would read `{path}`: {reason}", False))
     return ""
+
+
+def _has_option(r: Reading, key: str) -> bool:
+    """Whether a line is no option of a section with kinds, or one that the kind in its lines has."""
+    section, _, name = key.rpartition(".")
+    kinds = kinds_at(section)
+    kind = r.lines.get(f"{section}.kind")
+    return not kinds or name == "kind" or name in options_of(section, kind.value if kind else kinds[0])

@@ -60,8 +60,8 @@ def convert_swift(r: Reading) -> None:
     if on.value:
         r.put(f"{DS}.mode", "filter", on)
         r.put(f"{DS}.oversample", 1.0, note="ms-swift draws whole batches")
-        r.put(f"{DS}.max_groups", float(1 + times.value), times, note=f"the batch and {times.value} more, in P groups")
-        r.put(f"{DS}.on_cap", "fill", note="ms-swift trains the first batch then; `fill` keeps the good groups found")
+        r.put(f"{DS}.cap.groups", float(1 + times.value), times, note=f"the batch and {times.value} more, in P groups")
+        r.put(f"{DS}.cap.then", "fill", note="ms-swift trains the first batch then; `fill` keeps the good groups found")
         shared.whole_rounds(r)
         r.say("ms-swift keeps groups by the weighted sum of all rewards; here the accuracy decides, as in the paper")
     else:
@@ -106,10 +106,7 @@ def _sizes(r: Reading, d: Defaults) -> None:
     founds_of_mini = [f.said for f in (per_device, accumulated, devices)]
     step = Found(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
     shared.minibatch_of_responses(r, total, group, step)
-    again = r.number("num_iterations", default=1)
-    if again is not None and again.value > 1:
-        once = f"every minibatch is trained on once here, {again.value} times there"
-        r.drop(again, f"{once}: a rollout gives that many times fewer optimiser steps")
+    shared.epochs_per_rollout(r, "num_iterations")
     longest = r.count("max_completion_length", default=512)
     r.put("rollout.max_response_tokens", longest.value, longest)
     prompt = r.number("max_prompt_length") or (r.number("max_length") if r.title == "ms-swift" else None)
@@ -129,15 +126,15 @@ def _loss(r: Reading, d: Defaults) -> None:
     if kind.value == "cispo":
         r.put(f"{LOSS}.kind", "cispo", kind)
         if high is not None:
-            r.put(f"{LOSS}.cispo_cap", float(high.value), high, note="the ratio itself is bounded by it with cispo")
+            r.put(f"{LOSS}.cap", float(high.value), high, note="the ratio itself is bounded by it with cispo")
     elif high is not None:
         r.put("algorithm.clip.high", high.value, high)
     else:
         r.put("algorithm.clip.high", low.value, low, note=f"{r.title}'s epsilon_high is epsilon unless set")
     if kind.value == "bnpo":
         size = r.count("per_device_train_batch_size", default=d.per_device)
-        r.put(f"{LOSS}.micro_batch_sequences", size.value, size, note="the micro-batch of one device")
-        r.put(f"{LOSS}.micro_batch_weighted", False, kind)
+        r.put(f"{LOSS}.reduction.sequences", size.value, size, note="the micro-batch of one device")
+        r.put(f"{LOSS}.reduction.weighted", False, kind)
         r.say("bnpo is a mean over micro-batches; meant is algorithm.loss.reduction=token_mean, as in the paper")
     other = kind.value == "sapo" and shared.other_loss(r, kind)
     dual = r.number("delta")
@@ -192,7 +189,7 @@ def _rewards(r: Reading) -> None:
         r.drop(r.find("soft_cache_length"), "read with reward_funcs soft_overlong only", idle=True)
     others = [str(n) for n in names if "soft_overlong" not in str(n) and "accuracy" not in str(n)]
     if others:
-        r.say(f"reward functions {', '.join(others)}: give yours as rewards.N.kind=function (docs/data_and_rewards.md)")
+        r.say(f"reward functions {', '.join(others)}: give yours as rewards.N.kind=function (docs/rewards.md)")
     if weights is not None:
         r.drop(weights, "weights of several rewards: rewards.N.weight, once they are there")
     r.put("algorithm.reward_scaling.enabled", False, note="rewards are taken as they are there; to -1 and 1 here")
@@ -314,7 +311,8 @@ def _running(r: Reading, d: Defaults) -> None:
 
 def _optimiser_steps(r: Reading) -> int:
     prompts, mini = r.lines["rollout.prompts_per_step"].value, r.lines["learner.minibatch_prompts"].value
-    return max(1, int(prompts) // int(mini))
+    epochs = r.lines.get("learner.epochs_per_rollout")
+    return max(1, int(prompts) // int(mini)) * (1 if epochs is None else int(epochs.value))
 
 
 def _steps(r: Reading, d: Defaults) -> None:
@@ -324,32 +322,36 @@ def _steps(r: Reading, d: Defaults) -> None:
         return
     per = _optimiser_steps(r)
     note = f"{steps.value} optimiser steps / {per} of each training step" if per > 1 else ""
-    ours = max(1, -(-int(steps.value) // per))
-    r.put("trainer.steps", ours, steps, note=note)
-    again = r.count("num_iterations", default=1)
-    if again.value > 1:
-        theirs = -(-int(steps.value) // (per * again.value))
-        r.say(
-            f"max_steps = {steps.value} counts optimiser steps, and each rollout serves num_iterations = {again.value} "
-            f"times there: {theirs} rollouts. The optimiser steps are kept here, with {ours} rollouts; "
-            f"trainer.steps={theirs} keeps the rollouts"
-        )
+    r.put("trainer.steps", max(1, -(-int(steps.value) // per)), steps, note=note)
 
 
 def _trl_correction(r: Reading) -> None:
     on = r.flag("vllm_importance_sampling_correction", default=True)
     mode = r.text("vllm_importance_sampling_mode", default="sequence_mask")
     cap = r.need("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", default=3.0)
-    if r.lines["rollout.engine"].value == "embedded" or not on.value:
-        return
-    _correct(r, mode, cap)
+    corrects = r.lines["rollout.engine"].value != "embedded" and bool(on.value)
+    if not _off_policy_mask(r, "off_policy_mask_threshold", mode if corrects else None) and corrects:
+        _correct(r, mode, cap)
 
 
 def _swift_correction(r: Reading) -> None:
     mode = r.text("rollout_importance_sampling_mode", default="")
     cap = r.need("rollout_importance_sampling_threshold", default=2.0)
-    if mode.value:
+    masked = _off_policy_mask(r, "off_policy_sequence_mask_delta", mode if mode.value else None)
+    if mode.value and not masked:
         _correct(r, mode, cap)
+
+
+def _off_policy_mask(r: Reading, key: str, mode: Found | None) -> bool:
+    """Write the off-policy sequence mask, if the source has one, and name the correction that it replaces."""
+    threshold = r.number(key)
+    if threshold is None:
+        return False
+    r.put(f"{FIX}.kind", "mask_off_policy", threshold)
+    r.put(f"{FIX}.threshold", float(threshold.value), threshold)
+    if mode is not None:
+        r.say(f"{key} beside {mode.value}: {r.title} multiplies both, and one correction is taken here, the mask")
+    return True
 
 
 def _correct(r: Reading, mode: Found, cap: Found) -> None:

@@ -63,7 +63,7 @@ def _loss(r: Reading) -> None:
     if cispo.value:
         r.put(f"{LOSS}.kind", "cispo", cispo)
         high = r.lines["algorithm.clip.high"].value
-        r.put(f"{LOSS}.cispo_cap", 1.0 + high, note=f"1 + ratio_clip_max = {1 + high:g}")
+        r.put(f"{LOSS}.cap", 1.0 + high, note=f"1 + ratio_clip_max = {1 + high:g}")
     for key in ("disable_ppo_ratio", "force_on_policy_ratio"):
         found = r.flag(f"loss_fn.{key}", default=False)
         if found.value:
@@ -272,12 +272,14 @@ def _running(r: Reading) -> None:
     _data(r)
     wandb = r.flag("logger.wandb_enabled", default=False)
     project, run = r.find("logger.wandb.project"), r.find("logger.wandb.name")
-    if wandb.value:
-        r.put("logging.wandb", str(project.value) if project else "grpo-dev", wandb, project)
-    shared.run_name(r, run)
     board = r.flag("logger.tensorboard_enabled", default=False)
-    if board.value:
-        r.put("logging.tensorboard", True, board)
+    named: list[str | dict[str, str]] = ["tensorboard"] if board.value else []
+    if wandb.value:
+        named.append({"kind": "wandb", "project": str(project.value) if project else "grpo-dev"})
+    if named:
+        of_wandb = (wandb, project) if wandb.value else ()
+        r.put("logging.trackers", named, *(board,) * board.value, *of_wandb)
+    shared.run_name(r, run)
 
 
 _KNOWN_DATA = {

@@ -28,6 +28,7 @@ class Line:
 
     value: Any
     comment: str
+    given: bool  # it comes from the source; False: from a default of the trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,16 @@ class Reading:
         return Found(default, f"{self.title}'s default of {keys[0]}", False)
 
     def put(self, ours: str, value: Any, *founds: Found | None, note: str = "") -> None:
-        """Write one line of the recipe."""
+        """Write one line of the recipe. A kind that stood there as a plain name gets a key of its own beside it."""
+        section = ours.rpartition(".")[0]
+        if section in self.lines:
+            self.lines[f"{section}.kind"] = self.lines.pop(section)
         said = [found.said for found in founds if found is not None]
         first = ["from " + ", ".join(s.removeprefix("from ") for s in said if s.startswith("from "))]
         rest = [s for s in said if not s.startswith("from ")]
         parts = [*(first if first != ["from "] else []), *rest, *([note] if note else [])]
-        self.lines[ours] = Line(value, "; ".join(dict.fromkeys(parts)))
+        given = any(found is not None and found.given for found in founds)
+        self.lines[ours] = Line(value, "; ".join(dict.fromkeys(parts)), given)
 
     def choose(self, ours: str, found: Found, values: Mapping[str, Any], note: str = "") -> bool:
         """Write a line for a word by a table of words; a word that is not in it is listed, and False comes back."""

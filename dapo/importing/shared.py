@@ -51,10 +51,10 @@ def filter_rounds(r: Reading, rounds: Found, oversample: float, founds: tuple[Fo
     if rounds.value > 0:
         cap = float(rounds.value * oversample)
         how = f"{rounds.value} rounds of {oversample:g} x P groups"
-        r.put(f"{DS}.max_groups", max(cap, float(oversample)), rounds, note=f"{how}, in multiples of P")
-        r.put(f"{DS}.on_cap", "stop", note=limit)
+        r.put(f"{DS}.cap.groups", max(cap, float(oversample)), rounds, note=f"{how}, in multiples of P")
+        r.put(f"{DS}.cap.then", "stop", note=limit)
     else:
-        r.put(f"{DS}.max_groups", None, rounds, note="no limit there; `dapo check` warns of it")
+        r.put(f"{DS}.cap.groups", None, rounds, note="no limit there; `dapo check` warns of it")
     whole_rounds(r)
     if oversample > 1:
         r.say(
@@ -195,13 +195,13 @@ def epochs_and_steps(r: Reading, steps: Found | None, epochs: Found | None) -> N
         r.put("trainer.steps", ENDLESS, epochs, note="no number of steps there: the run ends with data.epochs")
 
 
-def trained_once(r: Reading, key: str) -> None:
-    """Passes over the same minibatches, of which there is one here."""
-    passes = r.number(key)
-    if passes is not None:
-        fewer = "every minibatch is trained on once here, so a step makes fewer updates"
-        same = passes.value == 1
-        r.drop(passes, "as here, where every minibatch is trained on once" if same else fewer, idle=same)
+def epochs_per_rollout(r: Reading, key: str) -> None:
+    """Write how many passes each rollout serves, where the source says it."""
+    passes = r.count(key, default=1)
+    if passes.given:
+        r.put("learner.epochs_per_rollout", passes.value, passes)
+    if passes.value > 1:
+        r.say(f"{passes.said.removeprefix('from ')}: later passes draw their minibatches anew here")
 
 
 def run_name(r: Reading, *founds: Found | None) -> None:
@@ -223,12 +223,11 @@ def trackers(r: Reading, found: Found | None, project: Found | None = None, *, o
     if found is None:
         return
     words = re.findall(r"\w+", str(found.value).lower())
+    named: list[str | dict[str, str]] = [word for word in ("tensorboard", "mlflow", "trackio") if word in words]
     if "wandb" in words:
-        r.put("logging.wandb", otherwise if project is None else str(project.value), found, project)
-    if "tensorboard" in words:
-        r.put("logging.tensorboard", True, found)
-    if others := [word for word in ("mlflow", "trackio") if word in words]:
-        r.put("logging.trackers", others, found)
+        named.append({"kind": "wandb", "project": otherwise if project is None else str(project.value)})
+    if named:
+        r.put("logging.trackers", named, found, project if "wandb" in words else None)
     ours = {"wandb", "tensorboard", "mlflow", "trackio", "console", "file", "none"}
     if unknown := [word for word in words if word not in ours]:
         by_name = "logging.trackers takes wandb, tensorboard, mlflow and trackio by name"

@@ -28,7 +28,7 @@ def convert(r: Reading) -> None:
     prompt = r.count("trainer.max_prompt_length", "generator.max_input_length", default=512)
     r.used.add("generator.max_input_length")
     r.put("data.max_prompt_tokens", prompt.value, prompt)
-    shared.trained_once(r, "trainer.update_epochs_per_batch")
+    shared.epochs_per_rollout(r, "trainer.update_epochs_per_batch")
     _loss(r, prompts.value * group.value)
     _kl_and_correction(r)
     _sampling(r)
@@ -53,7 +53,7 @@ def _loss(r: Reading, responses: int) -> None:
         r.put(f"{LOSS}.kind", "cispo", kind)
         cap = r.number(f"{_A}.cispo.cispo_eps_clip_high")
         if cap is not None:
-            r.put(f"{LOSS}.cispo_cap", 1 + cap.value, cap)
+            r.put(f"{LOSS}.cap", 1 + cap.value, cap)
     elif kind.value != "regular" and not shared.other_loss(r, kind):
         r.drop(kind, "this loss has no counterpart: the clipped one is taken")
     if kind.value != "dual_clip":
@@ -67,10 +67,10 @@ def _loss(r: Reading, responses: int) -> None:
     micro = r.count("trainer.micro_train_batch_size_per_gpu", default=1)
     length = r.number(f"{_A}.max_seq_len")
     if reduction.value == "seq_mean_token_sum_norm" and length is not None:
-        r.put(f"{LOSS}.constant_length", length.value, length)
+        r.put(f"{LOSS}.reduction.length", length.value, length)
     if reduction.value == "token_mean_legacy":
-        r.put(f"{LOSS}.micro_batch_sequences", micro.value, micro)
-        r.put(f"{LOSS}.micro_batch_weighted", False, note="a mean of the micro-batches' means there")
+        r.put(f"{LOSS}.reduction.sequences", micro.value, micro)
+        r.put(f"{LOSS}.reduction.weighted", False, note="a mean of the micro-batches' means there")
         r.say("token_mean_legacy is a mean over micro-batches; `token_mean` weighs every token of a minibatch alike")
     else:
         r.drop(micro, "memory only here: learner.microbatch_tokens cannot change the gradient", idle=True)
@@ -127,14 +127,14 @@ def _kl_and_correction(r: Reading) -> None:
 def _sampling(r: Reading) -> None:
     kind = r.text(f"{_A}.dynamic_sampling.type", default="")
     rounds = r.need(f"{_A}.dynamic_sampling.max_sample_batches", default=30)
-    ratio = r.number(f"{_A}.dynamic_sampling.min_replace_ratio", default=0.3)
+    ratio = r.number(f"{_A}.dynamic_sampling.replace.min_ratio", default=0.3)
     masked = r.flag(f"{_A}.zero_variance_filter", default=False)
     if kind.value in ("filter", "replace"):
         r.put(f"{DS}.mode", kind.value, kind)
         if kind.value == "filter":
             shared.filter_rounds(r, rounds, 1.0, (), "SkyRL ends with an error; here the state is saved")
         elif ratio is not None:
-            r.put(f"{DS}.min_replace_ratio", ratio.value, ratio)
+            r.put(f"{DS}.replace.min_ratio", ratio.value, ratio)
     elif masked.value:
         r.put(f"{DS}.mode", "mask", masked)
     else:

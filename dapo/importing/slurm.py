@@ -18,8 +18,22 @@ _SHORT |= {
     "w": "nodelist",
 }
 _ALONE = {"exclusive", "requeue", "no-requeue", "parsable", "wait", "hold", "verbose", "quiet", "overcommit"}
-_TEXTS = ("partition", "account", "qos", "constraint", "time")
-_EXTRA = {"mem", "exclusive", "reservation", "exclude", "nodelist", "licenses", "mem-per-gpu", "mem-per-cpu", "comment"}
+_PASSED_ON = {
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "time",
+    "mem",
+    "exclusive",
+    "reservation",
+    "exclude",
+    "nodelist",
+    "licenses",
+    "mem-per-gpu",
+    "mem-per-cpu",
+    "comment",
+}
 _OTHERWISE = {
     "job-name": "the job has the run's name: run.name",
     "output": "`dapo launch` keeps the job's output in the run's folder",
@@ -51,25 +65,28 @@ def convert(r: Reading) -> None:
     names = [key.removeprefix(KEY) for key in r.source.settings if key.startswith(KEY)]
     if not names:
         return
-    extra = []
+    passed_on: dict[str, str | int | bool] = {}
+    founds = []
     for name in names:
         found = r.find(KEY + name)
         value = "" if found is None or found.value is True else str(found.value)
         gpus = re.fullmatch(r"(?:gpu:)?(?:[\w.-]+:)?(\d{1,4})", value)
         if name == "nodes" and value.isdigit() and 0 < int(value) <= 10_000:
             r.put("slurm.nodes", int(value), found)
-        elif name in ("gres", "gpus-per-node") and gpus:
-            r.put("slurm.gpus_per_node", int(gpus[1]), found)
+            continue
+        if name in ("gres", "gpus-per-node") and gpus:
+            passed_on["gpus-per-node"] = int(gpus[1])
         elif name == "cpus-per-task" and value.isdigit() and int(value):
-            r.put("slurm.cpus_per_node", int(value), found)
-        elif name in _TEXTS and value:
-            r.put(f"slurm.{name}", value, found)
-        elif name in _EXTRA:
-            extra.append(f"--{name}={value}" if value else f"--{name}")
-            r.put("slurm.extra", extra, found)
+            passed_on[name] = int(value)
+        elif name in _PASSED_ON:
+            passed_on[name] = value or True
         else:
-            r.drop(found, _OTHERWISE.get(name, "slurm.extra takes further options of sbatch"), idle=True)
-    if "slurm.gpus_per_node" in r.lines:
+            r.drop(found, _OTHERWISE.get(name, "slurm.options takes further options of sbatch"), idle=True)
+            continue
+        founds.append(found)
+    if passed_on:
+        r.put("slurm.options", passed_on, *founds)
+    if "gpus-per-node" in passed_on:
         r.say(
             "sbatch reserves GPUs; which of them learn and generate: learner.ranks, rollout.engines (docs/scaling.md)"
         )

@@ -1,4 +1,4 @@
-"""Several turns, tools and environments: what another trainer trains with them, no recipe of dapo trains."""
+"""Several turns, tools and environments of other trainers: their limits become lines, their code cannot."""
 
 from __future__ import annotations
 
@@ -22,26 +22,60 @@ _WORDS = (
     (re.compile(r"(data\.(.*\.)?)?env_name"), r"nemo_gym|puzzle|retriev|code_interpreter|agent|tool"),
 )
 _ENVIRONMENTS = re.compile(r"env\.(nemo_gym|sliding_puzzle_game|sliding_puzzle|retriever|rag|code_interpreter)\b.*")
+_TOOLS = re.compile(r"tools?\b|tool_|_tool|code_interpreter")
+_FORMAT = re.compile(r"(.*\.)?(tool_call_parser|multi_turn\.format)")
+_PARSERS = {
+    "hermes": "hermes",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "llama3_json": "llama3",
+    "llama3": "llama3",
+    "mistral": "mistral",
+    "pythonic": "python",
+}
 _OFF = (None, False, 0, "", "none", "null", "false", "None")
 _MOST_NAMED = 3
 
 
-def say_what_else_it_trains(r: Reading) -> None:
-    """Put the settings that need several turns, tools or an environment into the recipe's first line."""
+def convert_turns(r: Reading) -> None:
+    """Write the section ``environment`` of a source that trains several turns, and say what no importer can bring."""
     settings = {key: given.value for key, given in r.source.settings.items()}
-    found = [f"{key} = {shown(value)}" for key, value in settings.items() if _needs_more(key, value, settings)]
-    for key in [key for key in settings if _plain_switch(key) and _needs_more(key, settings[key], settings)]:
-        r.used.add(key)
-        r.apart.append(
-            Apart(f"{key} = {shown(settings[key])}", "several turns, tools or an environment: dapo has none")
-        )
+    needed = {key: value for key, value in settings.items() if _needs_more(key, value, settings)}
+    found = [f"{key} = {shown(value)}" for key, value in needed.items()]
     found += [what for what, _ in r.source.unresolved if _SWITCHES.fullmatch(re.split(r"[ =]", what)[0])]
-    if found:
-        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        r.cautions.append(
-            f"this recipe trains something else than {r.source.name}: one response to each prompt, without tools and "
-            f"environments, which dapo does not have; {r.title} trains more with {', '.join(found[:_MOST_NAMED])}{more}"
+    if not found:
+        return
+    uses_tools = any(_TOOLS.search(what.partition("=")[0]) or "tool_agent" in what for what in found)
+    if uses_tools:
+        r.put("environment.kind", "tools", note="FILL IN the tools: typed functions of yours (docs/howto_tools.md)")
+        r.put("environment.tools", ["my_tools:FILL_IN"], note="FILL IN")
+    else:
+        r.put(
+            "environment.kind", "my_environment:FILL_IN", note="FILL IN: an environment of yours (docs/environments.md)"
         )
+    for key, value in needed.items():
+        _write(r, key, value)
+    for key, value in settings.items():
+        name = _PARSERS.get(str(value).lower()) if _FORMAT.fullmatch(key) else None
+        if name is not None and uses_tools:
+            r.put("environment.tool_format", name, r.find(key))
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    r.cautions.append(
+        f"this recipe needs an environment or tools of yours, since no importer can bring code along: fill in "
+        f"`environment`; {r.title} trains with {', '.join(found[:_MOST_NAMED])}{more}"
+    )
+
+
+def _write(r: Reading, key: str, value: Any) -> None:
+    """Write one setting of turns as a line, or list it."""
+    count = value if isinstance(value, int) and not isinstance(value, bool) else None
+    if count is not None and _TURNS.fullmatch(key) and "user" not in key:
+        r.put("environment.max_turns", count, r.find(key))
+    elif count is not None and _CALLS.fullmatch(key):
+        r.put("environment.max_turns", count + 1, r.find(key), note="calls, and the answer after them")
+    elif _plain_switch(key) and not _FORMAT.fullmatch(key):
+        r.used.add(key)
+        r.apart.append(Apart(f"{key} = {shown(value)}", "code of an environment or of tools: fill in `environment`"))
 
 
 def _plain_switch(key: str) -> bool:

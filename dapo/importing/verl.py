@@ -36,7 +36,7 @@ def _sizes(r: Reading, prompts: Found) -> None:
     shared.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
     r.put("data.max_prompt_tokens", (p := r.count("data.max_prompt_length", default=512)).value, p)
     r.put("rollout.max_response_tokens", (m := r.count("data.max_response_length", default=512)).value, m)
-    shared.trained_once(r, f"{_ACTOR}.ppo_epochs")
+    shared.epochs_per_rollout(r, f"{_ACTOR}.ppo_epochs")
 
 
 def _clip_and_loss(r: Reading) -> None:
@@ -62,11 +62,11 @@ def _clip_and_loss(r: Reading) -> None:
     r.choose(f"{LOSS}.reduction", mode, _MODES)
     length = r.number(f"{_ACTOR}.loss_scale_factor")
     if mode.value == "seq-mean-token-sum-norm" and length is not None:
-        r.put(f"{LOSS}.constant_length", length.value, length)
+        r.put(f"{LOSS}.reduction.length", length.value, length)
     if mode.value == "token-mean":
         r.say(
             "token-mean is the mean over the whole minibatch here and in verl from 0.8; up to 0.6 it was taken in each "
-            "micro-batch: algorithm.loss.reduction: micro_batch_mean with micro_batch_sequences"
+            "micro-batch: algorithm.loss.reduction: {kind: micro_batch_mean, sequences: N}"
         )
     kind = r.text(f"{_ACTOR}.policy_loss.loss_mode", default="vanilla")
     if kind.value == "gspo":

@@ -1,7 +1,8 @@
-"""Processes of a learner that live and die together, asked by the driver: what one says, or all of them put together.
+"""Workers of a learner, asked by the driver: what one says, or all of them put together.
 
-It stands on a ``Transport`` and knows no way in particular; no tensor comes here. When one of several is lost, fails or
-gives no sign, the others wait for it inside of a collective call, so all of them are ended.
+``LearnerHosts`` are processes that live and die together. They stand on a ``Transport`` and know no way in particular;
+no tensor comes here. When one of several is lost, fails or gives no sign, the others wait for it inside of a collective
+call, so all of them are ended. ``WorkerHere`` is one worker of the driver's own process.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dapo.errors import DapoError, LearnerLost
 from dapo.processes.transport import Call, CarriesFiles, Host, HostLost, HostSpec, Transport
 from dapo.types.batch import SavedFile
+from dapo.types.protocols import Done, Handle
+
+if TYPE_CHECKING:  # torch comes with it
+    from dapo.learner.worker import Worker, WorkerFacts
 
 T = TypeVar("T")
 
@@ -23,6 +28,51 @@ _ECHO = re.compile(
 """What a rank says when another one is gone or silent."""
 _TOGETHER = 30.0  # seconds within which all ranks raise an error that is everybody's, such as gradients of nan
 _LAST_WORDS = 2.0  # seconds for the other ranks to say what they saw, once one has failed on its own
+
+
+class Workers(Protocol):
+    """All workers of one learner."""
+
+    ranks: int
+    """How many there are."""
+    facts: list[WorkerFacts]
+    """What each answered to ``describe``."""
+
+    def ask(self, method: str, *args: Any) -> list[Any]:
+        """Ask all of them the same and wait."""
+
+    def each(self, method: str, args: Sequence[tuple[Any, ...]], combine: Callable[[Sequence[Any]], T]) -> Handle[T]:
+        """Ask each its own question and do not wait."""
+
+    def collect(self, folder: str) -> tuple[Any, ...]:
+        """Take files that they wrote away from their machines; what a ``Shipment`` knows them by."""
+
+    def close(self) -> None:
+        """End them; what they are writing is finished first."""
+
+
+class WorkerHere:
+    """One worker of this process: a call is a call, and what it raises is raised at once.
+
+    Args:
+        worker: that holds the whole model.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self.ranks, self.facts = worker, 1, [worker.describe()]
+
+    def ask(self, method: str, *args: Any) -> list[Any]:
+        return [getattr(self._worker, method)(*args)]
+
+    def each(self, method: str, args: Sequence[tuple[Any, ...]], combine: Callable[[Sequence[Any]], T]) -> Handle[T]:
+        (own,) = args
+        return Done(combine(self.ask(method, *own)))
+
+    def collect(self, folder: str) -> tuple[Any, ...]:
+        raise AssertionError("files of this process are where the engines look for them")
+
+    def close(self) -> None:
+        self._worker.close()
 
 
 class LearnerHosts:
@@ -50,18 +100,18 @@ class LearnerHosts:
         try:
             for spec in specs:
                 self._hosts.append(transport.start(spec))
-            self.facts = self.ask("describe")
+            self.facts: list[WorkerFacts] = self.ask("describe")
         except BaseException:
             self.end()
             raise
 
     def ask(self, method: str, *args: Any) -> list[Any]:
-        """The same question to all of them, waited for."""
+        """Ask all of them the same and wait."""
         found: list[Any] = self.each(method, [args] * self.ranks, list).result()
         return found
 
     def each(self, method: str, args: Sequence[tuple[Any, ...]], combine: Callable[[Sequence[Any]], T]) -> Pending[T]:
-        """A question to each, which is not waited for.
+        """Ask each its own question and do not wait.
 
         Raises:
             LearnerLost: one of them was lost before.
@@ -85,7 +135,7 @@ class LearnerHosts:
             raise self.lose(str(error)) from error
 
     def lose(self, why: str) -> LearnerLost:
-        """Nobody is asked from now on; all of them are ended."""
+        """End all of them: none is asked from now on."""
         self.end()
         what = "All ranks were ended: a rank alone cannot go on" if self.ranks > 1 else "It was ended"
         self._lost = LearnerLost(f"{why}. {what}")
@@ -128,7 +178,7 @@ class Pending(Generic[T]):
         return self._progress(0.0)
 
     def result(self, timeout: float | None = None) -> T:
-        """What the ranks said, put together."""
+        """Return what the ranks said, put together."""
         if not self._progress(timeout):
             raise TimeoutError(f"{len(self._open)} of the learner's ranks have not answered `{self._method}` yet")
         if self._failure is not None:
@@ -193,7 +243,7 @@ class Pending(Generic[T]):
         )
 
     def _failed(self) -> DapoError:
-        """The group's end, told by the rank that caused it."""
+        """End the group; return the error of the rank that caused it."""
         rank = min(self._errors, key=lambda rank: _echo(self._errors[rank]))  # of equals the first that came
         error, ranks = self._errors[rank], self._hosts.ranks
         if _echo(error) == _ECHOED and self._open:
@@ -213,9 +263,9 @@ class Pending(Generic[T]):
 class Saving:
     """A checkpoint that is written while training goes on; its tensors are copied."""
 
-    def __init__(self, hosts: LearnerHosts) -> None:
+    def __init__(self, hosts: Workers) -> None:
         self._hosts = hosts
-        self._asked: Pending[bool] | None = None
+        self._asked: Handle[bool] | None = None
         self._files: list[SavedFile] | None = None
 
     def done(self) -> bool:
@@ -230,7 +280,7 @@ class Saving:
         return found
 
     def result(self, timeout: float | None = None) -> list[SavedFile]:
-        """The files, waited for."""
+        """Return the files, waited for."""
         if self._files is None:
             self._files = self._hosts.each("saved", [()] * self._hosts.ranks, all_files).result(timeout)
         return self._files

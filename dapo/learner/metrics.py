@@ -23,6 +23,13 @@ class Rated:
     row: Row
     old_logprobs: FloatArray
     correction: FloatArray | None  # importance correction w of each token; None is 1
+    masks: bool = False  # w is 1, or 0 where a bound acted
+
+    def corrected(self) -> BoolArray:
+        """Return the loss tokens that a bound acted on, bool [tokens]."""
+        if self.masks and self.correction is not None:
+            return np.equal(self.correction, 0.0)
+        return tokens_corrected(self.correction, self.old_logprobs, self.row.sampler_logprobs, self.row.loss_mask)
 
 
 def corrections(rated: Sequence[Rated]) -> FloatArray:
@@ -110,12 +117,7 @@ class TokenRecord:
     def _corrected(self) -> BoolArray:
         if all(rated.correction is None for rated in self.rated):
             return np.zeros(sum(len(rated.row.token_ids) for rated in self.rated), dtype=np.bool_)
-        return np.concatenate(
-            [
-                tokens_corrected(r.correction, r.old_logprobs, r.row.sampler_logprobs, r.row.loss_mask)
-                for r in self.rated
-            ]
-        )
+        return np.concatenate([rated.corrected() for rated in self.rated])
 
     def traces(self) -> list[TokenTrace]:
         """What is known of each token of the traced rows; copies, so the rest of the record can go."""

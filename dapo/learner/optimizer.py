@@ -68,8 +68,12 @@ class Optimizer:
         self.adamw.zero_grad(set_to_none=True)
         return size, finite
 
+    def copies(self) -> dict[str, Tensor]:
+        """Return the float32 copies of low-precision parameters, by parameter name."""
+        return {name: master for name, master in self.masters.items() if master is not self.parameters[name]}
+
     def state(self) -> dict[str, Tensor]:
-        """Moments, step counts and masters as flat named tensors."""
+        """Return moments, step counts and float32 copies as flat named tensors."""
         tensors = {}
         for name, master in self.masters.items():
             for key, value in self.adamw.state.get(master, {}).items():
@@ -78,21 +82,16 @@ class Optimizer:
                 tensors[f"master/{name}"] = master
         return tensors
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what ``state`` returned."""
+    def load(self, moments: Mapping[str, Tensor]) -> None:
+        """Take over moments and step counts, named as ``state`` names them. The tensors are the optimizer's then."""
         found: dict[str, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
+        for key, value in moments.items():
             kind, _, name = key.partition("/")
             found.setdefault(name, {})[kind] = value
         self.adamw.state.clear()
         for name, master in self.masters.items():
-            entry = found.get(name, {})
-            if master is not self.parameters[name] and "master" in entry:
-                with torch.no_grad():
-                    master.copy_(entry["master"])
-            moments = {kind: value.to(master.device).clone() for kind, value in entry.items() if kind != "master"}
-            if moments:
-                self.adamw.state[master] = moments
+            if name in found:
+                self.adamw.state[master] = {kind: value.to(master.device) for kind, value in found[name].items()}
 
 
 def _master(parameter: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dapo.learner.balance import OVERHEAD, Costs, balanced_passes, price_of
+from dapo.metrics.stats import Stats, stat
 from dapo.types.batch import HasTokens, LearnStep, RatioAgainst, Row, by_prompt
 
 
@@ -42,16 +44,23 @@ class RankStep:
     ratio_against: RatioAgainst
     entropy_coefficient: float = 0.0
     refresh_reference: bool = False
+    epochs: int = 1
 
 
 def plan_step(
-    step: LearnStep, max_tokens: int, *, ranks: int = 1, packed: bool = True, zero_advantage_is_free: bool = True
+    step: LearnStep,
+    max_tokens: int,
+    *,
+    ranks: int = 1,
+    packed: bool = True,
+    zero_advantage_is_free: bool = True,
+    attention: float = 0.0,
 ) -> list[RankStep]:
     """What each rank does in a training step. Rows in which no token carries loss go nowhere.
 
     Args:
         step: of the trainer.
-        max_tokens: as for ``plan_passes``; so are ``ranks`` and ``packed``.
+        max_tokens: as for ``plan_passes``; so are ``ranks``, ``packed`` and ``attention``.
         zero_advantage_is_free: rows without any advantage have no gradient, and need only report. A minibatch in which
             every row is such takes its zero gradient.
     """
@@ -67,6 +76,7 @@ def plan_step(
             ranks=ranks,
             packed=packed,
             forward_only=[free and not alive for alive in live],
+            attention=attention,
         )
         for rank, passes in enumerate(planned):
             shares[rank].append(_own_part(rows, kept, passes, rate) if kept else None)
@@ -79,9 +89,29 @@ def plan_step(
             step.ratio_against,
             step.entropy_coefficient,
             step.refresh_reference,
+            step.epochs,
         )
         for own in shares
     ]
+
+
+def efficiency(plans: Sequence[RankStep], *, packed: bool = True, attention: float = 0.0) -> Stats:
+    """Return ``train/lockstep_efficiency`` of a training step: the mean work of a rank over what all wait for.
+
+    Empty for one rank. Forward passes are priced like passes with a backward pass: each counts by its rows.
+    """
+    if len(plans) == 1:
+        return {}
+    work = price = 0.0
+    for parts in zip(*(plan.minibatches for plan in plans), strict=True):
+        costs = [
+            [pass_cost(one.rows, Costs(part.rows, attention), packed) for one in part.passes]
+            for part in parts
+            if part is not None
+        ]
+        work += sum(map(sum, costs)) / len(plans)
+        price += price_of(costs)
+    return stat("train/lockstep_efficiency", work, price)
 
 
 def check_in_step(planned: Sequence[Sequence[Pass]]) -> tuple[bool, ...]:
@@ -115,32 +145,63 @@ def plan_passes(
     ranks: int = 1,
     packed: bool = True,
     forward_only: Sequence[bool] | None = None,
+    attention: float = 0.0,
 ) -> list[list[Pass]]:
-    """The passes of each rank: [rank][pass], as many for every rank, backward passes first.
+    """Return the passes of each rank: [rank][pass], as many for every rank, backward passes first.
+
+    One rank keeps the order of the rows. Several ranks get the cheaper of two plans (``balance.price_of``): whole
+    groups dealt by tokens, with each rank's passes sorted by cost, or what ``balanced_passes`` finds.
 
     Args:
-        rows: of one optimiser step.
-        max_tokens: input tokens of a micro-batch; a row above it is one of its own.
-        ranks: How many share the rows. Whole groups are dealt out by their tokens, largest first onto the least
-            loaded rank; a group larger than a rank's share is divided, at the price of its prompt once more.
+        rows: of one optimizer step.
+        max_tokens: input tokens of a micro-batch; a row above it has one to itself.
+        ranks: the number of ranks that share the rows.
         packed: rows of a group share their prompt; otherwise rows are padded, and the padding counts.
-        forward_only: rows that need no backward pass; default: none.
+        forward_only: True for rows that need no backward pass; default: none.
+        attention: price of a pair of tokens in attention; see ``Costs``.
     """
     idle = forward_only or [False] * len(rows)
     planned: list[list[Pass]] = [[] for _ in range(ranks)]
     for backward in (True, False):
-        of_rank = _dealt(rows, [n for n in range(len(rows)) if bool(idle[n]) != backward], ranks)
-        passes = [
-            [
-                Pass(tuple(chosen[i] for i in batch), backward)
-                for batch in split([rows[n] for n in chosen], max_tokens, packed=packed)
-            ]
-            for chosen in of_rank
-        ]
-        most = max(map(len, passes))
-        for rank, own in enumerate(passes):
-            planned[rank] += own + [Pass((), backward)] * (most - len(own))
+        chosen = [n for n in range(len(rows)) if bool(idle[n]) != backward]
+        for rank, batches in enumerate(_shares(rows, chosen, max_tokens, ranks, packed, attention)):
+            planned[rank] += [Pass(tuple(batch), backward) for batch in batches]
     return planned
+
+
+def _shares(
+    rows: Sequence[HasTokens], chosen: Sequence[int], max_tokens: int, ranks: int, packed: bool, attention: float
+) -> list[list[list[int]]]:
+    """Return the chosen rows as [rank][pass][row], as many passes for every rank; [] is an empty pass."""
+    plan = [
+        [[own[n] for n in batch] for batch in split([rows[n] for n in own], max_tokens, packed=packed)]
+        for own in deal_groups(rows, chosen, ranks)
+    ]
+    if ranks == 1 or not chosen:
+        return plan
+    costs = Costs(rows, attention)
+    plan = [sorted(batches, key=lambda batch: -pass_cost(batch, costs, packed)) for batches in plan]
+    most = max(map(len, plan))
+    plan = [batches + [[]] * (most - len(batches)) for batches in plan]
+    if packed:
+        groups = [[chosen[n] for n in group] for group in by_prompt([rows[n] for n in chosen])]
+        found = balanced_passes(groups, costs, max_tokens, ranks, most)
+        if found is not None and _price(found, costs, max_tokens) < _price(plan, costs, max_tokens):
+            return found
+    return plan
+
+
+def _price(plan: Sequence[Sequence[Sequence[int]]], costs: Costs, max_tokens: int) -> float:
+    each = [[pass_cost(batch, costs, True) for batch in batches] for batches in plan]
+    return price_of(each) + len(plan[0]) * OVERHEAD * max_tokens
+
+
+def pass_cost(rows: Sequence[int], costs: Costs, packed: bool) -> float:
+    """Return the price of a pass: packed rows share their prompts, padded rows cost as much as the longest of them."""
+    if packed:
+        groups = by_prompt([costs.rows[n] for n in rows])
+        return costs.of([[rows[n] for n in group] for group in groups])
+    return len(rows) * max((costs.prompt(n) + costs.response(n) for n in rows), default=0.0)
 
 
 def split(rows: Sequence[HasTokens], max_tokens: int, *, packed: bool = True) -> list[list[int]]:
@@ -152,8 +213,11 @@ def split(rows: Sequence[HasTokens], max_tokens: int, *, packed: bool = True) ->
     return _split_packed(rows, max_tokens) if packed else _split_padded(rows, max_tokens)
 
 
-def _dealt(rows: Sequence[HasTokens], chosen: Sequence[int], ranks: int) -> list[list[int]]:
-    """The chosen rows of each rank, in the order in which they came."""
+def deal_groups(rows: Sequence[HasTokens], chosen: Sequence[int], ranks: int) -> list[list[int]]:
+    """Return the chosen rows of each rank: whole groups by tokens, the largest first to the least loaded rank.
+
+    A group that is larger than a rank's share is divided, at the price of its prompt once more.
+    """
     if ranks == 1:
         return [list(chosen)]
     pieces: list[tuple[int, list[int]]] = []  # (tokens, row indices)

@@ -1,4 +1,4 @@
-"""How weights leave the learner's processes, from the driver's side: by which route, and again for whoever was late."""
+"""How weights leave the learner's workers, from the driver's side: by which route, and again for late engines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dapo.errors import DapoError
-from dapo.learner.hosts import LearnerHosts, Pending
+from dapo.learner.hosts import Workers
 from dapo.models.broadcast import call_off, send_home
 from dapo.types.batch import Meeting, Route, Shipment, Ticket
+from dapo.types.protocols import Handle
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Publisher:
     """Publishes for one learner.
 
     Args:
-        hosts: its processes, which know ``send`` and ``lend``.
+        workers: its processes, which know ``send`` and ``lend``.
         names: of what is published.
         in_folder: the present weights of a version, written by its processes to a folder of their own.
         audience: whom, and how.
@@ -48,20 +49,20 @@ class Publisher:
 
     def __init__(
         self,
-        hosts: LearnerHosts,
+        workers: Workers,
         names: Sequence[str],
         in_folder: Callable[[int], Ticket],
         audience: Audience,
     ) -> None:
-        self._hosts, self._names, self._audience, self._in_folder = hosts, tuple(names), audience, in_folder
+        self._workers, self._names, self._audience, self._in_folder = workers, tuple(names), audience, in_folder
         self._version: int | None = None  # of the weights as they are; None: they have moved since the last publish
-        self._sending: Pending[bool] | None = None
+        self._sending: Handle[bool] | None = None
         self._meeting: Meeting | None = None
         self._members: tuple[tuple[int, int], ...] = ()
         self._publishes = 0
 
     def publish(self, version: int) -> Ticket:
-        """The present weights, on their way.
+        """Send the present weights on their way.
 
         Raises:
             EngineError: they cannot be written, or not be carried.
@@ -71,7 +72,7 @@ class Publisher:
         audience, route = self._audience, self._audience.route
         members = tuple(audience.present())
         if route == "broadcast" and members:
-            self._hosts.ask("give_back")  # the engines wake while the broadcast goes on
+            self._workers.ask("give_back")  # the engines wake while the broadcast goes on
             self._publishes += 1
             meeting = self._meeting
             if meeting is None or members != self._members:
@@ -79,30 +80,30 @@ class Publisher:
                 meeting = Meeting(audience.address, group, 0, len(members), audience.seconds)
             self._members = members
             self._meeting = replace(meeting, number=self._publishes)
-            self._sending = self._hosts.each("send", [(self._meeting,)] * self._hosts.ranks, all)
+            self._sending = self._workers.each("send", [(self._meeting,)] * self._workers.ranks, all)
             return Ticket(version, "broadcast", self._meeting.key, self._names, meeting=self._meeting)
         if route == "ipc" and members:
-            handles = dict(self._hosts.ask("lend"))
+            handles = dict(self._workers.ask("lend"))
             return Ticket(version, "ipc", ", ".join(handles), self._names, handles=pickle.dumps(handles))
         return self._lasting(version)
 
     def again(self) -> Ticket | None:
-        """The weights of the last publish, for an engine that was not there; None: they have moved since."""
+        """Return the weights of the last publish, for an engine that was not there; None: they have moved since."""
         self._settle()
         return None if self._version is None else self._lasting(self._version)
 
     def moved(self) -> None:
-        """A step begins."""
+        """Take note that a step begins."""
         self._settle()
         self._version = None
 
     def call_off(self) -> None:
-        """An engine that was to receive is gone: nobody shall wait for it."""
+        """Stop waiting for an engine that was to receive and is gone."""
         if self._sending is not None and self._meeting is not None:
             call_off(self._audience.store, self._meeting)
 
     def look(self) -> None:
-        """Asked while engines receive: where the sender is gone, nobody shall wait for it."""
+        """Stop waiting for a sender that is gone. Called while engines receive."""
         if self._sending is not None and self._meeting is not None and self._sending.done():
             try:
                 self._sending.result()
@@ -113,11 +114,11 @@ class Publisher:
         ticket = self._in_folder(version)
         if self._audience.route != "object_store":
             return ticket
-        shipment = Shipment(ticket.address, self._hosts.collect(ticket.address))
+        shipment = Shipment(ticket.address, self._workers.collect(ticket.address))
         return Ticket(version, "object_store", ticket.address, ticket.names, shipment=shipment)
 
     def _settle(self) -> None:
-        """The last broadcast is over. One that did not reach all of them was made up for by who asked ``again``."""
+        """Wait for the last broadcast. For one that did not reach all engines, the pool has asked ``again``."""
         sending, self._sending = self._sending, None
         if sending is not None and not sending.result():
             self._meeting = None  # those that are left form a group of their own

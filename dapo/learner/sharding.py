@@ -36,6 +36,7 @@ class Shape:
     replicas: int = 1  # copies of the model; each is cut over ranks / replicas
     reshard: bool | None = None  # free a layer between its forward and its backward pass; None: by the model's size
     cpu_offload: bool = False  # parameters, gradients and moments live in the processor's memory
+    context_parallel: int = 1  # neighbouring ranks of one replica that share each row
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """Of all ranks of the process group. Ranks of one replica are neighbours."""
@@ -62,6 +63,7 @@ class Sharding:
     def __init__(self, loaded: LoadedModel, mesh: DeviceMesh, shape: Shape, *, large: int = LARGE) -> None:
         self.policy = Policy(loaded)
         self.mesh = mesh
+        self.rank, self.shards = mesh.get_rank(), shape.ranks // shape.replicas
         parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
         self.reshard = parameters > KEPT_WHOLE if shape.reshard is None else shape.reshard
         offload: OffloadPolicy = OffloadPolicy()

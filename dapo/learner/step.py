@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dapo.algorithms.correction import OffPolicyMask
 from dapo.algorithms.hook_checks import LossHook
 from dapo.algorithms.losses import LossInputs
 from dapo.algorithms.objective import Objective
-from dapo.algorithms.ratio import interpolated_logprobs
+from dapo.algorithms.registry import OLD_LOGPROBS
 from dapo.errors import LearnerError, first_line
 from dapo.learner.determinism import deterministic_algorithms
 from dapo.learner.metrics import Rated, TokenRecord, corrections
@@ -36,8 +37,9 @@ if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its o
     from dapo.config import schema
     from dapo.learner.sharding import Sharding
 
-Correction = Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None]
-"""Learner's and sampler's log-probabilities and the loss mask of one response -> its importance correction w."""
+Correction = Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | OffPolicyMask
+"""Learner's and sampler's log-probabilities and the loss mask of one response -> its importance correction w.
+``OffPolicyMask`` takes the present log-probabilities instead of the old ones, and the advantage."""
 
 
 class PolicyStep:
@@ -48,7 +50,7 @@ class PolicyStep:
         objective: The loss.
         settings: The recipe's ``learner`` section.
         temperature: Of sampling; log-probabilities are those of logits / temperature.
-        correction: Where the ratio runs against the learner's own log-probabilities.
+        correction: Where the ratio runs against the learner's own log-probabilities, or a mask.
         reference: The recipe's ``algorithm.reference`` where a reference is needed; the weights at hand become it.
         sharding: Of the model, which other ranks hold parts of; None: all of it is here.
     """
@@ -264,16 +266,23 @@ class PolicyStep:
     ) -> list[Rated]:
         """The batch's rows in packed order, each with what its ratio runs against; ``version``: of the weights."""
         chosen = [rows[number] for number in batch.order]
-        if ratio_against == "sampler":
+        if ratio_against == "sampler" and self.correction is None:
             return [Rated(row, row.sampler_logprobs, None) for row in chosen]
-        if old_logprobs is None:
-            olds: Sequence[FloatArray] = _by_row(logprobs, batch)
+        if ratio_against == "sampler":
+            olds: Sequence[FloatArray] = [row.sampler_logprobs for row in chosen]
+        elif old_logprobs is None:
+            olds = _by_row(logprobs, batch)
         else:
             olds = [old_logprobs[number] for number in batch.order]
-        if ratio_against == "interpolated":
+        if (between := OLD_LOGPROBS.get(ratio_against)) is not None:
             olds = [
-                interpolated_logprobs(own, row.sampler_logprobs, version - row.versions)
+                between(own, row.sampler_logprobs, version - row.versions)
                 for row, own in zip(chosen, olds, strict=True)
+            ]
+        if isinstance(self.correction, OffPolicyMask):
+            return [
+                Rated(row, old, self.correction(now, row.sampler_logprobs, row.loss_mask, row.advantage), masks=True)
+                for row, old, now in zip(chosen, olds, _by_row(logprobs, batch), strict=True)
             ]
         return [
             Rated(row, old, self.correction(old, row.sampler_logprobs, row.loss_mask) if self.correction else None)
@@ -317,13 +326,8 @@ def _inputs(
         num_rows=len(rows),
         entropy=entropy,
         reference_logprobs=_tokens(reference, logprobs) if "reference" in objective.needs else None,
-        marked=_marks(rows, logprobs) if "marks" in objective.needs else None,
+        extra={name: values.to(logprobs.device) for name, values in objective.extra_tensors(rows).items()},
     )
-
-
-def _marks(rows: Sequence[Row], like: Tensor) -> Tensor:
-    parts = [np.zeros(len(row.token_ids), np.bool_) if row.marked is None else row.marked for row in rows]
-    return torch.from_numpy(np.concatenate(parts)).to(like.device)
 
 
 def _spread(numbers: Sequence[float], lengths: Sequence[int]) -> FloatArray:

@@ -75,20 +75,20 @@ class TensorFiles:
     """Tensors of open files; a context that closes them.
 
     Args:
-        files: each path, and what its names begin with here.
+        paths: of the files.
 
     Raises:
         OSError: a file is missing, is cut off, or is no safetensors file. The message names it.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, str]]) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._stack = ExitStack()
-        self._parts: dict[str, list[tuple[Any, str]]] = {}
+        self._parts: dict[str, list[Any]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Of each tensor, whole."""
         try:
-            for path, prefix in files:
-                self._open(path, prefix)
+            for path in paths:
+                self._open(path)
         except BaseException:
             self._stack.close()
             raise
@@ -96,21 +96,20 @@ class TensorFiles:
     def rows(self, name: str, first: int, count: int) -> Tensor:
         """Return rows ``first`` to ``first + count`` of a tensor."""
         found, start = [], 0
-        for file, own in self._parts[name]:
-            part = file.get_slice(own)
+        for file in self._parts[name]:
+            part = file.get_slice(name)
             length = part.get_shape()[0]
             begin, end = max(first - start, 0), min(first + count - start, length)
             if begin < end:
                 found.append(part[begin:end])
             start += length
         if not found:
-            file, own = self._parts[name][0]
-            return file.get_slice(own)[0:0]  # type: ignore[no-any-return]
+            return self._parts[name][0].get_slice(name)[0:0]  # type: ignore[no-any-return]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def whole(self, name: str) -> Tensor:
         """Return a tensor of all its files."""
-        parts = [file.get_tensor(own) for file, own in self._parts[name]]
+        parts = [file.get_tensor(name) for file in self._parts[name]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def __enter__(self) -> TensorFiles:
@@ -122,22 +121,22 @@ class TensorFiles:
         self._parts.clear()
         self._stack.close()
 
-    def _open(self, path: Path, prefix: str) -> None:
+    def _open(self, path: Path) -> None:
         try:
             file = self._stack.enter_context(safe_open(path, framework="pt"))
-            for own in file.keys():  # noqa: SIM118 - not a mapping
-                self._add(prefix + own, file, own)
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                self._add(name, file)
         except OSError as error:
             raise OSError(f"{path.name}: {error.strerror or error}") from error
         except Exception as error:  # safetensors raises an error of its own, or ValueError
             raise OSError(f"{path.name} is no whole safetensors file: {error}") from error
 
-    def _add(self, name: str, file: Any, own: str) -> None:
-        shape = tuple(file.get_slice(own).get_shape())
+    def _add(self, name: str, file: Any) -> None:
+        shape = tuple(file.get_slice(name).get_shape())
         before = self.shapes.get(name)
         if before is not None:
             if not shape or not before or shape[1:] != before[1:]:
                 raise ValueError(f"{name} of shape {list(shape)} does not continue {list(before)}")
             shape = (before[0] + shape[0], *shape[1:])
         self.shapes[name] = shape
-        self._parts.setdefault(name, []).append((file, own))
+        self._parts.setdefault(name, []).append(file)

@@ -32,6 +32,8 @@ from dapo.types.batch import (
     TokenRow,
 )
 from dapo.types.enums import Disposition, Verdict
+from dapo.types.extra import Extra
+from dapo.types.seeds import EPOCHS, derive_seed
 
 Float64 = NDArray[np.float64]
 LENGTH_PENALTY = "overlong_punishment"
@@ -56,12 +58,14 @@ class Algorithm:
     truncated_vote: bool = False
     overlong_filtering: bool = True
     source_range: tuple[float, float] | None = None  # what reward scaling clamps to; None: nothing is clamped
-    marks: Callable[[Sequence[Row]], list[BoolArray]] | None = None  # tokens of one optimiser step that the loss marks
+    extra: Callable[[Sequence[Row]], Sequence[Extra]] | None = None  # arrays that the loss reads of one optimiser step
     needs_reference: bool = False  # the loss or the reward reads log-probabilities of a reference
     kl_in_reward: float = 0.0  # coefficient of the KL that is subtracted from shaped rewards
     ratio_against: RatioAgainst = "sampler"
     refresh_every: int | None = None  # training steps after which the reference becomes the policy; None: never
     minibatch_prompts: int | None = None  # groups of one optimizer step; None: all of the batch
+    epochs: int = 1  # passes over the batch
+    seed: int = 0  # of the run; later passes draw their minibatches from it
     entropy: EntropyControl = field(default_factory=EntropyControl)
 
     # ------------------------------------------------------------------ a group
@@ -150,7 +154,7 @@ class Algorithm:
             logprobs: answers to ``asks``.
             version: of the weights that are about to be trained.
             rate: learning rate of the optimizer step with this number, from 0.
-            traced: ids of the groups whose tokens the learner keeps on record.
+            traced: ids of the groups whose tokens the learner keeps on record, in the last pass.
         """
         for group in batch.finished:
             self.shape_group(group)
@@ -161,21 +165,36 @@ class Algorithm:
         if self.kl_in_reward:
             batch.metrics |= self._subtract_kl(batch.groups_P, references, found.get("policy", {}))
         self.assign_advantages(batch.groups_P)
-        size = self.minibatch_prompts or max(1, len(batch.groups_P))
         rows_M = [
-            self.rows(batch.groups_P[first : first + size], traced, references)
-            for first in range(0, len(batch.groups_P), size)
+            self.rows(groups, traced if epoch == self.epochs - 1 else (), references)
+            for epoch in range(self.epochs)
+            for groups in self._minibatches(batch.groups_P, version + 1, epoch)
         ]
-        tokens_R = [int(row.loss_mask.sum()) for rows in rows_M for row in rows]
-        batch.metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics.get("sampling/generated_tokens", 0))
-        return LearnStep(
+        step = LearnStep(
             rows_M,
             [rate(number) for number in range(len(rows_M))],
             version,
             self.ratio_against,
             entropy_coefficient=self.entropy.now,
             refresh_reference=self.refresh_every is not None and (version + 1) % self.refresh_every == 0,
+            epochs=self.epochs,
         )
+        tokens_R = [int(row.loss_mask.sum()) for rows in step.first_pass for row in rows]
+        batch.metrics |= trained_metrics(batch.groups_P, tokens_R, batch.metrics.get("sampling/generated_tokens", 0))
+        return step
+
+    def _minibatches(self, groups_P: Sequence[Group], step: int, epoch: int) -> list[list[Group]]:
+        """Return the groups of each optimizer step of one pass: the first follows the batch, later ones are drawn.
+
+        Groups of a minibatch keep the order of the batch, so passes of one minibatch are the same.
+        """
+        size = self.minibatch_prompts or max(1, len(groups_P))
+        places = list(range(len(groups_P)))
+        if epoch:
+            places.sort(key=lambda place: derive_seed(self.seed, EPOCHS, step, epoch, place))
+        return [
+            [groups_P[place] for place in sorted(places[first : first + size])] for first in range(0, len(places), size)
+        ]
 
     def learned(self, step: LearnStep, metrics: Metrics) -> Metrics:
         """Adapt to what the learner measured in ``step``; return metrics of what the algorithm had set in it."""
@@ -218,11 +237,12 @@ class Algorithm:
                     advantage=float(group.advantages_G[index]),
                     reference_logprobs=references.get((group.id, index)),
                     traced=group.id in traced,
+                    extra=completion.extra,
                 )
             )
-        if self.marks is None:
+        if self.extra is None:
             return rows
-        return [replace(row, marked=marked) for row, marked in zip(rows, self.marks(rows), strict=True)]
+        return [replace(row, extra={**row.extra, **own}) for row, own in zip(rows, self.extra(rows), strict=True)]
 
     def _voting(self, groups_P: Sequence[Group]) -> list[tuple[Group, int]]:
         """Return the responses that vote; no other response carries loss."""

@@ -97,7 +97,7 @@ class Evaluator:
         self, requests: Sequence[SampleRequest], prompts: Mapping[Key, Prompt]
     ) -> tuple[dict[Key, Completion], dict[Key, Score]]:
         """Verifiers work on what has ended while the engine makes the rest."""
-        self.rollouts.submit(requests)
+        self.rollouts.submit(requests, prompts.__getitem__)
         completions: dict[Key, Completion] = {}
         scores: dict[Key, Score] = {}
         while len(completions) < len(requests):

@@ -129,7 +129,7 @@ def _summary(responses: Sequence[Evaluated], accuracy: Estimate, samples: int, g
     out: Metrics = {
         **dict(_interval(accuracy)),
         "accuracy_unscored_wrong": _worst(sampled),
-        "length_mean": _mean([len(r.completion) for r in sampled]),
+        "length_mean": _mean([r.completion.model_tokens for r in sampled]),
         "truncated_share": _mean([r.completion.truncated for r in sampled]),
         "unscored": len(missing),
         "failed_rewards": sum(not r.score.scored for r in responses) - len(missing),
@@ -151,7 +151,7 @@ def _summary(responses: Sequence[Evaluated], accuracy: Estimate, samples: int, g
     if greedy:
         of_greedy = [r for r in responses if r.sample < 0]
         out["greedy_accuracy"] = _mean([r.score.accuracy for r in of_greedy if r.score.accuracy is not None])
-        out["greedy_length_mean"] = _mean([len(r.completion) for r in of_greedy])
+        out["greedy_length_mean"] = _mean([r.completion.model_tokens for r in of_greedy])
         out["greedy_truncated_share"] = _mean([r.completion.truncated for r in of_greedy])
     return out
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TypeVar
 
-from dapo.errors import LearnerLost
+from dapo.loop.method import on_failure
 from dapo.loop.sampling.collector import StreamingCollector
 from dapo.metrics.phases import Phases
 from dapo.types.protocols import Handle
@@ -20,7 +19,7 @@ class Overlap:
     """Turns the collector's crank for the next training step until the learner has finished this one.
 
     The step that is learnt from is whole whatever happens to the next: any error there is kept, and raised by ``check``
-    once this step is recorded.
+    once this step is recorded. A learner that is lost is no error of the next step.
 
     Args:
         collector: Its ``begin`` is called first, so what it dispatches meanwhile counts for the next step.
@@ -36,19 +35,19 @@ class Overlap:
 
     def result(self, handle: Handle[T], next_step: int) -> T:
         """Work for ``next_step`` until the learner is done; return the learner's result."""
-        with self._kept():
+        with on_failure(self._keep):
             self.collector.begin(next_step)
         if self.turns is None:
             self._until(handle)
         else:
-            with self._kept():
+            with on_failure(self._keep):
                 self._turn(self.turns)
         with self.phases("learn"):
             return handle.result()
 
     def rest(self) -> None:
         """Take back what is under way at the engine, so that a state can be saved."""
-        with self._kept():
+        with on_failure(self._keep):
             self.collector.rest()
 
     def check(self) -> None:
@@ -60,7 +59,7 @@ class Overlap:
     def _until(self, handle: Handle[T]) -> None:
         while not handle.done():
             going = False
-            with self._kept():
+            with on_failure(self._keep):
                 going = self._failure is None and self.collector.pump(LOOK)
             if not going:
                 with self.phases("learn"), suppress(TimeoutError):
@@ -74,13 +73,8 @@ class Overlap:
                 break
         self.collector.pause()
 
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Keep an error for ``check``. A learner that is lost is no error of the next step."""
-        try:
-            yield
-        except LearnerLost:
-            raise
-        except Exception as error:
-            self.collector.give_up(error)
-            self._failure = self._failure or error
+    def _keep(self, error: Exception) -> bool:
+        """Keep an error for ``check``."""
+        self.collector.give_up(error)
+        self._failure = self._failure or error
+        return True

@@ -1,17 +1,29 @@
-"""When a checkpoint is due, and one that is written while training goes on."""
+"""Checkpoints of a training loop: when one is due, what it holds, and writing one while training goes on.
+
+A checkpoint is the loop's state, and the learner's files in a folder beside it.
+"""
 
 from __future__ import annotations
 
+import operator
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dapo.checkpoint.store import BeginWrite, CheckpointStore, Saving
+from dapo.checkpoint.tree import as_damage, load_state, save_state
 from dapo.config.schema import Checkpoint
+from dapo.errors import CheckpointError
 from dapo.loop.best import Best
+from dapo.loop.method import Counters
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Metrics
-from dapo.types.protocols import Recorder
+from dapo.types.batch import Metrics, SavedFile
+from dapo.types.model import check_fingerprint
+from dapo.types.protocols import Handle, Learner, Mapped, Recorder
+
+_LEARNER = "learner"
 
 
 class Saver:
@@ -34,14 +46,16 @@ class Saver:
         self._under_way: Saving | None = None
 
     def start(self) -> None:
-        """Steps begin: a mark of a later time, whose steps are done again, by another metric or by one that the recipe
-        no longer names, goes."""
+        """Remove the mark of a best step that this run does not know.
+
+        Such a step is of a later time, to be done again, or best by a metric that the recipe does not name.
+        """
         marked = self._checkpoints.best()
         if marked is None or self._best is None or marked["step"] != self._best.step:
             self._checkpoints.mark(None)
 
     def seen(self, step: int, metrics: Metrics) -> None:
-        """The line of a step; what the model was before training is no checkpoint."""
+        """Look at the line of a step; the model before training has no checkpoint."""
         if self._best is not None and step and self._best.seen(step, metrics):
             self._improved = True
 
@@ -60,7 +74,7 @@ class Saver:
                 self.finish()
 
     def begin(self, step: int, write: BeginWrite) -> None:
-        """The state of now; the learner may go on writing."""
+        """Start to save the state of now; the learner may go on writing."""
         self.finish()
         best = self._best
         record = {k: v for k, v in best.state().items() if k != "since"} if best and best.step == step else None
@@ -71,7 +85,7 @@ class Saver:
         self.longest = max(self.longest or 0.0, self._on - start)
 
     def finish(self) -> Path | None:
-        """The checkpoint that is under way, once it is whole; None: there is none."""
+        """Wait for the checkpoint that is under way, and return its folder; None: there is none."""
         saving, self._under_way = self._under_way, None
         if saving is None:
             return None
@@ -93,6 +107,41 @@ class Saver:
         return None if self._best is None else self._best.state()
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """What a checkpoint knew of the best one."""
+        """Take over what a checkpoint knew of the best one."""
         if self._best is not None:
             self._best.load(state)
+
+
+def begin_checkpoint(folder: Path, learner: Learner, state: Mapping[str, Any]) -> Handle[list[SavedFile]]:
+    """Write the loop's state, let the learner write its own, and return the learner's files."""
+    saving = learner.save(folder / _LEARNER)
+    save_state(dict(state), folder)
+    return Mapped(saving, lambda files: [replace(file, name=f"{_LEARNER}/{file.name}") for file in files])
+
+
+def load_learner(folder: Path, learner: Learner) -> None:
+    """Let the learner go on from its files.
+
+    Raises:
+        CheckpointError: they are damaged.
+    """
+    with as_damage(folder, f"{_LEARNER}/"):
+        learner.load(folder / _LEARNER)
+
+
+def open_state(folder: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, Any], Counters]:
+    """Return a checkpoint's state and its counters.
+
+    Raises:
+        CheckpointError: it is damaged, of another step than its name says, or of another model.
+    """
+    try:
+        state = load_state(folder)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint {folder} is damaged: {error.filename} is missing") from None
+    with as_damage(folder):
+        check_fingerprint(state["fingerprint"], fingerprint, folder)
+        counters = Counters(**{name: operator.index(value) for name, value in state["counters"].items()})
+        if folder.name != f"step_{counters.training_steps:06d}":
+            raise ValueError(f"it is the state of step {counters.training_steps}")
+    return state, counters

@@ -1,36 +1,30 @@
-"""Supervised training: the loop of ``dapo sft``. The learner, its optimiser step and the checkpoints are those of
-training by reward; the loss is -log p of every token that the assistant wrote, and each counts 1 / N (N: such tokens of
-the optimiser step), so that it is the mean over tokens whatever the micro-batches and ranks.
+"""Supervised training: the step of ``dapo sft``, as the loop of ``dapo.loop.trainer`` calls it.
+
+The learner, its optimiser step and the checkpoints are those of training by reward. The loss is -log p of every token
+that the assistant wrote. Each counts 1 / N (N: such tokens of the optimiser step), so the loss is the mean over tokens
+whatever the micro-batches and ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dapo.checkpoint.store import CheckpointStore
-from dapo.checkpoint.tree import as_damage
 from dapo.config.schema import Recipe
 from dapo.data.demonstrations import Demonstration
 from dapo.data.stream import EpochStream
 from dapo.errors import CheckpointError
-from dapo.loop.best import follow
-from dapo.loop.boundary import begin_boundary, load_learner, open_state
-from dapo.loop.counters import Counters, StepDone
-from dapo.loop.saving import Saver
-from dapo.loop.schedule import Schedule
-from dapo.loop.stopping import Deadline, Stopping
+from dapo.loop.method import Counters, Work
 from dapo.metrics.phases import Phases
 from dapo.metrics.stats import values
-from dapo.observe.spans import peak_rss_mib
-from dapo.types.batch import BoolArray, LearnStep, Metrics, Prompt, Row, SavedFile, TokenRow
+from dapo.types.batch import BoolArray, Learned, LearnStep, Metrics, Prompt, Row, TokenRow
+from dapo.types.evaluation import EvaluationResult
 from dapo.types.evidence import HeldOutLoss
-from dapo.types.protocols import Handle, Learner, Recorder
+from dapo.types.protocols import Learner, Recorder
 
 OF_THE_STEP = ("train/loss", "train/grad", "train/entropy", "train/optimizer", "train/skipped", "train/empty")
 """Beginnings of what the learner says that has a meaning without a sampler."""
@@ -70,16 +64,16 @@ def steps_of(examples: int, batch_size: int, epochs: int, steps: int | None) -> 
     return whole if steps is None else min(steps, whole)
 
 
-class SupervisedTrainer:
-    """Runs the loop over a stream of examples and a learner.
+class Supervised:
+    """Take examples, learn, measure the held-out loss. Keeps ``dapo.loop.method.Method``.
 
     Args:
         examples: to train on.
         held_out: by set.
         learner: made for the loss -log p, at temperature 1.
-        recipe: its ``trainer.steps`` are those of this run.
-        fingerprint: of the model.
-        facts: what a checkpoint shall say of its run.
+        recipe: gives the batch size, the epochs and the order.
+        recorder: gets the held-out loss.
+        phases: measures how long each part takes.
     """
 
     def __init__(
@@ -88,89 +82,47 @@ class SupervisedTrainer:
         examples: Sequence[Demonstration],
         held_out: Mapping[str, Sequence[Demonstration]],
         learner: Learner,
-        schedule: Schedule,
-        checkpoints: CheckpointStore,
-        recorder: Recorder,
         recipe: Recipe,
-        fingerprint: dict[str, Any],
+        recorder: Recorder,
         phases: Phases,
-        deadline: Deadline,
-        facts: Mapping[str, Any],
     ) -> None:
-        self.held_out, self.learner, self.schedule = held_out, learner, schedule
-        self.recorder, self.recipe, self.phases = recorder, recipe, phases
-        self.fingerprint, self.facts, self.steps = fingerprint, dict(facts), recipe.trainer.steps
-        self.counters = Counters()
-        sft, early, kept = recipe.sft, recipe.trainer.early_stop, recipe.checkpoint
+        self.held_out, self.learner, self.recorder, self.phases = held_out, learner, recorder, phases
+        self.batch_size = recipe.sft.batch_size
         self._examples = examples
         # The stream hands out prompts; each says by its place which example it is.
         prompts = [replace(one.prompt, extra={"example": n}) for n, one in enumerate(examples)]
-        self.stream = EpochStream(prompts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=sft.epochs)
-        self.saver = Saver(checkpoints, recorder, phases, follow(kept.best, kept.best_is))
-        self.stopping = Stopping(
-            recorder, checkpoints, deadline, follow(early.metric, early.best_is, early.min_change), early.patience
-        )
-        self._measured_at = -1
+        self.stream = EpochStream(prompts, seed=recipe.run.seed, shuffle=recipe.data.shuffle, epochs=recipe.sft.epochs)
+        self._before = self.stream.state()  # of the step at hand
 
-    @property
-    def finished(self) -> bool:
-        """The run is at its end: nothing is left for a resume to do."""
-        return self.stopping.finished(self.steps - self.counters.training_steps)
+    def start(self) -> None:
+        """There is no clock but that of the phases."""
 
-    def each_step(self) -> Iterator[StepDone]:
-        """Train, a step at a time: each is recorded and, where it is due, saved when it is given out. Whoever leaves in
-        the middle closes the iterator: the state is then saved."""
-        self.phases.take()
-        self.stopping.start()
-        self.saver.start()
-        with self.stopping.interrupts:
-            if self.counters.training_steps == 0 and (metrics := self._measured(0)):
-                self._record(0, metrics)
-            try:
-                while self.counters.training_steps < self.steps and not self.stopping.due(self.saver.longest):
-                    yield self._step()
-            except GeneratorExit:
-                self.stopping.stop("its caller")
-            step = self.counters.training_steps
-            if self.stopping.early and self._measured_at != step and (metrics := self._measured(step)):
-                self._record(step, metrics)
-            if self.saver.wants(step):
-                self.save()
-            self.saver.finish()
+    def prepare(self, step: int, done: Counters, rate: Callable[[int], float]) -> Work:
+        """Take the next examples; a step is one optimizer step."""
+        self._before = self.stream.state()
+        batch = [self._example(prompt) for prompt in self.stream.take(self.batch_size)]
+        counts = {"sft/epoch": self.stream.progress, "sft/examples": len(batch), "sft/tokens": sum(map(len, batch))}
+        return Work(LearnStep([rows_of(batch)], [rate(0)], version=done.training_steps), counts)
 
-    def _step(self) -> StepDone:
-        step = self.phases.step = self.counters.training_steps + 1
-        batch = [self._example(prompt) for prompt in self.stream.take(self.recipe.sft.batch_size)]
-        rate = self.schedule.at(step - 1, step - 1)
+    def give_up(self, step: int, error: Exception) -> None:
+        self.stream.load(self._before)
+
+    def learn(self, work: Work, *, last: bool) -> Learned:
         with self.phases("learn"):
-            learned = self.learner.learn(LearnStep([rows_of(batch)], [rate], version=step - 1)).result()
-        self.counters.training_steps += 1
-        self.counters.optimizer_steps += 1
-        self.counters.trained_tokens += sum(int(one.loss_mask.sum()) for one in batch)
-        metrics: Metrics = {k: v for k, v in values(learned.stats).items() if k.startswith(OF_THE_STEP)}
-        metrics |= {
-            "train/learning_rate": rate,
-            "sft/epoch": self.stream.progress,
-            "sft/examples": len(batch),
-            "sft/tokens": sum(map(len, batch)),
-            "counters/training_steps": self.counters.training_steps,
-            "counters/optimizer_steps": self.counters.optimizer_steps,
-            "counters/trained_tokens": self.counters.trained_tokens,
-        }
-        every = self.recipe.sft.every
-        if every and (step % every == 0 or step == self.steps):
-            metrics |= self._measured(step)
-        self._record(step, metrics)
-        self.saver.step_done(step, self.recipe.checkpoint, self._write)
-        return StepDone(step, metrics, [])
+            return self.learner.learn(work.plan).result()
 
-    def _example(self, prompt: Prompt) -> Demonstration:
-        return self._examples[int(prompt.extra["example"])]
+    def measure(self, work: Work, learned: Learned) -> Metrics:
+        return {k: v for k, v in values(learned.stats).items() if k.startswith(OF_THE_STEP)} | work.metrics
 
-    def _measured(self, step: int) -> Metrics:
-        """Held-out loss, nats a token: of each set, and over the tokens of all."""
-        if not (self.held_out and self.recipe.sft.every):
-            return {}
+    def publish(self, version: int) -> Metrics:
+        """Do nothing: no engine generates with the weights."""
+        return {}
+
+    def evaluates_every(self, recipe: Recipe) -> int:
+        return recipe.sft.every if self.held_out else 0
+
+    def evaluate(self, step: int) -> EvaluationResult:
+        """Measure the held-out loss, nats a token: of each set, and over the tokens of all."""
         metrics: Metrics = {}
         loss = tokens = 0.0
         with self.phases("evaluate"):
@@ -179,12 +131,28 @@ class SupervisedTrainer:
                 metrics[f"validation/{name}/loss"] = own / count if count else math.nan
                 loss, tokens = loss + own, tokens + count
         metrics["validation/loss"] = loss / tokens if tokens else math.nan
-        self._measured_at = step
         self.recorder.notice(step, HeldOutLoss(metrics["validation/loss"]))
-        return metrics
+        return EvaluationResult(metrics, [])
+
+    def timing(self, metrics: Metrics, seconds: Mapping[str, float]) -> Metrics:
+        took = seconds.get("time/learn")
+        if not took or "sft/tokens" not in metrics:
+            return {}
+        return {"time/trained_tokens_per_second": metrics["sft/tokens"] / took}
+
+    def state(self) -> dict[str, Any]:
+        return {"examples": self.stream.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if "examples" not in state:
+            raise CheckpointError("the checkpoint is of `dapo train`, and this run is supervised")
+        self.stream.load(state["examples"])
+
+    def _example(self, prompt: Prompt) -> Demonstration:
+        return self._examples[int(prompt.extra["example"])]
 
     def _loss(self, examples: Sequence[Demonstration]) -> tuple[float, int]:
-        """-log p summed over tokens with loss, and their number."""
+        """Return -log p summed over tokens with loss, and their number."""
         total, count = 0.0, 0
         for start in range(0, len(examples), MEASURED_AT_ONCE):
             part = examples[start : start + MEASURED_AT_ONCE]
@@ -194,53 +162,3 @@ class SupervisedTrainer:
                 total -= float(logprobs[mask].sum(dtype=np.float64))
                 count += int(mask.sum())
         return total, count
-
-    def _record(self, step: int, metrics: Metrics) -> None:
-        seconds = self.phases.take()
-        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()} | self.phases.peaks()
-        if "sft/tokens" in metrics and (took := seconds.get("time/learn")):
-            metrics["time/trained_tokens_per_second"] = metrics["sft/tokens"] / took
-        with self.phases("report"):
-            self.recorder.step(step, metrics, [], [])
-        self.saver.seen(step, metrics)
-        self.stopping.seen(step, metrics)
-
-    # ------------------------------------------------------------------ save
-
-    def save(self) -> Path:
-        """Write a checkpoint of the step that is done; returns its folder."""
-        return self.saver.save(self.counters.training_steps, self._write)
-
-    def _write(self, folder: Path) -> Handle[list[SavedFile]]:
-        state = {
-            "fingerprint": self.fingerprint,
-            "facts": self.facts,
-            "counters": asdict(self.counters),
-            "examples": self.stream.state(),
-            "best": self.saver.state(),
-            "early_stop": self.stopping.state(),
-            "measured_at": self._measured_at,
-            "recorder": self.recorder.state(),
-        }
-        return begin_boundary(folder, self.learner, state)
-
-    def load(self, folder: Path) -> dict[str, Any]:
-        """Continue from a checkpoint folder; returns what it says of its run (``recorder``, ``facts``).
-
-        Raises:
-            CheckpointError: it is damaged, of another model, or of training by reward.
-            DataError: the examples are not those that it was saved with.
-        """
-        state, counters = open_state(folder, self.fingerprint)
-        if "examples" not in state:
-            raise CheckpointError(f"checkpoint {folder} is of `dapo train`, and this run is supervised")
-        with as_damage(folder):
-            self.stream.load(state["examples"])
-            self.saver.load(state["best"])
-            self.stopping.load(state["early_stop"])
-            self._measured_at = int(state["measured_at"])
-            saved = {"recorder": dict(state["recorder"]), "facts": dict(state["facts"])}
-        load_learner(folder, self.learner)
-        self.counters = counters
-        self.phases.step = counters.training_steps
-        return saved

@@ -1,10 +1,46 @@
-"""The step, as the paper's algorithm 1 has it; everything else in this package serves these calls."""
+"""Run training steps of any method: when to stop, save, record, evaluate and resume, and what follows a failure.
+
+``Trainer`` knows no engine, no loss and no data. A ``Method`` (``dapo.loop.method``) does the step itself:
+``Reinforcement`` and ``Supervised`` are the two. A run has four loops. Only the first two share a thread::
+
+    driver: Trainer.each_step     overlap: Overlap.result       engines: EnginePool turns    learner processes
+    -------------------------     -----------------------       -------------------------    -----------------
+    prepare(k)
+      collect: pump until ready ------------------ submit --->  decode turn_steps
+                              <--- poll: responses -----------
+    learn(k) --------------------------------------------------------------- LearnStep --->  forward, backward
+      waits for the handle  --->  pump for step k + 1 ------->  decode
+                                  until the handle is done  <---- statistics --------------
+    publish(k) ------------------------------------------------------------- Ticket ------>  send weights
+      engine.load(ticket) ------------------------------------> receive weights <----------
+      sync check ---------------------------------------------> sample a few tokens
+    evaluate(k) if due, record(k), save(k) if due
+
+    =====================  ==========================================  ==========================================
+    who waits              for what                                    what unblocks it
+    =====================  ==========================================  ==========================================
+    ``prepare``            a full batch                                a response (the engine) or a score (a
+                                                                       verifier); at a cap, ``cap.then``
+    ``learn``              the learner's handle                        the learner, which waits for no engine
+    ``Overlap.result``     the same handle; it pumps meanwhile         the learner, or its number of turns
+    ``EnginePool.poll``    the turns under way: all of them in         each engine; one that fails is started
+                           lockstep, else the first                    again, and its requests are repeated
+    ``publish``            engines that load the ticket                the learner sends; with overlap, responses
+                                                                       under way stay and go on after it
+    an engine              requests, or weights                        ``pump``; ``publish``
+    the learner            a step, or a call to send weights           ``learn``; ``publish``
+    ``Saver``              the checkpoint before; with asynchronous    the learner's writer
+                           checkpoints at the next save
+    a signal               the end of the step                         ``each_step`` asks ``Stopping`` between steps
+    =====================  ==========================================  ==========================================
+
+``dapo.loop.sampling.collector`` shows the same for the parts of ``collect``.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,79 +48,60 @@ from typing import Any
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import as_damage
 from dapo.config.schema import Recipe
-from dapo.errors import LearnerLost
-from dapo.loop.algorithm import Algorithm
+from dapo.errors import AccuracyUnknown
 from dapo.loop.best import follow
-from dapo.loop.boundary import begin_boundary, load_learner, open_state
-from dapo.loop.counters import Counters, StepDone
-from dapo.loop.evaluation import Evaluator
-from dapo.loop.idle import Idle, staleness
-from dapo.loop.notices import Notices
-from dapo.loop.overlap import Overlap
-from dapo.loop.recording import Evaluations, StepRecords
-from dapo.loop.sampling.collector import StreamingCollector
-from dapo.loop.saving import Saver
+from dapo.loop.method import Counters, Method, StepDone, on_failure
+from dapo.loop.saving import Saver, begin_checkpoint, load_learner, open_state
 from dapo.loop.schedule import Schedule
 from dapo.loop.stopping import Deadline, Stopping
-from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
-from dapo.metrics.stats import values
-from dapo.types.batch import (
-    Group,
-    Learned,
-    LearnStep,
-    Metrics,
-    SavedFile,
-    StepBatch,
-    TokenTrace,
-)
+from dapo.observe.spans import peak_rss_mib
+from dapo.types.batch import Group, Metrics, SavedFile, TokenTrace
 from dapo.types.evaluation import EvaluationResult
-from dapo.types.evidence import DataEnded
-from dapo.types.protocols import Engine, EngineGroup, Handle, Learner, Recorder
+from dapo.types.evidence import DataEnded, silent_of
+from dapo.types.protocols import Handle, Recorder
 
 log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Runs the training loop over a collector, a learner and an engine."""
+    """Runs a method's steps from the first, or from a checkpoint, to ``trainer.steps``.
+
+    Attributes:
+        counters: what is trained so far.
+        evaluated_at: the step after which the last evaluation took place; -1: none has.
+    """
 
     def __init__(
         self,
+        method: Method,
         *,
-        collector: StreamingCollector,
-        learner: Learner,
-        engine: Engine,
-        algorithm: Algorithm,
-        schedule: Schedule,
-        evaluator: Evaluator | None,
         checkpoints: CheckpointStore,
         recorder: Recorder,
         recipe: Recipe,
-        fingerprint: dict[str, Any],
+        schedule: Schedule,
         phases: Phases,
-        check_sync: SyncCheck,
+        fingerprint: dict[str, Any],
         facts: Mapping[str, Any] | None = None,
-        overlap: Overlap | None = None,
         deadline: Deadline | None = None,
     ) -> None:
-        """``check_sync`` is called with the step after each publish; ``overlap``: engines work while the learner does.
+        """Begin before the first step.
 
-        ``deadline``: of ``trainer.max_hours``, begun with the command; None: with this object.
-        ``facts``: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
+        Args:
+            method: does the steps.
+            checkpoints: where they are saved.
+            recorder: hears of every step.
+            recipe: its ``trainer.steps`` are those of this run.
+            schedule: the learning rate.
+            phases: measures how long each part takes.
+            fingerprint: of the model; a checkpoint of another one is refused.
+            facts: what a checkpoint shall say of its run, JSON-able; ``load`` returns what the saved one says.
+            deadline: of ``trainer.max_hours``, begun with the command; None: with this object.
         """
-        self.collector, self.learner, self.engine = collector, learner, engine
-        self.algorithm, self.schedule = algorithm, schedule
-        self.checkpoints, self.recorder, self.recipe = checkpoints, recorder, recipe
-        self.steps = recipe.trainer.steps
-        self.fingerprint, self.phases, self.check_sync = fingerprint, phases, check_sync
-        self.facts, self.overlap = dict(facts or {}), overlap
+        self.method, self.checkpoints, self.recorder = method, checkpoints, recorder
+        self.recipe, self.schedule, self.phases = recipe, schedule, phases
+        self.fingerprint, self.facts = fingerprint, dict(facts or {})
         self.counters = Counters()
-        self.idle = Idle(
-            lambda: collector.rollouts.busy_seconds(), phases.read_clock, None if overlap is None else phases.beside
-        )
-        if overlap is not None:
-            collector.rollouts.watch = self.idle.look_at_engines
-        self.notices = Notices(recorder, algorithm)
         early, kept = recipe.trainer.early_stop, recipe.checkpoint
         self.saver = Saver(checkpoints, recorder, phases, follow(kept.best, kept.best_is))
         self.stopping = Stopping(
@@ -94,10 +111,19 @@ class Trainer:
             follow(early.metric, early.best_is, early.min_change),
             early.patience,
         )
-        self.records = StepRecords(recorder, phases, self.idle)
-        self.evaluations = Evaluations(
-            evaluator, recorder, phases, collector.aside, every=recipe.validation.every, steps=self.steps
-        )
+        self.evaluated_at = -1
+        self._evaluation_lost = False  # the step that was loaded misses its evaluation
+        self._silent_sets: dict[str, str] = {}  # of the last evaluation: sets without an accuracy, and why
+
+    @property
+    def steps(self) -> int:
+        """Return the training steps of the whole run."""
+        return self.recipe.trainer.steps
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the run is at its end: nothing is left for a resume to do."""
+        return self.stopping.finished(self.steps - self.counters.training_steps)
 
     def run(self) -> bool:
         """Train to ``trainer.steps``. True when it got there, False when it was stopped early (state saved).
@@ -110,28 +136,20 @@ class Trainer:
             pass
         return self.finished
 
-    @property
-    def finished(self) -> bool:
-        """The run is at its end: nothing is left for a resume to do."""
-        return self.stopping.finished(self.steps - self.counters.training_steps)
-
     def each_step(self) -> Iterator[StepDone]:
         """Train as ``run``, and give out each training step when it is recorded and, if due, saved.
 
         Closing the iterator in the middle saves the state.
         """
-        self.records.start()
+        self.phases.take()  # what came before is no part of the first step
+        self.method.start()
         self.stopping.start()
         self.saver.start()
         with self.stopping.interrupts:
-            if self.counters.training_steps == 0:
-                self._publish()
-                self._first_evaluation()
-            elif metrics := self.evaluations.make_up(self.counters.training_steps):
-                self._record(self.counters.training_steps, metrics)  # a line of its own, which readers join
+            self.begin()
             try:
                 while self.counters.training_steps < self.steps and not self.stopping.due(self.saver.longest):
-                    done = self._train_step()
+                    done = self.train_step()
                     if done is None:
                         break
                     yield done
@@ -146,65 +164,68 @@ class Trainer:
     def adopt(self, recipe: Recipe, schedule: Schedule) -> None:
         """Go on with settings that are read anew in each step: intervals, and the learning rate's schedule."""
         self.recipe, self.schedule = recipe, schedule
-        self.steps = self.evaluations.steps = recipe.trainer.steps
-        self.evaluations.every = recipe.validation.every
 
     # ------------------------------------------------------------------ the step
 
-    def _train_step(self) -> StepDone | None:
-        """Train on one batch: collect, plan, learn, publish, evaluate, record, save. None: no data left."""
+    def begin(self) -> None:
+        """Publish and evaluate the model before its first training step; make up a lost evaluation after a resume.
+
+        Raises:
+            AccuracyUnknown: no response of a whole set has an accuracy, so the run could never be judged by it.
+        """
+        step = self.counters.training_steps
+        if step == 0:
+            self.method.publish(0)
+            if self._every:
+                self._record(0, self.evaluate(0).metrics)
+                if self._silent_sets:
+                    raise AccuracyUnknown(silent_of(self._silent_sets))
+        elif self._evaluation_lost and self._is_due(step):
+            self._record(step, self.evaluate(step).metrics)  # a line of its own, which readers join
+
+    def train_step(self) -> StepDone | None:
+        """Prepare, learn, publish, evaluate, record, save. None: no data is left."""
         step = self.phases.step = self.counters.training_steps + 1
-        with self._steps_before_saved(step):
-            batch = self._collect(step)
-            if batch is None:
-                return None
-            plan = self._plan(batch)
-        self.collector.commit()
-        self.counters.rollout_steps += 1
-        learned = self._learn(plan)
-        metrics = batch.metrics | values(learned.stats)
-        metrics |= self.algorithm.learned(plan, metrics)
-        metrics |= staleness(plan.minibatches, plan.version)
-        self.notices.clamping(batch.step, metrics)
+        with on_failure(lambda error: self._before_learning(step, error)):
+            work = self.method.prepare(step, self.counters, self._rate)
+        if isinstance(work, DataEnded):
+            self.stopping.end(work)
+            return None
+        learned = self.method.learn(work, last=step >= self.steps)
+        counters, plan = self.counters, work.plan
+        counters.training_steps += 1
+        counters.optimizer_steps += len(plan.minibatches)
+        counters.trained_tokens += sum(int(row.loss_mask.sum()) for rows in plan.first_pass for row in rows)
+        metrics = self.method.measure(work, learned)
         metrics |= {
             "train/learning_rate": plan.learning_rates[-1] if plan.learning_rates else 0.0,
-            "counters/training_steps": self.counters.training_steps,
-            "counters/rollout_steps": self.counters.rollout_steps,
-            "counters/optimizer_steps": self.counters.optimizer_steps,
-            "counters/trained_tokens": self.counters.trained_tokens,
+            "counters/training_steps": counters.training_steps,
+            "counters/optimizer_steps": counters.optimizer_steps,
+            "counters/trained_tokens": counters.trained_tokens,
         }
-        if isinstance(self.engine, EngineGroup):
-            metrics |= self.engine.metrics()
-        try:
-            metrics |= self._publish()
-            metrics |= self.evaluations.if_due(step)
-        except LearnerLost:
-            raise
-        except Exception:
-            self._record(step, metrics, batch.finished, learned.traces)  # the step itself is done
+
+        def after_learning(error: Exception) -> bool:
+            self._record(step, metrics, work.finished, learned.traces)  # the step itself is done
             self._try_to_save()
-            raise
-        self._record(step, metrics, batch.finished, learned.traces)
+            return False
+
+        with on_failure(after_learning):
+            metrics |= self.method.publish(step)
+            if self._is_due(step):
+                metrics |= self.evaluate(step).metrics
+        self._record(step, metrics, work.finished, learned.traces)
         self.saver.step_done(step, self.recipe.checkpoint, self._write)
-        return StepDone(step, metrics, batch.finished)
+        return StepDone(step, metrics, work.finished)
 
-    @contextmanager
-    def _steps_before_saved(self, step: int) -> Iterator[None]:
-        """Whatever fails in here, save the finished steps; the error then ends the run.
+    def _rate(self, number: int) -> float:
+        """Return the learning rate of optimizer step ``number`` of the next training step, from 0."""
+        return self.schedule.at(self.counters.training_steps, self.counters.optimizer_steps + number)
 
-        The learner has not seen anything of ``step`` yet. If it is lost itself, nothing can be saved: the run goes on
-        from its last checkpoint.
-        """
-        try:
-            yield
-        except LearnerLost:
-            raise
-        except Exception as error:
-            self.collector.give_up(error)
-            if not self.collector.rolled_back:
-                self.recorder.stopped(step, self.collector.account.groups)
-            self._try_to_save()
-            raise
+    def _before_learning(self, step: int, error: Exception) -> bool:
+        """Save the finished steps: the learner has seen nothing of ``step``."""
+        self.method.give_up(step, error)
+        self._try_to_save()
+        return False
 
     def _try_to_save(self) -> None:
         """Save while an error is handled, which is the one to report."""
@@ -217,109 +238,67 @@ class Trainer:
                 error,
             )
 
-    def _collect(self, step: int) -> StepBatch | None:
-        """Collect the batch of ``step``; None: there is no data left."""
-        if self.overlap is not None:
-            self.overlap.check()
-        batch = self.collector.collect(step)
-        if not batch.groups_P and self.collector.exhausted:
-            retired = self.collector.selector.ended == "retired"
-            self.stopping.end(DataEnded(step - 1, retired))
-            if batch.finished:
-                self.recorder.stopped(step, batch.finished)  # judged on the way to a batch that there was not
-            return None
-        self.notices.poor_batch(batch)
-        return batch
+    # ------------------------------------------------------------------ evaluate, record
 
-    def _plan(self, batch: StepBatch) -> LearnStep:
-        """Give the algorithm the log-probabilities that it asks for, and return what the learner does in this step."""
-        if self.overlap is None:
-            self.engine.sleep()
-        logprobs = {}
-        if asked := self.algorithm.asks(batch):
-            with self.phases("learn"), self.idle.learner():
-                logprobs = {of: self.learner.logprobs(rows, of).result() for of, rows in asked.items()}
-        with self.phases("shape"):
-            done = self.counters
-            return self.algorithm.plan(
-                batch,
-                logprobs,
-                version=done.training_steps,
-                rate=lambda number: self.schedule.at(done.training_steps, done.optimizer_steps + number),
-                traced=self.recorder.traced(batch.finished),
-            )
+    @property
+    def _every(self) -> int:
+        return self.method.evaluates_every(self.recipe)
 
-    def _learn(self, plan: LearnStep) -> Learned:
-        """Train, and count what was trained. The engines generate for the next step meanwhile, if they may."""
-        with self.phases("learn"), self.idle.learner():
-            handle, following = self.learner.learn(plan), plan.version + 2
-            if self.overlap is None or following > self.steps:
-                learned = handle.result()
-            else:
-                learned = self.overlap.result(handle, following)
-        self.counters.training_steps += 1
-        self.counters.optimizer_steps += len(plan.minibatches)
-        self.counters.trained_tokens += sum(int(row.loss_mask.sum()) for rows in plan.minibatches for row in rows)
-        return learned
+    def _is_due(self, step: int) -> bool:
+        """Return whether ``step`` is to be evaluated."""
+        return bool(self._every) and (step % self._every == 0 or step == self.steps)
 
-    def _publish(self) -> Metrics:
-        """The learner's weights to the engine, and a look at whether they arrived."""
-        version = self.counters.training_steps
-        with self.phases("publish"):
-            self.engine.load(self.learner.publish(version), "abort" if self.overlap is None else "keep")
-            with self.collector.aside():
-                return self.check_sync(version)
-
-    # ------------------------------------------------------------------ evaluate, record, save
-
-    def _first_evaluation(self) -> None:
-        """Step 0: what the model could do before training.
-
-        Raises:
-            AccuracyUnknown: of a whole set no response has an accuracy, so that the run could never be judged by it.
-        """
-        if self.evaluations.wanted:
-            self._record(0, self.evaluate(0).metrics)
-            self.evaluations.check_known()
+    def evaluate(self, step: int) -> EvaluationResult:
+        """Measure the weights of ``step``, the last one done, on held-out data; there must be some."""
+        result = self.method.evaluate(step)
+        self._silent_sets = {name: result.reasons[name] for name in result.silent}
+        if self._silent_sets and step:
+            self.recorder.notice(step, silent_of(self._silent_sets))
+        self.evaluated_at = step
+        return result
 
     def _evaluate_last(self) -> None:
-        """Where the run is at its end before ``trainer.steps``: the last step is evaluated too."""
+        """Evaluate the last step of a run that is at its end before ``trainer.steps``."""
         step = self.phases.step = self.counters.training_steps
-        if self.evaluations.at != step and self.evaluations.wanted:
+        if self.evaluated_at != step and self._every:
             self._record(step, self.evaluate(step).metrics)
 
     def _record(
         self, step: int, metrics: Metrics, finished: Sequence[Group] = (), traces: Sequence[TokenTrace] = ()
     ) -> None:
-        """A step's line, and what follows from it."""
-        self.records.step(step, metrics, finished, traces)
+        """Complete a step's metrics with what the clock says, and write its line.
+
+        The line is written before the step's checkpoint, which never knows more than the files beside it: ``report``
+        and ``save`` of a step therefore count in the next one's seconds.
+        """
+        seconds = self.phases.take()
+        metrics |= self.method.timing(metrics, seconds)
+        metrics |= seconds | {"memory/peak_rss_mib": peak_rss_mib()} | self.phases.peaks()
+        with self.phases("report"):
+            self.recorder.step(step, metrics, finished, traces)
         self.saver.seen(step, metrics)
         self.stopping.seen(step, metrics)
 
-    def evaluate(self, step: int) -> EvaluationResult:
-        """Answer the held-out problems with the weights of ``step``, the last one done; there must be some."""
-        return self.evaluations.evaluate(step)
+    # ------------------------------------------------------------------ save, resume
 
     def save(self) -> Path:
         """Write a checkpoint of the step that is done; returns its folder."""
         return self.saver.save(self.counters.training_steps, self._write)
 
     def _write(self, folder: Path) -> Handle[list[SavedFile]]:
-        if self.overlap is not None:
-            self.overlap.rest()
+        step = self.counters.training_steps
         state = {
+            **self.method.state(),
             "fingerprint": self.fingerprint,
             "facts": self.facts,
             "counters": asdict(self.counters),
-            "collector": self.collector.state(),
-            "sync_check": self.check_sync.state(),
-            "algorithm": self.algorithm.state(),
-            **self.evaluations.state(self.counters.training_steps),
+            "evaluated_at": self.evaluated_at,
+            "evaluation_lost": self._is_due(step) and self.evaluated_at != step,
             "best": self.saver.state(),
             "early_stop": self.stopping.state(),
             "recorder": self.recorder.state(),
         }
-        return begin_boundary(folder, self.learner, state)
+        return begin_checkpoint(folder, self.method.learner, state)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Continue from a checkpoint folder. Nothing of the run's files is touched.
@@ -328,20 +307,19 @@ class Trainer:
             What was saved: ``recorder`` (its state) and ``facts``.
 
         Raises:
-            CheckpointError: it is damaged, or belongs to another model; the message names the difference.
+            CheckpointError: it is damaged, or belongs to another model or method; the message names the difference.
             DataError: the training data are not those that it was saved with.
         """
         state, counters = open_state(folder, self.fingerprint)
         with as_damage(folder):
-            self.collector.load(state["collector"])
-            self.check_sync.load(state["sync_check"])
-            self.algorithm.load(state["algorithm"])
-            self.evaluations.load(state)
-            self.saver.load(state.get("best"))
-            self.stopping.load(state.get("early_stop"))
-            saved = {"recorder": dict(state["recorder"]), "facts": dict(state.get("facts", {}))}
-        load_learner(folder, self.learner)
+            self.method.load(state)
+            self.evaluated_at = int(state["evaluated_at"])
+            self._evaluation_lost = bool(state["evaluation_lost"])
+            self.saver.load(state["best"])
+            self.stopping.load(state["early_stop"])
+            saved = {"recorder": dict(state["recorder"]), "facts": dict(state["facts"])}
+        load_learner(folder, self.method.learner)
         self.counters = counters
         self.phases.step = counters.training_steps
-        self._publish()
+        self.method.publish(counters.training_steps)
         return saved

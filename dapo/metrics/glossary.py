@@ -16,6 +16,7 @@ from typing import NamedTuple
 from dapo.metrics.metric import COMPUTING, COUNT, NATS, SECONDS, SHARE, TOKENS, Metric, Reduction
 from dapo.metrics.rollouts import (
     cost_metrics,
+    environment_metrics,
     group_metrics,
     response_metrics,
     reward_metrics,
@@ -34,7 +35,11 @@ def _counters() -> Iterator[Metric]:
     yield Metric("counters/optimizer_steps", COUNT, "Optimiser steps done since the run began.")
     yield Metric("counters/decode_steps", COUNT, "Decode steps of the engine since the run began: its logical clock.")
     yield Metric("counters/generated_tokens", TOKENS, "Response tokens generated since the run began.")
-    yield Metric("counters/trained_tokens", TOKENS, "Response tokens that carried loss since the run began.")
+    yield Metric(
+        "counters/trained_tokens",
+        TOKENS,
+        "Response tokens that carried loss since the run began, each once however many passes.",
+    )
 
 
 def _supervised() -> Iterator[Metric]:
@@ -83,6 +88,13 @@ def _learner() -> Iterator[Metric]:
         reduction="sum",
     )
     yield Metric("train/micro_batches", COUNT, "Forward and backward passes of this training step.", reduction="sum")
+    yield Metric(
+        "train/lockstep_efficiency",
+        SHARE,
+        "With several ranks: work of the mean rank over the work that all wait for: each pass takes as long as its "
+        "most expensive rank. From the plan of passes, not from a clock.",
+        "higher",
+    )
     yield Metric(
         "train/packed_tokens",
         TOKENS,
@@ -172,6 +184,7 @@ class Phase(NamedTuple):
 PHASES = {
     "generate": Phase("generating", "in the engine"),
     "score": Phase("scoring", "reading responses as text, handing them to verifiers and waiting for their scores"),
+    "environment": Phase("waiting for environments", "waiting for replies of environments"),
     "judge": Phase("judging", "judging groups and keeping account of them"),
     "shape": Phase("shaping rewards", "in rewards, advantages and token weights"),
     "learn": Phase("learning", "in forward and backward passes and the optimiser"),
@@ -183,6 +196,8 @@ PHASES = {
 }
 """The phases of a step, in the order in which they are shown."""
 
+START = "start"
+"""Name of the span from the beginning of an attempt to its first step: models, engines and ranks are made."""
 ENGINES_BUSY, LEARNER_BUSY = "engines busy", "learner busy"
 BESIDE = (ENGINES_BUSY, LEARNER_BUSY)
 """Names of spans that are no phases: who works beside the driver, where engines go on while the learner learns."""
@@ -198,7 +213,7 @@ def _clock() -> Iterator[Metric]:
     yield Metric(
         "time/trained_tokens_per_second",
         "tokens/s",
-        "Tokens with loss / seconds in which the learner learnt.",
+        "Tokens with loss, each once however many passes / seconds in which the learner learnt.",
         "higher",
         clock=True,
     )
@@ -249,6 +264,7 @@ AREAS = {
     "Sampling": sampling_metrics,
     "Cost": cost_metrics,
     "Rewards": reward_metrics,
+    "Environments": environment_metrics,
     "Responses": response_metrics,
     "Sources": source_metrics,
     "Learner": _learner,
@@ -275,7 +291,8 @@ _PLACEHOLDERS = {
 
 def _pattern(key: str) -> re.Pattern[str]:
     parts = re.split(r"(<\w+>)", key)
-    return re.compile("".join(_PLACEHOLDERS[part] if part in _PLACEHOLDERS else re.escape(part) for part in parts))
+    named = (f"(?P{part}{_PLACEHOLDERS[part]})" if part in _PLACEHOLDERS else re.escape(part) for part in parts)
+    return re.compile("".join(named))
 
 
 # Longest first, so that reward/<name>_kept is asked before reward/<name>.
@@ -303,6 +320,14 @@ def undefined(keys: Iterable[str]) -> str:
 @cache
 def lookup(key: str) -> Metric | None:
     """The glossary line of a logged key, or None when it has none."""
+    found = placeholders(key)
+    return None if found is None else found[0]
+
+
+@cache
+def placeholders(key: str) -> tuple[Metric, dict[str, str]] | None:
+    """Return the glossary line of a logged key and what stands for its placeholders; None when it has no line."""
     if key in GLOSSARY:
-        return None if "<" in key else GLOSSARY[key]
-    return next((metric for pattern, metric in _PATTERNS if pattern.fullmatch(key)), None)
+        return None if "<" in key else (GLOSSARY[key], {})
+    matches = ((metric, pattern.fullmatch(key)) for pattern, metric in _PATTERNS)
+    return next(((metric, match.groupdict()) for metric, match in matches if match), None)

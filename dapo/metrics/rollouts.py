@@ -65,7 +65,7 @@ def sampling_metrics() -> Iterator[Metric]:
     yield Metric("sampling/responses", COUNT, "Responses that ended in this step.")
     yield Metric("sampling/generated_tokens", TOKENS, "Response tokens generated in this step.")
     yield Metric(
-        "sampling/trained_tokens", TOKENS, "Response tokens with loss in this step, summed over its optimiser steps."
+        "sampling/trained_tokens", TOKENS, "Response tokens with loss in this step, each once however many passes."
     )
     yield Metric("sampling/trained_share", SHARE, "Tokens with loss / generated tokens of this step.", "higher")
     yield Metric("sampling/decode_steps", COUNT, "Decode steps of the engine in this step.")
@@ -106,6 +106,50 @@ def cost_metrics() -> Iterator[Metric]:
             clock=True,
         )
     yield Metric("total/<count>", COUNT, "Sum of that count (a key of `groups/`, `sampling/`, ...) over all steps.")
+
+
+def environment_metrics() -> Iterator[Metric]:
+    groups = "of the groups judged in this step"
+    yield Metric("environment/turns_mean", COUNT, f"Mean turns of the model in an episode, {groups}.")
+    yield Metric("environment/turns_max", COUNT, f"Most turns of the model in an episode, {groups}.")
+    yield Metric("environment/calls", COUNT, f"Tools that the model called, {groups}.")
+    yield Metric(
+        "environment/tool_errors",
+        COUNT,
+        f"Calls that failed or could not be read, {groups}. The model reads why.",
+        "lower",
+    )
+    yield Metric("environment/errors", COUNT, f"Episodes whose environment failed, {groups}.", "lower")
+    yield Metric("environment/turn_limit_share", SHARE, f"Share of episodes that `max_turns` ended, {groups}.", "lower")
+    yield Metric(
+        "environment/ended_by_reply_share",
+        SHARE,
+        f"Share of episodes that ended because a reply left no token for the model, {groups}.",
+        "lower",
+    )
+    yield Metric(
+        "environment/reply_tokens",
+        TOKENS,
+        f"Tokens of replies, {groups}. They carry no loss and count in no length, and in no other count of tokens.",
+    )
+    yield Metric("environment/reply_cut_share", SHARE, f"Share of replies that were shortened, {groups}.", "lower")
+    yield Metric("environment/reward_mean", "reward", f"Mean over episodes of the replies' summed rewards, {groups}.")
+    for name, what in (("mean", "Mean seconds"), ("p90", "90th percentile of the seconds")):
+        yield Metric(
+            f"environment/seconds_{name}", SECONDS, f"{what} that the environment took for a turn, {groups}.", "lower",
+            clock=True,
+        )  # fmt: skip
+    yield Metric(
+        "environment/replayed", COUNT, "Turns that environments played again, after a resume or a lost process."
+    )
+    yield Metric("environment/timeouts", COUNT, "Calls of environments that took longer than their limit.", "lower")
+    yield Metric(
+        "environment/not_repeatable", COUNT, "Episodes that went otherwise when they were played again.", "lower"
+    )
+    yield Metric(
+        "environment/waited", SECONDS, "Seconds that the driver waited for replies in this step.", "lower", clock=True
+    )
+    yield Metric("environment/fact/<name>", "1", f"Mean over turns of a fact that the environment told, {groups}.")
 
 
 def reward_metrics() -> Iterator[Metric]:
@@ -233,6 +277,6 @@ def _thinking() -> Iterator[Metric]:
     yield Metric(
         "response/thinking_forced_share",
         SHARE,
-        "With `data.thinking`: share of finished responses whose thinking `rollout.thinking_budget` ended.",
+        "With `data.thinking`: share of finished responses whose thinking `data.thinking.budget` ended.",
         "lower",
     )

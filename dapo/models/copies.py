@@ -26,17 +26,20 @@ class Copies:
     Args:
         index: [copies] rows to take.
         device: of the tensors.
+
+    Attributes:
+        rows: as given, for the processor.
     """
 
     def __init__(self, index: IntArray, device: torch.device) -> None:
-        self._rows = np.asarray(index, dtype=np.int64)
-        self.index = torch.from_numpy(self._rows).to(device)  # [copies]
+        self.rows = np.asarray(index, dtype=np.int64)
+        self.index = torch.from_numpy(self.rows).to(device)  # [copies]
 
     @cached_property
     def _by_count(self) -> list[tuple[Tensor, Tensor, int]]:
         """For each number c of copies: the rows that come c times [n], and where those copies are [n x c]."""
-        order = np.argsort(self._rows, kind="stable")
-        rows, starts, counts = np.unique(self._rows[order], return_index=True, return_counts=True)
+        order = np.argsort(self.rows, kind="stable")
+        rows, starts, counts = np.unique(self.rows[order], return_index=True, return_counts=True)
         found = []
         for count in np.unique(counts):
             chosen = counts == count

@@ -358,6 +358,11 @@ def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str], inside: 
         if reason is None:
             loaded.model.set_attn_implementation(attention.NAME)
             return True
+        if loaded.unit is not None:
+            raise ModelError(
+                f"learner.context_parallel = {loaded.unit.size} cuts packed rows, and {loaded.name} {reason}; set "
+                "learner.context_parallel=1"
+            )
         if mode == "packed":
             raise ModelError(f"model.attention is 'packed', but {loaded.name} {reason}; use auto or padded")
         notes.append(f"packed rows are not used: it {reason}; rows are padded, which is slower")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from dapo.errors import ModelError
 from dapo.models.adapter import active
 from dapo.models.head import LOW, gradient_sink, low_precision_logits
+
+if TYPE_CHECKING:
+    from dapo.models.context import Unit
 
 
 def decoder_of(model: Any) -> Any:
@@ -51,6 +54,7 @@ class LoadedModel:
     fingerprint: dict[str, Any] = field(default_factory=dict)  # architecture, sizes: what a checkpoint must match
     exact_positions: int | None = None  # longest sequence whose rotations do not depend on its neighbours; None: any
     adapter: bool = False  # an adapter is trained, and nothing else
+    unit: Unit | None = None  # ranks that share each row; None: this process computes whole rows
     notes: tuple[str, ...] = ()  # what a person should know: why it is padded, which tokenizer was used
     _decoder: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)  # of which model
 

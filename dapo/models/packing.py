@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dapo.errors import LearnerError
+from dapo.models.attention import AttentionContext
 from dapo.models.copies import Copies
 from dapo.models.packed_attention import PackedContext, Segment
 from dapo.types.batch import HasTokens, IdArray, IntArray, by_prompt
@@ -29,7 +30,7 @@ class PackedBatch:
     input_ids: Tensor  # [1, tokens] packed, [rows, longest] padded
     position_ids: Tensor  # as input_ids
     attention_mask: Tensor | None  # padded only
-    context: PackedContext | None  # packed only
+    context: AttentionContext | None  # packed only
     sources: Copies  # [N] flat position of the hidden state that predicts each response token
     targets: Tensor  # [N] the response tokens
     lengths: list[int]  # response tokens of each row

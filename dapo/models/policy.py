@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dapo.models.adapter import active
+from dapo.models.context import Stretch
 from dapo.models.head import gradient_sink
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch
@@ -60,8 +61,17 @@ class Policy(nn.Module):
         """
         if callable(batch):
             return batch()
-        hidden = batch.sources.take(hidden_states(self._loaded, batch).flatten(0, 1))
-        return self.output(hidden, batch.targets, temperature, entropy)
+        if self._loaded.unit is None:
+            hidden = batch.sources.take(hidden_states(self._loaded, batch).flatten(0, 1))
+            return self.output(hidden, batch.targets, temperature, entropy)
+        stretch = Stretch(batch, self._loaded.unit)
+        states = hidden_states(self._loaded, stretch.batch)
+        stretch.context.check_calls(len(self._loaded.decoder.layers))
+        # Also where nothing is predicted: the other ranks' exchanges wait for this rank's backward pass.
+        logprobs, entropies = self.output(
+            stretch.sources.take(states.flatten(0, 1)), stretch.targets, temperature, entropy
+        )
+        return stretch.gather(logprobs), stretch.gather(entropies)
 
 
 class Output(nn.Module):

@@ -19,8 +19,10 @@ _KEPT = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
 }
-"""What takes long: matrix products and attention. Norms, activations and rotations are cheap to make again."""
+"""What takes long: matrix products, attention, and what ranks exchange for it. Norms, activations and rotations are
+cheap to make again."""
 _VARIABLE_LENGTH = "torch_attn"  # namespace of the kernel behind packed rows on CUDA, known once it is imported
 
 

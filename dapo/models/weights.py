@@ -125,7 +125,7 @@ def check_named(ticket: Ticket, parameters: Iterable[str]) -> None:
 class WeightFolder:
     """Sets of weights below one folder, each in a folder of its own whose name no other set and no other trainer uses.
 
-    Whoever reads a set deletes it when the next one has arrived; ``clear`` deletes what nobody came for.
+    The reader of a set may delete it when the next one has arrived; ``clear`` deletes what is left.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,20 +145,6 @@ class WeightFolder:
         while len(self._sets) > 1:
             shutil.rmtree(self._sets.pop(0), ignore_errors=True)
 
-    def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Path:
-        """A new set.
-
-        Raises:
-            EngineError: it cannot be written; nothing of it is left.
-        """
-        folder = self.new(version)
-        try:
-            write_weights(folder, tensors)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise _not_written(folder, error) from error
-        return folder
-
     def clear(self) -> None:
         """Delete the sets that are still there."""
         while self._sets:
@@ -174,10 +160,20 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     _write(folder / WEIGHTS_FILE, {name: tensor.detach() for name, tensor in tensors})
 
 
-def write_part(folder: Path, rank: int, ranks: int, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """This rank's slices, in ``dtype``, as a file beside those of the others: together they are a set.
+def write_part(
+    folder: Path, rank: int, ranks: int, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> None:
+    """Write this rank's slices as a file beside those of the others: together they are a set. One rank alone writes
+    ``folder/WEIGHTS_FILE``.
 
     No rank waits for another, and none holds more than it has. What is not cut over ranks is written by rank 0.
+
+    Args:
+        folder: of the set; made if missing.
+        rank: the number of this one.
+        ranks: how many write.
+        tensors: by name.
+        dtype: of floating-point numbers in the file; None: as they are.
 
     Raises:
         EngineError: it cannot be written.
@@ -186,9 +182,9 @@ def write_part(folder: Path, rank: int, ranks: int, tensors: Mapping[str, Tensor
     for name, tensor in tensors.items():
         part = own_part(tensor)
         if rank == 0 or (isinstance(tensor, DTensor) and part.numel()):
-            own[name] = part.to(dtype) if part.is_floating_point() else part
+            own[name] = part.to(dtype) if dtype is not None and part.is_floating_point() else part
     try:
-        _write(folder / PART.format(rank=rank, ranks=ranks), own)
+        _write(folder / (WEIGHTS_FILE if ranks == 1 else PART.format(rank=rank, ranks=ranks)), own)
     except OSError as error:
         raise _not_written(folder, error) from error
 

@@ -38,12 +38,12 @@ def _record(response: Evaluated) -> dict[str, Any]:
         "answer": response.prompt.answer,
         "sample": response.sample,
         "greedy": response.sample < 0,
-        "response": completion.text,
+        "response": completion.shown,
         "answered": score.answer,
         "accuracy": score.accuracy,
         "rewards": dict(score.values),
         "unscored": score.reason,
-        "length": len(completion),
+        "length": completion.model_tokens,
         "truncated": completion.truncated,
     }
 

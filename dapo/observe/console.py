@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.text import Text
 
 from dapo.links import addressed
+from dapo.observe import supervised
 from dapo.observe.lines import sample_lines, step_line, validation_lines
 from dapo.observe.stream import UnbreakableStream
 from dapo.observe.text import clean, duration
@@ -115,8 +116,12 @@ class Console:
             return
         run = self._started()
         run.add_step(step, metrics, self._clock())
+        line = Text(step_line(run, self._width))
+        if supervised.MARK in metrics and step % supervised.lines_apart(run.total_steps) and step != run.total_steps:
+            log.info("%s", line.plain)
+            return
         self._line_at = run.marks[-1]
-        self._plain(Text(step_line(run, self._width)))
+        self._plain(line)
 
     def filling(self, progress: CollectProgress) -> None:
         """A group of the batch that is being collected was judged. Called for every group: cheap when nothing is due.

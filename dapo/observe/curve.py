@@ -165,27 +165,47 @@ def _legend(axes: Axes, where: str) -> None:
 
 
 def terminal_curve(rows: Sequence[Row], width: int, height: int = 14) -> Text | None:
-    """Held-out accuracy over the steps, drawn with characters; None with fewer than two evaluations."""
+    """Draw held-out accuracy over the steps with characters; None with fewer than two evaluations.
+
+    Blocks are sampled responses, dots greedy ones. There is no legend in the plot, where it would cover a line.
+    """
+    sampled, greedy = series(rows, "validation/accuracy"), series(rows, "validation/greedy_accuracy")
+    if len(sampled[0]) < 2:
+        return None
+    return _drawn([_in_percent(greedy), _in_percent(sampled)], (0, 100), width, height)
+
+
+def terminal_losses(rows: Sequence[Row], width: int, height: int = 14) -> Text | None:
+    """Draw both losses of a supervised run over the steps: blocks held out, dots training; None with too few steps."""
+    trained, held_out = series(rows, TRAINED), series(rows, HELD_OUT)
+    values = [*trained[1], *held_out[1]]
+    if max(len(trained[0]), len(held_out[0])) < 2:
+        return None
+    return _drawn([trained, held_out], (min(0.0, *values), 1.05 * max(values) or 1.0), width, height)
+
+
+def _in_percent(found: tuple[Sequence[int], Sequence[float]]) -> tuple[Sequence[int], list[float]]:
+    return found[0], [100 * value for value in found[1]]
+
+
+def _drawn(
+    lines: Sequence[tuple[Sequence[int], Sequence[float]]], limits: tuple[float, float], width: int, height: int
+) -> Text:
+    """Draw up to two lines, steps and values of each: the first with dots, the second with blocks over it."""
     import plotext
 
-    steps, sampled = series(rows, "validation/accuracy")
-    if len(steps) < 2:
-        return None
     plotext.terminal.limit(False, False)  # the caller knows the width; there may be no terminal to ask
     figure = plotext.figure
     figure.clear()
     figure.theme("simple")
     figure.plot_size(width, height)
-    greedy_steps, greedy = series(rows, "validation/greedy_accuracy")
-    if greedy_steps:
-        points = figure.signal(greedy_steps, [100 * value for value in greedy], marker="braille")
-        figure.draw(points.lines().label("greedy"))
-    points = figure.signal(steps, [100 * value for value in sampled], marker="hd")
-    figure.draw(points.lines().label("sampled"))
-    figure.ruler("y").lim(0, 100)
-    marked = _marked_steps(steps[0], steps[-1])
+    for (steps, values), marker in zip(lines, ("braille", "hd"), strict=True):
+        if steps:
+            figure.draw(figure.signal(list(steps), list(values), marker=marker).lines())
+    figure.ruler("y").lim(*limits)
+    known = [step for steps, _ in lines for step in steps]
+    marked = _marked_steps(min(known), max(known))
     figure.ruler("x").ticks(marked, [str(step) for step in marked])
-    figure.legend(x=steps[-1], y=0, ha="right", va="bottom", relative=True)
     return Text.from_ansi(figure.build().string())
 
 

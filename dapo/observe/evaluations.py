@@ -52,7 +52,7 @@ def evaluation_table(step: int, responses: Sequence[Evaluated]) -> pa.Table:
         "read": texts([r.score.answer for r in responses]),
         "accuracy": [r.score.accuracy for r in responses],
         "rewards": named_values([r.score.values for r in responses]),
-        "length": [len(r.completion) for r in responses],
+        "length": [r.completion.model_tokens for r in responses],
         "finish": texts([r.completion.finish for r in responses]).dictionary_encode(),
         "unscored": texts([r.score.reason for r in responses]),
     }

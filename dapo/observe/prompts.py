@@ -141,11 +141,11 @@ class History:
         """Correct share of the last visit's voters; nan where none voted."""
         return _ratio(self.last_correct, self.last_responses)
 
-    def retired(self, retire_at: float | None) -> BoolArray:
-        """Prompts that are retired under the setting ``retire_at``."""
-        if retire_at is None:
+    def retired(self, at: float | None) -> BoolArray:
+        """Prompts that are retired from this pass rate of the last visit."""
+        if at is None:
             return np.zeros(len(self.ids), np.bool_)
-        return np.nan_to_num(self.last_pass_rates(), nan=-1.0) >= retire_at
+        return np.nan_to_num(self.last_pass_rates(), nan=-1.0) >= at
 
 
 def _ratio(part: IntArray, whole: IntArray) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from dapo.observe.console import Console
 from dapo.observe.evaluations import write_evaluation
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.notices import ending_said, notice_said
+from dapo.observe.processes import write_processes
 from dapo.observe.rollouts import select_groups, write_rollouts
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, write_samples
@@ -32,7 +33,7 @@ from dapo.types.evidence import (
     LeftAtOnce,
     Notice,
 )
-from dapo.types.protocols import Span
+from dapo.types.protocols import ProcessState, Span
 
 SAMPLED_PROBLEMS = 24
 """Validation problems per set whose texts are kept at every evaluation; all of them are counted in ``evaluations/``."""
@@ -60,6 +61,7 @@ class RunRecorder:
         self.callbacks: Callbacks
         self.writer: MetricWriter
         self.spans: SpanLog | None = None
+        self.processes: Callable[[], Sequence[ProcessState]] | None = None  # of a run with several
         self._opened = False
         if callbacks is not None:
             self.open(callbacks)
@@ -97,6 +99,12 @@ class RunRecorder:
             write_rollouts(self.folder.rollout_file(step), step, chosen, write=self.tables.write)
         if of_tokens and self.pieces is not None:
             write_tokens(self.folder.tokens_file(step), step, of_tokens, traces, self.pieces, self.tables.write)
+        if self.processes is not None:
+            states = self.processes()
+            write_processes(self.folder.path, step, states)
+            for state in states:
+                for start, seconds in state.turns:
+                    self.span(Span(step, state.name, start, seconds, seconds))
         if self.spans is not None:
             self.spans.flush()
         self.writer.write(step, metrics)
@@ -148,7 +156,7 @@ class RunRecorder:
                 stack.callback(self.spans.close)
 
     def _for_rollouts(self, finished: Sequence[Group]) -> list[Group]:
-        return select_groups(finished, self.settings.rollouts, self.settings.rollouts_sample)
+        return select_groups(finished, self.settings.rollouts)
 
     def _for_tokens(self, finished: Sequence[Group]) -> list[Group]:
         """Of the groups that the rollout file holds, where there is one: a reader finds their prompts there."""
@@ -161,7 +169,7 @@ class RunRecorder:
         group = finished[-1]
         score = group.scores_G[0]
         accuracy, reward = (score.accuracy, score.reward) if score.scored else (None, None)
-        self.console.sample(group.prompt.problem, group.completions_G[0].text, accuracy, reward)
+        self.console.sample(group.prompt.problem, group.completions_G[0].shown, accuracy, reward)
 
 
 def _sample(step: int, response: Evaluated) -> Sample:
@@ -172,9 +180,9 @@ def _sample(step: int, response: Evaluated) -> Sample:
         prompt=response.prompt.text,
         problem=response.prompt.problem,
         answer=response.prompt.answer,
-        response=response.completion.text,
+        response=response.completion.shown,
         accuracy=response.score.accuracy,
-        length=len(response.completion),
+        length=response.completion.model_tokens,
         truncated=response.completion.truncated,
         greedy=response.sample < 0,
         unscored=response.score.reason,

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, named_values, numbers, offsets_of, ragged, repeated, texts, write_table_file
-from dapo.types.batch import Group
+from dapo.types.batch import Completion, Group
 from dapo.types.enums import Disposition, Verdict
 
-Which = Literal["all", "kept", "sample", "none"]
+Which = Literal["all", "kept", "none"] | int
 
 _NAMES = pa.dictionary(pa.int32(), pa.string())  # few distinct values: stored once each
 
@@ -41,7 +41,24 @@ SCHEMA = pa.schema(
         ("logprobs", pa.list_(pa.float32())),  # the sampler's, at the sampling temperature, nats
         ("versions", pa.list_(pa.int32())),  # weights that made each token
         ("generated", pa.list_(pa.bool_())),  # false: the program put the token in; null: the policy sampled all
-        ("length", pa.int32()),  # tokens
+        (
+            "turns",  # of an episode, in order; null without an environment
+            pa.list_(
+                pa.struct(
+                    [
+                        ("first", pa.int32()),  # index of its first token
+                        ("stop", pa.int32()),  # index after its last token
+                        ("who", pa.string()),  # assistant, or the role of a reply
+                        ("text", pa.string()),
+                        ("reward", pa.float64()),
+                        ("seconds", pa.float64()),  # that the environment took to answer
+                        ("calls", pa.list_(pa.string())),  # names of tools
+                    ]
+                )
+            ),
+        ),
+        ("ended", _NAMES),  # done, turns, tokens, reply or error; null without an environment
+        ("length", pa.int32()),  # tokens that the model sampled
         ("finish", _NAMES),
         ("accuracy", pa.float64()),  # null where unscored
         (
@@ -84,12 +101,14 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
         "source": per_group([group.prompt.source for group in groups]),
         "prompt": per_group([group.prompt.text for group in groups]),
         "answer": per_group([group.prompt.answer for group in groups]),
-        "response": texts([completion.text for completion in completions]),
+        "response": texts([completion.shown for completion in completions]),
         "token_ids": ragged([c.token_ids for c in completions], pa.int32(), offsets),
         "logprobs": ragged([c.logprobs for c in completions], pa.float32(), offsets),
         "versions": ragged([c.versions for c in completions], pa.int32(), offsets),
         "generated": ragged([c.generated for c in completions], pa.bool_()),
-        "length": np.diff(offsets),
+        "turns": pa.array([_turns(completion) for completion in completions], SCHEMA.field("turns").type),
+        "ended": texts([completion.ended for completion in completions]).dictionary_encode(),
+        "length": [completion.model_tokens for completion in completions],
         "finish": texts([c.finish for c in completions]).dictionary_encode(),
         "accuracy": [score.values.get("accuracy") if score.reason is None else None for score in scores],
         "rewards": named_values([score.values for score in scores]),
@@ -109,19 +128,26 @@ def rollout_table(step: int, groups: Sequence[Group]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def select_groups(groups: Sequence[Group], which: Which, count: int = 8) -> list[Group]:
+def _turns(completion: Completion) -> list[dict[str, Any]] | None:
+    if completion.ended is None:
+        return None
+    names = [field.name for field in SCHEMA.field("turns").type.value_type]
+    return [{name: getattr(turn, name) for name in names} for turn in completion.turns]
+
+
+def select_groups(groups: Sequence[Group], which: Which) -> list[Group]:
     """The groups that go to the file: the setting ``logging.rollouts``.
 
-    ``kept`` are those that passed the keep rule or trained all the same; ``sample`` is ``count`` groups, evenly spread
-    over the step, so that the choice is a function of the recipe.
+    ``kept`` are those that passed the keep rule or trained all the same; a number is so many groups, evenly spread over
+    the step, so that the choice is a function of the recipe.
     """
     if which == "none":
         return []
     if which == "kept":
         trained = (Disposition.TRAINED, Disposition.FILLED)
         return [group for group in groups if group.verdict is Verdict.KEPT or group.disposition in trained]
-    if which == "sample" and count < len(groups):
-        return [groups[len(groups) * i // count] for i in range(count)]
+    if isinstance(which, int) and which < len(groups):
+        return [groups[len(groups) * i // which] for i in range(which)]
     return list(groups)
 
 

@@ -11,6 +11,7 @@
                                                    checkpoints/step_000012/
       log.txt, curve.png        (or a link there) samples.jsonl            validation responses
       machine.jsonl            processor, versions, commit: at the start and each resume
+      processes.json           of a run with several: each process at the last step
                                                    spans.jsonl, tensorboard/
 
 ``stopped/`` holds what was judged in a step that could not be filled. Its groups stand once more in the step's own
@@ -334,7 +335,7 @@ class RunFolder:
             DataError: naming it.
         """
         files = [p.fget(self) for p in vars(type(self)).values() if isinstance(p, property) and p.fget]
-        for path in [*files, *(self.path / name for name in (LOCK, "machine.jsonl", "rewards.txt"))]:
+        for path in [*files, *(self.path / name for name in (LOCK, "machine.jsonl", "processes.json", "rewards.txt"))]:
             folder = path.name in _FOLDERS
             if path.is_symlink() and not folder:  # a copied run may hold one that leads to any file of the user's
                 raise DataError(f"{path} is a link, and a run would write to where it leads; put the file in its place")

@@ -47,7 +47,7 @@ class RunStatus:
     pid: int  # of the process that trains, or trained last
     host: str
     started: float  # first start of the run; a resume does not change it
-    updated: float  # last sign of life
+    updated: float  # last update
     doing: str = ""  # within a step or an evaluation that goes on: how far it is
     folder: str = ""  # where the run lived when it said so; it may have been moved since
     evidence: Mapping[str, Any] | None = None  # why it ended, as data: see ``read_evidence``

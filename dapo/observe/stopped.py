@@ -18,7 +18,7 @@ from dapo.types.evidence import (
     UnscoredEvidence,
 )
 
-PARTIAL = "algorithm.dynamic_sampling.on_cap=train_partial"
+PARTIAL = "algorithm.dynamic_sampling.cap.then=train_partial"
 PROBLEM, ANSWER, RESPONSE = 80, 40, 160
 """Characters of an example that are shown."""
 _OWN = "algorithm.dynamic_sampling"
@@ -43,8 +43,8 @@ def met_said(evidence: StopEvidence) -> str:
     met = {
         "data": "the data ended",
         "retired": "every prompt is retired",
-        "max_groups": f"the cap of {evidence.limit or 0:g} x {evidence.wanted} dispatched groups was met",
-        "max_tokens": f"the cap of {evidence.limit or 0:.0f} generated tokens was met",
+        "cap.groups": f"the cap of {evidence.limit or 0:g} x {evidence.wanted} dispatched groups was met",
+        "cap.tokens": f"the cap of {evidence.limit or 0:.0f} generated tokens was met",
     }[evidence.met]
     return f"{met} with {evidence.kept} of {evidence.wanted} groups kept"
 
@@ -52,8 +52,8 @@ def met_said(evidence: StopEvidence) -> str:
 def cause_said(evidence: StopEvidence, rollouts: str) -> str:
     """The likely cause and what to change; ``rollouts``: where the judged responses can be read."""
     cap = {
-        "max_groups": f"max_groups = {evidence.limit or 0:g} x {evidence.wanted}",
-        "max_tokens": f"max_tokens = {evidence.limit or 0:.0f}",
+        "cap.groups": f"cap.groups = {evidence.limit or 0:g} x {evidence.wanted}",
+        "cap.tokens": f"cap.tokens = {evidence.limit or 0:.0f}",
     }.get(evidence.met, "")
     return why(evidence.shares, rollouts, cap)
 
@@ -65,12 +65,12 @@ def go_on_said(evidence: StopEvidence, run: Path) -> str:
     if evidence.met == "data":
         return f"{resume}: `data.epochs=...` (more passes), or {partial}."
     if evidence.met == "retired":
-        return f"{resume}: `{_OWN}.retire_at=null` trains on solved prompts again, and {partial}."
+        return f"{resume}: `{_OWN}.selection.retire=null` trains on solved prompts again, and {partial}."
     change = _change(evidence.shares)
     if change:
         return f"{resume}: {change.format(partial=f', or {partial}')}"
     return (
-        f"{resume}, with other `rewards` or `{_OWN}` settings: a higher `{_OWN}.max_groups` searches "
+        f"{resume}, with other `rewards` or `{_OWN}` settings: a higher `{_OWN}.cap.groups` searches "
         f"longer; {partial}. Other problems, another instruction or group size need a new run."
     )
 
@@ -78,7 +78,7 @@ def go_on_said(evidence: StopEvidence, run: Path) -> str:
 def _change(shares: Shares) -> str:
     """The setting to change; "" where no single one is."""
     if shares.kept >= HEALTHY:
-        return f"`{_OWN}.max_groups=...` or `max_tokens` (a higher cap){{partial}}."
+        return f"`{_OWN}.cap.groups=...` or `cap.tokens` (a higher cap){{partial}}."
     if shares.all_wrong > 0.5 and shares.accuracy > FRACTION:
         return f"`{_OWN}.correct_at=...`{{partial}}."
     if shares.all_wrong > 0.5 and shares.answered is not None and shares.answered < UNREAD:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dapo.observe import supervised
 from dapo.observe.console import Console
-from dapo.observe.curve import curve_in_words, terminal_curve, write_curve
+from dapo.observe.curve import curve_in_words, terminal_curve, terminal_losses, write_curve
 from dapo.observe.extra import INSTALL, PICTURES, PLOTS, missing
 from dapo.observe.metrics import Row, read_metrics
 from dapo.observe.run_folder import RunFolder
@@ -61,16 +61,22 @@ def print_summary(
 def summary(rows: Sequence[Row], samples: Sequence[Sample], width: int, seconds: float | None = None) -> RenderableType:
     """Outcome, curve and answers as one renderable."""
     if supervised.is_supervised(rows):
-        words = supervised.losses_in_words(rows) or Text()
+        try:
+            drawn = terminal_losses(rows, width - 4, _HEIGHT)
+        except (ImportError, OSError):
+            drawn = None
+        told = Text("loss, nats a token, by training step; blocks: held out, dots: training", style=_QUIET)
+        plot = [told, drawn] if drawn is not None else [supervised.losses_in_words(rows) or Text()]
         steps = Text(counted(rows[-1]["step"], "training step"))
-        return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), words, Text())
+        return Group(Text(), steps, Text(), supervised.loss_table(rows), Text(), *plot, Text())
     parts: list[RenderableType] = [Text(), outcome(rows, seconds), Text()]
     try:
         curve = terminal_curve(rows, width - 4, _HEIGHT)
     except (ImportError, OSError):  # plotext has a compiled part, which some platforms lack
         curve = None
     if (shown := curve or curve_in_words(rows)) is not None:
-        parts += [Text("held-out accuracy, %, by training step", style=_QUIET), shown, Text()]
+        marks = "; blocks: sampled, dots: greedy" if curve else ""
+        parts += [Text(f"held-out accuracy, %, by training step{marks}", style=_QUIET), shown, Text()]
     pairs = before_and_after(samples)
     if pairs:
         which = ", those that gained most" if gain(*pairs[0]) > 0 else "; none went from wrong to right"

@@ -24,6 +24,15 @@ TILES: list[tuple[str, str, Callable[[float | None], str]]] = [
 """The few numbers that matter: title, key, format."""
 
 
+MOST_LINES = 20
+"""Lines of steps that a supervised run prints: its steps are many and short."""
+
+
+def lines_apart(steps: int) -> int:
+    """Return the number of steps between two printed lines of a supervised run."""
+    return -(-max(1, steps) // MOST_LINES)
+
+
 def is_supervised(rows: Sequence[Row]) -> bool:
     return any(MARK in row for row in rows)
 

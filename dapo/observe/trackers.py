@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dapo.config.schema import TrackerSettings
 from dapo.errors import RecipeError, first_line
 from dapo.hooks import load
 from dapo.links import install as install_command
@@ -191,31 +192,13 @@ KNOWN: dict[str, Callable[[str], Tracker]] = {
 """Trackers by the name that ``logging.trackers`` takes, made with the project's name."""
 
 
-def make_trackers(
-    names: Sequence[str], *, project: str | None = None, tensorboard: bool = False, wandb: str | None = None
-) -> list[Callback]:
-    """The trackers that a recipe asks for.
-
-    Args:
-        names: ``logging.trackers``: known names, and ``package.module:Class`` of callbacks of the user's.
-        project: ``logging.project``; None: ``dapo``.
-        tensorboard: ``logging.tensorboard``.
-        wandb: ``logging.wandb``, the project there.
+def make_trackers(settings: Sequence[TrackerSettings]) -> list[Callback]:
+    """Make the trackers that ``logging.trackers`` names.
 
     Raises:
-        RecipeError: a class of the user's that is not there, or is no callback.
+        RecipeError: A class of the user is missing, or is no callback.
     """
-    made: dict[str, Callback] = {}
-    if tensorboard:
-        made["tensorboard"] = TensorBoardTracker()
-    if wandb is not None:
-        made["wandb"] = WandbTracker(wandb)
-    for name in names:
-        if name in KNOWN:
-            made.setdefault(name, KNOWN[name](project or PROJECT))
-        else:
-            made.setdefault(name, _own(name))
-    return list(made.values())
+    return [KNOWN[one.kind](one.project or PROJECT) if one.kind in KNOWN else _own(one.kind) for one in settings]
 
 
 def missing_tracker(trackers: Sequence[Callback]) -> str | None:
@@ -231,7 +214,7 @@ def missing_tracker(trackers: Sequence[Callback]) -> str | None:
                 said = f"{type(error).__name__}: {first_line(error)}"
                 return (
                     f"the tracker {tracker.name} cannot be imported here ({said}). {tracker.install.rstrip('.')}, or "
-                    "leave it out of logging.trackers (logging.tensorboard, logging.wandb)"
+                    "leave it out of logging.trackers"
                 )
     return None
 

@@ -19,12 +19,12 @@ def why(shares: Shares, rollouts: str = "rollouts/ of the run", cap: str = "") -
     Args:
         shares: what was judged.
         rollouts: where the judged responses can be read, as the reader should be told.
-        cap: what a step may spend, where that was met: "max_groups = 4 x 32".
+        cap: what a step may spend, where that was met: "cap.groups = 4 x 32".
     """
     if shares.all_retired:
         return (
-            "The last visit of every prompt reached algorithm.dynamic_sampling.retire_at. That is an end; to go on, "
-            "take harder problems, or set algorithm.dynamic_sampling.review_share above 0."
+            "The last visit of every prompt reached algorithm.dynamic_sampling.selection.retire.at. That is an end; to "
+            "go on, take harder problems, or set algorithm.dynamic_sampling.selection.retire.review above 0."
         )
     if shares.data_ended:
         more = f" {_cause(shares, rollouts)}" if shares.judged and shares.kept < HEALTHY else ""
@@ -145,7 +145,7 @@ def _solved(shares: Shares, rollouts: str) -> str:
         said += "the problems are solved. Take harder problems, or end the run here"
     else:
         said += "many problems are solved. Add harder problems"
-    return said + "; while others are left, algorithm.dynamic_sampling.retire_at=1 passes over solved ones."
+    return said + "; while others are left, algorithm.dynamic_sampling.selection.retire.at=1 passes over solved ones."
 
 
 def _too_few(shares: Shares, rollouts: str) -> str:

@@ -7,7 +7,6 @@ process is in a session of its own: Ctrl-C reaches the driver alone.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from dapo.processes.guarded import start_guarded
+from dapo.processes.guarded import GuardedProcess
 from dapo.processes.lines import Line
 from dapo.processes.packed import PackedTransport
 from dapo.processes.served import packed, unpacked
@@ -39,7 +38,8 @@ class ProcessHost:
         self, name: str, make: bytes, environment: Mapping[str, str], output: Path | None, told: threading.Condition
     ) -> None:
         self.name, self.output, self.process = name, output, 0
-        self._guard, self._connection, self._lifeline = _spawn(environment, output)
+        self._guarded = _spawn(environment, output)
+        self._connection = Connection(self._guarded.connection.detach())
         self._killed = False
         self.line = Line(name, self, told)
         self.begun = self.line.put(make)
@@ -64,17 +64,11 @@ class ProcessHost:
         if not self._killed:
             self._killed = True
             self.line.lose(f"{self.name} was killed by the driver")
-            os.close(self._lifeline)
+            self._guarded.kill()
 
     def reap(self) -> None:
         """Wait until all of it is gone."""
-        try:
-            self._guard.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:  # the guard is stopped or stuck itself; the kernel then ends the process
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._guard.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._guard.wait(_PATIENCE)
+        self._guarded.reap(_PATIENCE)
         self.line.join(_PATIENCE)
         if not self.line.is_alive():
             self._connection.close()
@@ -82,9 +76,8 @@ class ProcessHost:
     def _ended(self) -> str:
         """How it ended: its pipe ends a moment before the process does."""
         who = f"{self.name} (process {self.process or 'that had not begun'})"
-        try:
-            code = self._guard.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
+        code = self._guarded.exit_code(_PATIENCE)
+        if code is None:
             return f"{who} closed its connection"
         how = f"ended with code {code}"
         if code < 0:
@@ -140,10 +133,9 @@ class ProcessTransport(PackedTransport[ProcessHost]):
             self._hosts.remove(host)
 
 
-def _spawn(environment: Mapping[str, str], output: Path | None) -> tuple[subprocess.Popen[bytes], Connection, int]:
-    """The guard's process, our end of the pipe and of the lifeline."""
+def _spawn(environment: Mapping[str, str], output: Path | None) -> GuardedProcess:
+    """Start a process that serves calls, and appends what it prints to ``output``."""
     serve = [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", _SERVE]
     sink = contextlib.nullcontext(subprocess.DEVNULL) if output is None else output.open("ab")
     with sink as file:
-        process, ours, our_lifeline = start_guarded(lambda end: [*serve, str(end)], file, environment)
-    return process, Connection(ours.detach()), our_lifeline
+        return GuardedProcess(lambda end: [*serve, str(end)], file, environment)

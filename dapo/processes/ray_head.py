@@ -7,19 +7,17 @@ program makes up. Ray reads whether there is one when it is imported: nothing he
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from dapo.errors import ClusterError
-from dapo.processes.guarded import start_guarded
+from dapo.processes.guarded import GuardedProcess
 from dapo.processes.left_over import claim, delete_left, leave
 from dapo.system import core_count
 
@@ -89,9 +87,7 @@ class OwnCluster:
         command = [sys.executable, "-P", "-c", _HEAD]
         try:
             with output.open("ab") as sink:
-                self._guard, self._connection, self._lifeline = start_guarded(
-                    lambda end: [*command, str(end)], sink, {**_QUIET, FOLDER: self.folder}
-                )
+                self._guarded = GuardedProcess(lambda end: [*command, str(end)], sink, {**_QUIET, FOLDER: self.folder})
         except OSError as error:
             self._leave()
             raise ClusterError(f"no Ray cluster can be started here: {error}") from error
@@ -107,11 +103,9 @@ class OwnCluster:
 
     def close(self) -> None:
         """End all of its processes, and delete its files."""
-        with contextlib.suppress(OSError):
-            os.close(self._lifeline)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._guard.wait(_PATIENCE)
-        self._connection.close()
+        self._guarded.kill()
+        self._guarded.exit_code(_PATIENCE)  # a guard that needs longer for Ray's many processes goes on alone
+        self._guarded.connection.close()
         self._leave()
 
     def _leave(self) -> None:
@@ -120,7 +114,7 @@ class OwnCluster:
 
     def _said(self) -> str:
         """Its address; "" if it ended first."""
-        with self._connection.makefile("r") as said:
+        with self._guarded.connection.makefile("r") as said:
             line = said.readline()
         return str(json.loads(line)) if line else ""
 

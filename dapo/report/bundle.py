@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dapo.metrics.glossary import lookup
 from dapo.report.choose import choose_rollouts, live_rollouts
 from dapo.report.compare import bands_of, labels_of
+from dapo.report.comparison import compare_families
 from dapo.report.machines import without_repeats
 from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.page_data import Bundle, Definition, RecipeView, RunView
@@ -49,6 +50,7 @@ def bundle_of(runs: Sequence[Run], *, live: bool, budget: Budget | None = None) 
         "made": time.time(),
         "live": live,
         "runs": views,
+        "families": compare_families(runs),
         "bands": bands,
         "glossary": definitions(sorted(keys)),
     }
@@ -72,6 +74,7 @@ def run_view(run: Run, label: str, *, live: bool, budget: Budget) -> RunView:
         "curves": curves_of(run.rows, budget.points),
         "recipe": _recipe(run),
         "machines": without_repeats(run.machines),
+        "processes": run.processes,
         "timeline": timeline_of(run, budget.spans),
         "rollouts": rollouts,
         "notes": [*run.notes, *notes],

@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-_FREE = {"name", "dir", "seed", "if_exists"}
+FREE = {"name", "dir", "seed", "if_exists"}
 """Settings of ``run`` in which the runs of one family may differ."""
 LARGEST = 1e100
 """A number beyond it was not measured, and sums of such overflow."""
@@ -24,7 +24,7 @@ def family_of(given: dict[str, Any]) -> str:
     """
     plain = _plain(given)
     if isinstance(plain.get("run"), dict):
-        plain["run"] = {key: value for key, value in plain["run"].items() if key not in _FREE}
+        plain["run"] = {key: value for key, value in plain["run"].items() if key not in FREE}
     else:
         plain["run"] = {}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]

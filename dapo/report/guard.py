@@ -89,7 +89,7 @@ class Guard:
                 "(through a tunnel too)"
             )
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if scope["path"].startswith("/api/"):
+        if scope["path"].startswith(("/api/", "/metrics")):
             # A person who follows a link to a page comes from elsewhere, rightly; nobody asks for data from elsewhere.
             if headers.get(b"sec-fetch-site", "none").lower() not in ("same-origin", "none"):
                 return 403, "data is given to this server's own pages, not to other sites"

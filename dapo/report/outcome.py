@@ -6,14 +6,15 @@ import math
 from collections.abc import Sequence
 
 from dapo.metrics.glossary import PHASES
-from dapo.observe.text import clean, number, percent
+from dapo.observe.text import number, percent
+from dapo.report.endings import ended_said
 from dapo.report.page_data import Advice, Status, Tile, Tone
 from dapo.report.reader import Run
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
 from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
-from dapo.report.status import cause_of, early_of, last_words, status_of, unfilled_said
-from dapo.report.words import big, brief, first_sentence, seconds_said, sentence
+from dapo.report.status import status_of
+from dapo.report.words import big, seconds_said, sentence
 from dapo.words import counted
 
 __all__ = ["sentences_of", "status_of", "tiles_of"]
@@ -36,7 +37,7 @@ def sentences_of(run: Run, advice: Sequence[Advice] | None = None) -> list[str]:
     """
     advice = advice_of(run) if advice is None else advice
     facts, status = Facts(run), status_of(run)
-    ended = _ended(run, status)
+    ended = ended_said(run, status["state"], status["steps"])
     said = [ended] if ended else []
     said.append(_learned(facts))
     further = [text for text in (_trend(facts), _aside(facts)) if text]
@@ -71,33 +72,6 @@ def tiles_of(run: Run) -> list[Tile]:
 
 
 # ---------------------------------------------------------------------------------------------------- sentences
-
-
-def _ended(run: Run, status: Status) -> str:
-    """How it ended, where that is the first thing to know."""
-    step, of = status["step"], f" of {status['steps']}" if status["steps"] else ""
-    where = "after its last step" if 0 < status["steps"] <= step else f"in step {step + 1}{of}"
-    done = f"{step} of {counted(status['steps'], 'step')}" if of else counted(step, "step")
-    if status["state"] == "unfilled":
-        met, _, _ = unfilled_said(run)  # the cause stands among the warnings
-        return f"The run stopped because step {step + 1}{of} could not fill its batch. {met}".strip()
-    if status["state"] == "failed":
-        error = brief(first_sentence(clean(last_words(run), newlines=False)), 300).rstrip(".")
-        return f"The run ended with an error {where}: {error or 'it does not say which'}."
-    if status["state"] == "killed":
-        return f"The run was killed {where}: its process was gone without a word."
-    if status["state"] == "interrupted":
-        cause = cause_of(run)
-        return f"The run was stopped {'by hand' if cause is None else cause.by} after {done}."
-    if status["state"] == "unknown":
-        return f"The run has {done} and does not say what ended it."
-    if status["state"] == "running":
-        return (
-            f"The run is going on: {done} {'is' if step == 1 else 'are'} done." if run.rows else "The run is starting."
-        )
-    if step < status["steps"]:
-        return f"The run ended after {done}: {early_of(run) or 'there was no further data'}."
-    return ""
 
 
 def _learned(facts: Facts) -> str:

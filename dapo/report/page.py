@@ -58,6 +58,7 @@ SCRIPTS = (
     "prompts.js",
     "heldout.js",
     "timeline.js",
+    "cluster.js",
     "recipe.js",
     "main.js",
 )

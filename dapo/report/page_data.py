@@ -25,7 +25,7 @@ class Status(TypedDict):
     step: int  # last step with a line in metrics.jsonl
     steps: int  # that the recipe wants
     started: float | None
-    updated: float | None  # last sign of life, or the end
+    updated: float | None  # last update, or the end
     seconds: float | None  # in steps and evaluations, without what lies between two sessions of a resumed run
     log: list[str]  # last lines of log.txt where the run did not end well
 
@@ -205,6 +205,20 @@ class MachineView(TypedDict):
     facts: list[tuple[str, str]]  # what, and its value: ("processor", "AMD EPYC, 2 cores")
 
 
+class ProcessView(TypedDict):
+    """A process of a run that has several, as it was at the last step."""
+
+    name: str
+    role: str  # driver | learner | engine
+    machine: str
+    process: int | None
+    alive: bool
+    restarts: int
+    last_turn: float | None  # its end
+    turn_seconds: float | None
+    memory_mib: float | None
+
+
 class RunView(TypedDict):
     """One run."""
 
@@ -221,9 +235,20 @@ class RunView(TypedDict):
     curves: Curves
     recipe: RecipeView | None
     machines: list[MachineView]  # a run that was resumed elsewhere has several; [] without machine.jsonl
+    processes: list[ProcessView]  # [] of a run with one
     timeline: Timeline
     rollouts: Rollouts
     notes: list[str]  # what could not be read, and why
+
+
+class FamilyView(TypedDict):
+    """The seeds of one recipe, among several that are compared."""
+
+    family: str  # as in RunView, or the label of a run that stands alone
+    name: str  # the settings in which it differs from the others, or a label; "" where nothing does
+    runs: list[str]  # labels
+    said: str  # its result, and its difference from the first family; "" where nothing can be compared
+    tone: Tone  # good and bad: better or worse than the first by more than chance
 
 
 class Definition(TypedDict):
@@ -241,6 +266,7 @@ class Bundle(TypedDict):
     made: float
     live: bool  # the server made it: more can be asked for, and it changes
     runs: list[RunView]
+    families: list[FamilyView]  # [] for one run
     bands: dict[str, dict[str, Band]]  # family with two runs and more -> metric key -> band
     glossary: dict[str, Definition]  # of every key in curves and tiles
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dapo.metrics.glossary import BESIDE, PHASES
+from dapo.metrics.glossary import BESIDE, PHASES, START
 from dapo.observe.metrics import Row
 
 _NO_PHASE = (
@@ -25,5 +25,5 @@ def phases_of_row(row: Row) -> list[str]:
 def in_order(names: Iterable[str]) -> list[str]:
     """Who works beside the driver, then phases in the order of the glossary, each once; unknown ones behind."""
     found = list(dict.fromkeys(names))
-    known = (*BESIDE, *PHASES)
+    known = (START, *BESIDE, *PHASES)
     return [name for name in known if name in found] + [name for name in found if name not in known]

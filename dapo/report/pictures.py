@@ -160,7 +160,13 @@ PICTURES: dict[str, tuple[str, Sequence[Panel]]] = {
 }
 
 
-def draw(runs: Sequence[RunView], bands: Bands, folder: Path, notes: list[str] | None = None) -> list[Path]:
+def draw(
+    runs: Sequence[RunView],
+    bands: Bands,
+    folder: Path,
+    notes: list[str] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> list[Path]:
     """Write learning.png, health.png and cost.png, and return their paths; one with nothing to show is left out.
 
     Args:
@@ -168,11 +174,12 @@ def draw(runs: Sequence[RunView], bands: Bands, folder: Path, notes: list[str] |
         bands: family -> metric -> band over its seeds, for families of two runs and more.
         folder: made where it is missing.
         notes: takes a sentence on each picture whose numbers cannot be drawn.
+        names: of families, where the settings in which they differ name them.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    drawn = what_is_drawn(runs, bands)
+    drawn = what_is_drawn(runs, bands, names)
     written = []
     for name, (title, panels) in PICTURES.items():
         if any(each.curves(key) for each in drawn for panel in panels for key, _ in panel.metrics):
@@ -186,7 +193,7 @@ def draw(runs: Sequence[RunView], bands: Bands, folder: Path, notes: list[str] |
     return written
 
 
-def what_is_drawn(runs: Sequence[RunView], bands: Bands) -> list[Drawn]:
+def what_is_drawn(runs: Sequence[RunView], bands: Bands, names: Mapping[str, str] | None = None) -> list[Drawn]:
     """Each run, or the family it belongs to, with a colour of its own."""
     seeds: dict[str, set[int | None]] = {}
     for run in runs:
@@ -196,7 +203,7 @@ def what_is_drawn(runs: Sequence[RunView], bands: Bands) -> list[Drawn]:
         seeded = run["family"] in bands and len(seeds[run["family"]]) > 1
         members.setdefault(run["family"] if seeded else f"\0{run['label']}", []).append(run)
     return [
-        Drawn(_name(group), COLOURS[n % len(COLOURS)], group, bands.get(key, {}))
+        Drawn((names or {}).get(key) or _name(group), COLOURS[n % len(COLOURS)], group, bands.get(key, {}))
         for n, (key, group) in enumerate(members.items())
     ]
 

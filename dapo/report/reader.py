@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from dapo.config.files import MOST_BYTES, parse_yaml
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
-from dapo.observe import jsonl, machine
+from dapo.observe import jsonl, machine, processes
 from dapo.observe.files import open_regular, read_regular
 from dapo.observe.metrics import Row, in_order
 from dapo.observe.run_folder import RunFolder
@@ -30,7 +30,7 @@ from dapo.observe.status import read_status
 from dapo.observe.text import utf8
 from dapo.report.family import LARGEST, family_of
 from dapo.report.machines import machine_of
-from dapo.report.page_data import MachineView
+from dapo.report.page_data import MachineView, ProcessView
 from dapo.report.settings import difference_of
 from dapo.types.protocols import Span
 
@@ -42,6 +42,7 @@ _LOG_BYTES = 64 * 1024
 _COMPARED = 256
 _TOGETHER = 256
 """Lines parsed at once: their keys are then one object each, which halves time and memory."""
+_MOST_PROCESS_BYTES, _MOST_PROCESSES, _LONGEST_NAME = 2**22, 1000, 200
 _LATEST, _LONGEST_SPAN = 1e11, 1e9
 """Seconds. Spans beyond are none."""
 _SAMPLE_TYPES: dict[str, tuple[type, ...]] = {
@@ -85,6 +86,7 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     machines: list[MachineView] = field(default_factory=list)  # machine.jsonl
+    processes: list[ProcessView] = field(default_factory=list)  # processes.json
     notes: list[str] = field(default_factory=list)
     seed: int | None = None
     family: str = ""  # equal for recipes that differ in seed and name alone; "" where there is no recipe
@@ -125,6 +127,7 @@ def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = Fals
     run.status_record = _read_status(run)
     run.held = is_held(folder.path) or _is_ours(run.status_record)
     run.log_tail = _tail(run, folder.log)
+    run.processes = _read_processes(run)
     run.rows = in_order(_read_lines(run, folder.metrics, _row, earlier.rows if earlier else [], earlier))
     if not light:
         machines = folder.path / machine.FILE
@@ -193,6 +196,38 @@ def _read_status(run: Run) -> dict[str, Any] | None:
     if status is None and os.path.lexists(run.folder.status):
         run.notes.append("status.json cannot be read: how the run stands is inferred from its other files.")
     return asdict(status) if status else None
+
+
+def _read_processes(run: Run) -> list[ProcessView]:
+    path = run.folder.path / processes.FILE
+    try:
+        found = json.loads(read_regular(path, _MOST_PROCESS_BYTES, run.within))["processes"]
+        return [view for record in found[:_MOST_PROCESSES] if (view := _process(record))]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        run.notes.append(f"{path.name} cannot be read: the processes of the run are left out.")
+        return []
+
+
+def _process(record: Any) -> ProcessView | None:
+    """Return a row of processes.json; None for one that this program did not write."""
+    if not isinstance(record, dict) or any(not isinstance(record.get(key), str) for key in ("name", "role", "machine")):
+        return None
+    restarts, process, alive = record.get("restarts"), record.get("process"), record.get("alive")
+    if type(restarts) is not int or not 0 <= restarts < 2**31 or type(alive) is not bool:
+        return None
+    return ProcessView(
+        name=utf8(record["name"])[:_LONGEST_NAME],
+        role=utf8(record["role"])[:_LONGEST_NAME],
+        machine=utf8(record["machine"])[:_LONGEST_NAME],
+        process=process if type(process) is int and 0 <= process < 2**31 else None,
+        alive=alive,
+        restarts=restarts,
+        last_turn=_number(record.get("last_turn")),
+        turn_seconds=_number(record.get("turn_seconds")),
+        memory_mib=_number(record.get("memory_mib")),
+    )
 
 
 def _is_ours(status: dict[str, Any] | None) -> bool:

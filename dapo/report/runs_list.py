@@ -32,7 +32,7 @@ _OTHERS = ("prompts.parquet", "recipe.yaml", "lock")
 _FOLDERS = ("rollouts", "tokens")
 _MOST_BYTES = 64 * 1024  # of status.json
 SILENCE_SECONDS = 30.0
-"""How exactly a page knows the age of the last sign of life."""
+"""How exactly a page knows the time since the last update."""
 _SCAN_SECONDS = 1.0  # a list is shared by the pages that ask within this time
 
 Fingerprint = tuple[Any, ...]

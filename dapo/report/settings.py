@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from functools import reduce
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,13 +18,15 @@ NOT_THERE = "none"
 
 def difference_of(recipe: Recipe) -> list[tuple[str, str, str]]:
     """Path, the preset's value and the run's, each whole; of lists of settings a line for each leaf that differs."""
-    found = []
+    found: list[tuple[str, str, str]] = []
     for path, (before, after) in difference_from_preset(recipe).items():
-        here = reduce(getattr, path.split("."), recipe)
+        here: Any = recipe
+        for part in path.split("."):
+            here = getattr(here, part, None)  # a section may be null
         if isinstance(here, list) and here and isinstance(here[0], BaseModel):
             preset = [type(here[0]).model_validate(item) for item in before]
             for i, (was, now) in enumerate(itertools.zip_longest(preset, here)):
-                found += [(f"{path}.{i}.{name}", *sides) for name, *sides in _leaves_that_differ(was, now)]
+                found += [(f"{path}.{i}.{name}", old, new) for name, old, new in _leaves_that_differ(was, now)]
         else:
             found.append((path, _as_text(before), _as_text(after)))
     return found

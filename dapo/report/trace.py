@@ -57,11 +57,12 @@ def timeline_of(run: Run, limit: int = SPANS) -> Timeline:
     origin = spans[0].start if spans else 0.0
     phases = in_order(span.name for span in spans)
     number = {name: n for n, name in enumerate(phases)}
+    beside = (*BESIDE, *(process["name"] for process in run.processes))
     merged, together = merge_to(spans, limit)
     how = "Every span is shown." if not together else f"Spans of a phase are merged over {_steps(together)}."
     return {
         "phases": phases,
-        "beside": [number[name] for name in BESIDE if name in number],
+        "beside": [number[name] for name in beside if name in number],
         "ages": ages_of(run.rows),
         "spans": [
             (

@@ -49,7 +49,8 @@ def write_report(runs: Sequence[Run], folder: Path, limit: int = 10_000_000) -> 
         trace = trace_of(list(zip(labels_of(runs), runs, strict=True)))
         files.append(_replace(folder / "trace.json", json.dumps(trace, separators=(",", ":"), allow_nan=False)))
         notes: list[str] = []
-        files += draw(bundle["runs"], bundle["bands"], folder / "pictures", notes)
+        names = {family["family"]: family["name"] for family in bundle["families"]}
+        files += draw(bundle["runs"], bundle["bands"], folder / "pictures", notes, names)
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written: {error.strerror or error}. Name another one with --out."

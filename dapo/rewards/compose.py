@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,14 +13,19 @@ from dapo.config.schema import Reward
 from dapo.errors import RewardError
 from dapo.metrics.names import reward_name_problem
 from dapo.rewards import simple
+from dapo.rewards.code import START_SECONDS, CodeSettings
 from dapo.rewards.hasty import Hasty
 from dapo.rewards.judges import Judge, Outcome, Verifier, ask, make_judge
 from dapo.rewards.objects import pickled, runs_in_the_driver
 from dapo.rewards.pool import MEMORY_MIB, WorkerPool
+from dapo.rewards.service import ServicePool
 from dapo.rewards.task import SIGNED_SUM
+from dapo.sandbox.kinds import SandboxSettings, try_sandbox
 from dapo.types.batch import Completion, Key, Prompt, Score
 
 ACCURACY = "accuracy"
+LOCAL = SandboxSettings()
+_TICK = 0.02  # seconds between looks at services while worker processes are waited for
 MAX_NAMES = 256  # different names of numbers in a run: each is a metric of its own
 
 
@@ -41,6 +47,7 @@ class CompositeScorer:
         failures: unscored responses by kind of reason: "timeout", "crash", "exception", "not a number", "name",
             "accuracy".
         scored: responses scored so far.
+        sandbox: a line that says what runs programs; None: no reward runs any.
     """
 
     def __init__(
@@ -51,18 +58,28 @@ class CompositeScorer:
         tasks: Iterable[str] | None = None,
         output: Path | None = None,
         memory_mib: int | None = MEMORY_MIB,
+        sandbox: SandboxSettings = LOCAL,
     ) -> None:
         """See ``build_scorer``, which also checks."""
         self.failures: Counter[str] = Counter()
         self.scored = 0
+        self.sandbox: str | None = None
         self._rewards = list(rewards)
         self._inline: dict[int, Judge] = {}
         self._hasty: dict[int, Hasty] = {}  # of those in ``_remote`` that are mostly done at once
         self._remote: dict[int, int] = {}  # index of the reward -> index of the verifier in the pool
+        self._told = threading.Condition()  # of the verdicts of services
+        self._services: dict[int, ServicePool] = {}  # by index of the reward
         verifiers: list[Verifier] = []
         for index, reward in enumerate(self._rewards):
+            if reward.kind == "service":
+                self._services[index] = ServicePool(reward, self._told)
+                continue
+            if reward.kind == "environment":
+                continue
             sent = pickled(reward.function or "", reward.name)
-            verifier = Verifier(reward.kind, reward.name, reward.function or "", reward.pattern, sent)
+            code = _code_settings(reward, sandbox) if reward.kind == "code" else None
+            verifier = Verifier(reward.kind, reward.name, reward.function or "", reward.pattern, sent, code)
             stays = runs_in_the_driver(verifier.function, sent) is not None
             ours = reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}
             if stays or ours or (reward.kind == "exact" and reward.pattern is None):  # nothing in them can take long
@@ -99,7 +116,10 @@ class CompositeScorer:
             final = replace(completion, text=completion.answer)
         for index in applicable:
             reward = self._rewards[index]
-            read = completion if reward.kind == "function" or reward.reads == "response" else final
+            if reward.kind == "environment":
+                self._settle(ticket, index, _of_environment(reward, completion), None)
+                continue
+            read = completion if reward.kind == "function" or reward.reads in ("response", "episode") else final
             inline = self._inline.get(index)
             if inline is not None:
                 self._settle(ticket, index, *ask(inline, prompt, read))
@@ -108,9 +128,13 @@ class CompositeScorer:
             if hasty is not None and (done := hasty(prompt, read)) is not None:
                 self._settle(ticket, index, *done)
                 continue
-            assert self._pool is not None  # a reward that is not inline has a verifier
             item = ticket * len(self._rewards) + index
-            self._pool.submit(item, self._remote[index], reward.timeout, prompt, read)
+            if index in self._services:
+                self._services[index].submit(item, prompt, read)
+                continue
+            assert self._pool is not None  # a reward that is not inline has a verifier
+            seconds = reward.seconds + (START_SECONDS if reward.kind == "code" else 0.0)
+            self._pool.submit(item, self._remote[index], seconds, prompt, read)
         if not applicable:
             self._finish(ticket)
 
@@ -121,10 +145,13 @@ class CompositeScorer:
             RewardError: the user's reward function could never be loaded.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._pool is not None and self._pool.pending:
+        while self._working or self._asking:
             left = 0.0 if self._ready else None if deadline is None else max(0.0, deadline - time.monotonic())
-            for done in self._pool.poll(left):
-                self._settle(*divmod(done.item, len(self._rewards)), done.outcome, done.answer)
+            if self._pool is not None and self._working:
+                tick = _TICK if left is None else min(_TICK, left)
+                for done in self._pool.poll(tick if self._asking else left):
+                    self._settle(*divmod(done.item, len(self._rewards)), done.outcome, done.answer)
+            self._take_from_services(0.0 if self._working else left)
             # A response that waits for two verifiers is finished by neither alone: ask again while nothing is.
             if self._ready or left == 0.0:
                 break
@@ -132,9 +159,31 @@ class CompositeScorer:
         return sorted(ready, key=lambda pair: pair[0])
 
     @property
+    def _working(self) -> bool:
+        """Return whether worker processes owe verdicts."""
+        return self._pool is not None and self._pool.pending > 0
+
+    @property
+    def _asking(self) -> bool:
+        """Return whether services owe verdicts."""
+        return any(service.pending for service in self._services.values())
+
+    def _take_from_services(self, seconds: float | None) -> None:
+        """Take the verdicts that services gave; wait up to ``seconds`` for the first one (None: without limit)."""
+        if not self._asking:
+            return
+        with self._told:
+            done = [pair for service in self._services.values() for pair in service.take()]
+            if not done and seconds != 0.0:
+                self._told.wait(seconds)
+                done = [pair for service in self._services.values() for pair in service.take()]
+        for item, outcome in done:
+            self._settle(*divmod(item, len(self._rewards)), outcome, None)
+
+    @property
     def quick(self) -> bool:
         """No reward takes more than a moment as a rule: a verdict may be waited for as soon as it is asked for."""
-        return all(self._rewards[index].kind in ("exact", "regex") for index in self._remote)
+        return not self._services and all(self._rewards[i].kind in ("exact", "regex") for i in self._remote)
 
     def start(self) -> None:
         """Start a worker now, if any reward needs one.
@@ -160,6 +209,8 @@ class CompositeScorer:
         """End the worker processes. Pending responses are forgotten."""
         if self._pool is not None:
             self._pool.close()
+        for service in self._services.values():
+            service.close()
         self._pending.clear()
         self._ready.clear()
 
@@ -227,6 +278,18 @@ class CompositeScorer:
         return Score(values=values, reward=total, answer=pending.answer)
 
 
+def _code_settings(reward: Reward, sandbox: SandboxSettings) -> CodeSettings:
+    return CodeSettings(reward.tests, reward.entry_point, reward.partial, reward.seconds, reward.memory_mib, sandbox)
+
+
+def _of_environment(reward: Reward, completion: Completion) -> Outcome:
+    """Return what the environment said: its score of this name, else the sum of the rewards of its replies."""
+    if completion.ended is None:
+        return "exception: no environment took part in this response"
+    turns = sum(turn.reward for turn in completion.turns)
+    return {reward.name: completion.scores.get(reward.name, turns)}
+
+
 def _check_reward(reward: Reward) -> None:
     wrong = reward_name_problem(reward.name)
     if wrong is not None:
@@ -236,10 +299,12 @@ def _check_reward(reward: Reward) -> None:
             f"reward {reward.name!r}: `kind: function` and `function: package.module:name` belong together, found "
             f"kind {reward.kind!r} and function {reward.function!r}"
         )
-    if reward.pattern is not None and reward.kind not in ("exact", "regex"):
+    if reward.pattern is not None and reward.kind not in ("exact", "regex", "service"):
         raise RewardError(f"reward {reward.name!r}: `pattern` has no effect with kind {reward.kind!r}; remove it")
     if reward.kind == "regex" and reward.pattern is None:
         raise RewardError("reward kind `regex` needs a `pattern`")
+    if reward.kind == "service" and reward.url is None:
+        raise RewardError(f"reward {reward.name!r}: `kind: service` needs a `url`")
     if reward.pattern is not None:
         simple.compile_pattern(reward.pattern, reward.kind)
 
@@ -252,6 +317,7 @@ def build_scorer(
     tasks: Iterable[str] | None = None,
     output: Path | None = None,
     memory_mib: int | None = MEMORY_MIB,
+    sandbox: SandboxSettings = LOCAL,
 ) -> CompositeScorer:
     """The scorer of a recipe.
 
@@ -268,9 +334,11 @@ def build_scorer(
             runs in the driver. None: unknown.
         output: file for whatever user code prints; None: it is dropped.
         memory_mib: limit of each worker process in MiB; None: none.
+        sandbox: what runs programs of ``kind: code``; it is tried here.
 
     Raises:
         RewardError: rewards that contradict each other, a bad pattern, a function that cannot be loaded.
+        SandboxError: there is no sandbox as the recipe wants it.
     """
     for reward in rewards:
         _check_reward(reward)
@@ -292,7 +360,11 @@ def build_scorer(
         doubled = [name for name, count in names.items() if count > 1]
         if doubled and not overlapping:
             raise RewardError(f"two rewards are called {doubled[0]!r}{where}; names are unique within a source")
-    scorer = CompositeScorer(rewards, workers=workers, tasks=tasks, output=output, memory_mib=memory_mib)
+    line = try_sandbox(sandbox) if any(reward.kind == "code" for reward in rewards) else None
+    scorer = CompositeScorer(
+        rewards, workers=workers, tasks=tasks, output=output, memory_mib=memory_mib, sandbox=sandbox
+    )
+    scorer.sandbox = line
     if any(reward.kind == "function" for reward in rewards):
         try:
             scorer.start()

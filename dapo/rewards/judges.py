@@ -13,15 +13,17 @@ from typing import Any
 from dapo.errors import RewardError
 from dapo.hooks import OBJECTS, user_line
 from dapo.rewards import math, simple
+from dapo.rewards.code import CodeJudge, CodeSettings, find_program
 from dapo.rewards.function import describe_error, load_function, read_values
 from dapo.rewards.question import Kind
 from dapo.rewards.task import read_answer, task, warm_up
 from dapo.rewards.text import vote_text
+from dapo.sandbox.runs import SandboxError
 from dapo.types.batch import Completion, Prompt
 
 Outcome = dict[str, float] | str
 """Numbers by name, or why there are none: a kind of failure (``KINDS``), a colon, details."""
-KINDS = ("timeout", "crash", "exception", "not a number", "name")
+KINDS = ("timeout", "crash", "exception", "not a number", "name", "sandbox", "service")
 HOPELESS = "timeout: an equal answer to an equal problem was not judged in time, or ended its worker, before"
 Read = str | None
 
@@ -35,6 +37,7 @@ class Verifier:
     function: str = ""
     pattern: str | None = None
     pickled: bytes | None = field(default=None, repr=False)  # a function that was given as an object, by cloudpickle
+    code: CodeSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,10 @@ def make_judge(verifier: Verifier, seconds: float | None = None) -> Judge:
     if verifier.kind == "task":
         warm_up()
         return Judge(verifier.name, lambda prompt, done: read_answer(prompt, done.text), _score_task, per_prompt=True)
+    if verifier.kind == "code":
+        assert verifier.code is not None
+        judged = CodeJudge(verifier.name, verifier.code)
+        return Judge(verifier.name, lambda _, done: find_program(done.text), judged.score, per_prompt=True)
     if verifier.kind == "function":
         function = load_function(verifier.function) if verifier.pickled is None else _unpickled(verifier)
         named = verifier.function.removeprefix(f"{OBJECTS}:")
@@ -145,6 +152,8 @@ def ask(
         result, vote = judge.score(prompt, completion, read)
     except simple.TookLong:
         raise
+    except SandboxError as error:
+        return f"sandbox: {error}"[:400], None
     except BaseException as error:  # SystemExit and KeyboardInterrupt of user code too
         where = f" (raised by {judge.function}{user_line(error)})" if judge.function else ""
         return f"exception: {describe_error(error)}{where}", None

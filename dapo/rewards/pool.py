@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import pickle
 import select
-import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dapo.errors import RewardError
-from dapo.processes.guarded import start_guarded
+from dapo.processes.guarded import GuardedProcess, end
 from dapo.rewards.function import read_values
 from dapo.rewards.judges import Outcome, Verifier
 from dapo.rewards.losses import Losses
@@ -51,6 +48,7 @@ _START_TOLD = 10.0  # seconds after which a worker that still imports is told
 _TICK = 0.05  # seconds between looks at the clock while waiting
 _CHUNK = 1 << 16  # bytes taken from a connection at a time
 _CHUNKS = 64  # at a time, so that a worker that never stops sending holds up nobody
+_PATIENCE = 5.0  # seconds for a guard to end what it guards
 _MAX_HOPELESS = 4096  # verdicts remembered as not to be had
 
 
@@ -64,9 +62,7 @@ class _Item:
 
 @dataclass(slots=True)
 class _Worker:
-    process: subprocess.Popen[bytes]  # its guard
-    connection: socket.socket  # does not block
-    lifeline: int  # our end of a pipe; closing it ends the worker
+    process: GuardedProcess  # its connection does not block
     since: float  # monotonic time at which what it does now began
     ready: bool = False
     loading: str = ""  # what it imports
@@ -165,7 +161,7 @@ class WorkerPool:
     def close(self) -> None:
         """End all workers; items that are pending are forgotten."""
         self._queue.clear()
-        _kill(self._workers)
+        end([worker.process for worker in self._workers], _PATIENCE)
         self._workers.clear()
         if self._output is not None:
             self._output.close()
@@ -183,12 +179,12 @@ class WorkerPool:
         if self._workers:
             poller = select.poll()
             for worker in self._workers:
-                poller.register(worker.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
+                poller.register(worker.process.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
             moved = {descriptor for descriptor, _ in poller.poll(seconds * 1000)}
         for worker in list(self._workers):
-            ended = worker.process.poll() is not None  # asked first: what it sent before its end is still read
+            ended = worker.process.ended  # asked first: what it sent before its end is still read
             try:
-                alive = (not ended and worker.connection.fileno() not in moved) or (
+                alive = (not ended and worker.process.connection.fileno() not in moved) or (
                     self._exchange(worker) and not ended
                 )
             except WireError as error:
@@ -211,7 +207,7 @@ class WorkerPool:
         """
         try:
             if worker.outbox:
-                del worker.outbox[: worker.connection.send(worker.outbox)]
+                del worker.outbox[: worker.process.connection.send(worker.outbox)]
                 if worker.ready:  # whose time begins when it has all: we may have been away meanwhile
                     worker.since = time.monotonic()
         except BlockingIOError:
@@ -220,7 +216,7 @@ class WorkerPool:
             return False
         for _ in range(_CHUNKS):
             try:
-                data = worker.connection.recv(_CHUNK)
+                data = worker.process.connection.recv(_CHUNK)
             except BlockingIOError:
                 return True
             except OSError:
@@ -290,9 +286,8 @@ class WorkerPool:
             return
         exit_code = None
         if reason == "crash":
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its connection ends a moment before the process does
-                exit_code = worker.process.wait(timeout=2)
-        _kill([worker])
+            exit_code = worker.process.exit_code(2.0)  # its connection ends a moment before the process does
+        end([worker.process], _PATIENCE)
         self._workers.remove(worker)
         self.losses.restarts += 1
         if exit_code is not None:
@@ -341,7 +336,7 @@ class WorkerPool:
         """Send what goes at once and keep the rest for the next steps."""
         worker.outbox += frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
         with contextlib.suppress(OSError):  # it does not read just now, or it died: found in the next step
-            del worker.outbox[: worker.connection.send(worker.outbox)]
+            del worker.outbox[: worker.process.connection.send(worker.outbox)]
 
     def _start_worker(self) -> None:
         if self._path is not None and self._output is None:
@@ -353,33 +348,13 @@ class WorkerPool:
                 self._memory_mib,
             )
         sink = subprocess.DEVNULL if self._output is None else self._output.descriptor
-        process, ours, our_lifeline = start_guarded(
-            lambda end: [sys.executable, "-P", "-c", WORKER, str(end)],
+        process = GuardedProcess(
+            lambda number: [sys.executable, "-P", "-c", WORKER, str(number)],
             sink,
             {"OMP_NUM_THREADS": "1"},  # one thread each, to leave the cores alone
             self._memory_mib,
         )
-        ours.setblocking(False)
-        worker = _Worker(process, ours, our_lifeline, time.monotonic())
+        process.connection.setblocking(False)
+        worker = _Worker(process, time.monotonic())
         self._workers.append(worker)
         self._send(worker, self._verifiers)
-
-
-def _kill(workers: Iterable[_Worker]) -> None:
-    """End workers and every process they started: their guards do it once the lifelines are closed.
-
-    Connections close afterwards: a worker that ends by itself takes its children out of the guard's sight where the
-    guard does not adopt them.
-    """
-    for worker in workers:
-        with contextlib.suppress(OSError):
-            os.close(worker.lifeline)
-    for worker in workers:
-        try:
-            worker.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:  # the guard itself is stopped or stuck
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(worker.process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=5)
-        worker.connection.close()

@@ -1,7 +1,7 @@
 """What of a response travels to a worker: no more than its judge reads.
 
-``math``, ``exact`` and ``regex`` read the response and the gold answer; ``task`` the prompt's record as well; a user's
-function may look at anything.
+``math``, ``exact`` and ``regex`` read the response and the gold answer; ``task`` and ``code`` the prompt's record as
+well; a user's function may look at anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from dapo.types.batch import Completion, Prompt
 from dapo.types.enums import FinishReason
 
-Kind = Literal["math", "exact", "regex", "task", "function"]
+Kind = Literal["math", "exact", "regex", "task", "function", "code"]  # services and environments have no verifier
 Question = tuple[str, str] | tuple[bytes, str] | tuple[bytes, bytes]
 _KEPT = 512  # prompts whose pickle is remembered: the responses of a group have one
 
@@ -32,7 +32,7 @@ class Questions:
         """What ``read_question`` makes a prompt and a response of, on the other side."""
         if kind == "function":
             return self._prompt(prompt), _pickled(completion)
-        if kind == "task":
+        if kind in ("task", "code"):
             return self._prompt(prompt), completion.text
         return prompt.answer, completion.text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -15,6 +14,7 @@ from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.rollout.host import EngineHost
 from dapo.rollout.stops import StopStrings
+from dapo.rollout.vllm_route import WeightsFolder
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine
 
@@ -27,9 +27,8 @@ class ServerAccess:
     """How the driver reaches one vLLM server."""
 
     url: str
-    weights: Path  # folder that trainer and server both see
+    weights: WeightsFolder
     api_key: str | None = field(default=None, repr=False)
-    deletes: bool = True  # the client deletes weights that the server has read; False: its pool does
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,6 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
             slots=spec.slots,
             patience=rollout.server.patience,
             api_key=spec.server.api_key,
-            own_folder=rollout.server.weights_dir is None,
-            deletes=spec.server.deletes,
             strings=spec.strings,
         )
     if loaded is None:
@@ -108,7 +105,7 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
         reserve=spec.reserve,
         shares_weights=shares_weights,
         cuda_graphs=rollout.embedded.cuda_graphs,
-        recompute_cache=rollout.recompute_cache,
+        recompute_cache=rollout.embedded.recompute_cache,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,8 +29,10 @@ from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Source
 from dapo.rollout.requests import Gate, empty_event, ended_before
 from dapo.rollout.tally import Tally
+from dapo.system import memory_of
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
 from dapo.types.enums import FinishReason
+from dapo.types.protocols import ProcessState
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +202,29 @@ class EnginePool:
         for mine in (self._present, self._owner, self._homeless, self._ended, self._round):
             mine.clear()
 
+    def processes(self) -> list[ProcessState]:
+        """Return each engine as it is now, with its turns since the last call."""
+        found = []
+        for member in self._crew.members:
+            ended, seconds = self._tally.last.get(member.name, (None, None))
+            facts = member.facts
+            here = facts is not None and facts.machine == os.uname().nodename
+            found.append(
+                ProcessState(
+                    name=member.name,
+                    role="engine",
+                    machine="" if facts is None else facts.machine,
+                    process=None if facts is None else facts.process,
+                    alive=member.at_work,
+                    restarts=max(0, member.incarnation - 1),
+                    last_turn=ended,
+                    turn_seconds=seconds,
+                    memory_mib=memory_of(facts.process) if facts is not None and here else None,
+                    turns=self._tally.take_spans(member.name),
+                )
+            )
+        return found
+
     # ------------------------------------------------------------------ EngineGroup
 
     def members(self) -> list[int]:
@@ -305,7 +331,7 @@ class EnginePool:
     def _hear(self, until: float = math.inf) -> None:
         for member, flight, answer in self._crew.hear(until):
             if flight.method == "turn":
-                self._tally.turn(answer.seconds)
+                self._tally.turn(member.name, answer.seconds)
                 self._round[member.index] = answer
             elif flight.method == "abort":
                 self._take(member, answer, self.clock, 0.0)

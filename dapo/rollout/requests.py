@@ -87,10 +87,10 @@ class Gate:
 def ended_before(request: SampleRequest, tick: int, strings: StopStrings | None = None) -> SampleEvent | None:
     """The event of a request whose prefix is whole already; None when there is a token left to make."""
     prefix, made, stop = request.prefix, 0, request.sampling.stop
-    if prefix is not None and (made := len(prefix)):
+    if prefix is not None and (made := len(prefix)) > prefix.turn_start:  # a reply ends no response
         if int(prefix.token_ids[-1]) in request.sampling.stop_token_ids:
             return empty_event(request.key, FinishReason.STOP, tick)
-        if stop and strings is not None and strings.ends_with(prefix.token_ids, stop):
+        if stop and strings is not None and strings.ends_with(prefix.token_ids[prefix.turn_start :], stop):
             return empty_event(request.key, FinishReason.STOP, tick)
     if made >= request.sampling.max_tokens:
         return empty_event(request.key, FinishReason.LENGTH, tick)

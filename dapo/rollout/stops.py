@@ -58,7 +58,9 @@ class StopStrings:
             return None
         for count in range(len(made) - new + 1, len(made) + 1):
             if self.may_end(int(made[count - 1]), stops):
-                whole = made[:count] if prefix is None else np.concatenate([prefix.token_ids, made[:count]])
+                whole = made[:count]
+                if prefix is not None:  # of an episode the present turn alone
+                    whole = np.concatenate([prefix.token_ids[prefix.turn_start :], made[:count]])
                 if self._complete(whole, stops):
                     return count
         return None

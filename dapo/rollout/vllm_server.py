@@ -25,7 +25,7 @@ from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_dispatch import Dispatcher
 from dapo.rollout.vllm_http import Unreachable, Wire
 from dapo.rollout.vllm_lease import TRAINER, ServerLease
-from dapo.rollout.vllm_route import Published
+from dapo.rollout.vllm_route import Published, WeightsFolder
 from dapo.rollout.vllm_startup import ServerFacts, inspect
 from dapo.rollout.vllm_sums import together
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
@@ -45,11 +45,7 @@ class ServerEngine:
 
     Args:
         address: Such as ``http://127.0.0.1:8000``.
-        weights_folder: Where the learner writes weights for the server to read: the same path on both sides. Each set
-            has a folder of its own, deleted when the next has arrived or the engine is closed.
-        own_folder: No other trainer uses ``weights_folder``: what one that was killed left there is deleted at the
-            start, and the folder itself, when it is empty, at the end.
-        deletes: Delete a set when the next one has arrived, and the last one at the end. False: others read it as well.
+        weights: Where the learner writes weights for the server to read.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
         config: The model's configuration; a server with another one is refused. None: not compared.
@@ -68,7 +64,7 @@ class ServerEngine:
     def __init__(
         self,
         address: str,
-        weights_folder: Path,
+        weights: WeightsFolder,
         *,
         vocabulary: int,
         longest: int,
@@ -77,16 +73,14 @@ class ServerEngine:
         patience: float = 600.0,
         api_key: str | None = None,
         heartbeat: float = 5.0,
-        own_folder: bool = False,
-        deletes: bool = True,
         strings: StopStrings | None = None,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.version = 0
         self._name = f"{TRAINER}{secrets.token_hex(4)}"
-        self._folder = weights_folder.resolve()
-        self._deletes = deletes
-        self._remove_folder = deletes and (own_folder or not self._folder.exists())
+        self._folder = weights.path.resolve()
+        self._deletes = weights.deletes
+        self._remove_folder = weights.deletes and (weights.own or not self._folder.exists())
         self._published: Published | None = None
         self._pending: list[SampleEvent] = []
         self._clock_seen = -1
@@ -94,7 +88,7 @@ class ServerEngine:
         self._shapes: dict[str, list[int]] = {}
         self._patience = patience
         self._wire = Wire(address, api_key)
-        self._lease = ServerLease(self._wire, self._name, str(self._folder.parent if own_folder else self._folder))
+        self._lease = ServerLease(self._wire, self._name, str(self._folder.parent if weights.own else self._folder))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._name} server", daemon=True)
         self._thread.start()
@@ -106,7 +100,7 @@ class ServerEngine:
             self._call(self._give_up())
             self._stop()
             raise
-        if own_folder and deletes:
+        if weights.own and weights.deletes:
             for left_over in self._folder.glob(f"{SETS}*"):
                 shutil.rmtree(left_over, ignore_errors=True)
 

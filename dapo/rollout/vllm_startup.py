@@ -207,7 +207,7 @@ async def _probe_logprobs(wire: Wire, vocabulary: int, patience: float) -> bool:
     if len(certain) != _CERTAIN:
         raise EngineError(
             f"the vLLM server at {wire.address} made {len(certain)} tokens where {_CERTAIN} were asked for; look at "
-            "its log, and start it as docs/engines.md says"
+            "its log, and start it as docs/vllm_server.md says"
         )
     cold, warm = await distance(0.5), await distance(2.0)
     if not (np.abs(certain) <= _EXACT).all() or (warm > _EXACT and cold < 2 * warm):
@@ -239,8 +239,8 @@ def _accepted(wire: Wire, vocabulary: int, sent: int, status: int, payload: Any)
         if sent:
             raise EngineError(_too_few(wire, vocabulary, f"{status}: {words(payload)}"))
         raise EngineError(
-            f"{refusal(wire.address, GENERATE, status, payload)}; its log says why. Start it again as docs/engines.md "
-            "says, on the folder in `model.path`"
+            f"{refusal(wire.address, GENERATE, status, payload)}; its log says why. Start it again as "
+            "docs/vllm_server.md says, on the folder in `model.path`"
         )
     if status != 200:
         raise EngineError(refusal(wire.address, GENERATE, status, payload))

@@ -28,6 +28,7 @@ from dapo.rollout.member import Limits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
+from dapo.rollout.vllm_route import WeightsFolder
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.given import ENGINE_METHODS, Context, make_engine_of
 from dapo.run.held import learner_holds
@@ -136,7 +137,8 @@ def describe_engine(recipe: Recipe) -> str:
         name += f", {pool}"
     against = ratio_against(recipe)
     if against == "sampler":
-        return f"engine: {name}; old log-probabilities: the sampler's own"
+        masked = "; correction: mask_off_policy" * (correction_kind(recipe) == "mask_off_policy")
+        return f"engine: {name}; old log-probabilities: the sampler's own{masked}"
     whose = "the learner's" if against == "learner" else "interpolated by age"
     return f"engine: {name}; old log-probabilities: {whose}; correction of the gap: {correction_kind(recipe)}"
 
@@ -230,8 +232,10 @@ def engine_specs(
         return [replace(common, slots=slots) for slots in deployment.slots]
     assert context.weights is not None  # weights_folder
     key = _api_key(recipe)
+    own = recipe.rollout.server.weights_dir is None
+    weights = WeightsFolder(context.weights, own=own, deletes=not deployment.pool)  # a pool deletes them itself
     return [
-        replace(common, slots=slots, server=ServerAccess(url, context.weights, key, deletes=not deployment.pool))
+        replace(common, slots=slots, server=ServerAccess(url, weights, key))
         for url, slots in zip(deployment.urls, deployment.slots, strict=True)
     ]
 

@@ -21,7 +21,7 @@ from dapo.observe.log import warnings_to
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.stopped import silent_said
 from dapo.run.learners import in_one_process
-from dapo.run.session import Session
+from dapo.run.reinforcement import reward_session
 from dapo.types.evaluation import EvaluationResult
 from dapo.types.evidence import silent_of
 
@@ -84,16 +84,16 @@ def evaluated(subject: Subject, console: Console) -> tuple[Shown, EvaluationResu
     """
     recipe, run = in_one_process(subject.loaded.recipe), subject.run
     saved = CheckpointStore(RunFolder.open(run).checkpoints).path(subject.step) if run is not None else None
-    session = Session.make(recipe, console, training=False)
+    session = reward_session(recipe, console, training=False)
     try:
         learner = session.learner(training=False)
         if saved is not None:
             with reading(saved):
                 learner.load(saved / "learner")
             console.say(f"weights of {saved}")
-        session.engine.load(learner.publish(0))
-        session.sync_check(learner)(0)
-        evaluator = session.evaluator(console.evaluating)
+        session.parts.engine.load(learner.publish(0))
+        session.parts.sync_check(learner)(0)
+        evaluator = session.parts.evaluator(console.evaluating)
         if evaluator is None:
             raise DataError("there is nothing to evaluate on: give --data FILE")
         result = evaluator.evaluate()

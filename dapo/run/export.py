@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dapo.checkpoint.store import CheckpointStore, reading
 from dapo.checkpoint.tree import as_damage, load_state
 from dapo.config.check_sft import sft_source_name
 from dapo.config.load import load_recipe
 from dapo.config.schema import Recipe
+from dapo.data.chat import with_instruction
+from dapo.data.render import resolve_style
 from dapo.errors import CheckpointError
-from dapo.learner import storage
-from dapo.models.adapter import merge_error
+from dapo.learner.checkpoint import load_weights
+from dapo.learner.tensor_files import write_tensors
+from dapo.models.adapter import CONFIG, TENSORS, adapter_config, adapter_tensors, merge_error, published
+from dapo.models.builtin import is_builtin
+from dapo.models.facts import facts_of
 from dapo.models.loaded import LoadedModel
+from dapo.models.quiet import quiet_transformers
 from dapo.models.tokenizer import PROBE_TEXT
 from dapo.observe.console import Console
 from dapo.observe.metrics import Row, read_metrics, series
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import clean, interval, number, percent
 from dapo.run.parts import make_facts, make_model
-from dapo.types.model import check_fingerprint
+from dapo.run.sampling import stop_tokens
+from dapo.types.model import ModelFacts, check_fingerprint
 
 CARD = "README.md"
+Style = Literal["chat", "template", "raw"]
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _GENERIC = "PreTrainedTokenizerFast"
 NOTABLE_LOSS = 0.01
 """Share of an adapter's change that rounding may lose without a word; float32 loses about 1e-5."""
@@ -51,16 +63,20 @@ def export(
         except OSError as error:
             raise CheckpointError(f"{out} cannot be made: {error.strerror or error}; give another folder") from None
         recipe, saved, loaded = _load_trained(folder, step, console)
+        if recipe.data.chat_template is not None:
+            loaded.tokenizer.chat_template = recipe.data.chat_template
         if adapter:
-            storage.export_adapter(out, loaded)
+            write_adapter(out, loaded)
         else:
-            storage.export(out, loaded)
+            write_model(out, loaded)
+            write_generation_config(out, recipe, facts_of(loaded))
             _say_merged(loaded, console)
         console.say(f"{saved} -> {out}")
         tokenizer = tokenizer_class(out, loaded)
         rows = [row for row in read_metrics(folder.metrics) if row["step"] <= _step(saved)]
         difference = folder.difference.read_text(encoding="utf-8") if folder.difference.exists() else ""
-        card = model_card(out.name, recipe, rows, _step(saved), difference, tokenizer, adapter=adapter)
+        style = resolve_style(recipe.data, loaded.tokenizer)
+        card = model_card(out.name, recipe, rows, _step(saved), difference, tokenizer, style, adapter=adapter)
         (out / CARD).write_text(card, encoding="utf-8")
         if tokenizer != "AutoTokenizer":
             console.warn(
@@ -73,6 +89,24 @@ def export(
         else:
             console.say(f'load it with AutoModelForCausalLM.from_pretrained("{out}")')
     return 0
+
+
+def write_model(folder: Path, loaded: LoadedModel) -> None:
+    """Write model, tokenizer and generation settings as an ordinary Hugging Face folder; an adapter is merged."""
+    merged = {"state_dict": dict(published(loaded.model, aliases=True))} if loaded.adapter else {}
+    with quiet_transformers():
+        loaded.model.save_pretrained(folder, **merged)
+    loaded.tokenizer.save_pretrained(folder)
+    for tensors in folder.glob("*.safetensors"):  # safetensors makes its files the owner's alone
+        shutil.copymode(folder / "config.json", tensors)
+
+
+def write_adapter(folder: Path, loaded: LoadedModel) -> None:
+    """Write the adapter and the tokenizer as a folder that PEFT loads on top of the model that was trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(adapter_config(loaded.model), encoding="utf-8")
+    write_tensors(folder / TENSORS, adapter_tensors(loaded.model))
+    loaded.tokenizer.save_pretrained(folder)
 
 
 def load_trained(run: Path, step: int | None = None) -> LoadedModel:
@@ -93,7 +127,7 @@ def _load_trained(folder: RunFolder, step: int | None, console: Console) -> tupl
         with as_damage(saved):
             check_fingerprint(load_state(saved)["fingerprint"], dict(facts.fingerprint), saved)
         loaded = make_model(recipe, console, facts)
-        storage.load(saved / "learner", loaded)
+        load_weights(saved / "learner", loaded)
     return recipe, saved, loaded
 
 
@@ -130,8 +164,47 @@ def _chats(tokenizer: Any) -> list[str]:
     return [tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)]
 
 
+def write_generation_config(folder: Path, recipe: Recipe, facts: ModelFacts) -> None:
+    """Write how training sampled, and what ended a response, to generation_config.json beside the model's own."""
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    settings |= {"do_sample": True, "temperature": recipe.rollout.temperature, "top_p": recipe.rollout.top_p}
+    settings |= {"eos_token_id": list(stop_tokens(recipe, facts)), "max_new_tokens": recipe.rollout.max_response_tokens}
+    if recipe.rollout.stop:
+        settings["stop_strings"] = list(recipe.rollout.stop)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def public_name(path: str) -> tuple[str, bool]:
+    """Return a model's name without the folders of this machine, and whether the Hugging Face Hub knows it by that.
+
+    Args:
+        path: as ``model.path`` of a recipe.
+    """
+    if is_builtin(path) or (_HUB.fullmatch(path) and not Path(path).exists()):
+        return path, not is_builtin(path)
+    for part in Path(path).parts:  # the cache of the Hub
+        if found := re.fullmatch(r"models--([\w.-]+)--([\w.-]+)", part):
+            return f"{found[1]}/{found[2]}", True
+    try:
+        said = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get("_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        said = None
+    if isinstance(said, str) and _HUB.fullmatch(said):
+        return said, True
+    return Path(path).name, False
+
+
 def model_card(
-    name: str, recipe: Recipe, rows: list[Row], step: int, difference: str, tokenizer: str, *, adapter: bool = False
+    name: str,
+    recipe: Recipe,
+    rows: list[Row],
+    step: int,
+    difference: str,
+    tokenizer: str,
+    style: Style = "raw",
+    *,
+    adapter: bool = False,
 ) -> str:
     """README.md of an exported folder: what was trained, how, and with which result.
 
@@ -142,13 +215,16 @@ def model_card(
         step: of the checkpoint.
         difference: the recipe against its preset, as in difference.txt.
         tokenizer: the class that loads the tokenizer as training used it.
+        style: how prompts were made.
         adapter: the folder holds an adapter alone.
     """
-    base = recipe.model.path
+    base, public = public_name(recipe.model.path)
+    base_line = f"base_model: {base}\n" if public else ""
     evaluated = [row for row in rows if row.get("validation/accuracy") is not None]
     library = "peft" if adapter else "transformers"
     parts = [
-        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags: [dapo, reinforcement-learning]\n---",
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{base_line}"
+        "tags: [dapo, reinforcement-learning]\n---",
         f"# {_inline(name)}",
         f"{_inline(base)} trained for {step} steps with dapo {importlib.import_module('dapo').__version__}: "
         + _how(recipe),
@@ -163,8 +239,12 @@ def model_card(
             else f"from transformers import AutoModelForCausalLM, {tokenizer}\n\n"
             f'model = AutoModelForCausalLM.from_pretrained("{_inline(name, "")}")\n'
         )
-        + f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n```',
+        + f'tokenizer = {tokenizer}.from_pretrained("{_inline(name, "")}")\n\n{_asking(recipe, style)}\n```',
     ]
+    if recipe.rollout.stop:
+        parts.append("generation_config.json holds the stop strings, so `generate` needs `tokenizer=tokenizer`.")
+    if recipe.data.few_shot or recipe.data.tools:
+        parts.append("The prompts of training also held examples or tools: see `data` in the recipe below.")
     if tokenizer != "AutoTokenizer":
         parts.append(
             f"**Load the tokenizer with `{tokenizer}`.** `AutoTokenizer` takes another class for this type of model, "
@@ -172,6 +252,43 @@ def model_card(
         )
     parts += ["## Recipe", f"```\n{clean(difference).replace('```', '').strip()}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _asking(recipe: Recipe, style: Style) -> str:
+    """Return the lines of Python that ask the model as training did: template, system prompt, prefix, stop strings."""
+    data, rollout = recipe.data, recipe.rollout
+    lines = ['problem = "Write your problem here."']
+    problem = f"problem + {_literal(with_instruction('', data))}" if data.instruction else "problem"
+    if style == "chat":
+        system = "" if data.system_prompt is None else _message("system", _literal(data.system_prompt)) + ", "
+        lines.append(f"messages = [{system}{_message('user', problem)}]")
+        options = "".join(f", {key}={_literal(value)}" for key, value in data.chat_template_kwargs.items())
+        lines.append(
+            f"prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True{options})"
+        )
+    elif style == "template" and data.prompt_template is not None:
+        lines.append(f'prompt = {_literal(data.prompt_template)}.replace("{{problem}}", {problem})')
+    else:
+        lines.append(f"prompt = {problem}")
+    if data.response_prefix:
+        lines.append(f"prompt += {_literal(data.response_prefix)}")
+    stop = f", stop_strings={_literal(list(rollout.stop))}, tokenizer=tokenizer" if rollout.stop else ""
+    lines += [
+        f'inputs = tokenizer(prompt, add_special_tokens={style != "chat"}, return_tensors="pt")',
+        f"tokens = model.generate(**inputs, max_new_tokens={rollout.max_response_tokens}, do_sample=True, "
+        f"temperature={rollout.temperature:g}{stop})",
+        'print(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))',
+    ]
+    return "\n".join(lines)
+
+
+def _message(role: str, content: str) -> str:
+    return f'{{"role": "{role}", "content": {content}}}'
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python writes it; a backtick in it ends no block of code."""
+    return repr(value).replace("`", r"\x60")
 
 
 def _how(recipe: Recipe) -> str:

@@ -9,11 +9,13 @@ from dapo.data.load import PreparedData
 from dapo.errors import RecipeError
 from dapo.types.batch import Prompt
 from dapo.types.model import ModelFacts
+from dapo.words import divisors
 
 
 def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, training: bool = True) -> None:
-    """Refuse sequences that are longer than the model reads, stop tokens that it cannot write, and adapters for layers
-    that it does not have.
+    """Refuse sequences that are longer than the model reads, and stop tokens that it cannot write.
+
+    Adapters for layers that it does not have are refused, and more ranks for a row than can share its attention heads.
 
     Args:
         recipe: the recipe.
@@ -24,7 +26,12 @@ def check_fits(recipe: Recipe, facts: ModelFacts, data: PreparedData, *, trainin
     Raises:
         RecipeError: with the longest response that fits, and the tokens that do not.
     """
-    problems = [*_lengths(recipe, facts, data, training), *_stop_tokens(recipe, facts), *_adapter(recipe, facts)]
+    problems = [
+        *_lengths(recipe, facts, data, training),
+        *_stop_tokens(recipe, facts),
+        *_adapter(recipe, facts),
+        *_context_parallel(recipe, facts),
+    ]
     if problems:
         raise RecipeError("\n".join(problems))
 
@@ -83,6 +90,16 @@ def _adapter(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
         yield (
             f"model.lora.modules_to_save: {', '.join(tables)} is the embedding of {facts.name}, which is its output "
             "head as well: a copy of one of them would no longer be tied; leave it out"
+        )
+
+
+def _context_parallel(recipe: Recipe, facts: ModelFacts) -> Iterator[str]:
+    learner, heads = recipe.learner, facts.fingerprint.get("num_attention_heads")
+    if heads and heads % learner.context_parallel:
+        yield (
+            f"learner.context_parallel = {learner.context_parallel} does not divide the {heads} attention heads of "
+            f"{facts.name}, which these ranks share; with learner.ranks / learner.replicas = "
+            f"{learner.ranks // learner.replicas} it can be {divisors(heads, learner.ranks // learner.replicas)}"
         )
 
 

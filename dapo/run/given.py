@@ -13,6 +13,7 @@ from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
 from dapo.observe.jsonl import write_atomically
+from dapo.run.parts import load_hook
 from dapo.types.batch import Prompt
 from dapo.types.events import Callback
 from dapo.types.model import ModelFacts
@@ -75,9 +76,12 @@ class Given:
         """What a resume has to be given again: the argument as it is written, and its name."""
         names = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("rewards.")]
         needed = {f"rewards=[{', '.join(names)}]": ", ".join(names)} if names else {}
+        tools = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("environment.tools.")]
+        needed |= {f"tools=[{', '.join(tools)}]": ", ".join(tools)} if tools else {}
+        arguments = {"algorithm.loss.kind": "objective", "environment.kind": "environment"}
         for key, hook in self.objects.items():
-            if not key.startswith("rewards."):
-                argument = "objective" if key == "algorithm.loss.kind" else key
+            if not key.startswith(("rewards.", "environment.tools.")):
+                argument = arguments.get(key, key)
                 needed[f"{argument}={hook.partition(':')[2]}"] = hook.partition(":")[2]
         parts = {"engine": self.engine, "scorer": self.scorer, "stream": self.stream}
         return needed | {f"{name}=...": name_of(part) for name, part in parts.items() if part is not None}
@@ -85,6 +89,22 @@ class Given:
     def with_callbacks(self, more: Sequence[Callback]) -> Given:
         """With further callbacks."""
         return replace(self, callbacks=(*self.callbacks, *more))
+
+    def with_named(self, recipe: Recipe) -> Given:
+        """Return the parts with those that the recipe names.
+
+        Raises:
+            RecipeError: A name leads nowhere, or a part is named and given from Python as well.
+        """
+        named = {"stream": ("data.stream", recipe.data.stream), "scorer": ("scorer", recipe.scorer)}
+        found: dict[str, Any] = {}
+        for part, (setting, hook) in named.items():
+            if hook is None:
+                continue
+            if (own := getattr(self, part)) is not None:
+                raise RecipeError(f"{setting}: the recipe names {hook}, and {part}={name_of(own)} is given: drop one")
+            found[part] = load_hook(hook, setting)
+        return replace(self, **found)
 
     def with_objects(self, objects: Mapping[str, str]) -> Given:
         """With these objects of the recipe."""

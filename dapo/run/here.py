@@ -24,10 +24,7 @@ def trackers_of(recipe: Recipe) -> list[Callback]:
     Raises:
         RecipeError: one of the user's that is none.
     """
-    logging = recipe.logging
-    return make_trackers(
-        logging.trackers, project=logging.project, tensorboard=logging.tensorboard, wandb=logging.wandb
-    )
+    return make_trackers(recipe.logging.trackers)
 
 
 def check_trackers(recipe: Recipe) -> None:

@@ -7,28 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.algorithms.advantages import decoupled_advantages, group_advantages
-from dapo.algorithms.correction import importance_correction
-from dapo.algorithms.covariance import covariance_marks
-from dapo.algorithms.hook_checks import AdvantageHook, KeepHook, LossHook, ShapingHook
+from dapo.algorithms.correction import OffPolicyMask, importance_correction
+from dapo.algorithms.hook_checks import AdvantageHook, ExtraHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
-from dapo.algorithms.objective import (
-    Objective,
-    cispo_objective,
-    clip_cov_objective,
-    clip_objective,
-    kl_cov_objective,
-    sapo_objective,
-    with_terms,
-)
+from dapo.algorithms.objective import Objective, with_terms
 from dapo.algorithms.reduction import loss_weights
+from dapo.algorithms.registry import ADVANTAGES, LOSSES
 from dapo.algorithms.shaping import shape_rewards
 from dapo.config.checks import (
     correction_kind,
@@ -38,7 +28,10 @@ from dapo.config.checks import (
     ratio_against,
     schedule_steps,
 )
+from dapo.config.mixed import mixed_by_spread
 from dapo.config.schema import Model, Recipe
+from dapo.config.schema.kinds import Constant, MaskOffPolicy, MicroBatchMean, OwnAdvantage, OwnLoss
+from dapo.config.section import Section
 from dapo.errors import RecipeError
 from dapo.hooks import load
 from dapo.learner.determinism import reserve_workspace
@@ -53,11 +46,12 @@ from dapo.models.tiny import make_word_tokenizer
 from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
 from dapo.types.batch import BoolArray, FloatArray, IntArray, Row
+from dapo.types.extra import Extra
 from dapo.types.model import ModelFacts
 from dapo.types.seeds import ADAPTER, MARKS, derive_seed
 
 WARMUP_PERCENT = 100
-CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook, AdvantageHook)
+CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook)
 
 
 def load_hook(name: str, setting: str) -> Callable[..., Any]:
@@ -89,37 +83,28 @@ def make_algorithm(recipe: Recipe) -> Algorithm:
     sampling = a.dynamic_sampling
     judge = partial(
         judge_group,
-        metric_is_accuracy=sampling.metric == "accuracy",
+        metric_is_accuracy=not mixed_by_spread(recipe),
         correct_at=sampling.correct_at,
         tolerance=sampling.tolerance,
         band=sampling.band,
     )
-    advantages: Callable[..., Any] = partial(
-        group_advantages,
-        baseline=a.advantage.baseline,
-        scale=a.advantage.scale,
-        ddof=a.advantage.ddof,
-        eps=a.advantage.eps,
-    )
-    if a.advantage.kind == "gdpo":
-        advantages = make_decoupled(recipe)
-    elif a.advantage.kind != "group":
-        advantages = _hook(AdvantageHook, a.advantage.kind, "algorithm.advantage.kind")
     return Algorithm(
         judge=_hook(KeepHook, sampling.keep, "algorithm.dynamic_sampling.keep") if sampling.keep else judge,
         shape=_hook(ShapingHook, a.shaping, "algorithm.shaping") if a.shaping else make_shaping(recipe),
-        advantages=advantages,
+        advantages=make_advantages(recipe),
         loss_weights=make_loss_weights(recipe),
         metric=sampling.metric,
         truncated_vote=not a.overlong_filtering if a.truncated_vote is None else a.truncated_vote,
         overlong_filtering=a.overlong_filtering,
         source_range=None if a.shaping or not a.reward_scaling.enabled else _source_range(recipe),
-        marks=make_marks(recipe),
+        extra=make_extra(recipe),
         needs_reference=needs_reference(recipe),
         kl_in_reward=kl_in_reward(recipe),
         ratio_against=ratio_against(recipe),
         refresh_every=a.reference.refresh_every,
         minibatch_prompts=recipe.learner.minibatch_prompts,
+        epochs=recipe.learner.epochs_per_rollout,
+        seed=recipe.run.seed,
         entropy=make_entropy_control(recipe),
     )
 
@@ -130,42 +115,38 @@ def make_entropy_control(recipe: Recipe) -> EntropyControl:
     return EntropyControl(recipe.algorithm.entropy_coefficient, control.target, control.delta, control.min, control.max)
 
 
-def make_decoupled(recipe: Recipe) -> Callable[..., list[Float64]]:
-    """GDPO: every reward with its weight, and the length penalty, where there is one, as one more."""
-    a = recipe.algorithm
+def make_advantages(recipe: Recipe) -> Callable[..., list[Float64]]:
+    """Return the recipe's advantages, as a function of rewards and voters and perhaps of the rewards one by one."""
+    advantage = recipe.algorithm.advantage
+    if isinstance(advantage, OwnAdvantage):
+        setting = "algorithm.advantage.kind"
+        found = load_hook(advantage.kind, setting)
+        return AdvantageHook(partial(found, **advantage.options), setting, advantage.kind)
+    weights = {"weights": _reward_weights(recipe)} if advantage.by_reward else {}
+    return partial(ADVANTAGES[advantage.kind], **weights, **_options(advantage))
+
+
+def _reward_weights(recipe: Recipe) -> dict[str, float]:
+    """Return the weight of each reward, and of the length penalty as one more where there is one."""
     weights = {reward.name: reward.weight for reward in recipe.rewards if reward.weight}
-    if a.overlong_punishment.enabled and a.overlong_punishment.factor:
-        weights[LENGTH_PENALTY] = a.overlong_punishment.factor
-
-    def advantages(
-        rewards_PG: list[Float64], voters_PG: list[BoolArray], parts_PG: list[dict[str, Float64]]
-    ) -> list[Float64]:
-        return decoupled_advantages(parts_PG, voters_PG, weights=weights, ddof=a.advantage.ddof, eps=a.advantage.eps)
-
-    return advantages
+    punishment = recipe.algorithm.overlong_punishment
+    if punishment.enabled and punishment.factor:
+        weights[LENGTH_PENALTY] = punishment.factor
+    return weights
 
 
-def make_marks(recipe: Recipe) -> Callable[[Sequence[Row]], list[BoolArray]] | None:
-    """Which tokens of an optimiser step the loss treats apart; None for losses that treat them alike."""
-    loss, seed = recipe.algorithm.loss, recipe.run.seed
-    if loss.kind not in ("clip_cov", "kl_cov"):
+def make_extra(recipe: Recipe) -> Callable[[Sequence[Row]], Sequence[Extra]] | None:
+    """Return what makes the extra arrays of an optimiser step; None where the loss reads none that is made here."""
+    extra, seed = make_objective(recipe).extra, recipe.run.seed
+    if extra is None:
         return None
-    kind: Literal["clip_cov", "kl_cov"] = "clip_cov" if loss.kind == "clip_cov" else "kl_cov"
+    return lambda rows: extra(rows, [derive_seed(seed, MARKS, row.group, row.sample) for row in rows])
 
-    def marks(rows: Sequence[Row]) -> list[BoolArray]:
-        seeds = [derive_seed(seed, MARKS, row.group, row.sample) for row in rows]
-        return covariance_marks(
-            [row.sampler_logprobs for row in rows],
-            [float(row.advantage) for row in rows],
-            [row.loss_mask for row in rows],
-            kind=kind,
-            share=loss.cov_share,
-            above=loss.cov_above,
-            below=loss.cov_below,
-            draws_R=[np.random.default_rng(s).random(len(r.token_ids)) for s, r in zip(seeds, rows, strict=True)],
-        )
 
-    return marks
+def _options(kind: Section) -> dict[str, Any]:
+    """Return the options of a kind by name, as its function takes them: without ``kind`` and sections below."""
+    values = {name: getattr(kind, name) for name in type(kind).model_fields if name != "kind"}
+    return {name: value for name, value in values.items() if not isinstance(value, Section)}
 
 
 def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]:
@@ -189,43 +170,47 @@ def _source_range(recipe: Recipe) -> tuple[float, float]:
 
 def make_loss_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], FloatArray]:
     """Return the reduction as a function of loss masks and groups."""
-    loss = recipe.algorithm.loss
+    reduction = recipe.algorithm.loss.reduction
+    size = reduction.sequences if isinstance(reduction, MicroBatchMean) else None
+    length = reduction.length if isinstance(reduction, Constant) else None
 
     def weights(masks: list[BoolArray], groups: IntArray) -> FloatArray:
         micro_batches = None
-        if loss.micro_batch_sequences:
-            size = loss.micro_batch_sequences
+        if size is not None:
             micro_batches = [list(range(i, min(i + size, len(masks)))) for i in range(0, len(masks), size)]
         return loss_weights(
             masks,
             groups,
-            loss.reduction,
-            constant_length=loss.constant_length or recipe.rollout.max_response_tokens,
+            reduction.kind,
+            constant_length=length or recipe.rollout.max_response_tokens,
             micro_batches=micro_batches,
-            micro_batch_weighted=loss.micro_batch_weighted,
+            micro_batch_weighted=not isinstance(reduction, MicroBatchMean) or reduction.weighted,
         )
 
     return weights
 
 
-def make_correction(recipe: Recipe) -> Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | None:
-    """Importance correction against the sampler; None where the ratio runs against the sampler itself."""
-    settings = recipe.algorithm.correction
-    kind = correction_kind(recipe)
-    if recipe.run.stage == "sft" or ratio_against(recipe) == "sampler" or kind in ("none", "report"):
+def make_correction(
+    recipe: Recipe,
+) -> Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | OffPolicyMask | None:
+    """Return the importance correction against the sampler; None where nothing is corrected.
+
+    Only the off-policy mask acts where the ratio runs against the sampler itself.
+    """
+    kind, chosen = correction_kind(recipe), recipe.algorithm.correction
+    if isinstance(chosen, MaskOffPolicy) and recipe.run.stage != "sft":
+        return OffPolicyMask(chosen.threshold)
+    if (
+        kind == "mask_off_policy"
+        or recipe.run.stage == "sft"
+        or ratio_against(recipe) == "sampler"
+        or kind in ("none", "report")
+    ):
         return None
+    options = _options(chosen)
 
     def correction(learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
-        return importance_correction(
-            learner,
-            sampler,
-            kind=kind,
-            cap=settings.cap,
-            floor=settings.floor,
-            token_cap=settings.token_cap,
-            sequence_cap=settings.sequence_cap,
-            loss_mask=mask,
-        )
+        return importance_correction(learner, sampler, kind=kind, loss_mask=mask, **options)
 
     return correction
 
@@ -253,20 +238,15 @@ def needs_reference(recipe: Recipe) -> bool:
 
 def _loss(recipe: Recipe) -> Objective:
     loss, clip = recipe.algorithm.loss, recipe.algorithm.clip
-    if loss.kind == "clip":
-        return clip_objective(low=clip.low, high=clip.high, dual=clip.dual, ratio=loss.ratio)
-    if loss.kind == "cispo":
-        return cispo_objective(cap=loss.cispo_cap, floor=loss.cispo_floor)
-    if loss.kind == "sapo":
-        return sapo_objective(positive=loss.sapo_positive, negative=loss.sapo_negative)
-    if loss.kind == "clip_cov":
-        return clip_cov_objective(low=clip.low, high=clip.high)
-    if loss.kind == "kl_cov":
-        return kl_cov_objective(coefficient=loss.cov_coefficient)
-    found: Any = load_hook(loss.kind, "algorithm.loss.kind")
+    if not isinstance(loss, OwnLoss):
+        return LOSSES[loss.kind](**{name: getattr(clip, name) for name in loss.clips}, **_options(loss))
+    setting = "algorithm.loss.kind"
+    found: Any = load_hook(loss.kind, setting)
     objective = found if isinstance(found, Objective) else Objective(found)
-    checked = LossHook(objective.loss, "algorithm.loss.kind", loss.kind, frozenset(objective.needs))
-    return replace(objective, loss=checked)
+    own = partial(objective.loss, **loss.options) if loss.options else objective.loss
+    checked = LossHook(own, setting, loss.kind, frozenset(objective.needs))
+    extra = None if objective.extra is None else ExtraHook(objective.extra, setting, loss.kind)
+    return replace(objective, loss=checked, extra=extra)
 
 
 def make_schedule(recipe: Recipe) -> Schedule:

@@ -126,22 +126,14 @@ def _options(job: Job, slurm: Slurm) -> Iterator[str]:
         "job-name": "dapo-" + re.sub(r"[^\w.+-]", "-", job.name),
         "nodes": slurm.nodes,
         "ntasks-per-node": 1,
-        "cpus-per-task": slurm.cpus_per_node,
-        "gpus-per-node": slurm.gpus_per_node or None,
-        "partition": slurm.partition,
-        "account": slurm.account,
-        "qos": slurm.qos,
-        "constraint": slurm.constraint,
-        "time": slurm.time,
+        **slurm.options,
         "signal": f"B:USR1@{slurm.signal_seconds}",
         "output": str(job.folder).replace("%", "%%") + "/job-%j.txt",
         "open-mode": "append",
     }
     for name, value in values.items():
-        if value is not None:
-            yield f"#SBATCH --{name}={_option(str(value))}"
+        yield f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={_option(str(value))}"
     yield "#SBATCH --requeue" if slurm.requeue else "#SBATCH --no-requeue"
-    yield from (f"#SBATCH {option}" for option in slurm.extra)
     yield ""
 
 
@@ -242,7 +234,7 @@ _REQUEUE = """\
 # 75: trainer.max_hours or the loss of the Ray cluster ended it, saved.
 if [ $code = 75 ] || { [ -n "$again" ] && { [ $code = 130 ] || [ $code = 143 ]; }; }; then
   if [ "$(newest)" = "$had" ]; then
-    echo "no step was finished in this job's time, so it is not put back into the queue: give it more (slurm.time)"
+    echo "no step was finished in this job's time, so it is not put back into the queue: raise slurm.options.time"
     exit 1
   fi
   scontrol requeue "$SLURM_JOB_ID" && exit 0

@@ -10,7 +10,7 @@ import numpy as np
 from dapo.config.schema import Recipe
 from dapo.data.encode import CutError, continuation
 from dapo.errors import RecipeError
-from dapo.loop.sampling.rollouts import Texts, Thinking
+from dapo.loop.sampling.texts import Texts, Thinking
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import IntArray
 
@@ -45,6 +45,7 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
         first_stop=StopStrings(tokenizer).first if stop else None,
         keep_stop=recipe.rollout.include_stop_str_in_output,
         thinking=_thinking(recipe, tokenizer, reader) if data.thinking.enabled else None,
+        decode_all=lambda rows: [str(tokenizer.decode(row.tolist(), skip_special_tokens=False)) for row in rows],
     )
 
 
@@ -99,7 +100,7 @@ def _thinking(recipe: Recipe, tokenizer: Any, reader: Any) -> Thinking:
     Raises:
         RecipeError: after the budget and the text that ends the thinking no token is left for an answer.
     """
-    tags, rollout = recipe.data.thinking, recipe.rollout
+    tags = recipe.data.thinking
     prefix = recipe.data.response_prefix or ""
 
     def begun(prompt_ids: IntArray) -> bool:
@@ -107,19 +108,20 @@ def _thinking(recipe: Recipe, tokenizer: Any, reader: Any) -> Thinking:
         return text.removesuffix(prefix).rstrip().endswith(tags.open)
 
     forced: IntArray | None = None
-    if rollout.thinking_budget is not None:
-        end = f"\n{tags.close}\n\n" if rollout.thinking_end is None else rollout.thinking_end
+    if tags.budget is not None:
+        end = f"\n{tags.close}\n\n" if tags.end is None else tags.end
         forced = np.asarray(_within(end, tokenizer), dtype=np.int64)
         if tags.close not in reader.decode(forced.tolist(), skip_special_tokens=True):
-            raise RecipeError(f"rollout.thinking_end: the tokenizer cannot write {tags.close!r}, found in {end!r}")
-        limit = min(rollout.max_response_tokens, recipe.validation.max_response_tokens or rollout.max_response_tokens)
-        if rollout.thinking_budget + len(forced) >= limit:
+            raise RecipeError(f"data.thinking.end: the tokenizer cannot write {tags.close!r}, found in {end!r}")
+        longest = recipe.rollout.max_response_tokens
+        limit = min(longest, recipe.validation.max_response_tokens or longest)
+        if tags.budget + len(forced) >= limit:
             raise RecipeError(
-                f"rollout.thinking_budget: {rollout.thinking_budget} tokens and the {len(forced)} that end the "
+                f"data.thinking.budget: {tags.budget} tokens and the {len(forced)} that end the "
                 f"thinking leave none of {limit} for an answer; lower it, or raise max_response_tokens"
             )
     first = StopStrings(reader).first
-    return Thinking(tags.open, tags.close, begun, first, rollout.thinking_budget, forced)
+    return Thinking(tags.open, tags.close, begun, first, tags.budget, forced)
 
 
 def _within(text: str, tokenizer: Any) -> list[int]:
@@ -131,7 +133,7 @@ def _within(text: str, tokenizer: Any) -> list[int]:
     try:
         return continuation(text, tokenizer)
     except CutError as error:
-        raise RecipeError(f"rollout.thinking_end: {error}; give another text") from None
+        raise RecipeError(f"data.thinking.end: {error}; give another text") from None
 
 
 def make_decode(tokenizer: Any, response_prefix: str | None = None) -> Callable[[Sequence[IntArray]], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,11 +28,11 @@ from dapo.errors import (
     WithEvidence,
     of_the_machine,
 )
-from dapo.loop.counters import StepDone
 from dapo.loop.interrupt import outside_of_steps
+from dapo.loop.method import StepDone
 from dapo.loop.stopping import Deadline
-from dapo.loop.supervised import SupervisedTrainer
 from dapo.loop.trainer import Trainer
+from dapo.metrics.glossary import START
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.jsonl import read_steps
@@ -45,12 +46,13 @@ from dapo.observe.run_name import called, is_numbered
 from dapo.observe.status import StatusWriter, ending, read_status
 from dapo.observe.stopped import stop_said
 from dapo.observe.tokens import Pieces
-from dapo.run.environment import record_machine
+from dapo.run.environment import processes_of, record_machine
 from dapo.run.given import NOTHING_GIVEN, Given
 from dapo.run.here import check_trackers, trackers_of
 from dapo.run.parts import make_algorithm, make_objective, make_schedule
+from dapo.run.reinforcement import reward_session
 from dapo.run.session import Session
-from dapo.run.sft import SftSession
+from dapo.run.supervised import supervised_session
 from dapo.run.telling import (
     difference_lines,
     lost_with,
@@ -61,6 +63,7 @@ from dapo.run.telling import (
     say_recipe,
 )
 from dapo.types.events import StartEvent
+from dapo.types.protocols import Span
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +71,6 @@ FINISHED, REFUSED, NOT_INSTALLED, INTERRUPTED = 0, 2, 3, 130
 FOR_NOW = 75
 """``trainer.max_hours`` or the loss of its cluster ended it, saved: sysexits.h calls that number a failure for now, to
 be tried again."""
-
-
-AnyTrainer = Trainer | SupervisedTrainer
 
 
 @dataclass(slots=True)
@@ -84,14 +84,13 @@ class Going:
 class Opened:
     """A run that is about to train: whoever takes its steps one at a time holds on to these."""
 
-    trainer: AnyTrainer
+    trainer: Trainer
     folder: RunFolder
     console: Console
     going: Going
 
     def adopt(self, loaded: LoadedRecipe) -> None:
         """Go on with settings that are read anew in each step, in this process, and after any resume or restart."""
-        assert isinstance(self.trainer, Trainer)
         self.trainer.adopt(loaded.recipe, make_schedule(loaded.recipe))
         self.trainer.facts["recipe"] = redact(loaded.recipe.model_dump(mode="json"))  # of the checkpoints to come
         self.folder.write(self.folder.resolved_recipe, loaded.resolved)
@@ -251,6 +250,7 @@ def _attempt(
         callbacks = Callbacks([*trackers_of(recipe), *given.callbacks], console.warn)
         stack.enter_context(callbacks.ending())
         status = None if resume else _say_running(stack, folder, recipe)
+        began = time.time()
         session = _session(recipe, console, folder, given)
         recipe = session.recipe  # of a supervised run, with its number of steps
         recorder = RunRecorder(folder, console, None, recipe.logging, _pieces(session))
@@ -265,9 +265,12 @@ def _attempt(
             status.wants(recipe.trainer.steps)
             record_machine(folder, session, step)
             recorder.open(callbacks, status)
+            recorder.processes = processes_of(session)
+            took = time.time() - began
+            recorder.span(Span(step, START, began, took, took))
             folder.write(folder.resolved_recipe, loaded.resolved)  # only a run that goes on changes its recipe
             if not folder.prompts.exists():
-                write_prompts(folder.prompts, session.prompts)
+                write_prompts(folder.prompts, session.parts.prompts)
             clips_tokens = make_objective(recipe).clips_tokens
             console.start(recipe.run.name, recipe.trainer.steps, step, clips_tokens=clips_tokens)
             callbacks.start(_start_event(recipe, folder, step), saved.get("recorder"))
@@ -281,7 +284,7 @@ def _attempt(
         except WithEvidence as error:
             raise error.in_words(stop_said(error.evidence, folder.shown())) from None
         except DapoError as error:
-            lost = session.lost() if isinstance(session, Session) else None
+            lost = session.lost()
             if lost is None:
                 raise
             raise ClusterEnded(lost, lost_with(lost, error, folder, checkpoints)) from error
@@ -302,10 +305,10 @@ def _attempt(
     return FINISHED if finished else INTERRUPTED if stopping.cause is None else FOR_NOW
 
 
-def _session(recipe: Recipe, console: Console, folder: RunFolder, given: Given) -> Session | SftSession:
+def _session(recipe: Recipe, console: Console, folder: RunFolder, given: Given) -> Session[Any]:
     if recipe.run.stage == "sft":
-        return SftSession.make(recipe, console, folder.path)
-    return Session.make(recipe, console, folder.path, given=given)
+        return supervised_session(recipe, console, folder.path)
+    return reward_session(recipe, console, folder.path, given=given)
 
 
 def _say_running(stack: ExitStack, folder: RunFolder, recipe: Recipe, step: int = 0) -> StatusWriter:
@@ -334,7 +337,7 @@ def _machine_told(folder: Path, *, resume: bool = False) -> Iterator[None]:
         raise told from error
 
 
-def _load(trainer: AnyTrainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, console: Console) -> dict[str, Any]:
+def _load(trainer: Trainer, checkpoints: CheckpointStore, loaded: LoadedRecipe, console: Console) -> dict[str, Any]:
     """Take over the newest checkpoint, if there is one; returns what it says of its run. Touches no file of the run.
 
     Raises:
@@ -371,7 +374,7 @@ def _cut_back(folder: RunFolder, console: Console, step: int, checkpoints: Check
         console.warn(f"nothing to train: the run is at step {step}, trainer.steps is {recipe.trainer.steps}")
 
 
-def _pieces(session: Session | SftSession) -> Pieces | None:
+def _pieces(session: Session[Any]) -> Pieces | None:
     return Pieces(session.tokenizer) if session.recipe.logging.tokens else None
 
 

@@ -167,9 +167,9 @@ def answers_seen(responses: Sequence[Evaluated]) -> tuple[AnswerSeen, ...]:
             dataset=r.dataset,
             problem=r.prompt.problem,
             answer=r.prompt.answer,
-            response=r.completion.text,
+            response=r.completion.shown,
             accuracy=r.score.accuracy,
-            tokens=len(r.completion),
+            tokens=r.completion.model_tokens,
             truncated=r.completion.truncated,
             greedy=r.sample < 0,
         )
@@ -185,8 +185,8 @@ def frozen(numbers: Numbers) -> Numbers:
 def _response(group: Group, n: int) -> ResponseSeen:
     completion, score = group.completions_G[n], group.scores_G[n]
     return ResponseSeen(
-        text=completion.text,
-        tokens=len(completion),
+        text=completion.shown,
+        tokens=completion.model_tokens,
         truncated=completion.truncated,
         accuracy=score.accuracy,
         reward=None if group.rewards_G is None or not score.scored else float(group.rewards_G[n]),

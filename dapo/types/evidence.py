@@ -21,7 +21,7 @@ UNREAD = 0.2
 LARGER = 4
 """Times the group size: the larger groups of which ``Hopeless`` tells."""
 
-Met = Literal["max_groups", "max_tokens", "data", "retired"]
+Met = Literal["cap.groups", "cap.tokens", "data", "retired"]
 """What a step met before its batch was full: a cap, the end of the data, or nothing left but retired prompts."""
 
 
@@ -58,6 +58,8 @@ class Hopeless:
 
 ENGINE = "engine: "
 """What begins the reason of a response that the engine, and not the verifier, could not finish."""
+ENVIRONMENT = "environment: "
+"""What begins the reason of a response whose environment failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class StopEvidence:
-    """A step could not fill its batch, and the recipe says ``on_cap: stop``."""
+    """A step could not fill its batch, and the recipe says ``cap.then: stop``."""
 
     met: Met
     limit: float | None  # of a cap: groups for each group of the batch, or tokens
@@ -189,7 +191,7 @@ Evidence = StopEvidence | UnscoredEvidence | SilentEvidence | DataEnded | NoGain
 
 @dataclass(frozen=True, slots=True)
 class PoorBatch:
-    """``on_cap: train_partial`` or ``fill`` goes on where a batch did not fill."""
+    """``cap.then: train_partial`` or ``fill`` goes on where a batch did not fill."""
 
     useful: int  # groups to learn from
     in_a_row: int  # steps of which that is so, this one included

@@ -175,6 +175,14 @@ class EngineGroup(Protocol):
         """``cluster/...``, since it was asked last."""
 
 
+@runtime_checkable
+class HasProcesses(Protocol):
+    """An engine whose work is done by other processes."""
+
+    def processes(self) -> Sequence[ProcessState]:
+        """Return the processes as they are now, with their turns since the last call."""
+
+
 class Learner(Protocol):
     """Owns the policy and its optimiser, here or elsewhere: calls that compute answer with a handle."""
 
@@ -300,6 +308,22 @@ class Span:
     seconds: float  # from there to the end of the last stretch
     busy: float  # sum of the stretches
     count: int = 1  # stretches
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process of a run: ``ProcessState("engine-1", "engine", "node-2", restarts=3)``."""
+
+    name: str
+    role: str  # driver | learner | engine
+    machine: str
+    process: int | None = None  # its number there
+    alive: bool = True
+    restarts: int = 0
+    last_turn: float | None = None  # end of the last turn, since 1970
+    turn_seconds: float | None = None  # of that turn
+    memory_mib: float | None = None  # resident now; None: on another machine, or not to be had
+    turns: tuple[tuple[float, float], ...] = ()  # start (since 1970) and seconds of each since it was asked last
 
 
 class Recorder(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo.metrics.glossary import lookup
-from dapo.report.page_data import Bundle, GroupView, Response, RunView, Tokens
+from dapo.report.page_data import Bundle, FamilyView, GroupView, Response, RunView, Tokens
 
 STEPS = 20
 VERDICTS = ("kept", "all_correct", "all_wrong", "kept")
@@ -171,6 +171,7 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
             {"step": 0, "time": 1.8e9, "facts": [("processor", "EPYC, 2 cores"), ("packages", "torch 2.13.0")]},
             {"step": 7, "time": 1.8e9, "facts": [("processor", "Xeon, 4 cores"), ("packages", "torch 2.13.0")]},
         ],
+        "processes": [],
         "timeline": {
             "phases": ["generate", "learn"],
             "beside": [],
@@ -222,7 +223,9 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
     return {**run, **more}  # type: ignore[typeddict-item, return-value]
 
 
-def sample_bundle(*runs: RunView, bands: dict[str, Any] | None = None) -> Bundle:
+def sample_bundle(
+    *runs: RunView, bands: dict[str, Any] | None = None, families: list[FamilyView] | None = None
+) -> Bundle:
     views = list(runs) or [sample_run()]
     keys = {key for run in views for key in run["curves"]["values"]} | {"train/gap_mean"}
     glossary: dict[str, Any] = {}
@@ -230,7 +233,15 @@ def sample_bundle(*runs: RunView, bands: dict[str, Any] | None = None) -> Bundle
         metric = lookup(key)
         if metric is not None:
             glossary[key] = {"unit": metric.unit, "meaning": metric.meaning, "better": metric.better or ""}
-    return {"version": "0", "made": 1.8e9, "live": False, "runs": views, "bands": bands or {}, "glossary": glossary}
+    return {
+        "version": "0",
+        "made": 1.8e9,
+        "live": False,
+        "runs": views,
+        "families": families or [],
+        "bands": bands or {},
+        "glossary": glossary,
+    }
 
 
 class Seen:
@@ -249,7 +260,7 @@ class Seen:
         return self.page.evaluate(expression, value)
 
     def chart(self, name: str) -> Any:
-        return self.page.locator(f'section:not(#outcome) > section figure[data-chart="{name}"]')
+        return self.page.locator(f'#charts figure[data-chart="{name}"], #numbers figure[data-chart="{name}"]')
 
     def choose(self, label: str, value: str, within: str = "#rollouts [role=tabpanel]:not([hidden])") -> None:
         self.page.locator(within).get_by_label(label, exact=True).select_option(value)

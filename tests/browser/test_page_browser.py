@@ -50,7 +50,7 @@ def test_charts_hold_the_numbers_of_the_run(show: Show) -> None:
     assert greedy["values"][20] == pytest.approx(0.9)
     legend = seen.chart("validation/accuracy").locator(".legend").inner_text()
     assert "80.0% (75.0% to 85.0%)" in legend
-    painted = seen.js("""() => { const c = document.querySelector('#learning canvas');
+    painted = seen.js("""() => { const c = document.querySelector('#charts canvas');
         const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         let n = 0; for (let i = 3; i < d.length; i += 4) if (d[i]) n += 1; return n; }""")
     assert painted > 1000
@@ -70,6 +70,7 @@ def test_charts_without_data_are_not_shown(show: Show) -> None:
     assert seen.chart("entropy").count() == 1
     for absent in ("gap", "penalty", "memoryless", "unscored"):
         assert seen.chart(absent).count() == 0
+    seen.page.locator('[data-fold="clip"] .foldhead').click()
     labels = [row["label"] for row in seen.js(ROWS, "clip")]
     assert labels == ["low", "high"]  # dual is zero throughout: nothing to see
 
@@ -96,6 +97,72 @@ def test_a_chart_explains_its_numbers_from_the_glossary(show: Show) -> None:
     assert "Mean entropy of the policy" in meaning.inner_text()
 
 
+def test_six_charts_are_drawn_and_all_others_are_folded_to_a_value(show: Show) -> None:
+    seen = show()
+    drawn = [one.get_attribute("data-chart") for one in seen.page.locator("#charts figure").all()]
+    assert drawn == ["validation/accuracy", "training-accuracy", "acceptance", "entropy"]
+    assert seen.page.locator("#numbers figure").count() == 0
+    memory = seen.page.locator('[data-fold="memory"]')
+    assert memory.inner_text().split("\n") == ["Memory", "520 MiB"]
+    assert memory.locator("svg path").get_attribute("d").count("L") == STEPS - 1
+    memory.get_by_role("button").click()
+    assert seen.chart("memory").is_visible()
+    memory.locator(".foldhead").click()
+    assert seen.chart("memory").count() == 0
+    ids = [one.get_attribute("data-fold") for one in seen.page.locator(".fold").all()]
+    assert len(set(ids)) == len(ids)
+    assert not set(ids) & set(drawn)
+
+
+def test_a_run_of_several_processes_has_a_row_for_each(show: Show) -> None:
+    def process(name: str, role: str, alive: bool = True, restarts: int = 0) -> Any:
+        return {
+            "name": name, "role": role, "machine": "node<1>", "process": 7, "alive": alive, "restarts": restarts,
+            "last_turn": 1.8e9 + 57, "turn_seconds": 1.5, "memory_mib": 512.0,
+        }  # fmt: skip
+
+    assert show().page.locator("#cluster").is_hidden()
+    run = sample_run(processes=[process("driver", "driver"), process("engine-0", "engine", alive=False, restarts=20)])
+    run["curves"]["values"]["cluster/engine_losses"] = [None, *([1.0] * STEPS)]
+    page = show(sample_bundle(run), width=420).page
+    rows = [row.split("\t") for row in page.locator("#cluster tbody tr").all_inner_texts()]
+    assert rows[1] == ["engine-0", "engine", "node<1>", "✗ not at work", "20", "1.5 s", "3 s before", "512 MiB"]
+    assert "1 not at work, engines were lost 20 times in the run." in page.locator("#cluster .facts").inner_text()
+    assert page.locator('#top nav a[href="#cluster"]').is_visible()
+
+
+def test_only_a_run_that_learned_has_the_colour_of_success(show: Show) -> None:
+    assert show().page.locator("#top .badge.good, .progress.good").count() == 2
+    flat = [{**tile, "tone": ""} for tile in sample_run()["tiles"]]
+    page = show(sample_bundle(sample_run(tiles=flat))).page
+    assert page.locator('#top .badge[data-state="finished"]').count() == 1
+    assert page.locator(".badge.good, .progress.good, .tile.good").count() == 0
+
+
+def test_compared_recipes_have_a_sentence_each_and_a_table_without_broken_words(show: Show) -> None:
+    def line(name: str, run: str, said: str, tone: str) -> Any:
+        return {"family": run, "name": name, "runs": [run], "said": said, "tone": tone}
+
+    runs = [sample_run(f"a-run-with-a-long-name-{i}", shift=i / 100, family=f"f{i}") for i in range(4)]
+    said = [
+        line("learner.learning_rate=1e-05", "f0", "held-out accuracy 80.5% <b>", ""),
+        line("x=2", "f1", "+3", "good"),
+    ]
+    for width in (1280, 420):
+        page = show(sample_bundle(*runs, families=said), width=width).page
+        items = page.locator("#outcome .families li")
+        assert items.all_inner_texts() == ["learner.learning_rate=1e-05: held-out accuracy 80.5% <b>", "x=2: +3"]
+        assert items.nth(1).get_attribute("class") == "good"
+        heights = page.locator(".compare tbody tr").evaluate_all("rows => rows.map(row => row.offsetHeight)")
+        assert max(heights) < 50
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        plots = page.evaluate(
+            "[...document.querySelectorAll('#charts figure')].map(one =>"
+            " [one.querySelector('.legend').offsetHeight, one.querySelector('.plot').offsetHeight])"
+        )
+        assert all(legend <= plot for legend, plot in plots)
+
+
 def test_arrow_keys_read_a_chart(show: Show) -> None:
     seen = show()
     chart = seen.chart("entropy")
@@ -108,15 +175,15 @@ def test_arrow_keys_read_a_chart(show: Show) -> None:
 
 def test_a_stretch_of_steps_is_zoomed_in_all_charts(show: Show) -> None:
     seen = show()
-    box = seen.page.locator("#learning").get_by_label("Steps from")
+    box = seen.page.locator("#charts").get_by_label("Steps from")
     box.fill("5")
     box.press("Enter")
-    seen.page.locator("#learning").get_by_label("to", exact=True).fill("12")
-    seen.page.locator("#learning").get_by_label("to", exact=True).press("Enter")
+    seen.page.locator("#charts").get_by_label("to", exact=True).fill("12")
+    seen.page.locator("#charts").get_by_label("to", exact=True).press("Enter")
     scales = seen.js("() => window.dapoPage.charts().map(one => [one.drawing.scales.x.min, one.drawing.scales.x.max])")
-    assert len(scales) > 6
+    assert len(scales) == 4
     assert {tuple(scale) for scale in scales} == {(5, 12)}
-    seen.page.locator("#health").get_by_role("button", name="All steps").click()
+    seen.page.locator("#charts").get_by_role("button", name="All steps").click()
     assert seen.js("() => window.dapoPage.charts()[0].drawing.scales.x.max") == STEPS
 
 
@@ -148,10 +215,12 @@ def test_several_runs_differ_in_colour_dash_and_mark(show: Show) -> None:
     assert [row["values"][1] for row in rows] == [pytest.approx(v) for v in (0.48, 0.49, 0.5)]
     for what in ("colour", "dash", "marker"):
         assert len({row[what] for row in rows}) == 3
+    seen.page.locator('[data-fold="training-accuracy"] .foldhead').click()
     two = seen.js(ROWS, "training-accuracy")
     assert len({(row["colour"], row["dash"]) for row in two}) == 6
-    assert seen.page.locator("#outcome .compare tbody tr").count() == 3
-    assert seen.chart("acceptance@2").count() == 1
+    assert [row["label"] for row in seen.js(ROWS, "first/training-accuracy")] == ["run 0", "run 1", "run 2"]
+    assert seen.page.locator("#outcome .compare thead th").count() == 1 + 3
+    assert seen.page.locator('[data-fold="acceptance@2"]').count() == 1
     different = seen.page.locator("#recipe table", has_text="How the runs differ")
     assert different.count() == 0  # their recipes are the same
 
@@ -166,7 +235,7 @@ def test_seeds_are_a_band_or_single_runs(show: Show) -> None:
     assert seen.js("() => window.dapoPage.entities.map(one => one.label)") == ["seed 0 and 2 other seeds"]
     assert (row["low"][1], row["values"][1], row["high"][1]) == tuple(pytest.approx(v) for v in (0.48, 0.58, 0.68))
     assert "mean of the seeds" in seen.chart("entropy").locator(".note").inner_text()
-    seen.choose("Seeds", "single", within="#health")
+    seen.choose("Seeds", "single", within="#charts")
     assert [one["values"][1] for one in seen.js(ROWS, "entropy")] == [pytest.approx(v) for v in (0.48, 0.58, 0.68)]
 
 
@@ -210,7 +279,7 @@ def test_a_run_with_nothing_in_it_is_a_page_too(show: Show) -> None:
     }
     page = show(sample_bundle(sample_run(**empty))).page
     assert "It stopped before its first step." in page.locator("#outcome").inner_text()
-    assert page.locator("#learning .empty").is_visible()
+    assert page.locator("#charts .empty").is_visible()
     assert page.locator("#timeline .empty").is_visible()
     assert show(sample_bundle() | {"runs": []}).page.locator("#outcome").is_visible()
 
@@ -294,6 +363,7 @@ def test_charts_of_zeros_fold_and_those_of_a_row_end_at_one_height(show: Show) -
     for key in ("train/gap_mean", "train/gap_kl"):
         values[key] = [None] + [0.0] * (len(run["curves"]["steps"]) - 1)
     seen = show(sample_bundle(run))
+    seen.page.locator('[data-fold="gap-kl"] .foldhead').click()
     folded = seen.page.locator(".chart.flat")
     assert folded.count() == 2
     assert "0 throughout" in folded.first.locator(".legend").inner_text()
@@ -310,7 +380,9 @@ def test_charts_of_zeros_fold_and_those_of_a_row_end_at_one_height(show: Show) -
 
 
 def test_model_data_and_machines_stand_in_the_recipe(show: Show) -> None:
-    text = show().page.locator("#recipe").inner_text()
+    page = show().page
+    page.get_by_text("Machine and versions (2 of them, by resumes)").click()
+    text = page.locator("#recipe").inner_text()
     for part in ("model.path", "train.jsonl", "From the start", "After step 7", "EPYC, 2 cores", "Xeon, 4 cores"):
         assert part in text, part
 
@@ -367,6 +439,7 @@ def test_the_timeline_zooms_by_steps_and_sums_by_phase(show: Show) -> None:
     seen = show()
     part = seen.page.locator("#timeline")
     sums = part.locator("table tbody tr")
+    part.get_by_text("Busy seconds by phase").click()
     assert [row.split()[:3] for row in sums.all_inner_texts()] == [["generate", "20", "s"], ["learn", "20", "s"]]
     part.get_by_label("Steps from").fill("4")
     part.get_by_label("Steps from").press("Enter")
@@ -384,7 +457,9 @@ def test_the_timeline_zooms_by_steps_and_sums_by_phase(show: Show) -> None:
 def test_sums_are_by_step(show: Show) -> None:
     spans = [(0, step, step * 10.0 + i, 1.0, float(i), 1) for step in range(3) for i in (1, 2)]
     timeline = {**sample_run()["timeline"], "phases": ["generate"], "spans": spans}
-    cells = show(sample_bundle(sample_run(timeline=timeline))).page.locator("#timeline table tbody td")
+    page = show(sample_bundle(sample_run(timeline=timeline))).page
+    page.get_by_text("Busy seconds by phase").click()
+    cells = page.locator("#timeline table tbody td")
     assert [cells.nth(i).inner_text() for i in (0, 2, 3, 4)] == ["9 s", "3 s", "3 s", "6"]
 
 
@@ -406,5 +481,5 @@ def test_runs_with_other_steps_are_laid_onto_one_axis(show: Show) -> None:
     assert "Each point is the mean" in seen.chart("entropy").locator(".note").inner_text()
     assert (
         "3 of 3000 points. Each point is the mean of 1,000 steps."
-        in seen.page.locator("#health .controls").inner_text()
+        in seen.page.locator("#charts .controls").inner_text()
     )

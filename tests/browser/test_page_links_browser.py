@@ -39,13 +39,13 @@ def test_a_warning_leads_to_the_chart_of_its_own_run(show: Show, turned: bool) -
 
 def test_the_navigation_marks_the_section_chosen(show: Show) -> None:
     page = show().page
-    for name in ("Health", "Cost", "Timeline", "Recipe", "Learning"):
+    for name in ("Rollouts", "More numbers", "Timeline", "Recipe", "Charts"):
         page.locator("#top nav").get_by_role("link", name=name).click()
         page.wait_for_timeout(150)
         assert page.locator("#top nav a[aria-current]").all_inner_texts() == [name]
     page.mouse.wheel(0, 1)  # the reader goes on: what is in sight counts again
     page.wait_for_timeout(150)
-    assert page.locator("#top nav a[aria-current]").all_inner_texts() == ["Learning"]
+    assert page.locator("#top nav a[aria-current]").all_inner_texts() == ["Charts"]
 
 
 def test_legends_say_which_step_they_are_of(show: Show) -> None:
@@ -59,6 +59,8 @@ def test_legends_say_which_step_they_are_of(show: Show) -> None:
     assert "80.0% (75.0% to 85.0%)" in legend
     assert "at step 20" not in legend
     assert "70.0% at step 10" in legend
+    for name in ("clip", "clip-probability"):
+        seen.page.locator(f'[data-fold="{name}"] .foldhead').click()
     assert "0.0% throughout" in seen.chart("clip").locator(".legend").inner_text()
     (row,) = seen.js("""() => window.dapoPage.charts().find(one => one.spec.id === 'clip-probability').rows
         .map(row => [row.spans, row.values.map(v => v === null ? 'gap' : v === undefined ? 'goes on' : v)])""")

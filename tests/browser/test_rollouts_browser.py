@@ -76,6 +76,32 @@ def test_a_colour_that_no_token_has_is_explained(show: Show) -> None:
     assert seen.page.locator(".group .controls .note").count() == 0
 
 
+def test_equal_responses_are_one_card(show: Show) -> None:
+    run = sample_run()
+    for group in run["rollouts"]["groups"]:
+        group["responses"][2] = {**group["responses"][0], "sample": 2}
+    seen = show(sample_bundle(run), link="#run=sample&step=2&group=8")
+    wait_group(seen, 2, 8)
+    cards = seen.page.locator(f"{PANEL} .group .response")
+    assert [card.get_attribute("data-samples") for card in cards.all()] == ["0 2", "1", "3"]
+    assert "2 equal" in cards.first.inner_text()
+    seen.page.locator(f"{PANEL} .strip button").nth(2).click()
+    assert seen.js("() => document.activeElement.dataset.samples") == "0 2"
+
+
+def test_the_open_group_is_in_sight_in_its_list(show: Show) -> None:
+    seen = show(link="#run=sample&step=20&group=158")
+    wait_group(seen, 20, 158)
+    seen.page.wait_for_selector("#rollouts .tabulator-row.chosen")
+    row, holder = (
+        seen.page.locator(f"#rollouts {name}").first.bounding_box()
+        for name in (".tabulator-row.chosen", ".tabulator-tableholder")
+    )
+    assert row
+    assert holder
+    assert holder["y"] <= row["y"] <= holder["y"] + holder["height"]
+
+
 def test_a_group_shows_its_responses_side_by_side(show: Show) -> None:
     seen = show(link="#run=sample&step=2&group=8")
     wait_group(seen, 2, 8)
@@ -84,7 +110,7 @@ def test_a_group_shows_its_responses_side_by_side(show: Show) -> None:
     for part in ("Kept: its responses differ.", "prompt 0: 8 + 2 =", "2 of 4 scored"):
         assert part in text
     cards = panel.locator(".response")
-    assert [card.get_attribute("data-sample") for card in cards.all()] == ["0", "1", "2", "3"]
+    assert [card.get_attribute("data-samples") for card in cards.all()] == ["0", "1", "2", "3"]
     first = cards.first.inner_text()
     assert "✓ correct" in first
     assert "+1" in first
@@ -95,7 +121,7 @@ def test_a_group_shows_its_responses_side_by_side(show: Show) -> None:
     assert places[0][1] < places[1][1]
     seen.choose("Order", "advantage", within=".group:not([hidden])")
     panel.get_by_role("button", name=re.compile("Response 3: wrong, reward 0.25, advantage −1")).click()
-    assert seen.js("() => document.activeElement.dataset.sample") == "3"
+    assert seen.js("() => document.activeElement.dataset.samples") == "3"
 
 
 def test_links_lead_to_a_group_and_back(show: Show) -> None:

@@ -62,7 +62,7 @@ def test_two_ranks_then_one_process_then_three_are_one_process(recipe):
 )
 def test_a_rank_that_merges_an_old_a_is_seen_by_the_sync_check(recipe, when, said, monkeypatch):
     """A planted bug. Where checksums are made of the same old A, the sampled tokens tell."""
-    monkeypatch.setattr(learners, "start_rank", partial(faulty_rank.start_with_an_old_merge, when, 4))
+    monkeypatch.setattr(learners, "start_worker", partial(faulty_rank.start_with_an_old_merge, when, 4))
     over = ("learner.ranks=2", "cluster.max_learner_restarts=0", f"run.name=old-{when}")
     done = dapo("train", recipe, *LORA, *over, expect=None)
     assert done.returncode == 1

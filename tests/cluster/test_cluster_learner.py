@@ -13,7 +13,7 @@ import pytest
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
 from dapo.checkpoint.store import CheckpointStore, check_manifest
-from dapo.learner.group import LearnerGroup
+from dapo.learner.driver import LearnerDriver
 from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
 from dapo.run import learners
@@ -56,10 +56,11 @@ def sampled(recipe, name):
     return found
 
 
-def test_two_ranks_train_as_one_process_does(recipe, whole):
-    """The same sampled tokens; sums of float32 in another order are all that differs."""
-    alone = train(recipe, "alone", "learner.ranks=1")[0]
-    assert sampled(recipe, "alone") == sampled(recipe, "whole")
+@pytest.mark.parametrize("other", ["learner.ranks=1", "learner.context_parallel=2"])
+def test_two_ranks_train_as_one_process_does(recipe, whole, other):
+    """The same sampled tokens, also where the ranks share each row; float32 sums in another order may differ."""
+    alone = train(recipe, other, other)[0]
+    assert sampled(recipe, other) == sampled(recipe, "whole")
     exact = ("sampling/generated_tokens", "train/loss_tokens", "train/optimizer_steps", "counters/trained_tokens")
     close = ("train/loss", "train/grad_norm", "train/entropy", "train/ratio_mean")
     assert [row["step"] for row in alone] == [row["step"] for row in whole]
@@ -75,15 +76,15 @@ class Fault:
 
     def __init__(self, what):
         self.what, self.done = what, False
-        self.learn = LearnerGroup.learn
+        self.learn = LearnerDriver.learn
 
-    def __call__(self, group: LearnerGroup, step: LearnStep):
+    def __call__(self, group: LearnerDriver, step: LearnStep):
         due = step.version == 3 and not self.done
         if due and self.what == signal.SIGSTOP:
-            os.kill(group.facts[1].process, self.what)  # before it is asked: its part of the sums never comes
+            os.kill(group.workers.facts[1].process, self.what)  # before it is asked: its part of the sums never comes
         handle = self.learn(group, step)
         if due and self.what == signal.SIGKILL:
-            os.kill(group.facts[1].process, self.what)
+            os.kill(group.workers.facts[1].process, self.what)
         self.done |= due
         return handle
 
@@ -92,10 +93,10 @@ class Fault:
 def test_steps_after_the_checkpoint_are_undone_and_done_again(recipe, whole, what, monkeypatch, tmp_path):
     """Killed, frozen or out of memory: the run is, row by row and token by token, one that nothing happened to."""
     fault, name = Fault(what), getattr(what, "name", what).lower()
-    monkeypatch.setattr(LearnerGroup, "learn", lambda group, step: fault(group, step))
+    monkeypatch.setattr(LearnerDriver, "learn", lambda group, step: fault(group, step))
     if what == "raises":
         (tmp_path / "1-3").touch()
-        monkeypatch.setattr(learners, "start_rank", partial(faulty_rank.start, tmp_path))
+        monkeypatch.setattr(learners, "start_worker", partial(faulty_rank.start, tmp_path))
     rows, done = train(recipe, name, f"learner.timeout={PATIENCE}")
     said = {
         signal.SIGKILL: "rank-1 .* was ended by SIGKILL",
@@ -117,7 +118,7 @@ def test_steps_after_the_checkpoint_are_undone_and_done_again(recipe, whole, wha
 def test_a_rank_that_is_lost_every_time_ends_the_run(recipe, monkeypatch, tmp_path):
     for version in range(6):
         (tmp_path / f"0-{version}").touch()
-    monkeypatch.setattr(learners, "start_rank", partial(faulty_rank.start, tmp_path))
+    monkeypatch.setattr(learners, "start_worker", partial(faulty_rank.start, tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     over = ("cluster.max_learner_restarts=1", "validation.every=0")
     _, done = train(recipe, "again", *over, expect=1)
@@ -128,7 +129,7 @@ def test_a_rank_that_is_lost_every_time_ends_the_run(recipe, monkeypatch, tmp_pa
 
 def test_a_filler_that_is_left_out_of_backward_does_not_pass(recipe, monkeypatch):
     """A planted bug. Ranks then make unequal numbers of backward passes: the run ends, and trains nothing wrong."""
-    monkeypatch.setattr(learners, "start_rank", faulty_rank.start_without_fillers)
+    monkeypatch.setattr(learners, "start_worker", faulty_rank.start_without_fillers)
     over = (
         "cluster.max_learner_restarts=0",
         "validation.every=0",

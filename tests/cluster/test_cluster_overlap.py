@@ -12,10 +12,10 @@ from small_run import assert_none_lost_or_doubled, write_recipe
 
 import dapo
 from dapo.errors import MachineError
-from dapo.learner.apart import LearnerApart
+from dapo.learner.driver import LearnerDriver
 from dapo.loop.sampling.collector import StreamingCollector
 from dapo.observe.metrics import read_metrics, without_clock
-from dapo.run import session
+from dapo.run import reinforcement
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -61,8 +61,8 @@ def test_no_recorded_token_is_older_than_promised(whole):
 def test_the_learners_process_computes_what_the_driver_would(whole, recipe, monkeypatch):
     """To the digit: rows of every step, and the weights of the last one."""
     assert (whole.path / "hosts" / "learner.txt").exists()
-    placed = session.deployment_of
-    monkeypatch.setattr(session, "deployment_of", lambda *a, **k: replace(placed(*a, **k), learner="here"))
+    placed = reinforcement.deployment_of
+    monkeypatch.setattr(reinforcement, "deployment_of", lambda *a, **k: replace(placed(*a, **k), learner="here"))
     inside = dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "inside"})
     assert not (inside.path / "hosts" / "learner.txt").exists()
     assert_rows_equal(rows(whole), rows(inside), range(7))
@@ -73,17 +73,17 @@ def test_the_learners_process_computes_what_the_driver_would(whole, recipe, monk
 def test_a_learner_that_is_killed_costs_no_more_than_steps(whole, recipe, monkeypatch):
     """Its process ends in the middle of step 4: the run goes on from the checkpoint of step 2, to the same digits."""
     shot = []
-    learn = LearnerApart.learn
+    learn = LearnerDriver.learn
 
     def dying(learner, step):
         handle = learn(learner, step)
         if step.version == 3 and not shot:
-            (host,) = learner._host._hosts
-            shot.append(host.process)
-            os.kill(host.process, signal.SIGKILL)
+            (facts,) = learner.workers.facts
+            shot.append(facts.process)
+            os.kill(facts.process, signal.SIGKILL)
         return handle
 
-    monkeypatch.setattr(LearnerApart, "learn", dying)
+    monkeypatch.setattr(LearnerDriver, "learn", dying)
     run = dapo.train(str(recipe), **LOCKSTEP, **{"run.name": "killed"})
     assert len(shot) == 1
     assert_rows_equal(rows(run), rows(whole), range(7))

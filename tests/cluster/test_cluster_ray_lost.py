@@ -15,7 +15,7 @@ from pool_runs import OVER, computed, train
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.learner.group import LearnerGroup
+from dapo.learner.driver import LearnerDriver
 from dapo.loop.stopping import Stopping
 from dapo.observe.metrics import read_metrics
 from dapo.processes import watch
@@ -142,18 +142,18 @@ def test_a_run_whose_head_is_lost_stops_saved_and_goes_on_as_if_nothing_had_happ
 
 def test_a_head_that_is_lost_with_a_rank_ends_the_run_with_the_way_to_go_on(recipe, monkeypatch):
     """No learner is started again, since nothing can be: at once, though nobody has heard of the head by then."""
-    learn, shot, shots = LearnerGroup.learn, Shot(monkeypatch), []
+    learn, shot, shots = LearnerDriver.learn, Shot(monkeypatch), []
 
     def shooting(group, step):
         handle = learn(group, step)
         if step.version == 3 and not shots:
             shots.append(True)
-            shot.fire(HEAD, group.facts[1].process)
+            shot.fire(HEAD, group.workers.facts[1].process)
         return handle
 
     run = recipe.parent / "with-a-rank"
     with monkeypatch.context() as patch:
-        patch.setattr(LearnerGroup, "learn", shooting)
+        patch.setattr(LearnerDriver, "learn", shooting)
         over = (*OVER, *RAY, RANKS, f"run.name={run.name}", "trainer.steps=4")
         said = dapo("train", recipe, *over, expect=1).stderr
     shot.wait_for_the_end_of_all()

@@ -17,7 +17,7 @@ from ray_machines import CPUS, join
 from ray_processes import NEEDS_RAY, ancestors, wait_for_end
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.learner.group import LearnerGroup
+from dapo.learner.driver import LearnerDriver
 from dapo.processes.placement import plan_places
 from dapo.processes.ray_head import OwnCluster
 from dapo.processes.transport import HostSpec
@@ -49,7 +49,7 @@ def machine(head):
 
 
 def on(machine, process):
-    return machine.guard.pid in ancestors(process)
+    return machine.guarded.pid in ancestors(process)
 
 
 def away_of(pool, machine):
@@ -210,24 +210,25 @@ def test_a_run_goes_on_without_a_machine(recipe, head, machine, monkeypatch, how
             with suppress(ProcessLookupError):
                 os.kill(one, signal.SIGCONT)
     wait_for_end(watched)
-    machine.guard.wait()
+    while machine.guarded.exit_code(60) is None:
+        pass
 
 
 def test_ranks_that_lost_a_machine_stop_saved_and_go_on_with_fewer(recipe, head, machine, monkeypatch):
     """In the second step behind a checkpoint. Two ranks have no room on what is left; one has, when it is resumed."""
-    learn, shots = LearnerGroup.learn, []
+    learn, shots = LearnerDriver.learn, []
 
     def shooting(group, step):
         handle = learn(group, step)
         if step.version == 3 and not shots:
-            shots.append([os.pidfd_open(one.process) for one in group.facts if on(machine, one.process)])
+            shots.append([os.pidfd_open(one.process) for one in group.workers.facts if on(machine, one.process)])
             os.kill(machine.raylet, signal.SIGKILL)
         return handle
 
     run = recipe.parent / "ranks"
     over = ("learner.ranks=2", *OVER, f"cluster.cpus_per_host={CPUS}", "trainer.steps=4", f"run.name={run.name}")
     with monkeypatch.context() as patch:
-        patch.setattr(LearnerGroup, "learn", shooting)
+        patch.setattr(LearnerDriver, "learn", shooting)
         done = dapo("train", recipe, "launch.backend=ray", f"cluster.address={head.address}", *over, expect=1)
     ((watched,),) = shots
     wait_for_end(watched)

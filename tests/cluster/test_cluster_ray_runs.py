@@ -13,7 +13,7 @@ from pool_runs import assert_lost_once, begin, computed, read_until, shoot_at_th
 from ray_processes import NEEDS_RAY, command_of, descendants, wait_for_end, watched
 from small_run import assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.learner.group import LearnerGroup
+from dapo.learner.driver import LearnerDriver
 from dapo.processes.ray_head import OwnCluster
 from dapo.report.bundle import bundle_of
 from dapo.report.reader import read_run
@@ -85,16 +85,16 @@ def test_a_recipe_of_ranks_is_moved_by_the_backends_keys_alone(recipe, local, jo
 
 def test_a_rank_that_is_killed_is_started_again_from_the_checkpoint(recipe, local, joined, monkeypatch):
     """In the second step behind it. Steps are done again, and the run is one that nothing happened to."""
-    learn, shots = LearnerGroup.learn, []
+    learn, shots = LearnerDriver.learn, []
 
     def shooting(group, step):
         handle = learn(group, step)
         if step.version == 3 and not shots:
-            shots.append(group.facts[1].process)
+            shots.append(group.workers.facts[1].process)
             os.kill(shots[0], signal.SIGKILL)
         return handle
 
-    monkeypatch.setattr(LearnerGroup, "learn", shooting)
+    monkeypatch.setattr(LearnerDriver, "learn", shooting)
     rows = train(recipe, "restart", *RANKS, *joined)
     assert len(shots) == 1
     assert [row["step"] for row in rows] == list(range(5))

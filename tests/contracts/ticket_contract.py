@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from dapo.rollout.factory import EngineSpec, engine_host
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.run import learners
+from dapo.run.deployment import deployment_of
 from dapo.types.batch import PASSING
 
 
@@ -76,10 +77,13 @@ class Desk:
                 "learner": {"ranks": ranks, "timeout": 300.0},
             }
         ).recipe
-        # chosen here and not by the recipe's checks: one process that takes turns lives elsewhere, too
-        recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"weight_transfer": route})})
         weights = self.folder / f"weights-{route}-{ranks}-{lora}"
-        return learners.make_learner(recipe, self.facts, None, weights=weights, run=self.folder, places=self.places)
+        # chosen here and not by the recipe's checks: one process that takes turns lives elsewhere, too
+        place = "ranks" if ranks > 1 else "apart"
+        deployment = replace(deployment_of(recipe), learner=place, route=route)
+        return learners.make_learner(
+            recipe, deployment, self.facts, None, weights=weights, run=self.folder, places=self.places
+        )
 
     def close(self) -> None:
         for learner in self.made.values():

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from dapo.algorithms.advantages import group_advantages
-from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
+from dapo.algorithms.losses import LossInputs, clipped_loss
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import scale_rewards, soft_overlong_punishment
+from dapo.algorithms.variants.cispo import cispo_loss
 
 # ---- reductions: L = 0.1 x (1 .. 32) as 8 rows of 4 tokens, of which the first LENGTHS[row] count ------------------
 

@@ -7,34 +7,34 @@ from pathlib import Path
 import torch
 
 from dapo.models import adapter
-from dapo.run.learners import start_rank
+from dapo.run.learners import start_worker
 
 
 def start(flags: Path, *args):
-    """``start_rank``, by ranks that raise in the step after version N where ``flags`` holds a file ``rank-N``."""
-    rank = start_rank(*args)
-    learn = rank.learn
+    """``start_worker``, by ranks that raise in the step after version N where ``flags`` holds a file ``rank-N``."""
+    worker = start_worker(*args)
+    learn = worker.learn
 
     def learned(step):
-        flag = flags / f"{rank.place.rank}-{step.version}"
+        flag = flags / f"{worker.rank}-{step.version}"
         if flag.exists():
             flag.unlink()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return learn(step)
 
-    rank.learn = learned
-    return rank
+    worker.learn = learned
+    return worker
 
 
 def start_with_an_old_merge(when: str, lora_rank: int, *args):
-    """``start_rank``, by ranks of which the second one merges what A was at first.
+    """``start_worker``, by ranks of which the second one merges what A was at first.
 
     Args:
         when: "published": only what engines get; "always": what is compared with it, too.
         lora_rank: of the adapter: so many rows has A and nothing else.
-        args: of ``start_rank``.
+        args: of ``start_worker``.
     """
-    rank = start_rank(*args)
+    worker = start_worker(*args)
     gathered, first = adapter._gathered, {}
 
     def old(tensor):
@@ -46,16 +46,16 @@ def start_with_an_old_merge(when: str, lora_rank: int, *args):
         publish_now(folder)
         adapter._gathered = gathered
 
-    if rank.place.rank == 1 and when == "always":
+    if worker.rank == 1 and when == "always":
         adapter._gathered = old
-    elif rank.place.rank == 1:
-        publish_now, rank.publish = rank.publish, publish
-    return rank
+    elif worker.rank == 1:
+        publish_now, worker.publish = worker.publish, publish
+    return worker
 
 
 def start_without_fillers(*args):
-    """``start_rank``, by ranks whose empty passes go forward and not back: the bug that hung others' trainers."""
-    rank = start_rank(*args)
-    empty_pass = rank.step.empty_pass
-    rank.step.empty_pass = lambda *, backward=True: empty_pass(backward=False)
-    return rank
+    """``start_worker``, by ranks whose empty passes go forward and not back: the bug that hung others' trainers."""
+    worker = start_worker(*args)
+    empty_pass = worker.step.empty_pass
+    worker.step.empty_pass = lambda *, backward=True: empty_pass(backward=False)
+    return worker

@@ -7,7 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 
+from dapo.algorithms.losses import LossInputs
+from dapo.algorithms.objective import Objective
 from dapo.algorithms.reduction import loss_weights
 from dapo.loop.algorithm import Algorithm
 from dapo.types.batch import Completion, Group, LearnStep, Prompt, Row, Score, TokenTrace
@@ -33,12 +36,13 @@ def make_groups(
     *,
     length: Callable[[np.random.Generator], int] = lambda random: int(random.integers(1, 9)),
     versions: Sequence[int] = (0,),
+    prompt: int = 4,
 ) -> list[Group]:
     """Groups of random tokens whose advantages are random numbers; each token of a random version."""
     random = np.random.default_rng(seed)
     made = []
     for gid in range(groups):
-        prompt = Prompt(f"p{gid}", "", random.integers(3, 78, 4), "", "", "s")
+        asked = Prompt(f"p{gid}", "", random.integers(3, 78, prompt), "", "", "s")
         completions, scores = [], []
         for _ in range(size):
             n = length(random)
@@ -51,7 +55,7 @@ def make_groups(
                 )
             )
             scores.append(Score({"accuracy": 1.0}, float(random.normal())))
-        made.append(Group(gid, prompt, completions, scores))
+        made.append(Group(gid, asked, completions, scores))
     return made
 
 
@@ -92,3 +96,31 @@ def learn_step(
     step = LearnStep(minibatches, [rate] * len(minibatches), **{"version": 0, **options})
     learned = learner.learn(step).result()
     return values(learned.stats), learned.traces
+
+
+def with_extra(rows: Sequence[Row], seed: int = 0) -> list[Row]:
+    """Give each row a float for each response token, and two small integers for each token of prompt and response."""
+    random = np.random.default_rng(seed)
+    return [
+        replace(
+            row,
+            extra={
+                "scale": random.random(len(row.token_ids), dtype=np.float32),
+                "wide": random.integers(1, 9, (len(row.prompt_ids) + len(row.token_ids), 2), dtype=np.int16),
+            },
+        )
+        for row in rows
+    ]
+
+
+def _scaled(inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    wide = inputs.extra["wide"]
+    assert wide.dtype == torch.int16
+    assert wide.shape == (len(inputs.logprobs), 2)
+    scale = inputs.extra["scale"] * wide[:, 0] / wide[:, 1]
+    flags = {"odd": wide[:, 0] % 2 == 1}
+    return -(inputs.logprobs - inputs.old_logprobs).exp() * inputs.advantages * scale, flags
+
+
+SCALED = Objective(_scaled, reads={"scale": "response", "wide": "sequence"}, zero_advantage_is_free=True)
+"""A loss in which every token counts by its extra arrays."""

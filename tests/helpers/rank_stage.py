@@ -14,9 +14,10 @@ from inline_transport import InlineTransport
 
 from dapo.algorithms.objective import Objective, clip_objective
 from dapo.config import schema
-from dapo.learner.group import LearnerGroup
-from dapo.learner.rank import RankPlace, make_rank
+from dapo.learner.driver import LearnerDriver
+from dapo.learner.hosts import LearnerHosts
 from dapo.learner.sharding import Shape
+from dapo.learner.worker import RankPlace, make_worker
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
 
@@ -42,7 +43,7 @@ class RankStage:
 
     def make(self, number: int, model: dict, learner: dict, objective: str, shape: Shape, reference=None) -> None:
         place = RankPlace(self.rank, shape, "", 120.0)
-        self.held[number] = make_rank(
+        self.held[number] = make_worker(
             place,
             schema.Model(**model),
             schema.Learner(**learner),
@@ -113,9 +114,8 @@ class Stage:
         self.all("make", number, model, settings, objective, shape or Shape(self.ranks), reference)
         staged = Staged(self.transport, self.hosts, number)
         specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
-        group = LearnerGroup(
-            staged, specs, schema.Learner(**settings), self.folder / f"weights-{number}", asynchronous=asynchronous
-        )
+        hosts = LearnerHosts(staged, specs, schema.Learner(**settings).timeout)
+        group = LearnerDriver(hosts, self.folder / f"weights-{number}", asynchronous=asynchronous)
         group.number = number
         return group
 

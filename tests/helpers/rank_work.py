@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from learner_here import LearnerHere
 from learner_rows import make_algorithm, make_groups, rows_of
 from torch.distributed.tensor import DTensor
 
-from dapo.algorithms.objective import clip_objective
+from dapo.algorithms.objective import clip_objective, with_terms
 from dapo.config import schema
-from dapo.learner.local import LocalLearner
 from dapo.learner.plan import plan_step
-from dapo.learner.rank import RankPlace, make_rank
 from dapo.learner.sharding import Shape
+from dapo.learner.worker import RankPlace, make_worker
 from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.slices import own_part, own_slice
@@ -27,11 +27,20 @@ CASES = {
     "uneven": {"groups": 4, "size": 4},
     "a rank without rows": {"groups": 1, "size": 1},
     "one group larger than a share": {"groups": 1, "size": 7},
+    "long prompts": {"groups": 3, "size": 4, "prompt": 40},
+}
+OBJECTIVES = {
+    "token": clip_objective(low=0.2, high=0.28),
+    "sequence": clip_objective(low=3e-4, high=4e-4, ratio="sequence"),
+    "entropy": with_terms(clip_objective(low=0.2, high=0.28), entropy=True),
 }
 
 
-def step_of(case: str, minibatches: int = 1) -> LearnStep:
-    """Rows of uneven lengths; of every minibatch one group has no advantage, and only reports."""
+def step_of(case: str, minibatches: int = 1, epochs: int = 1) -> LearnStep:
+    """Rows of uneven lengths; of every minibatch one group has no advantage, and only reports.
+
+    Each of several epochs takes its minibatches from other groups, and ratios run against the learner's own values.
+    """
     parts = []
     for number in range(minibatches):
         groups = make_groups(number, **CASES[case], length=lambda random: int(random.integers(1, 16)))
@@ -39,24 +48,34 @@ def step_of(case: str, minibatches: int = 1) -> LearnStep:
         if len(groups) > 1:
             rows = [replace(row, advantage=0.0) if row.group == 1 else row for row in rows]
         parts.append([replace(row, group=row.group + 10 * number) for row in rows])
-    return LearnStep(parts, [1e-2] * minibatches, 0)
+    if epochs == 1:
+        return LearnStep(parts, [1e-2] * minibatches, 0, entropy_coefficient=0.01)
+    rows = [row for part in parts for row in part]
+    for epoch in range(1, epochs):
+        parts += [[r for r in rows if (r.group + r.group // 10 * epoch) % minibatches == n] for n in range(minibatches)]
+    return LearnStep(parts, [1e-2] * len(parts), 0, "learner", epochs=epochs)
 
 
 @contextmanager
 def norms_as_wide_as_the_model() -> Iterator[None]:
     """transformers' norms compute in float32 whatever the model's type, which would hide everything below 1e-7.
 
-    Only for as long as a case runs: one rank may live in the process of the tests, and others follow there.
+    The fast kernel of experts refuses float64, so experts are computed one by one. Only for as long as a case runs: one
+    rank may live in the process of the tests, and others follow there.
     """
+    from transformers import PreTrainedModel
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
     def forward(self, hidden):
         wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * wide.to(hidden.dtype)
 
-    usual = [(kind, kind.forward) for kind in (LlamaRMSNorm, Qwen3RMSNorm)]
+    usual = [(kind, kind.forward) for kind in (LlamaRMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)]
+    experts = PreTrainedModel.get_correct_experts_implementation
+    PreTrainedModel.get_correct_experts_implementation = lambda model, requested: "eager"
     for kind, _ in usual:
         kind.forward = forward
     try:
@@ -64,6 +83,7 @@ def norms_as_wide_as_the_model() -> Iterator[None]:
     finally:
         for kind, own in usual:
             kind.forward = own
+        PreTrainedModel.get_correct_experts_implementation = experts
 
 
 def model(folder, dtype: str, **options) -> schema.Model:
@@ -88,15 +108,28 @@ def settings() -> schema.Learner:
 
 
 @norms_as_wide_as_the_model()
-def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, before=None, start=None, **options):
+def sharded(
+    stage,
+    folder,
+    dtype,
+    shape: Shape,
+    case: str,
+    *,
+    minibatches=2,
+    epochs=1,
+    before=None,
+    start=None,
+    objective="token",
+    **options,
+):
     """In a rank's process: statistics, and rank 0's view of gradients of the first minibatch and final weights."""
     place = RankPlace(stage.rank, shape, "", 120.0)
-    rank = make_rank(
+    rank = make_worker(
         place,
         model(folder, dtype, **options),
         settings(),
         0.9,
-        clip_objective(low=0.2, high=0.28),
+        OBJECTIVES[objective],
         device=torch.device("cpu"),
     )
     if before is not None:
@@ -114,23 +147,26 @@ def sharded(stage, folder, dtype, shape: Shape, case: str, *, minibatches=2, bef
         return update(rate)
 
     rank.step.optimizer.step = watched
-    plan = plan_step(step_of(case, minibatches), LIMIT, ranks=shape.ranks)[stage.rank]
+    units = shape.ranks // shape.context_parallel
+    free = OBJECTIVES[objective].zero_advantage_is_free
+    plans = plan_step(step_of(case, minibatches, epochs), LIMIT, ranks=units, zero_advantage_is_free=free)
+    plan = plans[stage.rank // shape.context_parallel]
     stats, _ = rank.learn(plan)
     weights = {name: whole(parameter) for name, parameter in rank.loaded.model.named_parameters()}
     return stats, gradients, weights
 
 
 @norms_as_wide_as_the_model()
-def alone(folder, dtype, case: str, *, minibatches=2, frozen=(), start=None, **options):
+def alone(folder, dtype, case: str, *, minibatches=2, epochs=1, frozen=(), start=None, objective="token", **options):
     """The same in this process."""
     loaded = load_model(folder, dtype=getattr(torch, dtype), device="cpu", attention_mode="packed", **options)
     for name, parameter in loaded.model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and not any(part in name for part in frozen))
     if start is not None:
         start(loaded.model)
-    learner = LocalLearner(loaded, clip_objective(low=0.2, high=0.28), settings(), 0.9)
+    learner = LearnerHere(loaded, OBJECTIVES[objective], settings(), 0.9)
     gradients = {}
-    optimizer = learner.rank.optimizer
+    optimizer = learner.step.optimizer
     update = optimizer.step
 
     def watched(rate):
@@ -139,7 +175,7 @@ def alone(folder, dtype, case: str, *, minibatches=2, frozen=(), start=None, **o
         return update(rate)
 
     optimizer.step = watched
-    stats = learner.learn(step_of(case, minibatches)).result().stats
+    stats = learner.learn(step_of(case, minibatches, epochs)).result().stats
     weights = {name: parameter.detach().clone() for name, parameter in loaded.model.named_parameters()} | {
         name: master.detach().clone() for name, master in optimizer.masters.items()
     }

@@ -6,12 +6,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import TextIO
 
 from ray_processes import command_of, descendants
 
-from dapo.processes.guarded import start_guarded
+from dapo.processes.guarded import GuardedProcess
 
 CPUS = len(os.sched_getaffinity(0))
 """Of each machine, as Ray counts them: a bundle of so many takes all of it."""
@@ -22,14 +21,13 @@ _NODE = "from ray.scripts.scripts import main; main()"
 class Machine:
     """One that has joined a cluster."""
 
-    guard: Popen[bytes]
-    lifeline: int
+    guarded: GuardedProcess
     said: TextIO
 
     @property
     def processes(self) -> list[int]:
         """All that run on it."""
-        return descendants(self.guard.pid)
+        return descendants(self.guarded.pid)
 
     @property
     def raylet(self) -> int:
@@ -38,8 +36,10 @@ class Machine:
 
     def close(self) -> None:
         """End all of it."""
-        os.close(self.lifeline)
-        self.guard.wait()
+        self.guarded.kill()
+        while self.guarded.exit_code(60) is None:
+            pass
+        self.guarded.connection.close()
         self.said.close()
 
 
@@ -49,12 +49,11 @@ def join(address: str) -> Machine:
     command = ["start", f"--address={address}", f"--num-cpus={CPUS}", "--block", "--disable-usage-stats"]
     while True:
         reading, writing = os.pipe()
-        guard, connection, lifeline = start_guarded(
+        guarded = GuardedProcess(
             lambda _: [sys.executable, "-u", "-c", _NODE, *command], writing, {"RAY_worker_niceness": "0"}
         )
-        connection.close()
         os.close(writing)
-        machine = Machine(guard, lifeline, os.fdopen(reading, encoding="utf-8"))
+        machine = Machine(guarded, os.fdopen(reading, encoding="utf-8"))
         if any("Ray runtime started" in line for line in machine.said):
             return machine
         machine.close()

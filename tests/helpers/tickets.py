@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo.models.weights import WeightFolder, model_tensors, offer
+from dapo.models.weights import WeightFolder, model_tensors, offer, write_weights
 from dapo.types.batch import Ticket
 
 _kept = []  # an offered model lives as long as somebody holds it
@@ -34,5 +34,6 @@ def to_tensors(version, tensors) -> Ticket:
 
 def in_folder(version, tensors, folder) -> Ticket:
     """By route ``folder``."""
-    tensors = dict(tensors)
-    return Ticket(version, "folder", str(WeightFolder(Path(folder)).write(version, tensors.items())), tuple(tensors))
+    tensors, own = dict(tensors), WeightFolder(Path(folder)).new(version)
+    write_weights(own, tensors.items())
+    return Ticket(version, "folder", str(own), tuple(tensors))

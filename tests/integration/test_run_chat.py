@@ -29,12 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    - {task: signed_sum, name: other, seed: 5, size: 16, weight: 1}\n"
         "  curriculum: {window: 2, raise_at: 0.01, lower_at: 0.001}\n"
         "  chat_template: own.jinja\n  chat_template_kwargs: {final: true}\n  response_prefix: ' +8 +1'\n"
-        "  thinking: {enabled: true, open: '+8', close: '-9'}\n"
+        "  thinking: {enabled: true, open: '+8', close: '-9', budget: 4}\n"
         "  few_shot: [{problem: '1 =', response: '=1'}]\n",
     )
-    recipe.write_text(
-        text.replace("max_response_tokens: 24", "max_response_tokens: 24, stop: ['7 ', '+9'], thinking_budget: 4")
-    )
+    recipe.write_text(text.replace("max_response_tokens: 24", "max_response_tokens: 24, stop: ['7 ', '+9']"))
     return folder
 
 

@@ -85,7 +85,7 @@ def test_the_overview_agrees_with_the_files_and_writes_nothing(run):
 
 def test_a_run_that_stopped_is_explained(tmp_path):
     recipe = write_recipe(tmp_path)
-    hard = ["rewards.0.pattern=never to be met", "algorithm.dynamic_sampling.max_groups=3"]
+    hard = ["rewards.0.pattern=never to be met", "algorithm.dynamic_sampling.cap.groups=3"]
     stopped = dapo("train", recipe, *hard, expect=1)
     assert "all wrong" in stopped.stderr
     text = " ".join(dapo("data", tmp_path / "run").stdout.split())

@@ -21,7 +21,6 @@ from dapo.observe.rollouts import read_rollouts
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
-    "docs/tutorial.md",
     "docs/python.md",
     "docs/extending.md",
     "docs/configuration.md",
@@ -43,7 +42,7 @@ def block(page: str, language: str, number: int = 0) -> str:
 def test_every_shown_training_command_has_a_valid_recipe(monkeypatch):
     monkeypatch.chdir(ROOT)
     shown = [c for page in PAGES for c in commands(page) if c[:1] in (["train"], ["check"]) and c[1] == "quickstart"]
-    assert len(shown) >= 3
+    assert len(shown) >= 2
     for _, recipe, *overrides in shown:
         if any("epsilon" in o or "mine:" in o for o in overrides):
             continue  # shown because it is refused; or names the reader's own function
@@ -137,8 +136,27 @@ def test_the_example_of_two_stages_trains(tmp_path, monkeypatch, capsys):
     assert (names["imitated"].path / "export/config.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("game", "turns in an episode: "), ("calculator", "calls of the tool: "), ("stateful_environment", "height: ")],
+)
+def test_an_example_with_an_environment_trains(name, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program = (ROOT / f"examples/{name}.py").read_text().replace("steps: int = 80", "steps: int = 1")
+    program = program.replace('"trainer": {"steps": 10}', '"trainer": {"steps": 1}').replace(
+        '"steps": 20}', '"steps": 1}'
+    )
+    program = program.replace('"size": 60', '"size": 4').replace('"prompts_per_step": 8', '"prompts_per_step": 2')
+    names: dict[str, Any] = {"__name__": "__main__"}
+    monkeypatch.setattr("sys.argv", ["example"])
+    exec(program, names)
+    assert names["run"].finished
+    assert said in capsys.readouterr().out
+    assert any(row["turns"] for row in names["run"].rollouts())
+
+
 def test_every_example_is_tested():
-    tested = {"reward", "loss", "lora", "sft_then_dapo"}
+    tested = {"reward", "loss", "lora", "sft_then_dapo", "game", "calculator", "stateful_environment"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
@@ -219,7 +237,7 @@ def test_a_batch_that_cannot_fill_stops_with_its_state_saved_and_goes_on_with_ot
     assert (run / "checkpoints" / "step_000000").is_dir()
     evidence = read_rollouts(run / "stopped" / "step_000001.parquet").to_pylist()
     assert {row["verdict"] for row in evidence} == {"all_wrong"}
-    partial = ["algorithm.dynamic_sampling.on_cap=fill", "algorithm.dynamic_sampling.max_groups=2", "trainer.steps=2"]
+    partial = ["algorithm.dynamic_sampling.cap.then=fill", "algorithm.dynamic_sampling.cap.groups=2", "trainer.steps=2"]
     dapo("train", "--resume", run, *partial)
     rows = read_metrics(run / "metrics.jsonl")
     assert [row["groups/filled"] for row in rows] == [4, 4]
@@ -238,8 +256,8 @@ def test_a_verifier_that_always_fails_is_told_at_once_and_stops_the_run(tmp_path
 
 def test_a_stop_in_the_first_step_and_a_resume_leave_one_line_a_step(tmp_path):
     recipe = write_recipe(tmp_path)
-    dapo("train", recipe, "algorithm.dynamic_sampling.max_groups=1", "trainer.steps=1", expect=1)
-    dapo("train", "--resume", tmp_path / "run", "algorithm.dynamic_sampling.max_groups=50")
+    dapo("train", recipe, "algorithm.dynamic_sampling.cap.groups=1", "trainer.steps=1", expect=1)
+    dapo("train", "--resume", tmp_path / "run", "algorithm.dynamic_sampling.cap.groups=50")
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
 
 
@@ -259,21 +277,6 @@ def test_a_refused_start_leaves_its_place_free(tmp_path):
     assert not (tmp_path / "run").exists()
     dapo("train", recipe, f"model.path={tmp_path}", expect=2)  # a folder without a model
     assert not (tmp_path / "run").exists()
-
-
-def test_the_code_of_the_tutorial_runs(tmp_path, capsys):
-    dapo("train", write_recipe(tmp_path), "trainer.steps=1", "validation.every=0")
-    shown = block("docs/tutorial.md", "python").replace("runs/first", str(tmp_path / "run")).replace("000012", "000001")
-    exec(shown, {})
-    assert "'disposition': 'trained'" in capsys.readouterr().out
-
-
-def test_the_function_of_the_tutorial_trains(tmp_path):
-    (tmp_path / "mine.py").write_text(block("docs/tutorial.md", "python", 1))
-    ((_, _, *named), *_) = [c for c in commands("docs/tutorial.md") if c[0] == "check" and c[2:]]
-    recipe = write_recipe(tmp_path)
-    assert "advantage mine:advantage: right " in dapo("check", recipe, *named, cwd=tmp_path).stdout
-    dapo("train", recipe, *named, "trainer.steps=1", "validation.every=0", cwd=tmp_path)
 
 
 def test_bad_input_is_refused_with_exit_code_2(tmp_path):

@@ -17,7 +17,7 @@ ROUND = 5  # batch_multiplier
 def steps(tmp_path_factory):
     """Each step's metrics, with the rows of its rollouts."""
     folder = tmp_path_factory.mktemp("rounds")
-    sampling = f"oversample: {ROUND}, surplus: discard, unfinished: drain, max_groups: 60"
+    sampling = f"oversample: {ROUND}, surplus: discard, unfinished: drain, cap: {{groups: 60}}"
     recipe = write_recipe(folder)
     recipe.write_text(recipe.read_text().replace("algorithm: {", f"algorithm: {{dynamic_sampling: {{{sampling}}}, ", 1))
     dapo("train", recipe, "trainer.steps=2", "validation.every=0", "checkpoint.every=0")

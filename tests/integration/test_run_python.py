@@ -13,7 +13,7 @@ import torch
 
 import dapo
 from dapo.errors import LearnerLost, RecipeError
-from dapo.learner.local import LocalLearner
+from dapo.learner.driver import LearnerDriver
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import without_clock
 
@@ -175,7 +175,7 @@ def test_settings_change_between_steps_where_they_may(world):
 
 def test_a_change_outlives_a_learner_that_is_lost(world, monkeypatch):
     """Steps behind the checkpoint are done again, with the settings that the run has by now."""
-    learn, lost = LocalLearner.learn, []
+    learn, lost = LearnerDriver.learn, []
 
     def fails(learner, step):
         if step.version == 2 and not lost:
@@ -183,7 +183,7 @@ def test_a_change_outlives_a_learner_that_is_lost(world, monkeypatch):
             raise LearnerLost("its process is gone")
         return learn(learner, step)
 
-    monkeypatch.setattr(LocalLearner, "learn", fails)
+    monkeypatch.setattr(LearnerDriver, "learn", fails)
     given = settings(world.folder, "lost", rewards="math", **{"checkpoint.every": 1, "learner.warmup": 0})
     with dapo.Trainer(**given) as trainer:
         next(trainer)
@@ -237,7 +237,7 @@ def test_a_check_is_what_the_command_prints(world, capsys):
 
 def test_a_program_may_change_its_working_directory(world, tmp_path, monkeypatch, capsys):
     """In a callback, in the first step: everything goes on where it began, also what is read again after a loss."""
-    learn, lost = LocalLearner.learn, []
+    learn, lost = LearnerDriver.learn, []
 
     def fails(learner, step):
         if step.version == 2 and not lost:
@@ -252,7 +252,7 @@ def test_a_program_may_change_its_working_directory(world, tmp_path, monkeypatch
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
     elsewhere.mkdir()
-    monkeypatch.setattr(LocalLearner, "learn", fails)
+    monkeypatch.setattr(LearnerDriver, "learn", fails)
     monkeypatch.chdir(home)
     (home / "model").symlink_to(world.folder / "model")
     own = {"model": "model", "run": {"dir": "runs", "name": "moved"}, "checkpoint": {"every": 1, "dir": "saved"}}

@@ -25,7 +25,7 @@ data:
   validation: [{{task: signed_sum, name: held_out, seed: 2, size: 6, options: {{max_terms: 3}}}}]
 rewards: [{{name: accuracy, kind: regex, pattern: '=1'}}]
 rollout: {{prompts_per_step: 4, group_size: 4, max_response_tokens: 16}}
-algorithm: {{overlong_filtering: false, dynamic_sampling: {{max_groups: 40}}}}
+algorithm: {{overlong_filtering: false, dynamic_sampling: {{cap: {{groups: 40}}}}}}
 learner: {{learning_rate: 1.0e-3}}
 sft:
   train: [{{path: {folder}/examples.jsonl}}]
@@ -44,7 +44,8 @@ logging: {{console: plain}}
 
 
 def weights(run, step):
-    return load_file(next((run / "checkpoints" / f"step_{step:06d}" / "learner").glob("*model*.safetensors")))
+    (file,) = (run / "checkpoints" / f"step_{step:06d}" / "learner").glob("*.safetensors")
+    return {n.removeprefix("model/"): tensor for n, tensor in load_file(file).items() if n.startswith("model/")}
 
 
 def rows(run):

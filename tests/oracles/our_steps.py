@@ -25,7 +25,7 @@ from dapo.config.load import recipe_from_dict
 from dapo.observe.console import Console
 from dapo.run.given import Given
 from dapo.run.parts import make_model
-from dapo.run.session import Session
+from dapo.run.reinforcement import reward_session
 from dapo.types.batch import SampleEvent, Score
 from dapo.types.enums import FinishReason
 
@@ -154,7 +154,7 @@ def cheaply(model: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dapo.config.load.to_yaml", lambda *_: "")
         patch.setattr("dapo.config.load.dump_resolved", lambda *_: "")
-        patch.setattr("dapo.run.session.make_model", lambda *_: deepcopy(loaded))
+        patch.setattr("dapo.run.reinforcement.make_model", lambda *_: deepcopy(loaded))
         yield
 
 
@@ -169,12 +169,12 @@ def answer(ours: dict[str, Any], factor: float, model: Path, rollouts: list[list
     given = Given(engine=lambda context: Playback(groups, context.model), scorer=Recorded(groups, factor))
     listener = Listener()
     with Console("quiet") as console:
-        session = Session.make(recipe, console, given=given)
+        session = reward_session(recipe, console, given=given)
         try:
             assert session.trainer(listener, CheckpointStore(folder / "checkpoints")).run()
         finally:
             session.close()
-    return _found(listener.rows, session.engine.published)
+    return _found(listener.rows, session.parts.engine.published)
 
 
 def train(ours: dict[str, Any], factor: float, model: Path, rollouts: list[list[dict]], folder: Path) -> dict:
@@ -208,7 +208,10 @@ def imitate(ours: dict[str, Any], model: Path, folder: Path) -> dict:
     )
     assert run.finished
     saved = [run.path / "checkpoints" / f"step_{step:06d}" / "learner" for step in run.checkpoints]
-    weights = [load_file(place / "model.safetensors") for place in (model, *saved)]
+    weights = [load_file(model / "model.safetensors")]
+    for place in saved:
+        tensors = load_file(place / "rank-00000-of-00001.safetensors")
+        weights.append({n.removeprefix("model/"): value for n, value in tensors.items() if n.startswith("model/")})
     return _found(run.metrics, [{name: value.astype(np.float64) for name, value in w.items()} for w in weights])
 
 

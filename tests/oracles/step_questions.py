@@ -102,13 +102,13 @@ _TRL_STEPS = (
     _trl("grpo, KL", _GRPO | _KL, _ROWS | _OUR_KL, world="uneven"),
     _trl(
         "bnpo", {"loss_type": "bnpo"},
-        {REDUCTION: "micro_batch_mean", "algorithm.loss.micro_batch_sequences": 4,
-         "algorithm.loss.micro_batch_weighted": False}, world="uneven",
+        {REDUCTION: "micro_batch_mean", "algorithm.loss.reduction.sequences": 4,
+         "algorithm.loss.reduction.weighted": False}, world="uneven",
     ),
     _trl("dr_grpo", _DR_THEIRS, _DR_OURS, world="uneven"),
     _trl(
         "cispo", {"loss_type": "cispo", "epsilon_high": 1.2},
-        {"algorithm.loss.kind": "cispo", "algorithm.loss.cispo_cap": 1.2},
+        {"algorithm.loss.kind": "cispo", "algorithm.loss.cap": 1.2},
     ),
     _trl(
         "gspo", _GRPO | {"importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.04},
@@ -233,7 +233,7 @@ _VERL_STEPS = (
                "loss_agg_mode": "seq-mean-token-mean"},
     ),
     _verl(
-        "cispo", {"algorithm.loss.kind": "cispo", "algorithm.loss.cispo_cap": 1.2, "algorithm.loss.cispo_floor": 0.8,
+        "cispo", {"algorithm.loss.kind": "cispo", "algorithm.loss.cap": 1.2, "algorithm.loss.floor": 0.8,
          "algorithm.clip.dual": None},
         actor={"policy_loss": {"loss_mode": "cispo"}, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2}, world="uneven",
     ),

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.algorithms.advantages import decoupled_advantages, group_advantages
+from dapo.algorithms.advantages import group_advantages
 from dapo.algorithms.correction import importance_correction
-from dapo.algorithms.covariance import covariance_marks
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.kl import kl_estimate
-from dapo.algorithms.losses import LossInputs, cispo_loss, clip_cov_loss, clipped_loss, kl_cov_loss, sapo_loss
+from dapo.algorithms.losses import LossInputs, clipped_loss
 from dapo.algorithms.objective import clip_objective, with_terms
 from dapo.algorithms.ratio import log_ratio
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import soft_overlong_punishment
+from dapo.algorithms.variants.cispo import cispo_loss
+from dapo.algorithms.variants.covariance import clip_cov_loss, covariance_marks, kl_cov_loss
+from dapo.algorithms.variants.gdpo import gdpo_advantages
+from dapo.algorithms.variants.sapo import sapo_loss
 from dapo.metrics.tokens import k3
 from dapo.types.enums import Verdict
 
@@ -96,7 +99,7 @@ def answer_named_loss(batch, settings):
         )  # fmt: skip
         marked = torch.tensor(np.stack(marks)).flatten()
         assert 0 < int(marked.sum()) < int(mask.sum())
-    inputs = laid_flat(batch, leaf, mask, marked=marked)
+    inputs = laid_flat(batch, leaf, mask, extra={} if marked is None else {"marked": marked})
     if kind == "sapo":
         loss_T, _ = sapo_loss(inputs, positive=settings["positive"], negative=settings["negative"])
     elif kind == "clip_cov":
@@ -145,7 +148,7 @@ def answer_kl(batch, settings):
 
 def answer_decoupled(_batch, settings):
     parts = [{name: np.array(v)[part] for name, v in settings["rewards"].items()} for part in (slice(4), slice(4, 8))]
-    return np.concatenate(decoupled_advantages(parts, [[True] * 4] * 2, weights=settings["weights"]))
+    return np.concatenate(gdpo_advantages([], [[True] * 4] * 2, parts, weights=settings["weights"]))
 
 
 def answer_overlong(_batch, settings):

@@ -10,8 +10,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
+from dapo.algorithms.losses import LossInputs, clipped_loss
 from dapo.algorithms.reduction import loss_weights
+from dapo.algorithms.variants.cispo import cispo_loss
 
 SPLIT_FREE = ["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant"]
 LOSSES = [

@@ -12,31 +12,36 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from learner_rows import make_algorithm, make_groups, masked, rows_of
+from learner_rows import SCALED, make_algorithm, make_groups, masked, rows_of, with_extra
 
 from dapo.algorithms.correction import importance_correction
-from dapo.algorithms.objective import cispo_objective, clip_objective
+from dapo.algorithms.objective import clip_objective
+from dapo.algorithms.variants.cispo import cispo_objective
 from dapo.config import schema
-from dapo.learner.local import LocalLearner
+from dapo.learner.driver import LearnerDriver
+from dapo.learner.hosts import WorkerHere
+from dapo.learner.worker import Worker
 from dapo.metrics.stats import values
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, Row
+from dapo.types.extra import cut_extra
 
 OBJECTIVES = [
     clip_objective(low=0.2, high=0.28, dual=3.0),
     clip_objective(low=3e-4, high=4e-4, ratio="sequence"),
     cispo_objective(cap=1.1),
+    SCALED,
 ]
 REDUCTIONS = ["token_mean", "prompt_mean", "sequence_mean", "sequence_sum"]
 
 
 @pytest.fixture(scope="module", params=[{}, {"kv_heads": 1, "tied": False}], ids=["llama", "llama-gqa-untied"])
-def learners(tmp_path_factory, request):
-    """Packed and padded learners with equal float64 weights that never move: only gradients are looked at."""
+def workers(tmp_path_factory, request):
+    """Packed and padded workers with equal float64 weights that never move: only gradients are looked at."""
     folder = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, heads=2, ffn=24, **request.param)
     return [
-        LocalLearner(
+        Worker(
             load_model(folder, dtype=torch.float64, attention_mode=mode),
             OBJECTIVES[0],
             schema.Learner(),
@@ -64,20 +69,21 @@ def batches(draw: st.DrawFn) -> list[Row]:
     )
     for group in groups:
         group.completions_G = [replace(c, generated=random.random(len(c)) < 0.8) for c in group.completions_G]
-    return rows_of(groups, make_algorithm(draw(st.sampled_from(REDUCTIONS))))
+    return with_extra(rows_of(groups, make_algorithm(draw(st.sampled_from(REDUCTIONS)))))
 
 
-def gradient_of(learner, rows, objective, tokens, against="learner"):
+def gradient_of(worker, rows, objective, tokens, against="learner"):
     """All gradients as one vector, and the metrics, of a training step whose update is left out."""
-    learner.rank.objective, learner.settings = objective, schema.Learner(microbatch_tokens=tokens)
+    worker.step.objective, worker.settings = objective, schema.Learner(microbatch_tokens=tokens)
+    learner = LearnerDriver(WorkerHere(worker))
     found = []
 
     def step(rate):
-        found.extend(p.grad.flatten() for p in learner.loaded.model.parameters() if p.grad is not None)
-        learner.loaded.model.zero_grad(set_to_none=True)
+        found.extend(p.grad.flatten() for p in worker.loaded.model.parameters() if p.grad is not None)
+        worker.loaded.model.zero_grad(set_to_none=True)
         return 0.0, True
 
-    learner.rank.optimizer.step = step
+    worker.step.optimizer.step = step
     metrics = values(learner.learn(LearnStep([rows], [1.0], 1, against)).result().stats)
     learner.publish(1)
     return (torch.cat(found) if found else torch.zeros(0)), metrics
@@ -92,10 +98,10 @@ def gradient_of(learner, rows, objective, tokens, against="learner"):
     padded=st.booleans(),
     against=st.sampled_from(["sampler", "learner"]),
 )
-def test_gradient_and_metrics_do_not_depend_on_the_layout(learners, rows, objective, tokens, order, padded, against):
-    whole, metrics = gradient_of(learners[0], rows, objective, 10**6, against)
+def test_gradient_and_metrics_do_not_depend_on_the_layout(workers, rows, objective, tokens, order, padded, against):
+    whole, metrics = gradient_of(workers[0], rows, objective, 10**6, against)
     shuffled = order.sample(rows, len(rows))
-    other, other_metrics = gradient_of(learners[padded], shuffled, objective, tokens, against)
+    other, other_metrics = gradient_of(workers[padded], shuffled, objective, tokens, against)
     torch.testing.assert_close(other, whole, rtol=1e-6, atol=1e-6)
     for key in metrics.keys() - {"train/micro_batches", "train/packed_tokens"}:
         np.testing.assert_allclose(other_metrics[key], metrics[key], rtol=1e-5, atol=1e-6, err_msg=key)
@@ -103,11 +109,11 @@ def test_gradient_and_metrics_do_not_depend_on_the_layout(learners, rows, object
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=batches(), objective=st.sampled_from(OBJECTIVES), tokens=st.integers(1, 60), idle=st.integers(1, 3))
-def test_rows_without_advantage_run_forward_only_and_change_nothing(learners, rows, objective, tokens, idle):
+def test_rows_without_advantage_run_forward_only_and_change_nothing(workers, rows, objective, tokens, idle):
     rows = [replace(row, advantage=0.0) if n % idle == 0 else row for n, row in enumerate(rows)]
     careful = replace(objective, zero_advantage_is_free=False)
-    expected, expected_metrics = gradient_of(learners[0], rows, careful, tokens, "sampler")
-    found, metrics = gradient_of(learners[0], rows, objective, tokens, "sampler")
+    expected, expected_metrics = gradient_of(workers[0], rows, careful, tokens, "sampler")
+    found, metrics = gradient_of(workers[0], rows, objective, tokens, "sampler")
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     for key in metrics.keys() - {"train/micro_batches", "train/packed_tokens"}:
         np.testing.assert_allclose(metrics[key], expected_metrics[key], rtol=1e-5, atol=1e-6, err_msg=key)
@@ -115,16 +121,16 @@ def test_rows_without_advantage_run_forward_only_and_change_nothing(learners, ro
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=batches(), objective=st.sampled_from(OBJECTIVES))
-def test_masking_a_row_is_deleting_it(learners, rows, objective):
+def test_masking_a_row_is_deleting_it(workers, rows, objective):
     some = [masked(row) if n % 2 else row for n, row in enumerate(rows)]
-    found, _ = gradient_of(learners[0], some, objective, 10**6)
-    deleted, _ = gradient_of(learners[0], rows[::2], objective, 10**6)
+    found, _ = gradient_of(workers[0], some, objective, 10**6)
+    deleted, _ = gradient_of(workers[0], rows[::2], objective, 10**6)
     torch.testing.assert_close(found, deleted, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=batches(), objective=st.sampled_from(OBJECTIVES))
-def test_masking_trailing_tokens_is_deleting_them(learners, rows, objective):
+def test_masking_trailing_tokens_is_deleting_them(workers, rows, objective):
     kept = [max(1, len(row.token_ids) // 2) for row in rows]
     some = [
         replace(row, loss_mask=row.loss_mask & (np.arange(len(row.token_ids)) < n))
@@ -132,10 +138,12 @@ def test_masking_trailing_tokens_is_deleting_them(learners, rows, objective):
     ]
     short = [
         replace(
-            row, **{name: getattr(row, name)[:n] for name in ("token_ids", "sampler_logprobs", "versions", "loss_mask")}
+            row,
+            extra=cut_extra(row.extra, len(row.token_ids) - n),
+            **{name: getattr(row, name)[:n] for name in ("token_ids", "sampler_logprobs", "versions", "loss_mask")},
         )
         for row, n in zip(rows, kept, strict=True)
     ]
-    found, _ = gradient_of(learners[0], some, objective, 10**6)
-    deleted, _ = gradient_of(learners[0], short, objective, 10**6)
+    found, _ = gradient_of(workers[0], some, objective, 10**6)
+    deleted, _ = gradient_of(workers[0], short, objective, 10**6)
     torch.testing.assert_close(found, deleted, rtol=1e-9, atol=1e-9)

@@ -105,7 +105,7 @@ def assert_each_step_once(run, steps):
 def test_a_job_saves_before_its_time_is_up_is_put_back_and_goes_on(slurm, tmp_path):
     """Slurm's own clock and signal; its second start ends the run. A step trained twice or left out would be seen."""
     steps = 80  # 16 rewards of 0.1 s each: more than the two minutes after which Slurm has asked for sure
-    times = ("slurm.time=3", "slurm.signal_seconds=60")
+    times = ("slurm.options.time=3", "slurm.signal_seconds=60")
     number, output = launch_paced(slurm, tmp_path, f"trainer.steps={steps}", "checkpoint.every=1000", *times)
     saved = []
     with Output(output) as told:
@@ -173,7 +173,7 @@ def test_two_machines_are_a_ray_cluster_of_the_job(slurm, tmp_path):
         tmp_path,
         recipe,
         "slurm.nodes=2",
-        "slurm.cpus_per_node=1",
+        "slurm.options.cpus-per-task=1",
         "learner.ranks=2",
         "rollout.engines=2",
         "trainer.steps=2",

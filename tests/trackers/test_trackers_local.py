@@ -51,7 +51,8 @@ def folder(tmp_path_factory):
         pytest.skip(f"none of {', '.join(NAMES)} is installed here: make test-trackers installs them")
     folder = tmp_path_factory.mktemp("trackers")
     recipe = write_recipe(folder)
-    asked = [f"logging.trackers=[{','.join(THERE)}]", "logging.project=sums"]
+    named = [kind if kind == "tensorboard" else f"{{kind: {kind}, project: sums}}" for kind in THERE]
+    asked = [f"logging.trackers=[{', '.join(named)}]"]
     began = typed(folder, "train", recipe, "trainer.steps=3", *asked)
     went_on = typed(folder, "train", "--resume", folder / "run", "trainer.steps=5")
     for name in THERE:

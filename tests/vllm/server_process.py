@@ -1,4 +1,4 @@
-"""A vLLM server in a process group of its own, started as docs/engines.md says."""
+"""A vLLM server in a process group of its own, started as docs/vllm_server.md says."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dapo.config.load import load_recipe
 from dapo.errors import EngineError
 from dapo.observe.console import Console
 from dapo.observe.metrics import read_metrics
-from dapo.run.session import Session
+from dapo.run.reinforcement import reward_session
 from dapo.run.train import resume, train
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
@@ -115,11 +115,11 @@ def test_an_update_that_stops_arriving_is_caught_during_the_run(tmp_path, monkey
 def test_weights_go_through_a_folder_where_there_are_several_workers(tmp_path):
     """The route of tensor parallelism, with one worker: two would take half a minute to start."""
     loaded = small(tmp_path)
-    session = Session.make(loaded.recipe, Console("quiet"))
+    session = reward_session(loaded.recipe, Console("quiet"))
     try:
-        session.engine._many_workers = True
+        session.parts.engine._many_workers = True
         learner = session.learner()
-        session.engine.load(learner.publish(0))
-        assert session.sync_check(learner)(0)["train/sync_gap"] < 1e-4
+        session.parts.engine.load(learner.publish(0))
+        assert session.parts.sync_check(learner)(0)["train/sync_gap"] < 1e-4
     finally:
         session.close()

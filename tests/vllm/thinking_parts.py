@@ -39,11 +39,14 @@ def check_thinking(engine, loaded, version, close):
     check_rows(found)
 
 
+THINKING = {"enabled": True, "open": OPEN, "close": CLOSE, "budget": BUDGET, "end": FORCED}
+
+
 def texts_of(loaded):
     recipe = {
         "model": {"path": loaded.name},
-        "data": {"train": [{"task": "signed_sum"}], "thinking": {"enabled": True, "open": OPEN, "close": CLOSE}},
-        "rollout": {"thinking_budget": BUDGET, "thinking_end": FORCED, "max_response_tokens": LIMIT},
+        "data": {"train": [{"task": "signed_sum"}], "thinking": THINKING},
+        "rollout": {"max_response_tokens": LIMIT},
     }
     return make_texts(recipe_from_dict(recipe).recipe, loaded.tokenizer)
 

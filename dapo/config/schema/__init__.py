@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from dapo.config.schema.algorithm import (
-    Advantage,
     Algorithm,
     Clip,
-    Correction,
     DynamicSampling,
     EntropyControl,
-    Loss,
     OverlongPunishment,
     Reference,
     RewardScaling,
+    Selection,
 )
-from dapo.config.schema.data import Curriculum, Data, DataSource, Reward, Sft, SftSource, Shot, Thinking
+from dapo.config.schema.data import (
+    Curriculum,
+    Data,
+    DataSource,
+    Reward,
+    Sandbox,
+    Sft,
+    SftSource,
+    Shot,
+    Thinking,
+    TrainSource,
+)
+from dapo.config.schema.environment import Environment
 from dapo.config.schema.launch import Cluster, Launch, Slurm
 from dapo.config.schema.learner import Learner, Lora, Model
 from dapo.config.schema.rollout import Embedded, Rollout, Server, Vllm
-from dapo.config.schema.run import Checkpoint, EarlyStop, Logging, Run, Trainer, Validation
-from dapo.config.section import Section
+from dapo.config.schema.run import Checkpoint, EarlyStop, Logging, Run, TrackerSettings, Trainer, Validation
+from dapo.config.section import FIXED, Hook, Section
 
 __all__ = [
-    "Advantage",
     "Algorithm",
     "Checkpoint",
     "Clip",
     "Cluster",
-    "Correction",
     "Curriculum",
     "Data",
     "DataSource",
@@ -39,11 +47,11 @@ __all__ = [
     "EarlyStop",
     "Embedded",
     "EntropyControl",
+    "Environment",
     "Launch",
     "Learner",
     "Logging",
     "Lora",
-    "Loss",
     "Model",
     "OverlongPunishment",
     "Recipe",
@@ -52,12 +60,16 @@ __all__ = [
     "RewardScaling",
     "Rollout",
     "Run",
+    "Sandbox",
+    "Selection",
     "Server",
     "Sft",
     "SftSource",
     "Shot",
     "Slurm",
     "Thinking",
+    "TrackerSettings",
+    "TrainSource",
     "Trainer",
     "Validation",
     "Vllm",
@@ -65,22 +77,25 @@ __all__ = [
 
 
 class Recipe(Section):
-    preset: Literal[
-        "dapo",
-        "dapo-paper",
-        "dapo-verl",
-        "grpo",
-        "grpo-paper",
-        "grpo-trl",
-        "grpo-verl",
-        "dr-grpo",
-        "gspo",
-        "cispo",
-        "sapo",
-        "clip-cov",
-        "kl-cov",
-        "gdpo",
-        "scalerl-loss",
+    preset: Annotated[
+        Literal[
+            "dapo",
+            "dapo-paper",
+            "dapo-verl",
+            "grpo",
+            "grpo-paper",
+            "grpo-trl",
+            "grpo-verl",
+            "dr-grpo",
+            "gspo",
+            "cispo",
+            "sapo",
+            "clip-cov",
+            "kl-cov",
+            "gdpo",
+            "scalerl-loss",
+        ],
+        FIXED,
     ] = "dapo"
     """Named starting point; what the file sets lies on top."""
     run: Run = Run()
@@ -91,8 +106,15 @@ class Recipe(Section):
     """What it is trained on."""
     rewards: list[Reward] = Field(default_factory=lambda: [Reward()], min_length=1)
     """How responses are scored."""
+    scorer: Hook | None = None
+    """Your own scorer instead of ``rewards``, ``package.module:Class``, called with the run's context
+    (docs/extending.md)."""
+    sandbox: Sandbox = Sandbox()
+    """What runs programs that the model wrote."""
     rollout: Rollout = Rollout()
     """How responses are made."""
+    environment: Environment = Environment()
+    """Who answers the model between its turns."""
     algorithm: Algorithm = Algorithm()
     """DAPO and its relatives."""
     learner: Learner = Learner()

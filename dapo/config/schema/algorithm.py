@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import LARGE, Above, Factor, Hook, Pair, Positive, Section, Signed, Whole
+from dapo.config.schema.kinds import Advantage, Auto, ClippedLoss, Correction, GroupAdvantage, Loss
+from dapo.config.section import FREE, LARGE, Above, Factor, Hook, Pair, Positive, Section, Signed, Whole
 
 
 class Clip(Section):
@@ -18,50 +19,57 @@ class Clip(Section):
     """Dual clip c: with a negative advantage the loss is at most -A c. Not in the paper; 10 in its scripts."""
 
 
-class Loss(Section):
-    kind: Literal["clip", "cispo", "sapo", "clip_cov", "kl_cov"] | Hook = "clip"
-    """``clip`` (DAPO, GRPO, GSPO), ``cispo``, ``sapo``, ``clip_cov``, ``kl_cov``, or ``package.module:function``."""
-    ratio: Literal["token", "sequence"] = "token"
-    """``sequence``: GSPO's ratio, with clip bounds near 3e-4 / 4e-4 and reduction sequence_mean (preset ``gspo``)."""
-    reduction: Literal["token_mean", "prompt_mean", "sequence_mean", "sequence_sum", "constant", "micro_batch_mean"] = (
-        "token_mean"
-    )
-    """How token losses become one number; see docs/algorithm.md."""
-    constant_length: Positive | None = None
-    """For ``constant``: the fixed length; None: ``rollout.max_response_tokens``."""
-    micro_batch_sequences: Positive | None = None
-    """For ``micro_batch_mean``: sequences per micro-batch."""
-    micro_batch_weighted: bool = True
-    """For ``micro_batch_mean``: weight micro-batches by their number of sequences (verl <= 0.6) or not (bnpo)."""
-    cispo_cap: Above = 5.0
-    """For ``cispo``: absolute upper bound of the ratio."""
-    cispo_floor: Factor | None = None
-    """For ``cispo``: lower bound of the ratio."""
-    sapo_positive: Above = 1.0
-    """For ``sapo``: steepness of the gate where the advantage is above 0."""
-    sapo_negative: Above = 1.05
-    """For ``sapo``: steepness of the gate elsewhere."""
-    cov_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
-    """For ``clip_cov`` and ``kl_cov``: share of the tokens with loss that are treated apart, one at least."""
-    cov_above: Signed = 1.0
-    """For ``clip_cov``: only tokens with a covariance above it."""
-    cov_below: Signed = 5.0
-    """For ``clip_cov``: and below it."""
-    cov_coefficient: Above = 1.0
-    """For ``kl_cov``: of the penalty on these tokens."""
+class Replace(Section):
+    min_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """Copies are made once more than this share of P is kept; until then prompts are added."""
 
 
-class Advantage(Section):
-    kind: Literal["group", "gdpo"] | Hook = "group"
-    """``group`` (eq. 9 and its variants), ``gdpo`` (each reward by itself), or ``package.module:function``."""
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted."""
-    scale: Literal["group_std", "batch_std", "none"] = "group_std"
-    """What is divided by; ``none`` is Dr. GRPO."""
-    ddof: Literal[0, 1] = 1
-    """Degrees of freedom of the standard deviation."""
-    eps: Factor = 1e-6
-    """Added to the standard deviation."""
+class Cap(Section, resume="free"):
+    groups: Annotated[float, Field(ge=1, le=1e6)] | None = 20.0
+    """Groups that a step may dispatch, in multiples of P. None: no cap (a warning says so)."""
+    tokens: Positive | None = None
+    """After so many generated tokens a step dispatches nothing more; what is under way is finished."""
+    then: Literal["stop", "train_partial", "fill"] = "stop"
+    """At a cap or the end of the data: ``stop`` (state saved, the error names the cause), ``train_partial`` (smaller
+    batch), ``fill`` (top up with rejected groups; their tokens count in N)."""
+
+
+class Retire(Section):
+    at: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Pass rate of its last visit from which a prompt is retired."""
+    review: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Probability that a retired prompt is taken all the same when its turn comes."""
+
+
+class Greso(Section):
+    target: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Share of zero-variance groups aimed at, one third of it all correct, two thirds all wrong."""
+
+
+class Easy(Section):
+    at: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Pass rate of its last visit from which a prompt is easy."""
+    share: Annotated[float, Field(ge=0.01, le=1)]
+    """Probability that an easy prompt is taken when its turn comes."""
+
+
+class Hard(Section):
+    at: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Pass rate of its last visit up to which a prompt is hard."""
+    share: Annotated[float, Field(ge=0.01, le=1)]
+    """Probability that a hard prompt is taken when its turn comes."""
+
+
+class Selection(Section):
+    retire: Retire | None = None
+    """Retire solved prompts, such as ``{at: 1.0}``; null: never."""
+    greso: Greso | None = None
+    """Skip prompts whose groups had no variance, more likely the longer they had none (GRESO, arXiv 2506.02177), such
+    as ``{target: 0.25}``; null: take them."""
+    easy: Easy | None = None
+    """Take easy prompts less often, such as ``{share: 0.25}``; null: as often as others."""
+    hard: Hard | None = None
+    """Take hard prompts less often, such as ``{share: 0.25}``; null: as often as others."""
 
 
 class DynamicSampling(Section):
@@ -69,16 +77,18 @@ class DynamicSampling(Section):
     """``filter``: rejected groups are replaced by new ones until P are kept. ``mask``: zero-variance groups are dropped
     without refill (OLMo, ScaleRL). ``replace``: rejected groups are replaced by copies of kept ones (SkyRL). ``off``:
     every group with two voters trains."""
-    min_replace_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.3
-    """For ``replace``: copies are made once more than this share of P is kept; until then prompts are added."""
     metric: str = "accuracy"
-    """Score the keep decision reads. Accuracy: 0 < correct < G. Any other: max - min > tolerance."""
+    """Score the keep decision reads; ``mixed`` says how."""
+    mixed: Literal["auto", "correct", "spread"] = "auto"
+    """When a group can teach. ``correct``: 0 < correct < G, by ``correct_at``. ``spread``: max - min > ``tolerance``,
+    for scores that are fractions. ``auto``: ``correct`` for an accuracy that is 0 or 1; ``spread`` for other scores,
+    and for an accuracy of ``kind: service`` or of ``kind: code`` with ``partial``."""
     keep: Hook | None = None
     """Your own keep rule, ``package.module:function``."""
     correct_at: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Accuracy from which a response is correct."""
     tolerance: Factor = 1e-6
-    """For metrics other than accuracy."""
+    """For ``spread``: the largest difference of scores that counts as none."""
     band: Pair | None = None
     """Keep only groups whose mean metric lies in [low, high]."""
     oversample: Annotated[float, Field(ge=1, le=1000)] | None = None
@@ -87,13 +97,6 @@ class DynamicSampling(Section):
     lookahead: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Work for the next step that is started early, in multiples of what a step needs, so that slots do not idle while
     the last responses end. Only with ``surplus`` and ``unfinished`` at ``carry``. Fewer decode steps, older tokens."""
-    max_groups: Annotated[float, Field(ge=1, le=1e6)] | None = 20.0
-    """Cap per step: groups dispatched, in multiples of P. None: no cap (a warning says so)."""
-    max_tokens: Positive | None = None
-    """Cap per step: from so many generated tokens on nothing more is dispatched; what is under way is finished."""
-    on_cap: Literal["stop", "train_partial", "fill"] = "stop"
-    """At a cap or the end of the data: ``stop`` (state saved, the error names the cause), ``train_partial`` (smaller
-    batch), ``fill`` (top up with rejected groups; their tokens count in N)."""
     surplus: Literal["carry", "discard"] = "carry"
     """Kept groups beyond P."""
     unfinished: Literal["carry", "drain", "discard"] = "carry"
@@ -105,25 +108,15 @@ class DynamicSampling(Section):
     on_max_age: Literal["wait", "drop"] = "wait"
     """At the age limit: ``wait`` for what is held (drops nothing; at most P x (max_age + 1) groups are held at once),
     or ``drop`` it."""
-    retire_at: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Retire a prompt when the pass rate of its last visit reaches this; None: never."""
-    review_share: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Probability that a retired prompt is taken all the same when its turn comes."""
-    easy_at: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """With ``easy_share``: pass rate of its last visit from which a prompt is easy."""
-    easy_share: Annotated[float, Field(ge=0.01, le=1)] = 1.0
-    """Probability that an easy prompt is taken when its turn comes."""
-    hard_at: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """With ``hard_share``: pass rate of its last visit up to which a prompt is hard."""
-    hard_share: Annotated[float, Field(ge=0.01, le=1)] = 1.0
-    """Probability that a hard prompt is taken when its turn comes."""
-    greso: bool = False
-    """Skip prompts whose groups had no variance, more likely the longer they had none (GRESO, arXiv 2506.02177)."""
-    greso_target: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """For ``greso``: share of zero-variance groups aimed at, one third of it all correct, two thirds all wrong."""
     verdict_lag: Whole | None = None
     """Engine steps after the last response of a group ended at which its verdict takes effect; None: 0 where every
     reward is quick (`exact`, `regex`, what runs in the driver), 16 otherwise."""
+    replace: Replace = Replace()
+    """For ``mode: replace``."""
+    cap: Cap = Cap()
+    """What one step may spend, and what happens then."""
+    selection: Selection = Selection()
+    """Which prompts are taken less often, by the history of their groups. Each part is off unless it is given."""
 
 
 class OverlongPunishment(Section):
@@ -150,26 +143,10 @@ class RewardScaling(Section):
     """Upper end of the scaled reward."""
 
 
-class Correction(Section):
-    kind: Literal[
-        "auto", "none", "report", "untruncated", "truncate", "truncate_sequence", "mask_token", "mask_sequence"
-    ] = "auto"
-    """For ``old_logprobs: learner`` and ``interpolated``; docs/algorithm.md has the formulas. ``truncate`` is TIS,
-    ``mask_token`` IcePop. ``auto``: none where the ratio runs against the sampler's numbers, else truncate."""
-    cap: Above = 2.0
-    """C of TIS, and upper bound of both masks: of a token's ratio, or of a sequence's geometric mean."""
-    floor: Factor = 0.5
-    """Lower bound of both masks."""
-    token_cap: Above | None = 2.0
-    """For ``mask_sequence``: upper bound of a token's ratio in a sequence that passes; None: untruncated."""
-    sequence_cap: Above = 5.0
-    """For ``truncate_sequence``: upper bound of the product of a sequence's ratios."""
-
-
-class Reference(Section):
+class Reference(Section, resume="fixed"):
     refresh_every: Positive | None = None
     """Training steps after which the reference becomes the present policy; None: it stays the model of the start."""
-    offload: bool = False
+    offload: Annotated[bool, FREE] = False
     """Keep the reference's weights in the CPU's memory between passes."""
 
 
@@ -187,10 +164,10 @@ class EntropyControl(Section):
 
 class Algorithm(Section):
     clip: Clip = Clip()
-    """Bounds of the probability ratio."""
-    loss: Loss = Loss()
+    """Bounds of the probability ratio, for the losses ``clip`` and ``clip_cov``."""
+    loss: Loss = ClippedLoss()
     """The surrogate and its reduction."""
-    advantage: Advantage = Advantage()
+    advantage: Advantage = GroupAdvantage()
     """Group-relative advantage."""
     dynamic_sampling: DynamicSampling = DynamicSampling()
     """Which groups train, and what happens until enough do."""
@@ -206,10 +183,12 @@ class Algorithm(Section):
     """Your own reward shaping instead of scaling and length penalty, ``package.module:function``."""
     old_logprobs: Literal["auto", "sampler", "learner", "interpolated"] = "auto"
     """What the ratio runs against. ``auto``: sampler for the embedded engine in float32, learner for any other engine,
-    in bfloat16, where engine and learner round differently, and without ``rollout.recompute_cache``. ``interpolated``
-    (A-3PO): between both, by the age of each token, instead of a forward pass of ``learner``."""
-    correction: Correction = Correction()
-    """Sampler-learner importance correction."""
+    in bfloat16, where engine and learner round differently, and without ``rollout.embedded.recompute_cache``.
+    ``interpolated`` (A-3PO): between both, by the age of each token, instead of a forward pass of ``learner``."""
+    correction: Correction = Auto()
+    """Sampler-learner importance correction, for ``old_logprobs: learner`` and ``interpolated`` (``mask_off_policy``:
+    for all); docs/algorithm.md has
+    the formulas."""
     kl_coefficient: Factor = 0.0
     """KL against a reference, the model that the run began with. 0, as in DAPO: no reference is kept."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

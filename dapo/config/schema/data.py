@@ -6,13 +6,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Hook, Many, Positive, Rate, Seconds, Section, Tokens, Whole
+from dapo.config.section import (
+    ASK,
+    FIXED,
+    FREE,
+    Address,
+    Hook,
+    Many,
+    Parallel,
+    Positive,
+    Rate,
+    Seconds,
+    Section,
+    Tokens,
+    Variable,
+    Whole,
+)
 
 
-class DataSource(Section):
+class DataSource(Section, resume="fixed"):
     name: str | None = None
     """Name in metrics; default: the file's (without its suffix), folder's or task's name."""
-    path: str | None = None
+    path: Annotated[str | None, ASK] = None
     """JSONL, JSON, CSV, Parquet or Arrow file; a pattern such as ``data/*.jsonl``; a folder that ``save_to_disk`` wrote
     or that was downloaded from the hub; or ``hub:owner/name[:subset]`` (needs the extra ``data``)."""
     split: str = "train"
@@ -29,6 +44,9 @@ class DataSource(Section):
     """Seed of a procedural task (evaluation and training sets need different ones)."""
     size: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
     """Problems to take; for a procedural task how many to make (of each level)."""
+
+
+class TrainSource(DataSource, resume="fixed"):
     weight: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Share of the training prompts, relative to the other sources'; all of them have one, or none. None: all problems
     are one pool, so that each source has the share of its size."""
@@ -46,7 +64,7 @@ class Curriculum(Section):
     """Groups of the present level over which the accuracy is taken; a new level begins with none."""
 
 
-class Shot(Section):
+class Shot(Section, resume="fixed"):
     problem: str
     """As a record has it; ``instruction`` follows it as it follows every problem."""
     response: str
@@ -61,13 +79,22 @@ class Thinking(Section):
     """Tag that begins the thinking, in the response or as the end of the prompt."""
     close: str = "</think>"
     """Tag that ends it."""
+    budget: Tokens | None = None
+    """Thinking that is not closed after so many tokens of the response is ended by ``end``. None: it may fill the whole
+    response."""
+    end: str | None = None
+    """Text that ends such a thinking, closing tag included; None: the tag between empty lines. Its tokens were not
+    sampled, and carry no loss."""
 
 
-class Data(Section):
-    train: list[DataSource] = Field(min_length=1)
+class Data(Section, resume="fixed"):
+    train: list[TrainSource] = Field(min_length=1)
     """Where training problems come from."""
     validation: list[DataSource] = Field(default_factory=list)
     """Held-out sets. Problems that also stand in the training data are taken out of training, and counted."""
+    stream: Hook | None = None
+    """Your own order of the training prompts, ``package.module:Class``, called with the run's context
+    (docs/extending.md). ``shuffle``, ``epochs``, ``curriculum`` and the weights of sources are then not read."""
     curriculum: Curriculum = Curriculum()
     """When sources with ``levels`` change theirs."""
     prompt: Literal["auto", "chat", "template", "raw"] = "auto"
@@ -101,36 +128,93 @@ class Data(Section):
     """Prompts over the limit are dropped (counted and said) or refused. Never cut."""
     shuffle: bool = True
     """A new order each epoch, from the run's seed."""
-    epochs: Positive | None = None
+    epochs: Annotated[Positive | None, FREE] = None
     """Passes over the data; None: endless."""
 
 
 class Reward(Section):
-    name: str = "accuracy"
+    name: Annotated[str, FIXED] = "accuracy"
     """Name in metrics and rollouts. Exactly one reward of a response must be called ``accuracy``."""
-    kind: Literal["math", "exact", "regex", "task", "function"] = "math"
+    kind: Literal["math", "exact", "regex", "task", "function", "code", "service", "environment"] = "math"
     """``math``: the last ``\\boxed{...}``, line ``Answer: ...`` or line ``#### ...``, compared as mathematics; a number
     without such a mark is no answer. ``exact``: text equality after normalising. ``regex``. ``task``: the data
-    source's own scorer (procedural tasks). ``function``: yours."""
+    source's own scorer (procedural tasks). ``function``: yours. ``code``: the response is a Python program, which runs
+    in a sandbox against tests. ``service``: a judge or reward model behind HTTP. ``environment``: the environment's
+    score of this name, or, without one, the sum of the rewards of its replies."""
     function: Hook | None = None
     """For ``function``: called as f(prompt, completion) and returns a number (or a dict of numbers)."""
     pattern: str | None = None
-    """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1)."""
-    reads: Literal["answer", "response"] | None = None
-    """With ``data.thinking``: what follows the thinking, or the whole response (for a pattern that looks at the tags).
-    None: the answer; a ``function`` gets both, ``completion.final_text`` and ``completion.text``."""
+    """For ``regex``: 1.0 when it is found. For ``exact``: extracts the answer (group 1). For ``service`` with ``api:
+    openai``: finds the score in the reply (group 1, its last match); null: ``Score: NUMBER``."""
+    reads: Literal["answer", "response", "turn", "episode"] | None = None
+    """With ``data.thinking``: what follows the thinking (``answer``), or the whole response (for a pattern that looks
+    at the tags). With an environment: the model's last turn (``turn``), or all that the model wrote (``episode``).
+    None: answer or turn; a ``function`` gets both, ``completion.final_text`` and ``completion.text``."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor in the weighted sum that is the reward (``algorithm.reward_scaling`` must hold it). 0: recorded only."""
     sources: list[str] | None = None
     """Data sources it applies to; None: all."""
-    timeout: Seconds = 10.0
-    """Seconds for one response, after which it is unscored."""
+    timeout: Annotated[Seconds | None, FREE] = None
+    """Seconds for one response, after which it is unscored; null: 10. For ``code`` seconds that a program may take for
+    all its tests, after which it is wrong; null: 5. For ``service`` seconds for one request; null: 60."""
+    tests: str = "tests"
+    """For ``code``: column of the tests, a list of texts with asserts, or of mappings ``{stdin, stdout}``."""
+    entry_point: str | None = None
+    """For ``code``: column of the name of the function that the asserts call (``add``, ``Solution().add``). They then
+    run in a process apart from the program, which cannot read or deceive them. null: they run in the program's."""
+    partial: bool = False
+    """For ``code``: the share of the tests that passed, instead of 1.0 when all did."""
+    memory_mib: Annotated[int, Field(ge=64, le=1 << 20), FREE] = 512
+    """For ``code``: address space of each process of a program, in MiB."""
+    url: Annotated[Address | None, FREE] = None
+    """For ``service``: where questions are sent (docs/howto_judges.md)."""
+    api: Literal["dapo", "openai", "classify"] = "dapo"
+    """For ``service``. ``dapo``: one request with a batch of questions. ``openai``: a chat completion for each.
+    ``classify``: a batch of texts for a reward model, as vLLM's ``/classify`` takes it."""
+    model: str | None = None
+    """For ``service`` with ``openai`` or ``classify``: the model's name at the service."""
+    template: str | None = None
+    """For ``service`` with ``openai`` or ``classify``: the text that is sent, with ``{problem}``, ``{response}`` and
+    ``{answer}`` in it."""
+    parser: Hook | None = None
+    """For ``service`` with ``openai``: your function that reads a reply, f(text) -> a number or a dict of numbers."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """For ``service`` with ``openai`` or ``classify``: more fields of a request, such as ``{max_tokens: 64}``."""
+    batch: Annotated[int, Field(gt=0, le=4096), FREE] = 16
+    """For ``service``: questions of one request; ``openai`` has one each."""
+    concurrency: Annotated[Parallel, FREE] = 8
+    """For ``service``: requests under way at a time."""
+    retries: Annotated[int, Field(ge=0, le=100), FREE] = 3
+    """For ``service``: so often a request is sent again that the service answered with an error or with nonsense. A
+    service that is away (connections, timeouts, 429, 502, 503, 504) is asked again until ``outage_limit``."""
+    outage_limit: Annotated[float, Field(ge=0, le=86_400), FREE] = 600.0
+    """For ``service``: seconds that a service which is away is waited for; then its questions are unscored."""
+    api_key_variable: Annotated[Variable | None, FREE] = None
+    """For ``service``: environment variable with the key, sent as a bearer token. It is written nowhere."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the time limit, that of the kind where none is given."""
+        return self.timeout or {"code": 5.0, "service": 60.0}.get(self.kind, 10.0)
 
 
-class SftSource(Section):
+class Sandbox(Section):
+    kind: Annotated[Literal["local", "bubblewrap", "http"], FREE] = "local"
+    """What runs programs of a model. ``local``: namespaces, Landlock and seccomp of this machine's kernel, without an
+    installation. ``bubblewrap``: its command. ``http``: a service, see docs/howto_code_rewards.md."""
+    require: Literal["full", "files", "none"] = "full"
+    """What ``local`` has to hold, tried at the start. ``full``: files, network, other processes, disk and forks.
+    ``files``: files and network. ``none``: nothing; programs of the model may then do what you may do."""
+    url: Annotated[Address | None, FREE] = None
+    """For ``http``: where programs are sent."""
+    api_key_variable: Annotated[Variable | None, FREE] = None
+    """For ``http``: environment variable with the key, sent as a bearer token. It is written nowhere."""
+
+
+class SftSource(Section, resume="fixed"):
     name: str | None = None
     """Name in metrics; default: the file's (without its suffix) or folder's name."""
-    path: str
+    path: Annotated[str, ASK]
     """A file, pattern, folder or ``hub:owner/name``, as ``data.train.N.path``. Its records hold a prompt and a
     response, or messages."""
     split: str = "train"
@@ -143,15 +227,15 @@ class SftSource(Section):
 
 
 class Sft(Section):
-    train: list[SftSource] = Field(default_factory=list)
+    train: Annotated[list[SftSource], FIXED] = Field(default_factory=list)
     """What is imitated; what answers a held-out problem of ``data.validation`` is taken out. A prompt becomes what
     ``data`` says of problems (chat template, instruction, examples), so that training by reward goes on with the same
     prompts; messages are taken as they stand."""
-    validation: list[SftSource] = Field(default_factory=list)
+    validation: Annotated[list[SftSource], FIXED] = Field(default_factory=list)
     """Held-out records: ``validation/loss`` is measured on them."""
-    epochs: Positive = 1
+    epochs: Annotated[Positive, FREE] = 1
     """Passes over ``train``, each in an order of its own unless ``data.shuffle`` is false."""
-    steps: Positive | None = None
+    steps: Annotated[Positive | None, FREE] = None
     """End after so many steps; null: after ``epochs``."""
     batch_size: Many = 32
     """Records of one optimiser step; the last step of the last epoch has the rest."""
@@ -163,15 +247,15 @@ class Sft(Section):
     """Steps of linear warm-up."""
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the peak at the end of linear and cosine."""
-    max_tokens: Tokens = 4096
+    max_tokens: Annotated[Tokens, FIXED] = 4096
     """Limit of a prompt with its response."""
-    overlong: Literal["drop", "refuse"] = "drop"
+    overlong: Annotated[Literal["drop", "refuse"], FIXED] = "drop"
     """Records over the limit are dropped (counted and said) or refused. Never cut: a response without its end teaches
     not to end."""
-    loss_on: Literal["all", "last"] = "all"
+    loss_on: Annotated[Literal["all", "last"], FIXED] = "all"
     """Of a conversation: every turn of the assistant's carries loss, or only the last one."""
-    every: Whole = 50
+    every: Annotated[Whole, FREE] = 50
     """Steps between two measurements of the held-out loss; 0: never. The first and last steps are measured too."""
-    export: bool = True
+    export: Annotated[bool, FREE] = True
     """Write the model to ``RUN/export`` at the end (of the best checkpoint where ``checkpoint.best`` is set):
     ``dapo train RECIPE model.path=RUN/export`` goes on from there."""

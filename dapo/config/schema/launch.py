@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Parallel, Patience, Positive, Section
+from dapo.config.section import Patience, Positive, Section
 
 
-class Launch(Section):
+class Launch(Section, resume="free"):
     backend: Literal["local", "ray"] = "local"
     """Where engines and ranks live that have a process of their own. ``local``: on this machine. ``ray``: on a Ray
     cluster, also a single engine; a learner of one rank only where engines work beside it."""
 
 
-class Cluster(Section):
+class Cluster(Section, resume="free"):
     address: str | None = None
     """With ``launch.backend: ray``: ``HOST:PORT`` of the Ray cluster that this machine belongs to. Null: the one in the
     environment variable ``RAY_ADDRESS``; without it a cluster of this machine is started, and ended with the run."""
@@ -44,23 +44,13 @@ class Cluster(Section):
     engines work (``rollout.max_staleness``)."""
 
 
-class Slurm(Section):
+class Slurm(Section, resume="free"):
     nodes: Annotated[int, Field(gt=0, le=10_000)] = 1
     """Machines of the job. Above 1 the job starts a Ray cluster over them, and runs with ``launch.backend: ray``."""
-    partition: str | None = None
-    """``--partition``; null: the cluster's own default, here and below."""
-    account: str | None = None
-    """``--account``."""
-    qos: str | None = None
-    """``--qos``."""
-    constraint: str | None = None
-    """``--constraint``: features that each machine must have."""
-    time: str | None = None
-    """``--time``, as Slurm writes it: ``MINUTES``, ``HH:MM:SS``, ``D-HH`` or ``D-HH:MM:SS``. Put it in quotes."""
-    gpus_per_node: Annotated[int, Field(ge=0, le=1024)] | None = None
-    """``--gpus-per-node``; null: not asked for."""
-    cpus_per_node: Parallel | None = None
-    """``--cpus-per-task`` of the one task of each machine. Many clusters give a single core where it is null."""
+    options: dict[str, str | int | bool] = Field(default_factory=dict)
+    """Options of sbatch by their long names, passed on as they are, such as ``{partition: gpu, account: lab, time:
+    '4:00:00', gpus-per-node: 8, cpus-per-task: 64, exclusive: true}``. Each machine has one task; many clusters give it
+    a single core without ``cpus-per-task``."""
     setup: list[str] = Field(default_factory=list)
     """Lines of shell at the beginning of the job, on its first machine, such as ``module load cuda``. What they set in
     the environment reaches the others. ``dapo launch`` refuses lines with an open quote, here-document or block."""
@@ -72,5 +62,3 @@ class Slurm(Section):
     step, an evaluation and a checkpoint together."""
     requeue: bool = True
     """Put the job back into the queue when its time is up, and go on from the last checkpoint when it starts again."""
-    extra: list[str] = Field(default_factory=list)
-    """Further options of sbatch, one each: ``--mem=0``, ``--exclusive``."""

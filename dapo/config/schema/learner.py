@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Above, Pair, Patience, Positive, Rate, Section, Whole
+from dapo.config.section import FIXED, FREE, Above, Pair, Patience, Positive, Rate, Section, Whole
 
 
-class Lora(Section):
+class Lora(Section, resume="fixed"):
     rank: Annotated[int, Field(gt=0, le=4096)] | None = None
     """Train an adapter of this rank (LoRA, arXiv 2106.09685; extra ``lora``) and freeze the model. None: every
     parameter is trained. The other settings have PEFT's names."""
@@ -22,15 +22,13 @@ class Lora(Section):
     """Multiply by lora_alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)."""
     modules_to_save: list[str] = Field(default_factory=list)
     """Further modules to train whole, by the end of their name."""
-    lora_dropout: float = 0.0
-    """0 and nothing else: the sampler has no dropout, and the ratio would take it for a change of the policy."""
 
 
 class Model(Section):
-    path: str
+    path: Annotated[str, FIXED]
     """Local folder or hub name of a Hugging Face causal language model, or ``builtin/signed-sum``: the quickstart's
     tiny model, made on the spot by a short supervised warm-up."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Annotated[Literal["float32", "bfloat16"], FIXED] = "float32"
     """Parameter type while training."""
     device: str = "auto"
     """``auto`` (CUDA when present), ``cpu`` or ``cuda``."""
@@ -41,7 +39,7 @@ class Model(Section):
     when the probe at loading shows equal log-probabilities, padded otherwise."""
     fp32_head: bool = False
     """Compute logits in float32 when the model is bfloat16."""
-    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    activation_checkpointing: Annotated[Literal["none", "full", "selective"], FREE] = "none"
     """Recompute activations in the backward pass. ``full``: least memory, about a third more time. ``selective``: keeps
     the results of matrix products and attention, and recomputes the rest."""
     lora: Lora = Lora()
@@ -69,24 +67,31 @@ class Learner(Section):
     """Share of the peak at the end of linear and cosine."""
     minibatch_prompts: Positive | None = None
     """Groups per optimiser step; None: all P (one optimiser step)."""
-    microbatch_tokens: Positive = 16384
+    epochs_per_rollout: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Passes over the groups of a training step, whose old log-probabilities are those from before the first. Later
+    passes draw their minibatches anew."""
+    microbatch_tokens: Annotated[Positive, FREE] = 16384
     """Tokens (prompts and responses) in one forward pass. Memory only: it cannot change the gradient."""
     max_grad_norm: Annotated[float, Field(ge=1e-9, le=1e12)] | None = 1.0
     """Gradient clipping."""
     deterministic: bool = False
     """Only algorithms whose result does not depend on the order of threads. On a CPU that is so anyway; on CUDA it
     costs speed, and without it a resumed run is another sample and not the same bits."""
-    max_skipped_steps: Whole = 5
+    max_skipped_steps: Annotated[Whole, FREE] = 5
     """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""
-    ranks: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    ranks: Annotated[int, Field(ge=1, le=1 << 16), FREE] = 1
     """Processes that share the model and each optimiser step (FSDP2), one for each device. 1: the learner is the
     program's own process."""
-    replicas: Positive = 1
+    replicas: Annotated[Positive, FREE] = 1
     """Copies of the model, each cut over ranks / replicas (HSDP): less to gather over slow links, more memory."""
-    reshard_after_forward: Literal["auto", "true", "false"] = "auto"
+    context_parallel: Annotated[Positive, FREE] = 1
+    """Neighbouring ranks that share each row, for rows too long for one device: each computes on a part of its tokens,
+    and in attention on a part of the heads (Ulysses). Divides ranks / replicas and the model's attention heads.
+    ``microbatch_tokens`` is then of all of them together."""
+    reshard_after_forward: Annotated[Literal["auto", "true", "false"], FREE] = "auto"
     """Free a layer between its forward and its backward pass. ``auto``: from 3 billion parameters on; below, layers
     stay whole until the optimiser step, and gradients are summed over ranks once a step."""
-    cpu_offload: bool = False
+    cpu_offload: Annotated[bool, FREE] = False
     """Keep slices, gradients and AdamW's moments of a CUDA learner in the processor's memory: slower, much smaller."""
-    timeout: Patience = 600.0
+    timeout: Annotated[Patience, FREE] = 600.0
     """Seconds that one rank waits for another before the learner counts as lost."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dapo.config.section import Hook, Many, Parallel, Positive, Section, Tokens, Whole
+from dapo.config.section import ASK, FIXED, FREE, Hook, Many, Parallel, Positive, Section, Tokens, Whole
 
 
 class Embedded(Section):
@@ -14,10 +14,14 @@ class Embedded(Section):
     """Decode steps as CUDA graphs: one launch instead of some 500. None: on a card, for models of the kinds Llama,
     Mistral, Qwen2 and Qwen3; what cannot be recorded runs as it is, with a warning. true: an error instead. false:
     never. A CPU has none."""
+    recompute_cache: bool = True
+    """With ``rollout.max_staleness``: when weights change, compute the keys and values of running responses with the
+    new ones. false keeps those of the old weights: no prefill, but later log-probabilities are those of no version, and
+    ``old_logprobs: auto`` is ``learner``. vLLM always computes them anew."""
 
 
-class Vllm(Section):
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+class Vllm(Section, resume="free"):
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, ASK] = None
     """Type in which vLLM computes; None: ``model.dtype``."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the GPU's memory for weights and key-value cache. The rest is the learner's. Not read on a CPU."""
@@ -30,11 +34,11 @@ class Vllm(Section):
     """No CUDA graphs and no compilation; None: true on a CPU (starts in seconds), false on a GPU."""
     sleep: bool = True
     """Hand the GPU memory of weights and cache to the learner while it learns. CPUs have no sleep mode."""
-    engine_args: dict[str, Any] = Field(default_factory=dict)
+    engine_args: Annotated[dict[str, Any], ASK] = Field(default_factory=dict)
     """Further arguments of vLLM's ``EngineArgs`` by name, such as ``{max_num_batched_tokens: 8192}``."""
 
 
-class Server(Section):
+class Server(Section, resume="free"):
     url: str | list[str] | None = None
     """Address of a running vLLM server, such as ``http://localhost:8000``, or a list of several, each an engine of a
     pool; how to start one: docs/engines.md."""
@@ -53,7 +57,7 @@ class Rollout(Section):
     ``package.module:Class``: an engine of yours."""
     prompts_per_step: Many = 32
     """P: groups trained on in a step."""
-    group_size: Many = 16
+    group_size: Annotated[Many, FIXED] = 16
     """G: responses per prompt."""
     max_response_tokens: Tokens = 1024
     """Lmax: a response that reaches it without a stop token is truncated."""
@@ -70,12 +74,6 @@ class Rollout(Section):
     it is spread over, and trains on all it sampled. Rewards and samples see the text before it."""
     include_stop_str_in_output: bool = False
     """Leave the stop string in the text that rewards and samples see."""
-    thinking_budget: Tokens | None = None
-    """With ``data.thinking``: thinking that is not closed after so many tokens of the response is ended by
-    ``thinking_end``. None: it may fill the whole response."""
-    thinking_end: str | None = None
-    """Text that ends such a thinking, closing tag included; None: the tag between empty lines. Its tokens were not
-    sampled, and carry no loss."""
     slots: Many | list[int] | None = None
     """Responses that decode at once in an engine; None: chosen from the model's size (embedded), else 64 (generate) or
     256. A list has a number for each engine of a pool."""
@@ -94,11 +92,7 @@ class Rollout(Section):
     overlap_turns: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """With ``max_staleness``: a fixed number of turns of generation while the learner works, for runs that repeat to
     the bit. Engines then pause until the learner is done. None: as many turns as its time allows."""
-    recompute_cache: bool = True
-    """For ``embedded`` with ``max_staleness``: when weights change, compute the keys and values of running responses
-    with the new ones. false keeps those of the old weights: no prefill, but later log-probabilities are those of no
-    version, and ``old_logprobs: auto`` is ``learner``. vLLM always computes them anew."""
-    weight_transfer: Literal["auto", "folder", "broadcast", "ipc", "object_store"] = "auto"
+    weight_transfer: Annotated[Literal["auto", "folder", "broadcast", "ipc", "object_store"], FREE] = "auto"
     """How weights reach engines that live elsewhere. ``folder`` and ``auto``: as files, in shared memory or the run's
     folder. ``broadcast``: from the learner's first process to all at once, over NCCL (on processors gloo). ``ipc``:
     memory of the device that a rank and an engine share. ``object_store``: Ray's, from machine to machine."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dapo.config.section import Above, Factor, Many, Parallel, Positive, Section, Tokens, Whole
+from dapo.config.section import ASK, FIXED, FREE, Above, Factor, Hook, Many, Parallel, Positive, Section, Tokens, Whole
 
 
-class Run(Section):
+class Run(Section, resume="fixed"):
     dir: str = "runs"
     """Folder that holds run folders."""
     name: str = "run"
@@ -19,17 +19,17 @@ class Run(Section):
     """What the run does: training by reward, or, as ``dapo sft`` sets it, imitation of the section ``sft``."""
     seed: int = 1
     """Every random number of the run derives from it."""
-    threads: Parallel = 1
+    threads: Annotated[Parallel, ASK] = 1
     """Threads for computing. More than one only on an otherwise idle machine."""
-    reward_workers: Parallel | None = None
+    reward_workers: Annotated[Parallel | None, FREE] = None
     """Processes for rewards; patterns mostly need none. None: one less than there are cores, at most 8."""
-    reward_memory_mib: Annotated[int, Field(ge=256, le=1 << 30)] | None = 4096
+    reward_memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
     """Memory limit of each such process in MiB (RLIMIT_DATA: what it can write to; Linux only); None: none."""
-    if_exists: Literal["refuse", "backup"] = "refuse"
+    if_exists: Annotated[Literal["refuse", "backup"], FREE] = "refuse"
     """An existing run folder of that name: refuse to start, or move it aside to ``name.1`` (``name.2``...)."""
 
 
-class EarlyStop(Section):
+class EarlyStop(Section, resume="free"):
     metric: str | None = None
     """Metric, such as ``validation/accuracy``, that has to get better for the run to go on. null: no such rule."""
     best_is: Literal["auto", "highest", "lowest"] = "auto"
@@ -41,7 +41,7 @@ class EarlyStop(Section):
     """A value is better only if it is so by more than this."""
 
 
-class Trainer(Section):
+class Trainer(Section, resume="free"):
     steps: Whole = 100
     """Training steps (one rollout batch each)."""
     max_hours: Annotated[float, Field(gt=0, le=100_000)] | None = None
@@ -55,7 +55,7 @@ class Trainer(Section):
     weights). None: three times the healthy gap of this engine and precision, between 1e-5 and 0.05."""
 
 
-class Validation(Section):
+class Validation(Section, resume="free"):
     every: Whole = 10
     """Training steps between evaluations; 0: never. The first and last steps are evaluated too."""
     samples: Many = 4
@@ -72,7 +72,7 @@ class Validation(Section):
     """Problems per data set; None: all."""
 
 
-class Checkpoint(Section):
+class Checkpoint(Section, resume="free"):
     every: Whole = 10
     """Training steps between checkpoints; 0: only at the end."""
     keep: Positive = 2
@@ -85,21 +85,29 @@ class Checkpoint(Section):
     of that model there is no checkpoint. null: only the newest."""
     best_is: Literal["auto", "highest", "lowest"] = "auto"
     """Which value of ``best`` is the best. ``auto``: as docs/metrics.md has the metric."""
-    dir: str | None = None
+    dir: Annotated[str | None, FIXED] = None
     """Folder, on another disk perhaps, that holds the run's checkpoints in a folder of its own; ``RUN/checkpoints`` is
     then a link to that. null: they lie in the run's folder."""
     asynchronous: bool = False
     """Write a checkpoint while the next steps are trained: its tensors are copied to the processor's memory first."""
 
 
-Tracker = Annotated[str, Field(pattern=r"^(tensorboard|wandb|mlflow|trackio|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")]
+class TrackerSettings(Section, resume="free"):
+    kind: Literal["tensorboard", "wandb", "mlflow", "trackio"] | Hook
+    """``tensorboard`` (events in the run folder), ``wandb``, ``mlflow``, ``trackio``, or ``package.module:Class``, a
+    ``dapo.Callback`` of yours (docs/python.md)."""
+    project: str | None = None
+    """Name of the project (wandb, trackio) or experiment (mlflow); None: ``dapo``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
 
 
-class Logging(Section):
-    rollouts: Literal["all", "kept", "sample", "none"] = "all"
-    """Which groups go to ``rollouts/*.parquet``."""
-    rollouts_sample: Positive = 8
-    """For ``sample``: groups per step."""
+class Logging(Section, resume="free"):
+    rollouts: Literal["all", "kept", "none"] | Positive = "all"
+    """Which groups go to ``rollouts/*.parquet``; a number: so many of each step, evenly spread over it."""
     tokens: Whole = 3
     """Trained groups per step that are recorded token by token in ``tokens/*.parquet``, beside one that did not train,
     all from those that ``rollouts`` records; 0: none."""
@@ -109,12 +117,6 @@ class Logging(Section):
     """``auto``: live in a terminal, plain lines elsewhere."""
     samples_every: Whole = 10
     """Steps between samples shown on the console; 0: never."""
-    tensorboard: bool = False
-    """Write TensorBoard events into the run folder (extra ``track``)."""
-    wandb: str | None = None
-    """Weights & Biases project (extra ``track``)."""
-    trackers: list[Tracker] = Field(default_factory=list)
-    """Where numbers go as well: ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or ``package.module:Class``, a
-    ``dapo.Callback`` of yours (docs/python.md)."""
-    project: str | None = None
-    """Name of the project (wandb, trackio) or experiment (mlflow) for ``trackers``; None: ``dapo``."""
+    trackers: list[TrackerSettings] = Field(default_factory=list)
+    """Where numbers go as well (extra ``track``); ``[tensorboard, wandb]`` is short for ``[{kind: tensorboard}, {kind:
+    wandb}]``."""

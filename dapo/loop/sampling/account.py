@@ -18,7 +18,7 @@ import numpy as np
 from dapo.algorithms.diagnostics import length_quantiles
 from dapo.config.schema import DynamicSampling
 from dapo.errors import NothingScored, SamplingStopped
-from dapo.types.batch import Completion, Group, Key, Metrics, Score
+from dapo.types.batch import MODEL, Completion, Group, Key, Metrics, Score
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.evidence import ENGINE, Example, Met, Shares, StopEvidence, UnscoredEvidence, cause_of
 
@@ -290,13 +290,42 @@ def response_metrics(groups: Sequence[Group]) -> Metrics:
         out[f"{prefix}_mean"] = _mean(by_name[name])
         out |= {f"{prefix}_{q}": float(v) for q, v in zip(("p10", "p50", "p90", "max"), values, strict=True)}
     out["response/truncated_share"] = _mean([t for g in groups for t in g.truncated()])
-    return out | _thinking([c for g in groups for c in g.completions_G if c.thinking is not None])
+    out |= _thinking([c for g in groups for c in g.completions_G if c.thinking is not None])
+    return out | _episodes([(c, g.scores_G[n]) for g in groups for n, c in enumerate(g.completions_G) if c.ended])
+
+
+def _episodes(played: Sequence[tuple[Completion, Score]]) -> Metrics:
+    """Compute what the environments of finished groups did; see the glossary's ``environment/``."""
+    if not played:
+        return {}
+    own_E = [[turn for turn in made.turns if turn.who == MODEL] for made, _ in played]
+    own = [turn for turns in own_E for turn in turns]
+    replies = [turn for made, _ in played for turn in made.turns if turn.who != MODEL]
+    seconds = np.array([turn.seconds for turn in own] or [math.nan])
+    failed = [score.reason or "" for made, score in played if made.ended == "error"]
+    out: Metrics = {
+        "environment/turns_mean": _mean([len(turns) for turns in own_E]),
+        "environment/turns_max": max(map(len, own_E)),
+        "environment/calls": sum(len(turn.calls) for turn in own),
+        "environment/tool_errors": sum(turn.tool_errors for turn in own),
+        "environment/errors": len(failed),
+        "environment/turn_limit_share": _mean([made.ended == "turns" for made, _ in played]),
+        "environment/ended_by_reply_share": _mean([made.ended == "reply" for made, _ in played]),
+        "environment/reply_tokens": sum(turn.stop - turn.first for turn in replies),
+        "environment/reply_cut_share": _mean([turn.cut for turn in replies]),
+        "environment/reward_mean": _mean([sum(turn.reward for turn in turns) for turns in own_E]),
+        "environment/seconds_mean": float(seconds.mean()),
+        "environment/seconds_p90": float(np.quantile(seconds, 0.9)),
+    }
+    for name in sorted({name for turn in own for name in turn.facts}):
+        out[f"environment/fact/{name}"] = _mean([turn.facts[name] for turn in own if name in turn.facts])
+    return out
 
 
 def _thinking(completions: Sequence[Completion]) -> Metrics:
     if not completions:
         return {}
-    forced = [c.generated is not None and not c.generated.all() for c in completions]
+    forced = [c.ended is None and c.generated is not None and not c.generated.all() for c in completions]
     return {
         "response/thinking_tokens_mean": _mean([float(c.thinking or 0) for c in completions]),
         "response/thinking_unclosed_share": _mean([not c.closed for c in completions]),
@@ -344,9 +373,9 @@ def _met(settings: DynamicSampling, shares: Shares) -> tuple[Met, float | None]:
         return "data", None
     if shares.all_retired:
         return "retired", None
-    if settings.max_groups is not None and shares.dispatched >= settings.max_groups * shares.prompts_per_step:
-        return "max_groups", settings.max_groups
-    return "max_tokens", settings.max_tokens
+    if settings.cap.groups is not None and shares.dispatched >= settings.cap.groups * shares.prompts_per_step:
+        return "cap.groups", settings.cap.groups
+    return "cap.tokens", settings.cap.tokens
 
 
 def _example(account: Account) -> Example | None:
@@ -359,5 +388,5 @@ def _example(account: Account) -> Example | None:
     index = next((i for i, score in enumerate(group.scores_G) if not score.scored), 0)
     score = group.scores_G[index]
     accuracy = score.values["accuracy"] if score.scored else None
-    text = group.completions_G[index].text
+    text = group.completions_G[index].shown
     return Example(group.prompt.problem, group.prompt.answer, text, accuracy, score.reason)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from dapo.config.schema import DynamicSampling
@@ -48,6 +49,26 @@ KEEPS = (EngineError, SamplingStopped)
 """Errors that are raised only where everything the collector holds is whole."""
 PULSE = 5.0
 """Seconds after which ``watch`` is called though no further group was judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The size of a training batch: P groups of G responses."""
+
+    prompts: int  # P
+    group_size: int  # G
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What decides the order of events in a collector."""
+
+    verdict_lag: int = 0  # engine steps after which a verdict takes effect
+    overlaps: bool = False
+    """Engines work while the learner does: ``collect`` neither begins a step that has begun nor pauses at its end."""
+    turn: float | None = None
+    """Seconds after which ``collect`` looks at scores again though no response ended; it then waits for no score while
+    a response decodes. None: no clock decides the order of events."""
 
 
 class StreamingCollector:
@@ -95,15 +116,11 @@ class StreamingCollector:
         algorithm: Algorithm,
         sampling: SamplingParams,
         settings: DynamicSampling,
-        prompts_per_step: int,
-        group_size: int,
+        shape: BatchShape,
         run_seed: int,
-        verdict_lag: int = 0,
+        pace: Pace | None = None,
         phases: Phases | None = None,
         watch: Callable[[CollectProgress], None] | None = None,
-        reads_answers: bool = False,
-        overlaps: bool = False,
-        turn: float | None = None,
     ) -> None:
         """Begin with nothing held.
 
@@ -113,42 +130,37 @@ class StreamingCollector:
             algorithm: judges groups.
             sampling: parameters of every response.
             settings: of dynamic sampling.
-            prompts_per_step: P, groups of a batch.
-            group_size: G, responses of a group.
+            shape: of a batch.
             run_seed: the seed of samples, selection and copies.
-            verdict_lag: engine steps after which a verdict takes effect.
+            pace: what decides the order of events; None: the engine's clock alone.
             phases: measures how long each part takes.
             watch: called after every judged group, and every ``PULSE`` seconds without one.
-            reads_answers: whether the verifier of the accuracy names the answers that it reads.
-            overlaps: whether engines work while the learner does. ``collect`` then neither begins a step that has
-                begun nor pauses at its end.
-            turn: seconds after which ``collect`` looks at scores again though no response ended; it then waits for no
-                score while a response decodes. None: no clock decides the order of events.
         """
         self.rollouts, self.engine, self.algorithm = rollouts, rollouts.engine, algorithm
         self.sampling, self.settings = sampling, settings
-        self.prompts_per_step, self.group_size = prompts_per_step, group_size
-        self.run_seed = run_seed
-        self.phases, self.reads_answers = phases or Phases(), reads_answers
-        self.overlaps, self.turn = overlaps, turn
+        self.prompts_per_step, self.group_size = shape.prompts, shape.group_size
+        self.run_seed, self.phases, self.pace = run_seed, phases or Phases(), pace or Pace()
         self._watch, self._watched_at = watch, time.monotonic()
-        self.scores = Scores(rollouts, verdict_lag, self.phases, self._pulse, waits=turn is None)
+        self.scores = Scores(rollouts, self.pace.verdict_lag, self.phases, self._pulse, waits=self.pace.turn is None)
         self.history = PromptHistory(settings.correct_at)
-        self.selector = PromptSelector(stream, self.history, settings, run_seed)
-        self.refill = Refill(settings, prompts_per_step)
+        self.selector = PromptSelector(stream, self.history, settings.selection, run_seed)
+        self.refill = Refill(settings, shape.prompts)
         self.account = Account()
         self.step = 0
         self.begun = False  # between ``begin`` and ``take``
         self.next_group = 0
         self.open: dict[int, OpenGroup] = {}
         self.kept: list[Group] = []
-        self.rejected: list[Group] = []  # of this step, for ``on_cap: fill``
+        self.rejected: list[Group] = []  # of this step, for ``cap.then: fill``
         self.carried = 0  # groups held when the step began
         self.given_up: Exception | None = None  # why the present step has no batch
         self.rolled_back = False  # by ``give_up``: ``state()`` is the one from before this collection
         self._before: dict[str, Any] | None = None  # that state; None: its batch was handed to the learner
         self._restored = False  # loaded from a state, perhaps with other settings
         self._paused = True  # the engine holds nothing of ours
+        self._environment_before: Metrics = {}  # counts of environments when the last step ended
+        if rollouts.episodes is not None:
+            rollouts.episodes.phases = self.phases
 
     # ------------------------------------------------------------------ the driver's calls
 
@@ -157,7 +169,7 @@ class StreamingCollector:
 
         Raises:
             EngineError: the engine failed.
-            SamplingStopped: a cap or the end of the data was met with ``on_cap: stop``, or the verifier scores
+            SamplingStopped: a cap or the end of the data was met with ``cap.then: stop``, or the verifier scores
                 nothing.
             Exception: whatever a scorer, a stream or a hook raised. See ``give_up`` for what ``state()`` is then.
         """
@@ -167,10 +179,10 @@ class StreamingCollector:
             else:
                 self.begin(step)
             while not self.ready():
-                if not self.pump(self.turn):
+                if not self.pump(self.pace.turn):
                     self.meet_cap()
                     break
-            if not self.overlaps:
+            if not self.pace.overlaps:
                 self.pause()
         except Exception as error:
             self.give_up(error)
@@ -259,7 +271,7 @@ class StreamingCollector:
     def rest(self) -> None:
         """Take back what the engine has, so that ``state`` can be taken; the next ``pump`` goes on."""
         if not self.rolled_back:
-            self.pause() if self.turn is None else self.hold()
+            self.pause() if self.pace.turn is None else self.hold()
 
     def hold(self) -> None:
         """Pause without waiting for scores: the engine rests no longer than it takes to write a state."""
@@ -326,6 +338,7 @@ class StreamingCollector:
         for open_group in old:
             if self.open.pop(open_group.id, None) is not None:  # still unfinished after the pause
                 self.account.dropped(Disposition.EXPIRED, open_group.tokens())
+                self.rollouts.drop(open_group.missing())
         for group in expired(self.kept, self.step, self.settings.max_age, self.account):
             self.kept.remove(group)
 
@@ -350,7 +363,7 @@ class StreamingCollector:
         wanted = self.refill.wanted(
             len(self.kept), len(self.open), free, dispatched, self.carried, lag=self.step - 1 - self.engine.version
         )
-        if self.settings.max_tokens is not None and self.account.generated_tokens >= self.settings.max_tokens:
+        if self.settings.cap.tokens is not None and self.account.generated_tokens >= self.settings.cap.tokens:
             wanted = 0
         if wanted <= 0 or self.selector.ended is not None:
             return
@@ -369,7 +382,7 @@ class StreamingCollector:
         for key, completion in group.unscored_completions():
             self.scores.submit(key, group.prompt, completion, self.engine.clock)
         if requests := group.requests(self.sampling, self.run_seed):
-            self.rollouts.submit(requests)
+            self.rollouts.submit(requests, lambda key: self.open[key.group].prompt)
 
     # ------------------------------------------------------------------ receive, score, judge
 
@@ -389,9 +402,9 @@ class StreamingCollector:
                 for response in ended:
                     self.account.generated(response.new_tokens)
                 self._ask(ended)
-        if self.rollouts.under_way("train") or self.turn is not None:
+        if self.rollouts.under_way("train") or self.pace.turn is not None:
             if not self.rollouts.under_way("train"):
-                self.scores.wait(timeout or self.turn or 0.0)
+                self.scores.wait(timeout or self.pace.turn or 0.0)
             self._judge_ended(self.engine.clock)
         else:
             self._judge_ended(None)
@@ -425,7 +438,7 @@ class StreamingCollector:
         else:
             group.disposition = Disposition.DISCARDED
             self.account.disposed(group, "rejected")
-            if self.settings.on_cap == "fill":
+            if self.settings.cap.then == "fill":
                 self.rejected.append(group)
         self._tell()
 
@@ -435,24 +448,25 @@ class StreamingCollector:
         self.pause()
         for group in self.open.values():
             self.account.dropped(Disposition.DISCARDED, group.tokens())
+            self.rollouts.drop(group.missing())
         self.open = {}
 
     def meet_cap(self) -> None:
-        """Act as ``on_cap`` says when ``pump`` has nothing left and the batch is not full; then ``take`` what there is.
+        """Act as ``cap.then`` says when ``pump`` has nothing left and the batch is not full; then ``take`` the rest.
 
         Raises:
-            SamplingStopped: with ``on_cap: stop``, unless the data had ended before this step or all of it is retired.
+            SamplingStopped: with ``cap.then: stop``, unless the data had ended before this step or is all retired.
         """
         settings, missing = self.settings, self.prompts_per_step - len(self.kept)
         if settings.mode not in ("filter", "replace"):
             return
         self.account.count["sampling/cap_reached"] = 1
         clean_end = self.exhausted and (self.selector.ended == "retired" or not self.account.groups)
-        if settings.on_cap == "stop" and not clean_end:
+        if settings.cap.then == "stop" and not clean_end:
             hopeless = hopeless_of(self.history.hopeless_rates(), self.group_size)
             seen = dataclasses.replace(self._shares(), hopeless=hopeless)
             raise stopped(self.account, settings, len(self.kept), seen)
-        if settings.on_cap == "fill":
+        if settings.cap.then == "fill":
             usable = [g for g in self.rejected if g.verdict is not Verdict.TOO_FEW_SCORED]
             for group in usable[:missing]:
                 group.disposition = Disposition.FILLED
@@ -467,6 +481,7 @@ class StreamingCollector:
         selector.end_step(account.verdicts())
         metrics = account.metrics(self.step, batch, engine)
         metrics |= source_metrics(account.groups, selector.sources, selector.levels())
+        metrics |= self._environment_counts()
         held = sum(int(group.lengths().sum()) for group in self.kept) + sum(g.tokens() for g in self.open.values())
         metrics |= {
             "groups/waiting": len(self.kept),
@@ -477,6 +492,14 @@ class StreamingCollector:
         }
         account.begin(self.engine.stats())
         return metrics
+
+    def _environment_counts(self) -> Metrics:
+        """Return what the environments' processes did since the last step; {} without an environment."""
+        if self.rollouts.episodes is None:
+            return {}
+        before, self._environment_before = self._environment_before, self.rollouts.episodes.counters()
+        now = self._environment_before.items()
+        return {f"environment/{name}": value - before.get(name, 0.0) for name, value in now}
 
     # ------------------------------------------------------------------ how far the batch is
 
@@ -500,7 +523,7 @@ class StreamingCollector:
     def _shares(self) -> Shares:
         """Return what became of the groups judged in this step, for ``dapo.observe.why``."""
         account, ended = self.account, self.selector.ended
-        named = self.reads_answers and account.scored
+        named = self.rollouts.names_answers and account.scored
         return Shares(
             kept=account.share(Verdict.KEPT),
             all_correct=account.share(Verdict.ALL_CORRECT),

@@ -20,7 +20,7 @@ from dapo.errors import RewardError
 from dapo.loop.sampling.account import Account
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.metrics.phases import Phases
-from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score
+from dapo.types.batch import Completion, Group, Key, Partial, Prompt, SampleRequest, SamplingParams, Score, Turn
 from dapo.types.enums import Disposition, FinishReason, Verdict
 from dapo.types.seeds import COPIES, TRAINING, derive_seed, derive_seeds
 
@@ -54,8 +54,9 @@ class OpenGroup:
         return cls(number, prompt, born, [empty_partial()] * size, [None] * size, [None] * size)
 
     def tokens(self) -> int:
-        """Count the response tokens held here; those that still decode are not known before the response ends."""
-        return sum(len(c if c is not None else p) for c, p in zip(self.completions_G, self.partials_G, strict=True))
+        """Count the sampled tokens held here; those that still decode are not known before the response ends."""
+        pairs = zip(self.completions_G, self.partials_G, strict=True)
+        return sum((p if c is None else c).model_tokens for c, p in pairs)
 
     def missing(self) -> list[Key]:
         """Return the keys of the responses that did not end yet."""
@@ -275,7 +276,9 @@ def completion_state(completion: Completion) -> Tree:
         "finish": completion.finish.value,
         "text": completion.text,
         "generated": completion.generated,
+        "extra": dict(completion.extra),
         **({} if completion.thinking is None else _thought(completion)),
+        **({} if completion.ended is None else _episode(completion)),
     }
 
 
@@ -283,8 +286,23 @@ def _thought(completion: Completion) -> Tree:
     return {"answer": completion.answer, "thinking": completion.thinking, "closed": completion.closed}
 
 
+def _episode(completion: Completion) -> Tree:
+    turns = [turn_state(turn) for turn in completion.turns]
+    told = {"turns": turns, "ended": completion.ended, "scores": dict(completion.scores)}
+    return {**told, "answer": completion.answer}
+
+
 def load_completion(state: Tree) -> Completion:
-    return Completion(**{**state, "finish": FinishReason(state["finish"])})
+    turns = tuple(load_turn(tree) for tree in state.get("turns", ()))
+    return Completion(**{**state, "finish": FinishReason(state["finish"]), "turns": turns})
+
+
+def turn_state(turn: Turn) -> Tree:
+    return {**dataclasses.asdict(turn), "calls": list(turn.calls)}
+
+
+def load_turn(state: Tree) -> Turn:
+    return Turn(**{**state, "calls": tuple(state["calls"])})
 
 
 def score_state(score: Score) -> Tree:
@@ -301,11 +319,13 @@ def partial_state(partial: Partial) -> Tree:
         "logprobs": partial.logprobs,
         "versions": partial.versions,
         "generated": partial.generated,
+        **({"turns": [turn_state(turn) for turn in partial.turns]} if partial.turns else {}),
+        "extra": dict(partial.extra),
     }
 
 
 def load_partial(state: Tree) -> Partial:
-    return Partial(**state)
+    return Partial(**{**state, "turns": tuple(load_turn(tree) for tree in state.get("turns", ()))})
 
 
 def empty_partial() -> Partial:

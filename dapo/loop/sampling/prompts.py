@@ -15,17 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dapo.config.schema import DynamicSampling
+from dapo.algorithms.variants.greso import Greso
+from dapo.config.schema import DynamicSampling, Selection
 from dapo.types.batch import BoolArray, Group, Prompt
 from dapo.types.enums import Verdict
 from dapo.types.protocols import HasLevels, HasPasses, HasSources, LearnsAccuracy, PromptStream
 from dapo.types.seeds import SELECTION, derive_seed
-
-# GRESO (arXiv 2506.02177): bounds and step of the exploration probabilities, and their start.
-LEAST, MOST, STEP, START = 0.05, 0.95, 0.01, 0.5
-LEAST_EXPLORATION = 0.01
-EASY_SHARE = 1 / 3
-"""Part of the target share of zero-variance groups that may be all correct; the rest may be all wrong."""
 
 # The acceptance estimate forgets: each step the counts behind it are multiplied by this.
 ACCEPTANCE_MEMORY = 0.7
@@ -117,9 +112,9 @@ class PromptSelector:
     A choice is a function of (run seed, number of the draw, history), so it is the same after a resume.
     """
 
-    def __init__(self, stream: PromptStream, history: PromptHistory, settings: DynamicSampling, run_seed: int) -> None:
+    def __init__(self, stream: PromptStream, history: PromptHistory, settings: Selection, run_seed: int) -> None:
         self.stream, self.history, self.settings, self.run_seed = stream, history, settings, run_seed
-        self.p_easy = self.p_hard = START
+        self.greso = Greso(0.0 if settings.greso is None else settings.greso.target)  # not asked while it is off
         self.draws = 0
         self.skipped = 0  # since ``end_step``
         self._data_ended = False
@@ -146,7 +141,7 @@ class PromptSelector:
                     self.skipped += 1
                     retired_in_a_row = retired_in_a_row + 1 if record and self.is_retired(record) else 0
             # a review brings a retired prompt back sooner or later
-            self._all_retired = not self.settings.review_share and retired_in_a_row >= self.pass_length
+            self._all_retired = self._never_reviews and retired_in_a_row >= self.pass_length
         return taken
 
     @property
@@ -172,51 +167,49 @@ class PromptSelector:
 
     def explore(self, record: PromptRecord) -> float:
         """Return the probability with which a prompt of this record is taken when its turn comes."""
-        if self.is_retired(record):
-            return self.settings.review_share
-        return self._pool_share(record) * self._greso_share(record)
+        if self.settings.retire is not None and self.is_retired(record):
+            return self.settings.retire.review
+        greso = 1.0
+        if self.settings.greso is not None:
+            greso = self.greso.explore(record.streak, record.last_pass_rate)
+        return self._pool_share(record) * greso
 
     def _pool_share(self, record: PromptRecord) -> float:
         """Return the share of easy or of hard prompts to take; 1 for those between, and for those never judged."""
-        settings = self.settings
+        easy, hard, rate = self.settings.easy, self.settings.hard, record.last_pass_rate
         if not record.last_responses:
             return 1.0
-        if record.last_pass_rate >= settings.easy_at:
-            return settings.easy_share
-        return settings.hard_share if record.last_pass_rate <= settings.hard_at else 1.0
-
-    def _greso_share(self, record: PromptRecord) -> float:
-        if self.settings.greso and record.streak:
-            base = self.p_easy if self._is_easy(record) else self.p_hard
-            return float(max(base**record.streak, LEAST_EXPLORATION))
-        return 1.0
+        if easy is not None and rate >= easy.at:
+            return easy.share
+        return hard.share if hard is not None and rate <= hard.at else 1.0
 
     def is_retired(self, record: PromptRecord) -> bool:
-        """Return whether the last visit's pass rate reached ``retire_at``. A review may bring the prompt back."""
-        at = self.settings.retire_at
-        return at is not None and record.last_responses > 0 and record.last_pass_rate >= at
+        """Return whether the last visit's pass rate reached ``retire.at``. A review may bring the prompt back."""
+        retire = self.settings.retire
+        return retire is not None and record.last_responses > 0 and record.last_pass_rate >= retire.at
+
+    @property
+    def _never_reviews(self) -> bool:
+        return self.settings.retire is not None and not self.settings.retire.review
 
     def retired(self) -> int:
         """Count the prompts that are retired now."""
-        if self.settings.retire_at is None:
+        if self.settings.retire is None:
             return 0
         return sum(self.is_retired(record) for record in self.history.records.values())
 
     def end_step(self, verdicts: Mapping[Verdict, int]) -> None:
-        """Move GRESO's probabilities: down when a kind of zero-variance group is above its target share, else up."""
+        """Adapt to the verdicts of a step."""
         self.skipped = 0
         judged = sum(verdicts.values())
-        if not self.settings.greso or not judged:
-            return
-        target = self.settings.greso_target
-        easy, hard = verdicts.get(Verdict.ALL_CORRECT, 0) / judged, verdicts.get(Verdict.ALL_WRONG, 0) / judged
-        self.p_easy = _moved(self.p_easy, easy > EASY_SHARE * target)
-        self.p_hard = _moved(self.p_hard, hard > (1 - EASY_SHARE) * target)
+        if self.settings.greso is not None and judged:
+            self.greso.end_step(
+                verdicts.get(Verdict.ALL_CORRECT, 0) / judged, verdicts.get(Verdict.ALL_WRONG, 0) / judged
+            )
 
     def state(self) -> dict[str, Any]:
         own = {
-            "p_easy": self.p_easy,
-            "p_hard": self.p_hard,
+            **self.greso.state(),
             "draws": self.draws,
             "all_retired": self._all_retired,
             "size": self.stream.size,
@@ -227,9 +220,10 @@ class PromptSelector:
         self.stream.load(state["stream"])
         history = state["history"]
         self.history.load(history)
-        self.p_easy, self.p_hard, self.draws = history["p_easy"], history["p_hard"], history["draws"]
+        self.greso.load(history["p_easy"], history["p_hard"])
+        self.draws = history["draws"]
         # with other settings than before, prompts may come back
-        still = not self.settings.review_share and all(map(self.is_retired, self.history.records.values()))
+        still = self._never_reviews and all(map(self.is_retired, self.history.records.values()))
         self._all_retired = history["all_retired"] and still
 
     def _worth_it(self, record: PromptRecord | None) -> bool:
@@ -237,14 +231,6 @@ class PromptSelector:
         if record is None or (explore := self.explore(record)) >= 1.0:
             return True
         return derive_seed(self.run_seed, SELECTION, self.draws) / 2**63 < explore
-
-    @staticmethod
-    def _is_easy(record: PromptRecord) -> bool:
-        return record.last_pass_rate >= 0.5  # all correct; for another metric's uniform groups the nearer side
-
-
-def _moved(probability: float, down: bool) -> float:
-    return min(MOST, max(LEAST, probability - STEP if down else probability + STEP))
 
 
 class Refill:
@@ -299,8 +285,8 @@ class Refill:
             wanted = min(math.ceil(missing / self.acceptance), prompts) - under_way
         else:
             return max(0, prompts - dispatched - carried)
-        if settings.max_groups is not None:
-            wanted = min(wanted, math.ceil(settings.max_groups * prompts) - dispatched)
+        if settings.cap.groups is not None:
+            wanted = min(wanted, math.ceil(settings.cap.groups * prompts) - dispatched)
         return max(0, wanted)
 
     def _by_deficit(self, kept: int, under_way: int, free: int, lag: int) -> int:
@@ -326,7 +312,7 @@ class Refill:
 
 def least_kept(settings: DynamicSampling, prompts_per_step: int) -> int:
     """Return how many groups mode ``replace`` must keep before copies complete a batch."""
-    return math.floor(settings.min_replace_ratio * prompts_per_step) + 1
+    return math.floor(settings.replace.min_ratio * prompts_per_step) + 1
 
 
 def is_full(

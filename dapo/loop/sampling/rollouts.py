@@ -2,7 +2,8 @@
 
 Each of the three has a lane and gets the responses of its own lane only. What ended is kept until its lane asks for
 it, so the responses of several lanes may be under way at once. A response comes whole: its tokens are joined to the
-prefix that they continue, and its text is read (``Texts``).
+prefix that they continue, and its text is read (``Texts``). With an environment a response is an episode: its turns are
+asked for one after the other (``Episodes``). The lanes see whole episodes.
 """
 
 from __future__ import annotations
@@ -12,85 +13,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from dapo.types.batch import (
-    Completion,
-    IntArray,
-    Key,
-    Lane,
-    Partial,
-    Prompt,
-    SampleEvent,
-    SampleRequest,
-    Score,
-)
+from dapo.errors import EngineError
+from dapo.loop.sampling.episodes import PATIENCE, Episodes, Over
+from dapo.loop.sampling.texts import Decode, Texts, cut, cut_text, joined
+from dapo.types.batch import Completion, Key, Lane, Partial, Prompt, SampleEvent, SampleRequest, Score
 from dapo.types.enums import FinishReason
-from dapo.types.evidence import ENGINE
+from dapo.types.evidence import ENGINE, ENVIRONMENT
+from dapo.types.extra import extra_problem
 from dapo.types.protocols import Engine, Scorer, WorksAlone
-
-Decode = Callable[[Sequence[IntArray]], list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Say how responses are read."""
-
-    decode: Decode  # token ids of many responses -> their texts
-    response_prefix: str = ""  # what each begins with, though none of its tokens is the response's
-    first_stop: Callable[[IntArray, tuple[str, ...]], int | None] | None = None  # tokens up to a stop string
-    keep_stop: bool = False  # the stop string stays in the text
-    thinking: Thinking | None = None  # None: the answer may stand anywhere
-
-
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """Find where the thinking of a response ends."""
-
-    open: str
-    close: str
-    begun: Callable[[IntArray], bool]  # whether a prompt's tokens end with the opening tag
-    first: Callable[[IntArray, tuple[str, ...]], int | None]  # tokens up to the first of some texts
-    budget: int | None = None  # tokens of the response after which it is closed
-    forced: IntArray | None = None  # the tokens that close it
-
-    def answer(self, text: str, begun: bool) -> tuple[str, bool]:
-        """Return what follows the thinking, and whether it was closed: "" and False where it was not.
-
-        The last closing tag counts, with or without an opening one before it. Without any tag there was no thinking,
-        and the whole text is the answer.
-
-        Args:
-            text: of the response.
-            begun: the prompt ends with the opening tag.
-        """
-        _, tag, rest = text.rpartition(self.close)
-        if self.open in rest or (begun and not tag):
-            return "", False
-        return rest, True
-
-    def tokens(self, token_ids: IntArray, closings: int) -> int:
-        """Count the tokens of a response up to its last closing tag, the ``closings``-th; all of them without one."""
-        done = 0
-        for _ in range(closings):
-            count = self.first(token_ids[done:], (self.close,))
-            if count is None:
-                break
-            done += count
-        return done
-
-    def ended(self, partial: Partial, text: str, begun: bool) -> Partial:
-        """Append the closing tag to a response that spent its budget and still thinks; return any other as it is."""
-        closed = partial.generated is not None and not partial.generated.all()
-        if closed or self.forced is None or self.answer(text, begun)[1]:
-            return partial
-        count, made = len(self.forced), np.ones(len(partial), dtype=np.bool_)
-        return Partial(
-            np.concatenate([partial.token_ids, self.forced]),
-            np.concatenate([partial.logprobs, np.zeros(count, np.float32)]),
-            np.concatenate([partial.versions, np.repeat(partial.versions[-1:], count)]),
-            np.concatenate([made if partial.generated is None else partial.generated, np.zeros(count, np.bool_)]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +36,7 @@ class Response:
     def partial(self) -> Partial:
         """Return the tokens that an engine continues."""
         made = self.completion
-        return Partial(made.token_ids, made.logprobs, made.versions, made.generated)
+        return Partial(made.token_ids, made.logprobs, made.versions, made.generated, made.extra, made.turns)
 
 
 class Rollouts:
@@ -116,6 +46,8 @@ class Rollouts:
         engine: makes responses.
         scorer: scores them.
         texts: how responses are read, or only the function from the token ids of many responses to their texts.
+        episodes: play environments between the parts of a response; None: a response has one turn.
+        names_answers: whether the verifier of the accuracy names the answers that it reads.
 
     Attributes:
         watch: called after each ``engine.poll``.
@@ -123,14 +55,25 @@ class Rollouts:
 
     watch: Callable[[], None] | None = None
 
-    def __init__(self, engine: Engine, scorer: Scorer, texts: Texts | Decode) -> None:
-        self.engine, self.scorer = engine, scorer
+    def __init__(
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        texts: Texts | Decode,
+        episodes: Episodes | None = None,
+        *,
+        names_answers: bool = False,
+    ) -> None:
+        self.engine, self.scorer, self.names_answers = engine, scorer, names_answers
+        self.episodes = episodes
         self.texts = texts if isinstance(texts, Texts) else Texts(texts)
         self._requests: dict[Key, SampleRequest] = {}  # what the engine has
         self._thinking: dict[Key, SampleRequest] = {}  # of these, as asked for, those that the budget may interrupt
         self._earlier: dict[Key, int] = {}  # tokens of these since ``submit`` that the engine does not count as new
         self._under_way: defaultdict[Lane, int] = defaultdict(int)
         self._ended: defaultdict[Lane, list[SampleEvent]] = defaultdict(list)
+        self._played: defaultdict[Lane, list[Response]] = defaultdict(list)  # episodes that ended
+        self._playing: set[Key] = set()  # episodes under way
         self._lost: defaultdict[Lane, list[Key]] = defaultdict(list)
         self._asked: defaultdict[Lane, int] = defaultdict(int)  # scores that did not arrive
         self._scores: defaultdict[Lane, list[tuple[Key, Score]]] = defaultdict(list)
@@ -138,27 +81,35 @@ class Rollouts:
 
     # ------------------------------------------------------------------ responses
 
-    def submit(self, requests: Sequence[SampleRequest]) -> None:
+    def submit(self, requests: Sequence[SampleRequest], prompt_of: Callable[[Key], Prompt] | None = None) -> None:
         """Queue requests.
+
+        Args:
+            requests: what is asked for.
+            prompt_of: the prompt of a request. None: no environment takes part, whatever the recipe says.
 
         Raises:
             EngineError: the engine is lost, or cannot take one of them; then it has none.
         """
-        self._hand_over(requests)
+        if self.episodes is None or prompt_of is None:
+            self._hand_over(requests)
+        else:
+            self._playing |= {request.key for request in requests}
+            begun = [self.episodes.begin(each, prompt_of(each.key), self.engine.clock) for each in requests]
+            self._hand_over([request for request in begun if request is not None])
         for request in requests:
             self._under_way[request.key.lane] += 1
 
     def _hand_over(self, requests: Sequence[SampleRequest]) -> None:
         """Submit requests; with a thinking budget, first the part of each that is as long as the budget."""
+        if not requests:
+            return
         parts = [self._part(request) for request in requests]
         self.engine.submit(parts)
         for request, part in zip(requests, parts, strict=True):
             self._requests[part.key] = part
             if part.sampling is not request.sampling:
                 self._thinking[part.key] = request
-            elif part is not request:
-                made = 0 if request.prefix is None else len(request.prefix)
-                self._earlier[part.key] = self._earlier.get(part.key, 0) + len(part.prefix or ()) - made
 
     def _part(self, request: SampleRequest) -> SampleRequest:
         """Return the request for the part up to the budget, or for the part after it, with a closing tag if missing."""
@@ -180,10 +131,12 @@ class Rollouts:
         if asked is None or event.finish is not FinishReason.LENGTH:
             return None
         self._earlier[event.key] = self._earlier.get(event.key, 0) + len(event.token_ids)
-        return replace(asked, prefix=_joined(self._requests.pop(event.key).prefix, event))
+        return replace(asked, prefix=joined(self._requests.pop(event.key).prefix, event))
 
     def pump(self, timeout: float | None = None) -> bool:
-        """Let the engine work. True when a response of any lane ended.
+        """Let the engine work, and environments answer. True when something happened that may matter to a lane.
+
+        While a reply is waited for, the engine works step by step.
 
         Args:
             timeout: seconds after which False means "nothing yet"; None: until a response ends, and False means that
@@ -191,9 +144,11 @@ class Rollouts:
 
         Raises:
             EngineError: the engine is lost. ``recall`` still gives back everything unfinished.
+            EpisodeError: an environment's replies cannot be used.
         """
+        waited = self.episodes is not None and self.episodes.waiting > 0
         start = time.perf_counter()
-        events = self.engine.poll(timeout)
+        events = self.engine.poll(self._a_step() if waited else timeout)
         self._polled += time.perf_counter() - start
         if self.watch is not None:
             self.watch()
@@ -202,16 +157,48 @@ class Rollouts:
             if (request := self._go_on(event)) is not None:
                 further.append(request)
                 continue
+            if event.key in self._playing and event.finish is not FinishReason.FAILED:
+                self._end_turn(event)
+                continue
             self._ended[event.key.lane].append(event)
             self._under_way[event.key.lane] -= 1
         if further:
             self._hand_over(further)
-        if not events and timeout is None:
+        answered = self._take_answers(timeout)
+        if not events and not waited and timeout is None:
             for key in self._requests.keys() - {e.key for ended in self._ended.values() for e in ended}:
                 self._lost[key.lane].append(key)
                 self._under_way[key.lane] -= 1
                 self._forget(key)
-        return bool(events)
+        return bool(events) or answered or (waited and timeout is None)
+
+    def _a_step(self) -> float:
+        """Return the seconds of a look at the engine while a reply is waited for: one step of ours, some of others."""
+        return PATIENCE if isinstance(self.engine, WorksAlone) else 0.0
+
+    def _end_turn(self, event: SampleEvent) -> None:
+        """Ask the environment about a turn that ended."""
+        assert self.episodes is not None
+        key = event.key
+        self._earlier[key] = self._earlier.get(key, 0) + len(event.token_ids)
+        self.episodes.turn(key, joined(self._requests.pop(key).prefix, event), event.tick)
+
+    def _take_answers(self, patience: float | None) -> bool:
+        """Let the replies that are due take effect; return whether there were any."""
+        if self.episodes is None or not self.episodes.waiting:
+            return False
+        idle = sum(self._under_way.values()) == self.episodes.waiting
+        requests, over = self.episodes.due(self.engine.clock, self.engine.version, idle=idle, patience=patience)
+        self._hand_over(requests)
+        for each in over:
+            self._under_way[each.key.lane] -= 1
+            self._played[each.key.lane].append(self._response(each))
+        return bool(requests or over)
+
+    def _response(self, over: Over) -> Response:
+        self._playing.discard(over.key)
+        new_tokens = self._earlier.pop(over.key, 0)
+        return Response(over.key, over.completion, new_tokens, self.engine.clock, over.reason)
 
     def busy_seconds(self) -> float:
         """Return the seconds in which the engine worked so far; of several engines, the mean.
@@ -222,11 +209,13 @@ class Rollouts:
 
     def has_ended(self, lane: Lane) -> bool:
         """Return whether ``ended`` has a response to give."""
-        return bool(self._ended.get(lane))
+        return bool(self._ended.get(lane) or self._played.get(lane))
 
     def ended(self, lane: Lane) -> list[Response]:
         """Return the responses of a lane that ended since the last call, ordered by (tick, key)."""
-        return self._whole(self._ended.pop(lane, []))
+        played = self._played.pop(lane, [])
+        whole = self._whole(self._ended.pop(lane, []))
+        return sorted([*whole, *played], key=lambda each: (each.tick, each.key)) if played else whole
 
     def under_way(self, lane: Lane) -> int:
         """Count the responses of a lane that the engine has and that have not ended."""
@@ -237,16 +226,49 @@ class Rollouts:
         return sorted(self._lost.pop(lane, []))
 
     def recall(self, lane: Lane) -> list[Response]:
-        """Take back all responses of a lane: those that ended and were not given out, and the rest as far as it got."""
+        """Take back all responses of a lane: those that ended and were not given out, and the rest as far as it got.
+
+        The environments of the rest live on until ``drop``, or until their responses go on and end.
+        """
         waiting = self._ended.pop(lane, [])
         ended = {event.key for event in waiting}
         keys = [key for key in self._requests if key.lane == lane and key not in ended]
         events = self.engine.abort(keys) if keys else []
         self._under_way[lane] = 0
-        responses = self._whole([*waiting, *events])
+        responses = self._played.pop(lane, [])
+        if self.episodes is not None:
+            events = self._take_back(lane, events, responses)
+        responses += self._whole([*waiting, *events])
         for key in keys:
             self._forget(key)
         return responses
+
+    def _take_back(self, lane: Lane, events: Sequence[SampleEvent], responses: list[Response]) -> list[SampleEvent]:
+        """Take back the episodes of a lane, into ``responses``; return the events that are of none.
+
+        A turn that ended just now is asked about when its response goes on.
+        """
+        assert self.episodes is not None
+        taken, over = self.episodes.recall(lane)
+        others = []
+        for event in events:
+            if event.key not in self._playing or event.finish is FinishReason.FAILED:
+                others.append(event)
+                continue
+            whole = joined(self._requests[event.key].prefix, event)
+            self._earlier[event.key] = self._earlier.get(event.key, 0) + len(event.token_ids)
+            ended = event.finish is not FinishReason.ABORTED
+            taken.append((event.key, self.episodes.take_back(event.key, whole, ended=ended)))
+        responses += map(self._response, over)
+        for key, partial in taken:
+            self._playing.discard(key)
+            responses.append(Response(key, _unread(partial), self._earlier.pop(key, 0), self.engine.clock, None))
+        return others
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Close the environments of responses that were taken back and will not go on."""
+        if self.episodes is not None:
+            self.episodes.forget(keys)
 
     def _forget(self, key: Key) -> None:
         self._requests.pop(key, None)
@@ -255,15 +277,22 @@ class Rollouts:
 
     def _whole(self, events: Iterable[SampleEvent]) -> list[Response]:
         """Join events to their prefixes and read their texts; a stop token is not part of a text."""
-        joined = []
+        whole_R = []
         for event in map(self._unless_it_goes_on, events) if self._thinking else events:
             request = self._requests.pop(event.key)
-            joined.append((event, _joined(request.prefix, event), request))
+            if event.key in self._playing:  # the engine could not go on
+                self._playing.discard(event.key)
+                self.drop([event.key])
+            whole = joined(request.prefix, event)
+            problem = extra_problem(whole.extra, prompt=len(request.prompt_ids), response=len(whole))
+            if problem is not None and len(whole):
+                raise EngineError(f"response {event.key}: {problem}")
+            whole_R.append((event, whole, request))
         texts = iter(
             self.texts.decode(
                 [
                     whole.token_ids[:-1] if _by_token(event.finish, whole, request) else whole.token_ids
-                    for event, whole, request in joined
+                    for event, whole, request in whole_R
                     if event.finish is not FinishReason.ABORTED
                 ]
             )
@@ -276,7 +305,7 @@ class Rollouts:
                 event.tick,
                 event.reason,
             )
-            for event, whole, request in joined
+            for event, whole, request in whole_R
         ]
 
     def _unless_it_goes_on(self, event: SampleEvent) -> SampleEvent:
@@ -292,9 +321,11 @@ class Rollouts:
             text = cut_text(text, stops, keep=self.texts.keep_stop)
             end = None if self.texts.first_stop is None else self.texts.first_stop(whole.token_ids, stops)
             if end is not None:
-                whole, finish = _cut(whole, end), FinishReason.STOP
+                whole, finish = cut(whole, end), FinishReason.STOP
         text = self.texts.response_prefix + text
-        made = Completion(whole.token_ids, whole.logprobs, whole.versions, finish, text, whole.generated)
+        made = Completion(
+            whole.token_ids, whole.logprobs, whole.versions, finish, text, whole.generated, extra=whole.extra
+        )
         thinking = self.texts.thinking
         if thinking is None:
             return made
@@ -309,7 +340,9 @@ class Rollouts:
     def judge(self, key: Key, prompt: Prompt, completion: Completion, failure: str | None = None) -> None:
         """Ask for the score of a response; ``failure``: why, where the engine could not finish it."""
         if completion.finish is FinishReason.FAILED:  # unscored, not wrong
-            self._scores[key.lane].append((key, Score(reason=f"{ENGINE}{failure or 'failed'}")))
+            failure = failure or "failed"
+            reason = failure if failure.startswith(ENVIRONMENT) else f"{ENGINE}{failure}"
+            self._scores[key.lane].append((key, Score(reason=reason)))
         else:
             self._asked[key.lane] += 1
             self.scorer.submit(key, prompt, completion)
@@ -332,21 +365,6 @@ class Rollouts:
         return self._scores.pop(lane, [])
 
 
-def _joined(prefix: Partial | None, event: SampleEvent) -> Partial:
-    """Join the prefix of a response and the tokens that the engine made since."""
-    if prefix is None or not len(prefix):
-        return Partial(event.token_ids, event.logprobs, event.versions)
-    own = None
-    if prefix.generated is not None:
-        own = np.concatenate([prefix.generated, np.ones(len(event.token_ids), dtype=np.bool_)])
-    return Partial(
-        np.concatenate([prefix.token_ids, event.token_ids]),
-        np.concatenate([prefix.logprobs, event.logprobs]),
-        np.concatenate([prefix.versions, event.versions]),
-        own,
-    )
-
-
 def _by_token(finish: FinishReason, whole: Partial, request: SampleRequest) -> bool:
     """Return whether a stop token ended a response; without stop strings nothing else can."""
     if finish is not FinishReason.STOP:
@@ -357,24 +375,4 @@ def _by_token(finish: FinishReason, whole: Partial, request: SampleRequest) -> b
 def _unread(partial: Partial) -> Completion:
     """Make a completion without text of a response that goes on later."""
     made = partial.token_ids, partial.logprobs, partial.versions
-    return Completion(*made, FinishReason.ABORTED, "", partial.generated)
-
-
-def _cut(whole: Partial, count: int) -> Partial:
-    """Return the first ``count`` tokens."""
-    if count == len(whole):
-        return whole
-    own = None if whole.generated is None else whole.generated[:count]
-    return Partial(whole.token_ids[:count], whole.logprobs[:count], whole.versions[:count], own)
-
-
-def cut_text(text: str, stops: tuple[str, ...], *, keep: bool) -> str:
-    """Cut a response's text at its first stop string: before it, or after it (``keep``).
-
-    Text beyond the stop string, from the token that completed it, is left out either way.
-    """
-    found = [(text.index(stop), stop) for stop in stops if stop in text]
-    if not found:
-        return text
-    start, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
-    return text[: start + len(stop)] if keep else text[:start]
+    return Completion(*made, FinishReason.ABORTED, "", partial.generated, extra=partial.extra, turns=partial.turns)

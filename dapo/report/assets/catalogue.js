@@ -203,3 +203,22 @@ function catalogue(section, keys) {
   }[section]();
   return charts.filter((chart) => !chart.needs || keys.has(chart.needs)).map((chart) => ({ section, ...chart }));
 }
+
+const FIRST = ["training-accuracy", "acceptance", "entropy", "length", "gap"];
+const FIRST_SUPERVISED = ["validation/loss", "loss", "entropy", "grad", "examples", "rate"];
+
+/** The charts that are drawn first. Of several runs each has one line a run, and is `narrowed` where that leaves out some. */
+function firstCharts(keys, several) {
+  const all = ["learning", "health", "cost"].flatMap((section) => catalogue(section, keys));
+  const heldOut =
+    all.find(({ id }) => id === "validation/accuracy") || all.find(({ id }) => /^validation\/.*accuracy$/.test(id));
+  const wanted = keys.has("sft/epoch") ? FIRST_SUPERVISED : heldOut ? [heldOut.id, ...FIRST] : FIRST;
+  const charts = wanted.map((id) => all.find((spec) => spec.id === id)).filter(Boolean);
+  if (!several) return charts;
+  return charts.map((spec) => {
+    if (spec.series.length < 2) return spec;
+    const main = spec.series.find(({ key }) => key === "response/length_mean") || spec.series[0];
+    const title = spec.kind === "stack" ? "Groups kept" : spec.title.split(",")[0];
+    return { ...spec, id: `first/${spec.id}`, title, says: "", kind: "line", full: false, series: [main], narrowed: true };
+  });
+}

@@ -229,6 +229,22 @@ const HEALTH = [
 
 const COST = [
   {
+    id: "engines",
+    group: "Machine",
+    title: "Engines at work",
+    unit: "count",
+    says: "Engines that work when a step is trained, and how many were lost since the step before.",
+    series: [s("cluster/engines", "at work"), s("cluster/engine_losses", "lost", { optional: true })],
+  },
+  {
+    id: "turns",
+    group: "Machine",
+    title: "Seconds of an engine's turn",
+    unit: "seconds",
+    says: "Mean over the turns of all engines.",
+    series: [s("cluster/turn_seconds", "turn")],
+  },
+  {
     id: "tokens",
     group: "Tokens",
     title: "Where the tokens of a step went",

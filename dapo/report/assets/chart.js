@@ -66,7 +66,7 @@ class Chart {
         this.toggle,
         this.meaning,
       ),
-      el("p", { class: "says" }, spec.says),
+      spec.says ? el("p", { class: "says" }, spec.says) : null,
       this.legend,
       this.note,
       this.plot,
@@ -208,7 +208,7 @@ class Chart {
     });
     const tens = (u, splits) =>
       splits.map((v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9 ? v : null));
-    const y = axis({ size: 52, values: (u, splits) => ticks(splits, this.spec.unit), space: 30, gap: 6 });
+    const y = axis({ size: 58, values: (u, splits) => ticks(splits, this.spec.unit), space: 30, gap: 6 });
     if (this.logarithmic())
       Object.assign(y, {
         filter: tens,
@@ -376,6 +376,10 @@ class Chart {
 
   repaint() {
     this.drawing.redraw(true, true);
+  }
+
+  reveal() {
+    return this;
   }
 
   remove() {

@@ -1,60 +1,138 @@
-// The sections made of charts: Learning, Health, Cost. Built once, then given new numbers in place.
+// The charts: six that are drawn first, and all others folded. Built once, then given new numbers in place.
 
-class ChartSection {
-  constructor(root, section, page) {
-    Object.assign(this, { root, section, page, charts: new Map() });
-    this.grids = new Map();
+/** The six charts that tell most, drawn at once. */
+class FirstCharts {
+  constructor(root, page) {
+    Object.assign(this, { page, charts: new Map() });
     this.empty = el("p", { class: "empty" });
-    root.append(this.empty);
+    this.grid = el("div", { class: "grid" });
+    add(root, [this.empty, this.grid]);
   }
 
-  update(entities, x, keys) {
-    const wanted = new Map();
-    for (const spec of catalogue(this.section, keys)) {
-      for (const one of chartsOf(spec, entities, x)) if (one.rows.length) wanted.set(one.spec.id, one);
-    }
+  update(x, keys) {
+    const { page } = this;
+    const wanted = firstCharts(keys, page.entities.length > 1)
+      .map((spec) => ({ spec, rows: rowsOf(spec, page.entities, x) }))
+      .filter(({ rows }) => rows.length);
+    const ids = new Set(wanted.map(({ spec }) => spec.id));
     for (const [id, chart] of this.charts) {
-      if (!wanted.has(id)) {
+      if (!ids.has(id)) {
         chart.remove();
         this.charts.delete(id);
       }
     }
-    let before = new Map();
-    for (const [id, { spec, rows }] of wanted) {
-      const grid = this.grid(spec.group);
-      let chart = this.charts.get(id);
+    for (const { spec, rows } of wanted) {
+      const chart = this.charts.get(spec.id);
       if (chart) chart.take(rows, x);
-      else {
-        chart = new Chart(spec, rows, x, this.page);
-        this.charts.set(id, chart);
-        const after = before.get(spec.group);
-        if (after) after.after(chart.root);
-        else grid.prepend(chart.root);
-        chart.fit();
-      }
-      before.set(spec.group, chart.root);
+      else this.charts.set(spec.id, new Chart(spec, rows, x, page, 190, "h3"));
+      this.grid.append(this.charts.get(spec.id).root);
     }
-    for (const [, { part, grid }] of this.grids) {
-      const count = grid.children.length;
-      part.hidden = !count;
-      grid.dataset.columns = count > 3 && (4 - (count % 4)) % 4 <= (3 - (count % 3)) % 3 ? "4" : "3";
-    }
-    this.empty.hidden = wanted.size > 0;
-    const { runs } = this.page.bundle;
+    for (const chart of this.charts.values()) chart.fit();
+    this.empty.hidden = wanted.length > 0;
+    const { runs } = page.bundle;
     this.empty.textContent =
       runs.length && runs.every((run) => run.status.state !== "running")
         ? "No step was trained."
         : "Nothing was measured yet: charts come with the first training step.";
+    return wanted.filter(({ spec }) => !spec.narrowed).map(({ spec }) => spec.id);
+  }
+}
+
+/** A chart folded to its title, a small curve and its last value; a click draws it. */
+class FoldedChart {
+  constructor(page) {
+    Object.assign(this, { page, chart: null });
+    this.head = el("button", { type: "button", class: "foldhead", on: { click: () => this.toggle(!this.chart) } });
+    this.root = el("div", { class: "fold" }, this.head);
   }
 
-  grid(name) {
-    if (!this.grids.has(name)) {
-      const grid = el("div", { class: "grid" });
-      const part = el("section", { class: "part" }, el("h3", {}, name), grid);
-      this.root.append(part);
-      this.grids.set(name, { part, grid });
+  take(spec, rows, x) {
+    Object.assign(this, { spec, rows, x });
+    this.root.dataset.fold = spec.id;
+    const lines = spec.kind === "stack" ? [{ ...rows[0], values: wholeOf(spec, rows) }] : mainRows(rows);
+    const last = lines.map((row) => lastOf(row.values)).map((value) => measured(value, spec.unit));
+    put(
+      this.head,
+      el("span", { class: "title" }, visible(spec.title)),
+      sparkline(lines.slice(0, COLOURS.length)),
+      el("b", {}, lines.length <= 2 ? last.join(" · ") : ""),
+    );
+    this.head.setAttribute("aria-expanded", String(this.chart !== null));
+    if (this.chart) this.chart.take(rows, x);
+  }
+
+  toggle(open) {
+    if (open === (this.chart !== null)) return;
+    if (open) {
+      this.chart = new Chart(this.spec, this.rows, this.x, this.page);
+      this.root.append(this.chart.root);
+      this.chart.fit();
+    } else {
+      this.chart.remove();
+      this.chart = null;
     }
-    return this.grids.get(name).grid;
+    this.head.setAttribute("aria-expanded", String(open));
+  }
+
+  reveal() {
+    this.toggle(true);
+    return this.chart;
+  }
+
+  remove() {
+    this.toggle(false);
+    this.root.remove();
+  }
+}
+
+/** All further charts by section, folded. */
+class FoldedCharts {
+  constructor(root, page) {
+    this.page = page;
+    this.folds = new Map();
+    this.parts = [
+      ["learning", "Learning"],
+      ["health", "Health"],
+      ["cost", "Cost"],
+    ].map(([section, title]) => {
+      const grid = el("div", { class: "folds" });
+      const all = el("button", { type: "button", class: "quiet", on: { click: () => this.all(grid, all) } }, "Open all");
+      const open = !matchMedia("(max-width: 620px)").matches;
+      const part = el("details", { class: "part", id: section, open }, el("summary", {}, el("h3", {}, title)), all, grid);
+      root.append(part);
+      return { section, part, grid };
+    });
+  }
+
+  all(grid, button) {
+    const open = button.textContent === "Open all";
+    for (const fold of this.folds.values()) if (fold.root.parentElement === grid) fold.toggle(open);
+    button.textContent = open ? "Close all" : "Open all";
+  }
+
+  /** `above`: ids of charts that are drawn in whole already. */
+  update(x, keys, above) {
+    const seen = new Set();
+    for (const { section, part, grid } of this.parts) {
+      const charts = catalogue(section, keys)
+        .filter((spec) => !above.includes(spec.id))
+        .flatMap((spec) => chartsOf(spec, this.page.entities, x))
+        .filter(({ rows }) => rows.length);
+      for (const { spec, rows } of charts) {
+        seen.add(spec.id);
+        if (!this.folds.has(spec.id)) this.folds.set(spec.id, new FoldedChart(this.page));
+        const fold = this.folds.get(spec.id);
+        fold.take(spec, rows, x);
+        if (fold.root.parentElement !== grid) grid.append(fold.root);
+      }
+      part.hidden = !charts.length;
+    }
+    for (const [id, fold] of this.folds) {
+      if (seen.has(id)) continue;
+      fold.remove();
+      this.folds.delete(id);
+    }
+    return seen.size > 0;
   }
 }
 

@@ -109,3 +109,14 @@ function moment(unix) {
 function plural(count, word, words) {
   return `${number(count)} ${count === 1 ? word : words || `${word}s`}`;
 }
+
+/** How a run stands: its word, sign and colour. Success is more than an end: the page of a run decides. */
+const STATES = {
+  running: ["running", "▶", "live"],
+  finished: ["finished", "✓", ""],
+  interrupted: ["interrupted", "‖", "warn"],
+  unfilled: ["batch not filled", "◔", "bad"],
+  failed: ["failed", "✗", "bad"],
+  killed: ["killed", "✗", "bad"],
+  unknown: ["state unknown", "?", ""],
+};

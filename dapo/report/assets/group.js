@@ -230,16 +230,17 @@ class GroupPanel {
     put(this.legend, this.mode ? [tokenLegend(this.mode, group.responses), this.nothingStandsOut()] : null);
     this.readout.hidden = !this.mode;
     this.readout.textContent = "Point at a token, or focus a response and use the arrow keys, to read its numbers.";
-    const hidden = this.sorted.length - this.most;
+    this.folded = equalOnes(this.sorted);
+    const hidden = this.folded.length - this.most;
     const more = () => {
       this.most = Infinity;
       this.draw();
     };
     put(
       this.cards,
-      this.sorted.slice(0, this.most).map((r) => this.card(r, far)),
+      this.folded.slice(0, this.most).map((equal) => this.card(equal, far)),
       hidden > 0
-        ? el("button", { type: "button", on: { click: more } }, `Show the other ${plural(hidden, "response")}`)
+        ? el("button", { type: "button", on: { click: more } }, `Show ${plural(hidden, "further answer")}`)
         : null,
     );
   }
@@ -253,8 +254,11 @@ class GroupPanel {
     return el("p", { class: "note" }, `All tokens recorded here are in the class without a colour: ${plain[1]}.`);
   }
 
-  card(r, far) {
-    const name = `Response ${r.sample}`;
+  /** The card of one response, or of several equal ones. */
+  card(equal, far) {
+    const [r] = equal;
+    const samples = equal.map((one) => one.sample);
+    const name = equal.length > 1 ? `Responses ${samples.join(", ")}` : `Response ${r.sample}`;
     const read = (parts) =>
       put(
         this.readout,
@@ -264,15 +268,16 @@ class GroupPanel {
     const parts = Object.entries(r.rewards).filter(([key, value]) => key !== "accuracy" || value !== r.accuracy);
     const body =
       this.mode && r.tokens
-        ? tokenBlock(r.tokens, this.mode, name, read, tokensAtFirst(Math.min(this.most, this.sorted.length)))
+        ? tokenBlock(r.tokens, this.mode, name, read, tokensAtFirst(Math.min(this.most, this.folded.length)))
         : textBlock(r.text, name);
     return el(
       "article",
-      { class: "response", "data-sample": r.sample, "aria-label": name, tabindex: -1 },
+      { class: "response", "data-samples": samples.join(" "), "aria-label": name, tabindex: -1 },
       el(
         "header",
         {},
         el("b", {}, `#${r.sample}`),
+        equal.length > 1 ? el("span", { class: "chip", title: name }, `${number(equal.length)} equal`) : null,
         mark(r),
         el(
           "span",
@@ -300,7 +305,8 @@ class GroupPanel {
 
   go(i) {
     const { sample } = this.group.responses[i];
-    const found = () => [...this.cards.children].find((one) => one.dataset.sample === String(sample));
+    const found = () =>
+      [...this.cards.children].find((one) => (one.dataset.samples || "").split(" ").includes(String(sample)));
     if (!found()) {
       this.most = Infinity;
       this.draw();
@@ -309,6 +315,16 @@ class GroupPanel {
     node.scrollIntoView({ block: "nearest", inline: "start" });
     node.focus({ preventScroll: true });
   }
+}
+
+/** Responses with equal text and scores together, in the order of their first. */
+function equalOnes(responses) {
+  const found = new Map();
+  for (const r of responses) {
+    const what = JSON.stringify([r.text, r.finish, r.length, r.accuracy, r.rewards, r.shaped, r.advantage, r.voter, r.unscored]);
+    found.set(what, [...(found.get(what) || []), r]);
+  }
+  return [...found.values()];
 }
 
 function pair(name, value) {

@@ -129,10 +129,13 @@ class List {
     this.open(row.getData());
   }
 
-  /** Show which row is open. */
+  /** Show which row is open, and bring it into sight within the list. */
   mark(key) {
     this.chosen = key;
-    for (const row of this.table.getRows("visible")) this.dress(row);
+    const row = this.row(key);
+    const visible = this.table.getRows("visible");
+    for (const one of visible) this.dress(one);
+    if (row && !visible.includes(row)) this.table.scrollToRow(row, "center", true).catch(() => null); // it may be replaced
   }
 
   dress(row) {

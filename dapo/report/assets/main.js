@@ -2,10 +2,10 @@
 
 const SECTIONS = [
   ["outcome", "Outcome"],
+  ["charts", "Charts"],
   ["warnings", "Warnings"],
-  ["learning", "Learning"],
-  ["health", "Health"],
-  ["cost", "Cost"],
+  ["numbers", "More numbers"],
+  ["cluster", "Cluster"],
   ["rollouts", "Rollouts"],
   ["timeline", "Timeline"],
   ["recipe", "Recipe"],
@@ -60,25 +60,22 @@ const page = {
     return `advice-${page.bundle.runs.indexOf(run)}-${index}`;
   },
 
+  /** The charts that are drawn, folded ones that are closed left out. */
   charts() {
-    return [
-      page.outcome.chart,
-      ...["learning", "health", "cost"].flatMap((name) => [...page.sections[name].charts.values()]),
-    ].filter(Boolean);
+    const opened = [...page.folded.folds.values()].map((fold) => fold.chart).filter(Boolean);
+    return [...page.first.charts.values(), ...opened];
   },
 
-  /** The chart that shows a metric of a run. Some charts are of one run alone (`spec.of`). */
+  /** The chart, drawn or folded, that shows a metric of a run. Some charts are of one run alone (`spec.of`). */
   chartOf(key, run) {
-    return (
-      page
-        .charts()
-        .slice(page.outcome.chart ? 1 : 0)
-        .find(({ rows, spec }) => (!spec.of || spec.of.includes(run)) && rows.some((row) => row.key === key)) || null
-    );
+    const all = [...page.first.charts.values(), ...page.folded.folds.values()];
+    const shows = all.filter(({ rows }) => rows.some((row) => row.key === key));
+    return shows.find(({ spec }) => spec.of && spec.of.includes(run)) || shows.find(({ spec }) => !spec.of) || null;
   },
 
   /** Look at a chart, and mark it for a moment. */
-  showChart(chart) {
+  showChart(folded) {
+    const chart = folded.reveal();
     chart.root.scrollIntoView({ block: "center" });
     chart.plot.focus({ preventScroll: true });
     chart.root.classList.add("looked");
@@ -91,7 +88,7 @@ const page = {
       range && (range[0] > low || range[1] < high) ? [Math.max(low, range[0]), Math.min(high, range[1])] : null;
     if (page.range && page.range[1] <= page.range[0]) page.range = null;
     for (const chart of page.charts()) chart.zoom();
-    for (const controls of page.controls) controls.update();
+    page.controls.update();
   },
 
   showSeeds(value) {
@@ -142,15 +139,17 @@ const page = {
     const [low, high] = x.length ? [x[0], x[x.length - 1]] : [0, 1];
     page.extent = low === high ? [low - 0.5, high + 0.5] : [low, high];
     page.redrawHeader();
-    page.outcome.update(keys, x);
-    for (const name of ["learning", "health", "cost"]) page.sections[name].update(page.entities, x, keys);
+    page.outcome.update();
+    const above = page.first.update(x, keys);
+    page.show("numbers", page.folded.update(x, keys, above));
     const warnings = page.advice.update();
     const mark = page.marks.get("warnings");
     mark.textContent = warnings.all ? ` ${warnings.all}` : "";
     mark.classList.toggle("bad", warnings.bad > 0);
     page.recipe.update();
-    for (const controls of page.controls) controls.update();
+    page.controls.update();
     for (const chooser of page.choosers) chooser();
+    page.show("cluster", page.cluster.update());
     if (bundle.runs.length) {
       page.timeline.update();
       page.rollouts.update();
@@ -190,18 +189,15 @@ const page = {
     page.troubled = el("p", { class: "trouble", role: "alert", hidden: true });
     put(main, page.troubled, [...parts.values()]);
     page.redrawHeader = header(page, document.getElementById("top"));
-    page.controls = ["learning", "health", "cost"].map((id) => {
-      const controls = new ChartControls(page);
-      const part = parts.get(id);
-      part.append(el("div", { class: "sectionhead" }, part.firstChild, controls.root));
-      return controls;
-    });
+    const charts = parts.get("charts");
+    page.controls = new ChartControls(page);
+    charts.append(el("div", { class: "sectionhead" }, charts.firstChild, page.controls.root));
     page.choosers = [];
     page.outcome = new Outcome(parts.get("outcome"), page);
-    page.sections = Object.fromEntries(
-      ["learning", "health", "cost"].map((id) => [id, new ChartSection(parts.get(id), id, page)]),
-    );
+    page.first = new FirstCharts(charts, page);
+    page.folded = new FoldedCharts(parts.get("numbers"), page);
     page.advice = new AdviceSection(parts.get("warnings"), page);
+    page.cluster = new ClusterSection(parts.get("cluster"), page);
     page.rollouts = new Rollouts(parts.get("rollouts"), page);
     parts.get("timeline").append(page.runChooser());
     page.timeline = new TimelineSection(parts.get("timeline"), page);

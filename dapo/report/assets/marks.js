@@ -95,3 +95,39 @@ function tableOf(spec, rows, x) {
     ),
   );
 }
+
+const SPARK = { width: 96, height: 24, edge: 2 };
+
+function lastOf(values) {
+  for (let i = values.length - 1; i >= 0; i -= 1) if (values[i] !== null && values[i] !== undefined) return values[i];
+  return null;
+}
+
+/** The rows of the first metric of a chart: one an entity. */
+function mainRows(rows) {
+  return rows.filter((row) => row.key === rows[0].key);
+}
+
+/** What a stack adds up to; of shares, which add up to one, the first. */
+function wholeOf(spec, rows) {
+  return spec.unit === "share" ? rows[0].values : stacked(rows)[rows.length - 1];
+}
+
+/** A curve of the size of a word: its shape alone. */
+function sparkline(rows) {
+  const { width, height, edge } = SPARK;
+  const there = rows.flatMap((row) => row.values).filter((v) => v !== null && v !== undefined);
+  const [low, high] = [Math.min(...there), Math.max(...there)];
+  const y = (v) => (high > low ? height - edge - ((v - low) / (high - low)) * (height - 2 * edge) : height / 2);
+  return sv(
+    "svg",
+    { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
+    rows.map((row) => {
+      const last = Math.max(1, row.values.length - 1);
+      const points = row.values
+        .map((v, i) => (v === null || v === undefined ? null : `${((i / last) * (width - 4) + 2).toFixed(1)} ${y(v).toFixed(1)}`))
+        .filter(Boolean);
+      return sv("path", { d: `M${points.join("L")}`, stroke: `var(${row.colour})`, fill: "none", "stroke-width": 1.5 });
+    }),
+  );
+}

@@ -1,18 +1,22 @@
 // The first screen: how each run stands or ended, what came of it in words and numbers, and what is wrong.
 
-const STATES = {
-  running: ["running", "▶", "live"],
-  finished: ["finished", "✓", "good"],
-  interrupted: ["interrupted", "‖", "warn"],
-  unfilled: ["batch not filled", "◔", "bad"],
-  failed: ["failed", "✗", "bad"],
-  killed: ["killed", "✗", "bad"],
-  unknown: ["state unknown", "?", ""],
-};
 const TONES = { good: "✓ ", bad: "✗ ", warn: "! ", "": "" };
 
-function badge(status) {
-  const [word, sign, tone] = own(STATES, status.state) || STATES.unknown;
+/** Whether the run did what it was made for: held-out accuracy rose by more than chance, and nothing is badly wrong. */
+function succeeded(run) {
+  return run.tiles.some((one) => one.tone === "good") && !urgentOf(run).length;
+}
+
+/** The colour of a run's state. One that reached its end has that of success only where it learned. */
+function toneOf(run) {
+  const [, , tone] = own(STATES, run.status.state) || STATES.unknown;
+  return run.status.state === "finished" && succeeded(run) ? "good" : tone;
+}
+
+function badge(run) {
+  const { status } = run;
+  const [word, sign] = own(STATES, status.state) || STATES.unknown;
+  const tone = toneOf(run);
   return el(
     "span",
     { class: `badge ${tone}`, "data-state": status.state },
@@ -46,11 +50,11 @@ function header(page, root) {
       name,
       el("h1", {}, title),
       runs.length === 1
-        ? [badge(runs[0].status), alarm(runs[0])]
+        ? [badge(runs[0]), alarm(runs[0])]
         : el(
             "ul",
             { class: "runs" },
-            runs.map((run) => el("li", {}, inline(run.label, 40), " ", badge(run.status), alarm(run))),
+            runs.map((run) => el("li", {}, inline(run.label, 40), " ", badge(run), alarm(run))),
           ),
     );
   };
@@ -80,8 +84,7 @@ function progress(run) {
   const { status } = run;
   if (!status.steps) return null;
   const share = Math.max(0, Math.min(1, status.step / status.steps));
-  const [, , usual] = own(STATES, status.state) || STATES.unknown;
-  const tone = usual === "good" && urgentOf(run).length ? "" : usual;
+  const tone = toneOf(run);
   return el(
     "div",
     {
@@ -165,14 +168,6 @@ function tile(page, one) {
   );
 }
 
-/** Whether a sentence says again what was just said. */
-function repeats(sentence, said) {
-  const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}]+/gu) || [];
-  const known = new Set(words(said));
-  const own = words(sentence);
-  return own.length > 0 && own.filter((word) => known.has(word)).length >= own.length * 0.7;
-}
-
 function notes(run) {
   if (!run.notes.length) return null;
   return el(
@@ -187,17 +182,15 @@ function notes(run) {
   );
 }
 
-/** Whether the banner of a run has told this sentence. */
-function tells(run, sentence) {
-  return banner(run) !== null && repeats(sentence, `${run.status.title} ${run.status.said} the run of`);
+/** The sentences of a run that its banner does not begin with. */
+function further(run) {
+  return run.sentences.filter((one) => !banner(run) || !run.status.said.startsWith(one));
 }
 
 function outcomeOfOne(page, run) {
-  const above = banner(run);
-  // What the banner has told is left out, and the first thing after it is whether the run learned.
-  const [lead, ...rest] = run.sentences.filter((one, i) => i > 0 || !above || !tells(run, one));
+  const [lead, ...rest] = further(run);
   return [
-    above,
+    banner(run),
     lead ? el("p", { class: "lead" }, worded(lead)) : null,
     el("p", { class: "facts" }, facts(run)),
     progress(run),
@@ -213,25 +206,38 @@ function outcomeOfOne(page, run) {
   ];
 }
 
+/** The recipes against one another, a sentence each. */
+function families(page) {
+  return el(
+    "ul",
+    { class: "families" },
+    page.bundle.families
+      .filter((family) => family.said)
+      .map((family) =>
+        el(
+          "li",
+          { class: family.tone },
+          el("b", {}, family.name ? inline(family.name, 160) : plural(family.runs.length, "seed"), ": "),
+          visible(family.said),
+        ),
+      ),
+  );
+}
+
+/** A column a run, a row a number. What stands under a number on a run's own page is its title here. */
 function comparison(page, runs) {
   const labels = new Map();
   for (const run of runs) for (const one of run.tiles) if (!labels.has(one.label)) labels.set(one.label, one.key);
   const cell = (run, label) => {
     const one = run.tiles.find((other) => other.label === label);
-    return el(
-      "td",
-      { class: one ? one.tone : "" },
-      one ? [el("b", {}, visible(one.value)), one.detail ? el("small", {}, visible(one.detail)) : null] : MISSING,
-    );
+    return el("td", { class: one ? one.tone : "", title: one ? one.detail : null }, one ? visible(kept(one.value)) : MISSING);
   };
-  const rows = [...labels.keys()];
   return el(
     "div",
     { class: "scroll", tabindex: 0, role: "group", "aria-label": "The runs side by side" },
     el(
       "table",
       { class: "compare" },
-      el("caption", {}, "The runs side by side"),
       el(
         "thead",
         {},
@@ -239,22 +245,42 @@ function comparison(page, runs) {
           "tr",
           {},
           el("th", { scope: "col" }, "Run"),
-          rows.map((label) => el("th", { scope: "col", title: definition(page, labels.get(label)) }, visible(label))),
+          runs.map((run) => el("th", { scope: "col" }, runMark(page, run), inline(run.label, 60), " ", badge(run))),
         ),
       ),
       el(
         "tbody",
         {},
-        runs.map((run) =>
+        [...labels].map(([label, key]) =>
           el(
             "tr",
             {},
-            el("th", { scope: "row" }, runMark(page, run), inline(run.label, 60), " ", badge(run.status)),
-            rows.map((label) => cell(run, label)),
+            el("th", { scope: "row", title: definition(page, key) }, visible(label)),
+            runs.map((run) => cell(run, label)),
           ),
         ),
       ),
     ),
+  );
+}
+
+/** A run among several: what happened to it, and its sentences folded. */
+function ofRun(page, run) {
+  const [lead, ...rest] = further(run);
+  return el(
+    "article",
+    { class: "ofrun" },
+    el("h3", {}, runMark(page, run), inline(run.label, 80), " ", badge(run)),
+    banner(run, true),
+    urgentInShort(page, run),
+    el(
+      "details",
+      { "data-key": `words-${run.label}` },
+      el("summary", {}, worded(lead || "")),
+      rest.map((one) => el("p", {}, worded(one))),
+      el("p", { class: "facts" }, facts(run)),
+    ),
+    notes(run),
   );
 }
 
@@ -276,93 +302,33 @@ class Outcome {
   constructor(root, page) {
     this.page = page;
     this.words = el("div", { class: "words" });
-    this.hero = el("div", { class: "hero" });
-    root.append(el("div", { class: "opening" }, this.words, this.hero));
+    this.tiles = el("div", {});
     this.under = el("div", {});
-    root.append(this.under);
-    this.chart = null;
+    add(root, [el("div", { class: "opening" }, this.words, this.tiles), this.under]);
   }
 
-  update(keys, x) {
+  update() {
     const { page } = this;
     const runs = page.bundle.runs;
-    if (runs.length < 2)
-      put(
-        this.under,
-        runs.length && runs[0].tiles.length
-          ? el(
-              "dl",
-              {
-                class: "tiles",
-                style: { "--columns": Math.ceil(runs[0].tiles.length / Math.ceil(runs[0].tiles.length / 7)) },
-              },
-              runs[0].tiles.map((one) => tile(page, one)),
-            )
-          : null,
-      );
+    const tiles = runs.length === 1 ? runs[0].tiles : [];
+    this.tiles.hidden = !tiles.length;
+    put(
+      this.tiles,
+      el(
+        "dl",
+        { class: "tiles" },
+        tiles.map((one) => tile(page, one)),
+      ),
+    );
+    put(this.under);
     if (!runs.length) put(this.words, el("p", { class: "lead" }, "This page holds no run."));
     else if (runs.length === 1) put(this.words, outcomeOfOne(page, runs[0]));
     else {
+      put(this.words, families(page), comparison(page, runs));
       put(
-        this.words,
-        runs.map((run) =>
-          el(
-            "article",
-            { class: "ofrun" },
-            el("h3", {}, runMark(page, run), inline(run.label, 80), " ", badge(run.status)),
-            banner(run, true),
-            run.sentences
-              .slice(0, 1)
-              .filter((one) => !tells(run, one))
-              .map((one) => el("p", { class: "lead" }, worded(one))),
-            el("p", { class: "facts" }, facts(run)),
-            urgentInShort(page, run),
-            run.sentences.length > 1
-              ? el(
-                  "details",
-                  { "data-key": `words-${run.label}` },
-                  el("summary", {}, "More"),
-                  run.sentences.slice(1).map((one) => el("p", {}, worded(one))),
-                )
-              : null,
-            notes(run),
-          ),
-        ),
+        this.under,
+        runs.map((run) => ofRun(page, run)),
       );
-      put(this.under, comparison(page, runs));
-    }
-    const specs = [...catalogue("learning", keys)];
-    const spec =
-      specs.find((one) => one.id === "validation/accuracy") ||
-      specs.find((one) => one.id.endsWith("/accuracy")) ||
-      specs.find((one) => one.id === "training-accuracy");
-    const usable = [
-      spec,
-      specs.find((one) => one.id === "training-accuracy"),
-      catalogue("health", keys).find((one) => one.id === "acceptance"),
-    ].filter(Boolean);
-    const first = usable
-      .map((one) => ({ spec: one, rows: rowsOf(one, page.entities, x) }))
-      .find(({ rows }) => rows.length);
-    this.hero.hidden = !first;
-    if (!first) return;
-    if (this.chart && this.chart.spec.id === `hero:${first.spec.id}`) this.chart.take(first.rows, x);
-    else {
-      if (this.chart) this.chart.remove();
-      this.chart = new Chart(
-        {
-          ...first.spec,
-          id: `hero:${first.spec.id}`,
-          kind: first.spec.kind === "stack" && page.entities.length > 1 ? "line" : first.spec.kind,
-        },
-        first.rows,
-        x,
-        page,
-        250,
-        "h3",
-      );
-      this.hero.append(this.chart.root);
-      this.chart.fit();
     }
   }
 }

@@ -44,20 +44,16 @@ class RecipeSection {
         several ? [inline(run.label, 60), ": "] : null,
         "its recipe could not be read.",
       );
-    const heading = several ? el("h3", {}, inline(run.label, 80)) : null;
     const words = recipe.difference.length
       ? `Preset ${recipe.preset || "none"}, with ${plural(recipe.difference.length, "setting")} of its own.`
       : `Preset ${recipe.preset || "none"}, as it is.`;
-    return el(
-      "div",
-      { class: "ofrun" },
-      heading,
+    const body = [
       el("p", { class: "facts" }, visible(words), " Folder: ", el("code", {}, visible(run.folder))),
       this.machines(run),
       recipe.difference.length + recipe.made_of.length
         ? el(
             "div",
-            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Model, data and difference from the preset" },
+            { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "Model, data and difference from the preset" },
             el(
               "table",
               { class: "difference" },
@@ -93,7 +89,10 @@ class RecipeSection {
         el("summary", {}, "The whole recipe, resolved"),
         textBlock(recipe.resolved, "Resolved recipe", "yaml"),
       ),
-    );
+    ];
+    return several
+      ? el("details", { "data-key": `recipe-${run.label}` }, el("summary", {}, inline(run.label, 80)), body)
+      : el("div", { class: "ofrun" }, body);
   }
 
   /** On what the run was computed: a column for its start and for each resume on another machine or version. */
@@ -103,13 +102,12 @@ class RecipeSection {
     const names = [...new Set(machines.flatMap((machine) => machine.facts.map(([name]) => name)))];
     const value = (machine, name) => (machine.facts.find(([one]) => one === name) || [name, MISSING])[1];
     const since = (machine, i) => (i === 0 && machine.step === 0 ? "From the start" : `After step ${number(machine.step)}`);
-    return el(
+    const table = el(
       "div",
       { class: "scroll", tabindex: 0, role: "group", "aria-label": "Machine and versions" },
       el(
         "table",
         { class: "machines" },
-        el("caption", {}, "Machine and versions"),
         machines.length > 1
           ? el(
               "thead",
@@ -136,6 +134,8 @@ class RecipeSection {
         ),
       ),
     );
+    const moved = machines.length > 1 ? ` (${machines.length} of them, by resumes)` : "";
+    return el("details", { "data-key": `machine-${run.label}` }, el("summary", {}, `Machine and versions${moved}`), table);
   }
 
   /** Settings in which the runs differ. */

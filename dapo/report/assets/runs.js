@@ -10,11 +10,6 @@ const SORTS = {
   state: { label: "State", value: (run) => own(ORDER, run.state) },
   warnings: { label: "Warnings", value: (run) => -(1000 * run.bad + run.advice) },
 };
-const STATES = {
-  running: ["running", "▶", "live"], finished: ["finished", "✓", "good"], interrupted: ["interrupted", "‖", "warn"], unfilled: ["batch not filled", "◔", "bad"],
-  failed: ["failed", "✗", "bad"], killed: ["killed", "✗", "bad"], unknown: ["state unknown", "?", ""],
-};
-
 const ORDER = { running: 0, failed: 1, killed: 2, unfilled: 3, interrupted: 4, unknown: 5, finished: 6 };
 
 const stateOf = (run) => own(STATES, run.state) || STATES.unknown;
@@ -169,7 +164,7 @@ const choice = el("div", { class: "choice", hidden: true }, hint, compare, clear
 const count = el("p", { class: "count", role: "status" });
 const aside = el("p", { class: "aside", hidden: true });
 const heads = [["run", "Run", "name"], ["state", "State", "state"], ["progress", "Steps", "progress"], ["curve", "Accuracy over steps", null],
-  ["accuracy", "Held-out accuracy", "accuracy"], ["warnings", "Warnings", "warnings"], ["updated", "Last sign of life", "newest"]].map(([key, text, sort]) => {
+  ["accuracy", "Held-out accuracy", "accuracy"], ["warnings", "Warnings", "warnings"], ["updated", "Last update", "newest"]].map(([key, text, sort]) => {
   const inner = sort ? el("button", { type: "button", class: "sorter", on: { click: () => sortBy(sort) } }, text) : text;
   return el("th", { class: `c-${key}`, role: "columnheader", scope: "col", "data-sort": sort || "" }, inner);
 });

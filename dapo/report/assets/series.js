@@ -16,7 +16,11 @@ function entitiesOf(bundle, seeds) {
     } else if (!families.has(run.family)) {
       families.add(run.family);
       const members = bundle.runs.filter((other) => other.family === run.family);
-      const label = `${members[0].label} and ${plural(members.length - 1, "other seed")}`;
+      const named = bundle.families.find((one) => one.family === run.family);
+      const label =
+        named && named.name
+          ? `${named.name} (${plural(members.length, "seed")})`
+          : `${members[0].label} and ${plural(members.length - 1, "other seed")}`;
       entities.push({ label, run: null, members: members.map((one) => one.label), curve: (key) => bandOf(band, key) });
     }
   }

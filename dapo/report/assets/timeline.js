@@ -28,6 +28,12 @@ function meterCell(part, share) {
   );
 }
 
+/** A table that is folded to its caption. */
+function unfolding(key, caption, table) {
+  const box = el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption }, table);
+  return el("details", { "data-key": key }, el("summary", {}, caption), box);
+}
+
 class TimelineSection {
   constructor(root, page) {
     Object.assign(this, { root, page, view: null, label: "" });
@@ -142,19 +148,12 @@ class TimelineSection {
     put(
       this.table,
       rows.length
-        ? el(
-            "div",
-            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Seconds by phase" },
+        ? unfolding(
+            "phases",
+            this.timeline.spans.length ? "Busy seconds by phase; a phase may lie inside another" : "Seconds by phase",
             el(
               "table",
               { class: "sums" },
-              el(
-                "caption",
-                {},
-                this.timeline.spans.length
-                  ? "Busy seconds by phase; a phase may lie inside another"
-                  : "Seconds by phase",
-              ),
               el(
                 "thead",
                 {},
@@ -200,13 +199,12 @@ class TimelineSection {
       this.ages,
       busy.length ? el("p", {}, `Of the time shown in all: ${busy.join(", ")}.`) : null,
       ages.length
-        ? el(
-            "div",
-            { class: "scroll", tabindex: 0, role: "group", "aria-label": "Ages of trained tokens" },
+        ? unfolding(
+            "ages",
+            "Ages of trained tokens, in versions of the weights",
             el(
               "table",
               { class: "sums ages" },
-              el("caption", {}, "Ages of trained tokens, in versions of the weights"),
               el("thead", {}, el("tr", {}, ["Age", "Share of the tokens"].map((name) => el("th", { scope: "col" }, name)))),
               el(
                 "tbody",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dapo.observe.text import number, percent
 from dapo.report.phases import phases_of_row
 from dapo.report.rules.facts import Facts, Found, Rule, Severity
+from dapo.words import counted
 
 IDLE, GENERATING = 0.4, 0.4
 """Share of slots busy; share of the time in the engine from which that matters."""
@@ -14,6 +15,8 @@ SCORING = 0.3
 GROWTH, GROWTH_MIB, GROWTH_STEPS = 0.1, 200.0, 20
 WAITING, WAITING_STEPS = 0.4, 6
 """Share of a step idle beside generation that goes on; steps of a run from which it is told."""
+LOSSES, LOSSES_SHARE = 3, 0.05
+"""Losses, and share of the steps that have one, from which they are no accident."""
 WASTED = 0.25
 """Share of the generated tokens thrown away by choice of settings."""
 
@@ -95,6 +98,28 @@ def who_waits(facts: Facts) -> Found | None:
     return Found(severity, title, shares, first, last, keys, move)
 
 
+def processes_lost(facts: Facts) -> Found | None:
+    """Losses of engines over the whole run, and restarts of the learner in the last attempt."""
+    engines = facts.total("cluster/engine_losses")
+    if not engines:
+        return None
+    steps = facts.where("cluster/engine_losses", bool)
+    again = facts.total("cluster/resubmitted")
+    often = engines >= LOSSES and len(steps) >= LOSSES_SHARE * facts.steps
+    times = "Engines were lost once" if engines == 1 else f"Engines were lost {engines:,.0f} times"
+    where = f"in {len(steps)} of {counted(facts.steps, 'step')}"
+    gone = [process["name"] for process in facts.run.processes if not process["alive"]]
+    still = f" At the last step {', '.join(gone[:4])} did not work." if gone else ""
+    return Found(
+        "bad" if often and gone else "warn" if often or gone else "note",
+        times,
+        f"{times} {where}; {again:,.0f} responses that they had begun were made again.{still}",
+        steps[0],
+        steps[-1],
+        ["cluster/engine_losses", "cluster/engines", "cluster/resubmitted"],
+    )
+
+
 def thrown_away(facts: Facts) -> Found | None:
     """Tokens of kept groups that settings discard; rejected ones are the price of the filter."""
     generated, lost = facts.total("sampling/generated_tokens"), facts.total("cost/discarded_tokens")
@@ -143,6 +168,14 @@ _SCORING = "Raise run.reward_workers, make the reward function faster, or bound 
 
 RULES = (
     Rule(
+        "processes_lost",
+        f"an engine lost; a warning from {LOSSES} losses in {percent(LOSSES_SHARE, 0)} of the steps on",
+        "Each loss costs the start of an engine and the responses that it had begun.",
+        "Read hosts/ENGINE.txt in the run's folder for the reason: often it is memory (rollout.slots, "
+        "rollout.max_response_tokens). cluster.max_engine_restarts bounds the restarts.",
+        processes_lost,
+    ),
+    Rule(
         "idle_slots",
         f"less than {percent(IDLE, 0)} of the slots busy in the last steps, with {percent(GENERATING, 0)} of the "
         "time in "
@@ -158,15 +191,15 @@ RULES = (
         f"{percent(BESIDE, 0)} of the time in evaluation, saving and reports, or {percent(SCORING, 0)} waiting for "
         f"verifiers, in runs of {BESIDE_LEAST:g} s and more",
         "It is time in which the model does not learn.",
-        "Evaluate and save more seldom (validation.every, validation.samples, validation.limit, checkpoint.every).",
+        "Evaluate and save less often (validation.every, validation.samples, validation.limit, checkpoint.every).",
         time_beside,
     ),
     Rule(
         "who_waits",
         f"engines or learner idle for {percent(WAITING, 0)} of the last steps of {WAITING_STEPS} and more, with "
         "rollout.max_staleness of 1 and more",
-        "Devices are paid for while they stand still; which of both says where to move one.",
-        "Move devices to whoever is never idle (rollout.engines, learner.ranks); where both wait, raise "
+        "Idle devices are paid for; the idle side says where to move one.",
+        "Move devices to the side that is never idle (rollout.engines, learner.ranks); if both wait, raise "
         "rollout.max_staleness, algorithm.dynamic_sampling.lookahead or run.reward_workers.",
         who_waits,
     ),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from dapo.report.endings import checkpoint_steps
 from dapo.report.page_data import Advice
 from dapo.report.reader import Run
-from dapo.report.status import checkpoint_steps
 
 Severity = Literal["bad", "warn", "note"]
 RANK: dict[Severity, int] = {"bad": 0, "warn": 1, "note": 2}
@@ -95,8 +96,8 @@ class Facts:
         return _window(len(self.values(key)))
 
     def total(self, key: str) -> float:
-        """Sum over all steps."""
-        return math.fsum(self.values(key))
+        """Return the sum over all steps, at most the greatest float: a diverged run's numbers may overflow."""
+        return max(-sys.float_info.max, min(sys.float_info.max, sum(self.values(key))))
 
     def early(self, key: str) -> float | None:
         """Mean at the beginning; None where the run is too short to have a beginning and an end."""

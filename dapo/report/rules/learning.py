@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dapo.metrics.glossary import lookup
 from dapo.observe.text import clean, number, percent, shorten
+from dapo.report.endings import export_command
 from dapo.report.rules.facts import Evaluation, Facts, Found, Rule, half_of_difference
-from dapo.report.status import export_command
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""
@@ -187,7 +187,10 @@ def _rise(facts: Facts, key: str) -> float:
     return change[1] - change[0]
 
 
-_SMALLER = "lower learner.learning_rate or use fewer optimiser steps a batch (a larger learner.minibatch_prompts)"
+_SMALLER = (
+    "lower learner.learning_rate or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
+    "learner.epochs_per_rollout)"
+)
 
 RULES = (
     Rule(

@@ -6,8 +6,8 @@ import statistics
 
 from dapo.observe.text import number, percent
 from dapo.observe.view import CLIPPED, COLLAPSED
+from dapo.report.endings import export_command
 from dapo.report.rules.facts import Facts, Found, Rule
-from dapo.report.status import export_command
 
 SOLVED = 0.95
 """Training accuracy from which a low entropy is only certainty. (The quickstart goes from 42 to 90 % at a third of its
@@ -269,7 +269,7 @@ RULES = (
         f"{EXPLODED_ALONE:g} times without",
         "Answers become random: the updates destroy more than they teach.",
         "Lower learner.learning_rate or algorithm.clip.high, use fewer optimiser steps a batch (a larger "
-        "learner.minibatch_prompts), and look for a noisy reward.",
+        "learner.minibatch_prompts, fewer learner.epochs_per_rollout), and look for a noisy reward.",
         entropy_explosion,
     ),
     Rule(
@@ -277,8 +277,8 @@ RULES = (
         f"approximate KL of {KL:g} nats a token over 3 steps (bad from {KL_LARGE:g}); a note where {RATIO_STEPS} steps "
         f"have a token with ratio {RATIO:g}",
         "The update assumes that the policy stays near the one that sampled.",
-        "Lower learner.learning_rate, use fewer optimiser steps a batch (a larger learner.minibatch_prompts), or lower "
-        "algorithm.dynamic_sampling.max_age.",
+        "Lower learner.learning_rate, use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
+        "learner.epochs_per_rollout), or lower algorithm.dynamic_sampling.max_age.",
         policy_jumps,
     ),
     Rule(
@@ -286,8 +286,8 @@ RULES = (
         f"{percent(CLIPPED, 0)} of the tokens clipped low or high, or {percent(DUAL, 0)} dual, over 3 steps "
         f"(bad from {percent(CLIPPED_MUCH, 0)})",
         "Clipped tokens have no gradient. A few are meant to be clipped; many mean that the steps are too large.",
-        "Lower learner.learning_rate, or use fewer optimiser steps a batch (a larger learner.minibatch_prompts). Old "
-        "tokens are clipped too: lower algorithm.dynamic_sampling.max_age.",
+        "Lower learner.learning_rate, or use fewer optimiser steps a batch (a larger learner.minibatch_prompts, fewer "
+        "learner.epochs_per_rollout). Old tokens are clipped too: lower algorithm.dynamic_sampling.max_age.",
         clip_share,
     ),
     Rule(

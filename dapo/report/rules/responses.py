@@ -229,7 +229,7 @@ RULES = (
         f"{percent(UNSCORED_NOTE)} of the responses unscored (a warning from {percent(UNSCORED, 0)}, bad from "
         f"{percent(UNSCORED_MUCH, 0)})",
         "An unscored response neither votes nor trains; what a verifier cannot read is often one kind of answer.",
-        "The column `unscored` of rollouts/ has the reasons in full. Mend the reward function, or raise its timeout "
+        "The column `unscored` of rollouts/ has the reasons in full. Fix the reward function, or raise its timeout "
         "(rewards.0.timeout) or run.reward_workers.",
         verifier_failures,
     ),
@@ -248,7 +248,7 @@ RULES = (
         f"{percent(UNSCORED_MUCH, 0)})",
         "It is left out of the held-out accuracy. Where a verifier fails on one kind of answer, such as wrong ones, "
         "the rest says something else than the whole.",
-        "`unscored` in samples.jsonl has the reasons. Mend the reward called accuracy, or raise its timeout; see that "
+        "`unscored` in samples.jsonl has the reasons. Fix the reward called accuracy, or raise its timeout; see that "
         "what it reads from `prompt.extra` is there in the validation data too.",
         held_out_unscored,
     ),
@@ -272,7 +272,7 @@ RULES = (
         "truncated",
         f"{percent(CUT_OFF, 0)} of the responses cut off in the last steps (bad from {percent(CUT_MUCH, 0)}), or "
         f"{percent(CUT_FLOOR, 0)} and {CUT_GROWTH:g} times the beginning",
-        "A response that is cut off seldom has an answer; with overlong filtering it does not train either.",
+        "A response that is cut off rarely has an answer; with overlong filtering it does not train either.",
         f"{_LONGER}, and let them vote with algorithm.truncated_vote=true.",
         truncated,
     ),

@@ -6,8 +6,9 @@ from typing import Any
 
 from dapo.observe.text import number, percent
 from dapo.observe.why import why
+from dapo.report.endings import unfilled_said
 from dapo.report.rules.facts import Facts, Found, Rule
-from dapo.report.status import status_of, unfilled_said
+from dapo.report.status import status_of
 from dapo.types.evidence import HEALTHY, Shares
 
 SCARCE = 0.1
@@ -66,12 +67,12 @@ def batch_hard_to_fill(facts: Facts) -> Found | None:
         min(steps),
         max(steps),
         ["sampling/acceptance_rate", "groups/all_correct_share", "groups/all_wrong_share", "sampling/cap_reached"],
-        _FILL if facts.setting("algorithm.dynamic_sampling.on_cap", "stop") == "stop" else f"{_NEARER} {_BOUND}",
+        _FILL if facts.setting("algorithm.dynamic_sampling.cap.then", "stop") == "stop" else f"{_NEARER} {_BOUND}",
     )
 
 
 def few_groups_teach(facts: Facts) -> Found | None:
-    """Without refills such a batch is simply smaller, and nobody is told."""
+    """Without refills such a batch is simply smaller, without a message."""
     mode = facts.setting("algorithm.dynamic_sampling.mode", "filter")
     kept = facts.late("sampling/acceptance_rate")
     if mode not in ("off", "mask") or kept is None or kept >= HEALTHY:
@@ -105,7 +106,7 @@ def data_too_easy(facts: Facts) -> Found | None:
         first,
         last,
         ["groups/all_correct_share", "sampling/trained_share"],
-        "" if facts.setting("algorithm.dynamic_sampling.retire_at") is None else _HARDER_ALONE,
+        "" if facts.setting("algorithm.dynamic_sampling.selection.retire.at") is None else _HARDER_ALONE,
     )
 
 
@@ -123,7 +124,7 @@ def data_too_hard(facts: Facts) -> Found | None:
         first,
         last,
         ["groups/all_wrong_share", "sampling/trained_share"],
-        f"{_EASIER}. {_READ}" if facts.setting("algorithm.dynamic_sampling.greso") else "",
+        f"{_EASIER}. {_READ}" if facts.setting("algorithm.dynamic_sampling.selection.greso") else "",
     )
 
 
@@ -222,7 +223,8 @@ def _steps(count: int) -> str:
 
 
 _HARDER = (
-    "Take harder problems, pass over solved ones with algorithm.dynamic_sampling.retire_at=1, or end the run here."
+    "Take harder problems, pass over solved ones with algorithm.dynamic_sampling.selection.retire.at=1, or end the run "
+    "here."
 )
 _EASIER = "Take easier problems or a larger rollout.group_size"
 _READ = "Read some answers: a verifier that cannot read them looks the same."
@@ -231,13 +233,13 @@ _NEARER = (
     "See the groups that were dropped in the rollouts. Take problems nearer to what the model can do, or groups of "
     "more responses (rollout.group_size)."
 )
-_BOUND = "algorithm.dynamic_sampling.max_groups bounds what a step may cost."
-_FILL = f"{_NEARER} Until then algorithm.dynamic_sampling.on_cap=train_partial trains on what there is, and {_BOUND}"
+_BOUND = "algorithm.dynamic_sampling.cap.groups bounds what a step may cost."
+_FILL = f"{_NEARER} Until then algorithm.dynamic_sampling.cap.then=train_partial trains on what there is, and {_BOUND}"
 
 FIRST = (
     Rule(
         "batch_unfilled",
-        "the run ended because a batch could not be filled (algorithm.dynamic_sampling.on_cap: stop)",
+        "the run ended because a batch could not be filled (algorithm.dynamic_sampling.cap.then: stop)",
         "Dynamic sampling trains on groups with both right and wrong responses, and it found too few.",
         _FILL,
         batch_unfilled,
@@ -274,7 +276,8 @@ RULES = (
         "data_too_hard",
         f"{percent(HARD, 0)} of the judged groups all wrong in the last steps, while batches fill",
         "Hopeless problems are generated again and again.",
-        f"{_EASIER}; algorithm.dynamic_sampling.greso=true passes over prompts that never vary. {_READ}",
+        f"{_EASIER}; algorithm.dynamic_sampling.selection.greso.target=0.25 passes over prompts that never vary. "
+        f"{_READ}",
         data_too_hard,
     ),
     Rule(

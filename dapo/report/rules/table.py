@@ -1,4 +1,4 @@
-"""The rules as a table: ``python -m dapo.report.rules.table`` rewrites that of docs/reading_a_run.md."""
+"""The rules as a table: ``python -m dapo.report.rules.table`` rewrites that of docs/warnings.md."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from pathlib import Path
 
 from dapo.report.rules import RULES
 
-PAGE = Path(__file__).parents[3] / "docs" / "reading_a_run.md"
+PAGE = Path(__file__).parents[3] / "docs" / "warnings.md"
 BEGIN, END = "<!-- rules: made by python -m dapo.report.rules.table -->\n", "<!-- end of rules -->\n"
 
 
 def table() -> str:
-    """The rules in Markdown, a row each."""
+    """Return the rules in Markdown, a row each."""
     rows = [f"| `{rule.name}` | {rule.trigger} | {rule.matters} | {rule.move} |" for rule in RULES]
-    return "\n".join(["| rule | speaks at | why it matters | what to do |", "| --- | --- | --- | --- |", *rows]) + "\n"
+    return "\n".join(["| rule | warns at | why it matters | what to do |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 
 def with_table(page: str) -> str:
-    """The page with its table made anew.
+    """Return the page with its table made anew.
 
     Raises:
         ValueError: the page has no place for it.

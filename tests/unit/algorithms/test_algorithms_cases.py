@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from dapo.algorithms.advantages import group_advantages
-from dapo.algorithms.correction import importance_correction, tokens_corrected
+from dapo.algorithms.correction import OffPolicyMask, importance_correction, tokens_corrected
 from dapo.algorithms.diagnostics import length_quantiles
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.losses import LossInputs, cispo_loss, clipped_loss
-from dapo.algorithms.ratio import interpolated_logprobs, log_ratio
+from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.algorithms.ratio import log_ratio
 from dapo.algorithms.reduction import loss_weights
 from dapo.algorithms.shaping import scale_rewards, shape_rewards, soft_overlong_punishment
 from dapo.algorithms.statistics import (
@@ -27,6 +27,8 @@ from dapo.algorithms.statistics import (
     paired_interval,
     pass_at_k,
 )
+from dapo.algorithms.variants.a3po import interpolated_logprobs
+from dapo.algorithms.variants.cispo import cispo_loss
 from dapo.metrics.tokens import k3
 from dapo.types.enums import Verdict
 
@@ -180,6 +182,32 @@ class TestShaping:
 
     def test_source_that_does_not_start_at_zero(self):
         assert scale_rewards([2.5, 3], source_min=2, source_max=4, target_min=0, target_max=8).tolist() == [2, 4]
+
+
+class TestOffPolicyMask:
+    """Log policy -1, -2, -3 and log sampler -0.4, -1.2, -2.3: the mean of their differences is 0.7."""
+
+    POLICY, SAMPLER = np.array([-1.0, -2.0, -3.0]), np.array([-0.4, -1.2, -2.3])
+
+    def mask(self, threshold, advantage, loss_mask=(True, True, True)):
+        return OffPolicyMask(threshold)(self.POLICY, self.SAMPLER, loss_mask, advantage)
+
+    def test_a_negative_response_that_the_policy_left_is_masked_whole(self):
+        assert self.mask(0.69, -0.1).tolist() == [0, 0, 0]
+        assert self.mask(0.71, -0.1).tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize("advantage", [0.0, 0.1])
+    def test_others_are_never_masked(self, advantage):
+        assert self.mask(0.01, advantage).tolist() == [1, 1, 1]
+
+    def test_the_mean_is_over_loss_tokens_and_only_they_are_masked(self):
+        assert self.mask(0.64, -1.0, (True, False, True)).tolist() == [0, 1, 0]  # (0.6 + 0.7) / 2
+        assert self.mask(0.66, -1.0, (True, False, True)).tolist() == [1, 1, 1]
+        assert self.mask(0.01, -1.0, (False, False, False)).tolist() == [1, 1, 1]
+
+    def test_the_direction_counts(self):
+        """A response that became more probable is not off policy, however far it moved."""
+        assert OffPolicyMask(0.5)(self.SAMPLER + 9, self.POLICY, FOUR[:3], -1.0).tolist() == [1, 1, 1]
 
 
 class TestCorrection:

@@ -19,7 +19,7 @@ from dapo.types.enums import Verdict
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithm.md").read_text()
 QUOTED = sorted(set(re.findall(r"`(dapo\.[\w.]+)`", PAGE)) - {"dapo.algorithms", "dapo.algorithms.kl"})
-MODULES = [importlib.import_module(f"dapo.algorithms.{m.name}") for m in pkgutil.iter_modules(dapo.algorithms.__path__)]
+MODULES = [importlib.import_module(m.name) for m in pkgutil.walk_packages(dapo.algorithms.__path__, "dapo.algorithms.")]
 HOOKS = {}
 for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
     exec(block, HOOKS)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.algorithms.advantages import decoupled_advantages, group_advantages
-from dapo.algorithms.covariance import covariance_marks
-from dapo.algorithms.losses import LossInputs, clip_cov_loss, kl_cov_loss, sapo_loss
+from dapo.algorithms.advantages import group_advantages
+from dapo.algorithms.losses import LossInputs
+from dapo.algorithms.variants.covariance import clip_cov_loss, covariance_marks, kl_cov_loss
+from dapo.algorithms.variants.gdpo import gdpo_advantages
+from dapo.algorithms.variants.sapo import sapo_loss
 
 DOUBLE = torch.float64
 
@@ -21,7 +23,7 @@ def inputs(ratios, advantages, marked=None, mask=None):
     mask = torch.ones(count, dtype=torch.bool) if mask is None else torch.tensor(mask)
     return logprobs, LossInputs(
         logprobs, torch.zeros(count, dtype=DOUBLE), torch.tensor(advantages, dtype=DOUBLE), mask,
-        torch.zeros(count, dtype=torch.int64), 1, marked=None if marked is None else torch.tensor(marked),
+        torch.zeros(count, dtype=torch.int64), 1, extra={} if marked is None else {"marked": torch.tensor(marked)},
     )  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def test_gdpo_by_hand():
     voters = [[True] * 4]
     sums = np.array([1.0, 1.0, 1.0, 0.0])
     assert len(set(np.round(group_advantages([sums], voters)[0], 6))) == 2
-    (found,) = decoupled_advantages(parts, voters, weights={"right": 1.0, "brief": 1.0}, eps=0.0)
+    (found,) = gdpo_advantages([], voters, parts, weights={"right": 1.0, "brief": 1.0}, eps=0.0)
     right, brief = np.array([1, -1, 1, -1]) * math.sqrt(3) / 2, np.array([-0.5, 1.5, -0.5, -0.5])
     expected = (right + brief) / (right + brief).std(ddof=1)
     np.testing.assert_allclose(found, expected)
@@ -133,8 +135,8 @@ def test_gdpo_leaves_out_who_does_not_vote_and_what_does_not_differ():
         {"right": [0.0, 0.0, 0.0]},  # of a source without the other reward
     ]
     voters = [[True, True, False], [True] * 3]
-    found = decoupled_advantages(parts, voters, weights={"right": 1.0, "brief": 9.0}, eps=0.0)
+    found = gdpo_advantages([], voters, parts, weights={"right": 1.0, "brief": 9.0}, eps=0.0)
     assert found[0][2] == 0.0
     assert found[0][0] == -found[0][1] > 0
     assert found[1].tolist() == [0.0, 0.0, 0.0]
-    assert decoupled_advantages(parts[1:], voters[1:], weights={"right": 1.0})[0].tolist() == [0.0, 0.0, 0.0]
+    assert gdpo_advantages([], voters[1:], parts[1:], weights={"right": 1.0})[0].tolist() == [0.0, 0.0, 0.0]

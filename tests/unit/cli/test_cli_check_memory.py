@@ -11,7 +11,18 @@ import torch
 from dapo.cli.check import engine_advice
 from dapo.cli.check_memory import Memory, estimate_memory, layer_sizes, memory_lines
 from dapo.cli.check_overlap import overlap_lines, recommended_staleness, steps_of_the_longest
-from dapo.cli.check_time import CARDS, Card, Work, needed_memory, step_seconds, step_work, time_lines
+from dapo.cli.check_rows import longest_row, row_lines
+from dapo.cli.check_time import (
+    CARDS,
+    SPARE,
+    Card,
+    Work,
+    experts_of,
+    needed_memory,
+    step_seconds,
+    step_work,
+    time_lines,
+)
 from dapo.config import recipe_from_dict
 from dapo.models.facts import facts_of
 from dapo.models.load import load_model
@@ -120,14 +131,15 @@ def test_a_chunk_of_the_head_by_counting_live_tensors(tmp_path):
 
 
 def test_weights_gradients_and_moments_are_those_of_the_optimiser(tmp_path):
+    from learner_here import LearnerHere
+
     from dapo.algorithms.objective import clip_objective
     from dapo.config.schema import Learner
-    from dapo.learner.local import LocalLearner
 
     for dtype in ("float32", "bfloat16"):
         loaded = load_model(make_tiny_model(tmp_path / dtype), dtype=dtype)
-        learner = LocalLearner(loaded, clip_objective(low=0.2, high=0.2), Learner(), 1.0)
-        optimizer = learner.rank.optimizer
+        learner = LearnerHere(loaded, clip_objective(low=0.2, high=0.2), Learner(), 1.0)
+        optimizer = learner.step.optimizer
         for master in optimizer.masters.values():
             master.grad = torch.ones_like(master)
         optimizer.step(1e-3)
@@ -206,6 +218,8 @@ def test_the_work_of_a_step_by_hand():
     assert work.operations == 2 * matrices * (120 + 4 * 10) * 3
     twice = recipe_with(rollout={"engine": "vllm"}, learner={"minibatch_prompts": 2}, model={"dtype": "bfloat16"})
     assert step_work(twice, facts, 10.0).operations == work.operations / 3 * 4  # old log-probabilities, once more
+    thrice = twice.model_copy(update={"learner": twice.learner.model_copy(update={"epochs_per_rollout": 3})})
+    assert step_work(thrice, facts, 10.0).operations == work.operations / 3 * 10  # the old ones are computed once
 
 
 def test_seconds_on_a_card_by_hand():
@@ -233,6 +247,30 @@ def test_a_card_may_hold_less_cache_than_all_responses_at_once():
     memory = Memory(weights=1, gradients=2, optimiser=4, activations=8, head=16, engine=32, cache=10**15)
     assert needed_memory(memory) == (5 + 32 + 4 * 1024**3) * 1.1
     assert needed_memory(replace(memory, activations=10**12)) == (5 + 2 + 10**12 + 16) * 1.1
+
+
+def test_the_longest_row_fills_the_memory_of_those_that_share_it():
+    facts = facts_with(7_000_000_000, layers=28, hidden=3584, ffn=18944, kv_heads=4, head_size=128, vocabulary=150_000)
+    facts = replace(facts, fingerprint={"num_attention_heads": 28, "tied": False})
+    found = {}
+    for ranks in (1, 2, 4):
+        recipe = recipe_with(
+            rollout={"engine": "vllm"},
+            learner={"ranks": 8, "context_parallel": ranks},
+            model={"dtype": "bfloat16", "activation_checkpointing": "full"},
+        )
+        found[ranks] = longest_row(recipe, facts, 80e9)
+        for tokens, fits in ((found[ranks], True), (found[ranks] + 1000, False)):
+            learner = recipe.learner.model_copy(update={"microbatch_tokens": tokens})
+            memory = estimate_memory(recipe.model_copy(update={"learner": learner}), facts, 10)
+            assert (memory.learning * SPARE <= 80e9) == fits
+    assert 50_000 < found[1] < 100_000
+    assert found[2] == pytest.approx(2 * found[1], rel=0.02)
+    assert found[4] == pytest.approx(4 * found[1], rel=0.02)
+    (line,) = row_lines(recipe, facts)
+    assert "over 4 ranks, in tokens: RTX 4090 " in line
+    assert f"H100 80 GB {found[4]:,}" in line
+    assert list(row_lines(recipe_with(), facts)) == []
 
 
 @pytest.mark.parametrize(
@@ -317,3 +355,25 @@ def test_recordings_count_where_steps_are_recorded(sections, architecture, count
         beside = recipe.model_copy(update={"rollout": rollout})
         both = estimate_memory(beside, facts, 20)
         assert both.held == both.engine + both.cache + both.graphs
+
+
+def test_experts_that_a_token_is_not_routed_to_cost_no_learning():
+    """Of 8 experts 2 compute a token. While 4 responses decode, an expert is read unless no token is routed to it."""
+    shapes = {"layers.0.mlp.experts.0.up.weight": (100, 80), "layers.0.attention.weight": (10, 200)}
+    config = {"num_experts": 8, "num_experts_per_tok": 2}
+    facts = replace(facts_with(10_000), shapes=shapes, config=config)
+    assert experts_of(facts) == (8000, 0.25)
+    assert experts_of(facts_with(10_000)) == (0, 1.0)
+    recipe = recipe_with(rollout={"engine": "vllm", "slots": 4}, model={"device": "auto"})
+    sparse, dense = (step_work(recipe, one, 10.0) for one in (facts, replace(facts, config={})))
+    assert sparse.operations / dense.operations == pytest.approx((10_000 - 6000) / 10_000)
+    assert dense.decode_bytes - sparse.decode_bytes == pytest.approx(240 / 4 * 8000 * 0.75**4 * 4)
+
+
+def test_a_cache_bounds_the_responses_that_decode_at_once():
+    facts = facts_with(10_000)
+    recipe = recipe_with(rollout={"engine": "vllm", "vllm": {"kv_cache_mib": 1}}, model={"dtype": "bfloat16"})
+    card = Card("", 80e9, 1.0, 1.0)
+    assert step_work(recipe, facts, 10.0, card) == step_work(recipe, facts, 10.0)  # 1 MiB holds all 8
+    long = recipe_with(rollout={"engine": "vllm", "vllm": {"kv_cache_mib": 1}, "max_response_tokens": 16_000})
+    assert step_work(long, facts, 10.0, card).decode_bytes > step_work(long, facts, 10.0).decode_bytes

@@ -12,6 +12,7 @@ from dapo.cli.check_rewards import try_rewards, wrong_answer
 from dapo.cli.check_try import _summary
 from dapo.cli.main import main
 from dapo.config import recipe_from_dict
+from dapo.config.schema import Reward
 from dapo.data import prepare
 from dapo.errors import RewardError
 from dapo.models.tiny import make_tiny_model, make_word_tokenizer
@@ -146,7 +147,7 @@ def test_values_are_those_of_real_tokens() -> None:
 )
 def test_wrong_answers_differ(answer: str, others: list[str], wrong: str) -> None:
     prompts = [Prompt("", "", np.zeros(1, np.int64), "", text, "s") for text in [answer, *others]]
-    assert wrong_answer(prompts[0], prompts[1:]) == wrong
+    assert wrong_answer(Reward(), prompts[0], prompts[1:]) == wrong
 
 
 def test_check_ends_with_what_the_rewards_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

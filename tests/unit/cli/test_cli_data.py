@@ -154,7 +154,7 @@ def test_sources_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_retired_and_skipped_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = make_prompts(10)
-    settings = {"algorithm": {"dynamic_sampling": {"retire_at": 0.75, "review_share": 0.1, "greso": True}}}
+    settings = {"algorithm": {"dynamic_sampling": {"selection": {"retire": {"at": 0.75, "review": 0.1}, "greso": {}}}}}
     known = history(prompts, p_easy=0.25, p_hard=0.75)
     text = told(capsys, make_run(tmp_path / "r", prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
     assert (
@@ -167,7 +167,7 @@ def test_everything_retired_is_the_reason(tmp_path: Path, capsys: pytest.Capture
     prompts = make_prompts(2)
     known = make_history({p.id: row(1, Verdict.ALL_CORRECT, 4) for p in prompts}, 2)
     for review, said in ((0.0, True), (0.1, False)):  # reviews go on
-        settings = {"algorithm": {"dynamic_sampling": {"retire_at": 1.0, "review_share": review}}}
+        settings = {"algorithm": {"dynamic_sampling": {"selection": {"retire": {"at": 1.0, "review": review}}}}}
         folder = tmp_path / f"r{review}"
         text = told(capsys, make_run(folder, prompts=prompts, history=known, settings=settings, rows=[step_row(3)]))
         assert ("every prompt reached" in text) == said

@@ -27,13 +27,9 @@ BASE = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}}
         "algorithm.clip.low=1e300",
         "algorithm.clip.high=1e300",
         "algorithm.clip.dual=1e300",
-        "algorithm.loss.cispo_cap=1e300",
-        "algorithm.loss.sapo_positive=1e300",
-        "algorithm.loss.cov_coefficient=1e300",
         "algorithm.advantage.eps=1e300",
         "algorithm.overlong_punishment.factor=1e300",
         "algorithm.correction.cap=1e300",
-        "algorithm.correction.sequence_cap=1e300",
         "algorithm.dynamic_sampling.max_age=1000000000000000",
         "algorithm.dynamic_sampling.verdict_lag=1000000000000000",
         "learner.learning_rate=1e300",
@@ -62,12 +58,25 @@ def test_an_extreme_number_is_refused_with_its_bounds(override: str) -> None:
     assert "<= " in str(refused.value) or "< " in str(refused.value), value
 
 
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("algorithm.loss.kind=cispo", "algorithm.loss.cap"),
+        ("algorithm.loss.kind=sapo", "algorithm.loss.positive"),
+        ("algorithm.loss.kind=kl_cov", "algorithm.loss.coefficient"),
+        ("algorithm.correction.kind=truncate_sequence", "algorithm.correction.sequence_cap"),
+    ],
+)
+def test_an_extreme_option_of_a_kind_is_refused_with_its_bounds(kind: str, option: str) -> None:
+    with pytest.raises(RecipeError, match=f"{option}: 1e.*\n.*<= 1,000,000"):
+        load_recipe("quickstart", [kind, f"{option}=1e300"])
+
+
 WITHOUT = (
     "slurm.",
     "run.seed",
     "data.train.N.seed",
     "data.validation.N.seed",
-    "model.lora.lora_dropout",
     "learner.betas",
     "rollout.stop_token_ids",
 )

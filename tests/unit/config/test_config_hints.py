@@ -57,10 +57,10 @@ def test_every_setting_with_a_letter_too_many_is_found_again() -> None:
     [
         ("actor_rollout_ref.rollout.n", "rollout.group_size"),
         ("trainer.total_epochs", "data.epochs"),
-        ("trainer.logger", "logging.wandb"),
+        ("trainer.logger", "logging.trackers"),
         ("data.train_files", "data.train"),
         ("num_train_epochs", "data.epochs"),
-        ("report_to", "logging.tensorboard"),
+        ("report_to", "logging.trackers"),
         ("bf16", "model.dtype"),
         ("logging_steps", "metrics.jsonl"),
         ("scheduler.type", "learner.schedule"),

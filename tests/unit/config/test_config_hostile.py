@@ -99,7 +99,7 @@ LARGE = [
     "rollout.vllm.tensor_parallel_size",
     "algorithm.dynamic_sampling.oversample",
     "algorithm.dynamic_sampling.lookahead",
-    "algorithm.dynamic_sampling.max_groups",
+    "algorithm.dynamic_sampling.cap.groups",
     "rollout.temperature",
 ]
 
@@ -109,7 +109,7 @@ def test_numbers_that_cannot_be_meant_are_refused_and_the_bound_is_taken(key: st
     whole = "whole" in next(s.expected for s in settings().values() if s.path == key.replace(".0.", ".N."))
     message = refusal(f"{key}={'100000000000' if whole else '1.0e+11'}")
     bound = message.rsplit("<= ", 1)[1].split()[0].rstrip(";").replace(",", "")
-    others = ["rollout.group_size=2", "rollout.prompts_per_step=1", "algorithm.dynamic_sampling.max_groups=null"]
+    others = ["rollout.group_size=2", "rollout.prompts_per_step=1", "algorithm.dynamic_sampling.cap.groups=null"]
     others.append("algorithm.reward_scaling.enabled=false")
     recipe_from_dict(SMALL, [*(o for o in others if not o.startswith(key)), f"{key}={bound}"])
     assert math.isfinite(float(bound))

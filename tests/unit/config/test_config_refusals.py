@@ -78,8 +78,8 @@ def test_the_base_of_these_tests_is_good() -> None:
         # batch arithmetic
         ("learner.minibatch_prompts=12", ["does not divide", "32 = 2 x 12 + 8", "8, 16"]),
         ("learner.minibatch_prompts=64", ["more than rollout.prompts_per_step = 32"]),
-        ("algorithm.loss.reduction=micro_batch_mean", ["micro_batch_sequences", "512 responses"]),
-        ("algorithm.loss.micro_batch_sequences=4", ["is only read with reduction: micro_batch_mean"]),
+        ("algorithm.loss.reduction=micro_batch_mean", ["algorithm.loss.reduction.sequences", "missing", "micro-batch"]),
+        ("algorithm.loss.reduction.sequences=4", ["an option of algorithm.loss.reduction.kind `micro_batch_mean`"]),
         # groups
         ("rollout.group_size=1", ["a group of one", "at least 2"]),
         # ratio and sampling
@@ -101,15 +101,21 @@ def test_the_base_of_these_tests_is_good() -> None:
             ["rollout.top_p: 0.9", "biased"],
         ),
         (
+            ["algorithm.old_logprobs=interpolated", "rollout.max_staleness=2", "learner.epochs_per_rollout=2"],
+            ["learner.epochs_per_rollout: 2", "before the first of all passes", "old_logprobs=sampler or learner"],
+        ),
+        ("algorithm.correction.threshold=0.2", ["`mask_off_policy`", "the kind is `auto`"]),
+        ("learner.epochs_per_rollout=0", ["learner.epochs_per_rollout: 0", ">= 1"]),
+        (
             ["algorithm.loss.kind=kl_cov", "algorithm.old_logprobs=sampler", "model.dtype=bfloat16"],
             ["algorithm.old_logprobs", "loss.kind: kl_cov", "old_logprobs=learner"],
         ),
         (["rollout.max_staleness=2", "rollout.engine=mine:Engine"], ["rollout.engine", "the learner's own tensors"]),
-        ("algorithm.correction.floor=3", ["below cap"]),
+        ("algorithm.correction={kind: mask_token, floor: 3}", ["below cap"]),
         ("algorithm.loss.ratio=sequence", ["never bind", "3e-4 / 4e-4"]),
         ("algorithm.clip.low=1.0", ["above 0"]),
-        ("algorithm.loss.constant_length=9", ["only read with reduction: constant"]),
-        ("algorithm.loss.cispo_floor=0.5", ["only read with kind: cispo"]),
+        ("algorithm.loss.reduction.length=9", ["`constant`", "the kind is `token_mean` (it has no options)"]),
+        ("algorithm.loss.floor=0.5", ["`cispo`", "the kind is `clip` (its options: reduction, ratio)"]),
         # length penalty
         ("algorithm.overlong_punishment.cache_length=2000", ["at most 1024", "null takes a fifth (204)"]),
         ("algorithm.overlong_punishment.max_length=4096", ["starts above 3277 tokens", "1024", "never applies"]),
@@ -128,8 +134,8 @@ def test_the_base_of_these_tests_is_good() -> None:
         # dynamic sampling
         ("algorithm.dynamic_sampling.metric=acc", ["no reward of that name", "`accuracy`"]),
         ("algorithm.dynamic_sampling.band=[0.9, 0.1]", ["low below high"]),
-        ("algorithm.dynamic_sampling.oversample=30", ["cap max_groups = 20"]),
-        ("algorithm.dynamic_sampling.max_tokens=100", ["512 responses"]),
+        ("algorithm.dynamic_sampling.oversample=30", ["passes cap.groups = 20"]),
+        ("algorithm.dynamic_sampling.cap.tokens=100", ["512 responses"]),
         # data
         ("data.train.0.task=sums", ["signed_sum", "reasoning_gym/NAME"]),
         ("data.train.0.path=hub:a/b", ["either `path` or `task`", "both"]),
@@ -141,11 +147,14 @@ def test_the_base_of_these_tests_is_good() -> None:
         ("model.device=gpu", ["`cuda`"]),
         ("learner.betas=[0.9, 1.0]", ["[0, 1)"]),
         ("model.lora.rank=0", ["model.lora.rank: 0", "> 0"]),
-        ("model.lora.lora_dropout=0.05", ["the sampler has no dropout"]),
         ("model.lora.target_modules=[]", ["is empty", "all-linear"]),
         ("algorithm.kl_coefficient=-0.1", ["algorithm.kl_coefficient: -0.1", ">= 0"]),
-        ("algorithm.loss={kind: sapo, ratio: sequence}", ["sapo is defined on token ratios"]),
-        ("algorithm.loss={kind: clip_cov, cov_above: 6}", ["cov_below", "above cov_above = 6"]),
+        ("algorithm.loss={kind: sapo, ratio: sequence}", ["`clip`", "`sapo` (its options: reduction, positive,"]),
+        ("algorithm.correction.floor=0.9", ["`mask_token`, `mask_sequence`", "the kind is `auto` (its options: cap)"]),
+        ("algorithm.correction={kind: untruncated, cap: 9}", ["the kind is `untruncated` (it has no options)"]),
+        ("algorithm.correction={kind: mask_token, token_cap: 9}", ["`mask_token` (its options: cap, floor)"]),
+        ("algorithm.correction.sequence_cap=9", ["`truncate_sequence`"]),
+        ("algorithm.loss={kind: clip_cov, above: 6}", ["algorithm.loss.below", "above 6"]),
         ("algorithm={advantage: {kind: gdpo}, kl_in_reward: true, kl_coefficient: 0.1}", ["put the KL into the loss"]),
         ("algorithm.kl_estimator=k4", ["`k1`", "`k2`", "`k3`"]),
         ("algorithm.entropy_control={min: 0.1}", ["algorithm.entropy_control.max", "above min = 0.1"]),
@@ -187,9 +196,9 @@ def test_combinations_are_refused_together() -> None:
 
 
 def test_micro_batches_must_divide_the_optimiser_step() -> None:
-    mean = ["algorithm.loss.reduction=micro_batch_mean", "learner.minibatch_prompts=8"]
-    assert "does not divide the 128 responses" in refusal(*mean, "algorithm.loss.micro_batch_sequences=48")
-    recipe_from_dict(SMALL, [*mean, "algorithm.loss.micro_batch_sequences=32"])
+    mean = ["algorithm.loss.reduction.kind=micro_batch_mean", "learner.minibatch_prompts=8"]
+    assert "does not divide the 128 responses" in refusal(*mean, "algorithm.loss.reduction.sequences=48")
+    recipe_from_dict(SMALL, [*mean, "algorithm.loss.reduction.sequences=32"])
 
 
 def test_top_p_is_free_when_the_learner_recomputes() -> None:
@@ -300,12 +309,12 @@ def test_missing_files_name_the_nearest(tmp_path: Path, monkeypatch: pytest.Monk
         ("actor_rollout_ref.actor.clip_ratio_high", "algorithm.clip.high"),
         ("grpo.use_dynamic_sampling", "algorithm.dynamic_sampling.mode"),
         ("grpo.batch_multiplier", "algorithm.dynamic_sampling.oversample"),
-        ("dynamic_sampling_max_gen_batches", "algorithm.dynamic_sampling.max_groups"),
+        ("dynamic_sampling_max_gen_batches", "algorithm.dynamic_sampling.cap.groups"),
         ("actor.dynamic_sampling", "algorithm.dynamic_sampling.mode"),
         ("dynamic_sample", "algorithm.dynamic_sampling.mode"),
-        ("max_resample_times", "algorithm.dynamic_sampling.max_groups"),
+        ("max_resample_times", "algorithm.dynamic_sampling.cap.groups"),
         ("algorithm.dynamic_sampling.type", "algorithm.dynamic_sampling.mode"),
-        ("algorithm.dynamic_sampling.max_sample_batches", "algorithm.dynamic_sampling.max_groups"),
+        ("algorithm.dynamic_sampling.max_sample_batches", "algorithm.dynamic_sampling.cap.groups"),
         ("loss_type", "algorithm.loss.reduction"),
         ("loss_fn.token_level_loss", "algorithm.loss.reduction"),
         ("trainer.algorithm.loss_reduction", "algorithm.loss.reduction"),
@@ -316,7 +325,7 @@ def test_missing_files_name_the_nearest(tmp_path: Path, monkeypatch: pytest.Monk
         ("generator.apply_overlong_filtering", "algorithm.overlong_filtering"),
         ("grpo.num_prompts_per_step", "rollout.prompts_per_step"),
         ("num_generations", "rollout.group_size"),
-        ("logger.wandb_enabled", "logging.wandb"),
+        ("logger.wandb_enabled", "logging.trackers"),
         ("use_vllm", "rollout.engine"),
         ("actor_rollout_ref.rollout.gpu_memory_utilization", "rollout.vllm.gpu_memory_utilization"),
         ("policy.generation.vllm_cfg.enforce_eager", "rollout.vllm.enforce_eager"),
@@ -358,7 +367,7 @@ def test_our_own_keys_are_no_peers() -> None:
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
-        (["algorithm.dynamic_sampling.max_groups=null"], "no cap"),
+        (["algorithm.dynamic_sampling.cap.groups=null"], "no cap"),
         (["algorithm.dynamic_sampling.unfinished=discard"], "shorter answers"),
         (["algorithm.dynamic_sampling.mode=off", "algorithm.dynamic_sampling.max_age=9"], "nothing reads it"),
         (["algorithm.overlong_punishment.max_length=1100"], "never reached"),
@@ -373,7 +382,6 @@ def test_our_own_keys_are_no_peers() -> None:
         (["learner.final_ratio=0.5"], "learner.schedule is constant"),
         (["checkpoint.best_is=highest"], "checkpoint.best is null"),
         (["trainer.early_stop.patience=9"], "trainer.early_stop.metric is null"),
-        (["logging.project=sums", "logging.trackers=[tensorboard]"], "logging.trackers names none"),
         (
             ["trainer.steps=50", "learner.warmup=100", "learner.learning_rate=1e-6"],
             "learner.warmup = 100 steps, and the run has 50: the learning rate ends at 5e-07 and never reaches",
@@ -386,11 +394,7 @@ def test_our_own_keys_are_no_peers() -> None:
             "old_logprobs: interpolated in bfloat16",
         ),
         (["rollout.engine=vllm", "rollout.vllm.dtype=float16", "algorithm.old_logprobs=sampler"], "in float16"),
-        (["algorithm.correction.token_cap=3"], "sampler's log-probabilities"),
-        ([*LEARNER, "algorithm.correction.floor=0.9"], "algorithm.correction.kind is truncate"),
-        ([*LEARNER, "algorithm.correction.kind=untruncated", "algorithm.correction.cap=9"], "kind is untruncated"),
-        ([*LEARNER, "algorithm.correction.kind=mask_token", "algorithm.correction.token_cap=9"], "kind is mask_token"),
-        ([*LEARNER, "algorithm.correction.sequence_cap=9"], "nothing reads it"),
+        (["algorithm.correction.cap=3"], "sampler's log-probabilities"),
         ([*LEARNER, "rollout.top_p=0.9"], "rollout.top_p = 0.9 with algorithm.correction.kind: truncate"),
         ([*LEARNER, "rollout.top_k=5", "algorithm.correction.kind=mask_token"], "rollout.top_k = 5 with"),
     ],
@@ -428,3 +432,5 @@ def test_a_schedule_that_never_starts_is_refused_in_either_unit() -> None:
     in_optimiser_steps = [*sizes, "learner.schedule_unit=optimizer"]
     assert "the run ends after 120 steps" in refusal(*in_optimiser_steps, "learner.warmup=120")
     assert recipe_from_dict(SMALL, [*in_optimiser_steps, "learner.warmup=119"]).recipe.learner.warmup == 119
+    three_passes = [*in_optimiser_steps, "learner.epochs_per_rollout=3"]
+    assert "the run ends after 360 steps" in refusal(*three_passes, "learner.warmup=360")

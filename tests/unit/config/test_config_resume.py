@@ -8,7 +8,7 @@ import pytest
 
 from dapo.config import recipe_from_dict
 from dapo.config.files import RESOLVED
-from dapo.config.resume import check_resume, load_for_resume, rules, unclassified
+from dapo.config.resume import check_resume, load_for_resume
 from dapo.config.settings import settings
 from dapo.errors import CheckpointError, RecipeError
 
@@ -22,11 +22,64 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_setting_has_a_rule_and_every_rule_a_setting() -> None:
-    assert unclassified() == []
-    leaves = {s.path for s in settings().values() if not s.section}
-    assert rules().keys() - leaves == set()
-    assert set(rules().values()) == {"free", "ask", "fixed"}
+FREE = {
+    "run": "if_exists reward_workers reward_memory_mib",
+    "model": "activation_checkpointing",
+    "data": "epochs",
+    "rewards.N": "timeout memory_mib url batch concurrency retries outage_limit api_key_variable",
+    "sandbox": "kind url api_key_variable",
+    "environment": "timeout workers memory_mib",
+    "rollout": "weight_transfer",
+    "rollout.vllm": "gpu_memory_utilization kv_cache_mib tensor_parallel_size enforce_eager sleep",
+    "rollout.server": "url weights_dir patience api_key_variable",
+    "algorithm.reference": "offload",
+    "algorithm.dynamic_sampling.cap": "groups tokens then",
+    "learner": "microbatch_tokens max_skipped_steps ranks replicas context_parallel reshard_after_forward cpu_offload "
+    "timeout",
+    "validation": "every samples greedy temperature top_p max_response_tokens limit",
+    "sft": "epochs steps every export",
+    "trainer": "steps max_hours sync_check_tolerance",
+    "trainer.early_stop": "metric best_is patience min_change",
+    "checkpoint": "every keep seconds best best_is asynchronous",
+    "logging": "rollouts tokens spans console samples_every trackers",
+    "logging.trackers.N": "kind project",
+    "launch": "backend",
+    "cluster": "address nodes gpus_per_node colocate cpus_per_host start_timeout engine_timeout max_engine_restarts "
+    "max_learner_restarts",
+    "slurm": "nodes options setup container signal_seconds requeue",
+}
+FIXED = {
+    "": "preset",
+    "run": "dir name stage seed",
+    "model": "path dtype",
+    "model.lora": "rank lora_alpha target_modules use_rslora modules_to_save",
+    "data": "stream prompt prompt_template chat_template chat_template_kwargs tools tools_field response_prefix "
+    "system_prompt instruction max_prompt_tokens overlong_prompts shuffle train validation few_shot",
+    "data.few_shot.N": "problem response",
+    "data.train.N": "name split format fields task options seed size weight levels",
+    "data.validation.N": "name split format fields task options seed size",
+    "rewards.N": "name",
+    "rollout": "group_size",
+    "environment": "kind args tools tool_format",
+    "algorithm.reference": "refresh_every",
+    "sft": "max_tokens overlong loss_on train validation",
+    "sft.train.N": "name split fields size",
+    "sft.validation.N": "name split fields size",
+    "checkpoint": "dir",
+}
+"""What a resume may change at will, and what it may never change, by section. It may change the rest when asked."""
+
+
+def test_the_rules_of_all_settings() -> None:
+    expected = {
+        f"{section}.{name}" if section else name: rule
+        for rule, sections in (("free", FREE), ("fixed", FIXED))
+        for section, names in sections.items()
+        for name in names.split()
+    }
+    found = {s.path: s.resume for s in settings().values() if not s.section or s.path in expected}
+    assert expected.keys() - found.keys() == set()
+    assert found == {path: expected.get(path, "ask") for path in found}
 
 
 def test_no_change(run: Path) -> None:
@@ -36,14 +89,19 @@ def test_no_change(run: Path) -> None:
 
 
 def test_free_settings_change_at_will(run: Path) -> None:
-    overrides = ["trainer.steps=7", "checkpoint.every=2", "algorithm.dynamic_sampling.on_cap=fill", "logging.wandb=p"]
+    overrides = [
+        "trainer.steps=7",
+        "checkpoint.every=2",
+        "algorithm.dynamic_sampling.cap.then=fill",
+        "logging.tokens=0",
+    ]
     loaded, changes = load_for_resume(run, overrides)
     assert loaded.recipe.trainer.steps == 7
     assert {(c.path, c.rule) for c in changes} == {
         ("trainer.steps", "free"),
         ("checkpoint.every", "free"),
-        ("algorithm.dynamic_sampling.on_cap", "free"),
-        ("logging.wandb", "free"),
+        ("algorithm.dynamic_sampling.cap.then", "free"),
+        ("logging.tokens", "free"),
     }
     new = recipe_from_dict(SMALL, overrides).recipe
     assert check_resume(OLD.recipe, new) == changes  # even when nobody names them
@@ -83,6 +141,18 @@ def test_a_further_source_is_fixed_and_a_further_reward_is_asked_for(run: Path) 
         load_for_resume(run, ["data.train.1.task=reasoning_gym/chain_sum"])
     _, changes = load_for_resume(run, ["rewards.1={name: short, kind: regex, pattern: x, weight: 0}"])
     assert [(c.path, c.rule) for c in changes] == [("rewards", "ask")]
+
+
+def test_a_section_that_is_null_changes_as_a_whole(run: Path) -> None:
+    greso = "algorithm.dynamic_sampling.selection.greso"
+    loaded, changes = load_for_resume(run, [f"{greso}.target=0.5"])
+    assert [c.sentence() for c in changes] == [f'{greso}: null -> {{"target": 0.5}} (ask)']
+    assert loaded.difference[f"{greso}.target"] == (None, 0.5)
+    with pytest.raises(RecipeError, match=f"{greso}: null"):
+        check_resume(OLD.recipe, loaded.recipe)
+    (run / RESOLVED).write_text(loaded.resolved)
+    assert load_for_resume(run)[1] == []
+    assert [c.new for c in load_for_resume(run, [f"{greso}=null"])[1]] == [None]
 
 
 def test_a_folder_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,16 +35,15 @@ def test_times_are_read_as_sbatch_reads_them(text, seconds):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("slurm.time=1h", "D-HH:MM:SS"),
-        ("slurm.time=0", "more than 0"),
-        ("slurm.time=10", "asked to save 600 s before its end, and has 600 s"),
+        ("slurm.options.time=1h", "D-HH:MM:SS"),
+        ("slurm.options.time=0", "more than 0"),
+        ("slurm.options.time=10", "asked to save 600 s before its end, and has 600 s"),
         ("slurm.nodes=0", "slurm.nodes"),
-        ("slurm.partition=a b", "one word"),
+        ('slurm.options.partition="a\\nb"', "on one line"),
         ('slurm.setup=["a\\nb"]', "one line of shell"),
         ('slurm.container="a\\nb"', "one line"),
-        ("slurm.extra=[mem=0]", "--mem=0"),
-        ("slurm.extra=['--time=5']", "slurm.time"),
-        ("slurm.extra=['--array=1-4']", "the script sets it itself"),
+        ("slurm.options={--mem: 0}", "did you mean `mem`?"),
+        ("slurm.options.array=1-4", "the script sets it itself"),
         ("slurm.node=2", "did you mean"),
         ("slurm.container=[apptainer, exec, /images/dapo.sif]", "slurm.container"),
         ("slurm.container='[apptainer, exec]'", "plain words"),
@@ -64,9 +63,10 @@ def test_what_would_break_the_script_is_refused(override, said):
 
 
 def test_a_whole_section_is_taken():
-    over = ["slurm.time=1-00", "slurm.extra=['--mem=0', --exclusive]", "slurm.setup=['module load cuda']"]
+    over = ["slurm.options={time: 1-00, mem: 0, exclusive: true}", "slurm.setup=['module load cuda']"]
     slurm = recipe_from_dict(SMALL, over).recipe.slurm
-    assert (slurm.time, slurm.extra, slurm.setup) == ("1-00", ["--mem=0", "--exclusive"], ["module load cuda"])
+    assert slurm.options == {"time": "1-00", "mem": 0, "exclusive": True}
+    assert slurm.setup == ["module load cuda"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_one_version_is_warned_of_and_two_are_not():
     assert "max_staleness" not in warnings(2)
     assert "max_staleness" not in warnings(0, minibatch_prompts=8)
     assert "further from the weights" in warnings(2, minibatch_prompts=8)
+    assert "learner.epochs_per_rollout = 2: the last minibatch" in warnings(2, epochs_per_rollout=2)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def embedded(limit, recompute, **algorithm):
         {
             "model": {"path": "builtin/signed-sum"},
             "data": {"train": [{"task": "signed_sum"}]},
-            "rollout": {"max_staleness": limit, "recompute_cache": recompute},
+            "rollout": {"max_staleness": limit, "embedded": {"recompute_cache": recompute}},
             "algorithm": algorithm,
         }
     )

@@ -12,7 +12,7 @@ from test_data_load import WordTokenizer, jsonl
 
 from dapo.config.load import dump_resolved, load_recipe, recipe_from_dict
 from dapo.config.resume import check_resume
-from dapo.config.schema import Data, DataSource
+from dapo.config.schema import Data, TrainSource
 from dapo.data import EpochStream, prepare
 from dapo.data.render import seen_lines
 from dapo.errors import DataError, RecipeError
@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", 
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> DataSource:
+def one(tmp_path: Path) -> TrainSource:
     return jsonl(tmp_path / "one.jsonl", ("1+1?", "2"))
 
 
@@ -45,7 +45,7 @@ def text_of(data: Data, tokenizer: Any) -> str:
     return prompt.text
 
 
-def test_a_template_of_ones_own_and_its_variables(one: DataSource) -> None:
+def test_a_template_of_ones_own_and_its_variables(one: TrainSource) -> None:
     assert text_of(Data(train=[one]), real()) == "<s> [user] 1+1? [assistant]"
     assert text_of(Data(train=[one], chat_template_kwargs={"loud": True}), real()) == "<s> [user] 1+1? [assistant] LOUD"
     own = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}bot:"
@@ -53,7 +53,7 @@ def test_a_template_of_ones_own_and_its_variables(one: DataSource) -> None:
     assert text_of(Data(train=[one], chat_template=own), real(None)) == "user: 1+1?\nbot:"
 
 
-def test_a_variable_that_the_template_does_not_read_is_refused(one: DataSource) -> None:
+def test_a_variable_that_the_template_does_not_read_is_refused(one: TrainSource) -> None:
     with pytest.raises(DataError, match=r"chat_template_kwargs\.loudd`.*change nothing; did you mean loud\?"):
         prepare(Data(train=[one], chat_template_kwargs={"loudd": True}), real())
     with pytest.raises(DataError, match=r"`data\.tools` is set, but the chat template shows no tools"):
@@ -70,34 +70,34 @@ def test_a_variable_that_the_template_does_not_read_is_refused(one: DataSource) 
         {"system_prompt": "Be brief."},
     ],
 )
-def test_what_only_a_chat_template_reads_needs_one(one: DataSource, setting: dict[str, Any]) -> None:
+def test_what_only_a_chat_template_reads_needs_one(one: TrainSource, setting: dict[str, Any]) -> None:
     (key,) = setting
     with pytest.raises(DataError, match=rf"`data\.{key}` needs `data\.prompt: chat`"):
         prepare(Data(train=[one], prompt="raw", **setting), WordTokenizer("yes"))
 
 
-def test_tools_of_the_recipe_and_of_a_column(tmp_path: Path, one: DataSource) -> None:
+def test_tools_of_the_recipe_and_of_a_column(tmp_path: Path, one: TrainSource) -> None:
     shown = f"<s> [tools] {json.dumps([TOOL])} [user] 1+1? [assistant]"
     assert text_of(Data(train=[one], tools=[TOOL]), real()) == shown
     path = tmp_path / "own.jsonl"
     columns = [[TOOL], json.dumps([TOOL]), None, "", []]
     rows = [{"problem": f"{n}?", "answer": "1", "has": tools} for n, tools in enumerate(columns)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = prepare(Data(train=[DataSource(path=str(path))], tools_field="has"), real()).train
+    made = prepare(Data(train=[TrainSource(path=str(path))], tools_field="has"), real()).train
     assert ["[tools]" in prompt.text for prompt in made] == [True, True, False, False, False]
     assert made[0].text.replace("0?", "1?") == made[1].text
     for wrong, said in (("{", "the tools are no JSON"), ([{"x": 1}], "expected a schema such as")):
         path.write_text(json.dumps({"problem": "p", "answer": "1", "has": wrong}) + "\n")
         with pytest.raises(DataError, match=rf"own\.jsonl, line 1, field 'has': {said}"):
-            prepare(Data(train=[DataSource(path=str(path))], tools_field="has"), real())
+            prepare(Data(train=[TrainSource(path=str(path))], tools_field="has"), real())
     with pytest.raises(DataError, match=r"tools_field: tool` names no column of this record; it has has"):
-        prepare(Data(train=[DataSource(path=str(path))], tools_field="tool"), real())
+        prepare(Data(train=[TrainSource(path=str(path))], tools_field="tool"), real())
 
 
 SHOTS: list[Any] = [{"problem": "2+2?", "response": "So 4"}, {"problem": "3+3?", "response": "So 6"}]
 
 
-def test_examples_stand_before_the_problem_behind_the_system_message(tmp_path: Path, one: DataSource) -> None:
+def test_examples_stand_before_the_problem_behind_the_system_message(tmp_path: Path, one: TrainSource) -> None:
     data = Data(train=[one], few_shot=SHOTS, instruction="Go.", system_prompt="Hm.")
     assert text_of(data, WordTokenizer("yes")) == (
         "[system] Hm. [user] 2+2?\n\nGo. [assistant] So 4 [user] 3+3?\n\nGo. [assistant] So 6 [user] 1+1?\n\nGo. "
@@ -106,7 +106,7 @@ def test_examples_stand_before_the_problem_behind_the_system_message(tmp_path: P
     own = [{"role": r, "content": c} for r, c in (("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c"))]
     path = tmp_path / "turns.jsonl"
     path.write_text(json.dumps({"messages": own, "answer": "1"}) + "\n")
-    turns = Data(train=[DataSource(path=str(path))], few_shot=SHOTS[:1])
+    turns = Data(train=[TrainSource(path=str(path))], few_shot=SHOTS[:1])
     assert text_of(turns, WordTokenizer("yes")) == (
         "[system] S [user] 2+2? [assistant] So 4 [user] a [assistant] b [user] c [assistant]"
     )
@@ -134,7 +134,7 @@ def test_problems_that_every_prompt_solves_are_taken_out_of_all_data(tmp_path: P
     ],
 )
 def test_the_beginning_of_the_response_ends_the_prompt(
-    one: DataSource, settings: Any, chat: str | None, expected: str
+    one: TrainSource, settings: Any, chat: str | None, expected: str
 ) -> None:
     assert text_of(Data(train=[one], response_prefix="So", **settings), WordTokenizer(chat)) == expected
 
@@ -160,7 +160,7 @@ def test_short_and_long_responses_are_decoded_as_the_tokenizer_does(prefix: str 
     assert max(map(len, whole)) > 200
 
 
-def test_a_beginning_of_sequence_that_stands_twice_is_refused(one: DataSource) -> None:
+def test_a_beginning_of_sequence_that_stands_twice_is_refused(one: TrainSource) -> None:
     tokenizer = make_word_tokenizer(["[user]", "1+1?"])
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     twice = "{{ bos_token }} {{ bos_token }} {{ messages[0].content }}"
@@ -170,14 +170,14 @@ def test_a_beginning_of_sequence_that_stands_twice_is_refused(one: DataSource) -
     assert once.train[0].token_ids.tolist().count(tokenizer.bos_token_id) == 1
 
 
-def test_a_template_that_swallows_the_system_message_is_refused(one: DataSource) -> None:
+def test_a_template_that_swallows_the_system_message_is_refused(one: TrainSource) -> None:
     silent = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
     with pytest.raises(DataError, match=r"leaves the system message out.*; remove `data\.system_prompt`"):
         prepare(Data(train=[one], chat_template=silent, system_prompt="Be brief."), real())
 
 
 @pytest.mark.parametrize("endless", ["{{ 'x' * 5000000 }}", "{% for i in range(3000) %}{{ 'x' * 1000 }}{% endfor %}"])
-def test_a_template_that_writes_far_more_than_it_was_given_is_refused(one: DataSource, endless: str) -> None:
+def test_a_template_that_writes_far_more_than_it_was_given_is_refused(one: TrainSource, endless: str) -> None:
     said = (
         r"one\.jsonl, line 1: `data\.chat_template` wrote [35],000,\d+ characters, and \d+ were given to it; see to its"
     )
@@ -190,7 +190,7 @@ def test_a_long_conversation_is_no_endless_template(tmp_path: Path) -> None:
     assert len(prepare(Data(train=[long], max_prompt_tokens=10**6), real()).train[0].text) > 1_900_000
 
 
-def test_what_the_model_sees_is_shown_with_its_special_tokens(one: DataSource) -> None:
+def test_what_the_model_sees_is_shown_with_its_special_tokens(one: TrainSource) -> None:
     tokenizer = real()
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     (prompt,) = prepare(Data(train=[one]), tokenizer).train
@@ -265,7 +265,7 @@ def test_none_of_it_may_change_on_resume(tmp_path: Path, change: dict[str, Any])
         check_resume(old, new, [f"data.{key}=x"])
 
 
-def test_a_saved_position_is_refused_where_another_version_renders_otherwise(one: DataSource) -> None:
+def test_a_saved_position_is_refused_where_another_version_renders_otherwise(one: TrainSource) -> None:
     before = EpochStream(prepare(Data(train=[one]), real()).train, seed=0).state()
     after = EpochStream(prepare(Data(train=[one], response_prefix="So"), real()).train, seed=0)
     with pytest.raises(DataError, match="rendered prompts"):

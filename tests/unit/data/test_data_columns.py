@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_data_load import WordTokenizer
 
-from dapo.config.schema import Data, DataSource, Reward
+from dapo.config.schema import Data, Reward, TrainSource
 from dapo.data import prepare
 from dapo.rewards.compose import build_scorer
 from dapo.types.batch import Completion, Prompt, Score
@@ -33,7 +33,7 @@ def as_attribute(prompt, completion):
 def prompt(tmp_path: Path) -> Prompt:
     row = {"question": "1+1?", "target": 2, "level": 3, "subject": "sums"}
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    source = DataSource(path=str(tmp_path / "a.jsonl"), fields={"problem": "question", "answer": "target"})
+    source = TrainSource(path=str(tmp_path / "a.jsonl"), fields={"problem": "question", "answer": "target"})
     return prepare(Data(train=[source]), WordTokenizer()).train[0]
 
 

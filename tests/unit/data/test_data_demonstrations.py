@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dapo.config.schema import Data, DataSource, Sft, SftSource
+from dapo.config.schema import Data, Sft, SftSource, TrainSource
 from dapo.data.demonstrations import Demonstrations, masked, prepare_demonstrations
 from dapo.errors import DataError
 from dapo.models.tiny import make_word_tokenizer
@@ -61,7 +61,7 @@ def prepared(
         validation=[SftSource(path=str(paths["held"]), fields=fields)] if held_out else [],
         **sft,
     )
-    given = Data(train=[DataSource(task="signed_sum")], **(data or {}))
+    given = Data(train=[TrainSource(task="signed_sum")], **(data or {}))
     stops = (EOS,) if template is None else (END, EOS)
     return prepare_demonstrations(section, given, tokenizer(template), stops)
 
@@ -244,7 +244,7 @@ def test_a_response_that_ends_in_its_midst_is_refused(tmp_path: Path) -> None:
 def test_half_of_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path, record: str) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_text('{"prompt": "one", "response": "two"}\n' + record + "\n")
-    section, given = Sft(train=[SftSource(path=str(path))]), Data(train=[DataSource(task="signed_sum")])
+    section, given = Sft(train=[SftSource(path=str(path))]), Data(train=[TrainSource(task="signed_sum")])
     with pytest.raises(DataError, match=r"cut\.jsonl, line 2, field '\w+': half of a surrogate pair.* write it anew"):
         prepare_demonstrations(section, given, tokenizer(TEMPLATE), (END, EOS))
 
@@ -274,11 +274,11 @@ def test_answers_to_held_out_problems_are_taken_out(tmp_path: Path) -> None:
     held_out = tmp_path / "problems.jsonl"
     held_out.write_text(json.dumps({"problem": "one", "answer": "1"}) + "\n")
     records = [{"prompt": "one", "response": "two"}, {"prompt": "two", "response": "three"}]
-    found = prepared(tmp_path, *records, data={"validation": [DataSource(path=str(held_out))]})
+    found = prepared(tmp_path, *records, data={"validation": [TrainSource(path=str(held_out))]})
     assert [tokens(found, n)[0] for n in range(len(found.train))] == [[TWO]]
     assert found.lines[-1].startswith("overlap     1 training examples answer held-out problems")
     chat = [{"messages": CHAT[1:3]}, {"messages": [{"role": "user", "content": "four"}, CHAT[2]]}]
-    data = {"validation": [DataSource(path=str(held_out))]}
+    data = {"validation": [TrainSource(path=str(held_out))]}
     assert len(prepared(tmp_path, *chat, template=TEMPLATE, data=data).train) == 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizer_families import FAMILIES, family
 
-from dapo.config.schema import Data, DataSource, Sft, SftSource
+from dapo.config.schema import Data, Sft, SftSource, TrainSource
 from dapo.data.demonstrations import Demonstration, prepare_demonstrations
 from dapo.data.encode import CutError, continuation, encode_pieces
 from dapo.data.load import prepare
@@ -43,7 +43,7 @@ def template(name: str) -> str:
 
 
 def data(**settings: Any) -> Data:
-    return Data(train=[DataSource(task="signed_sum")], **settings)
+    return Data(train=[TrainSource(task="signed_sum")], **settings)
 
 
 def examples(folder: Path, record: Any, tokenizer: Any, given: Data, *ends: str, loss_on: Any = "all") -> Demonstration:
@@ -226,7 +226,7 @@ def test_prompts_of_training_by_reward_are_encoded_as_one_text(tmp_path: Path, k
     tokenizer = family(kind)
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps({"problem": "What is one two?", "answer": "3"}) + "\n")
-    given = Data(train=[DataSource(path=str(path))], chat_template=ZEPHYR, response_prefix="Paris is")
+    given = Data(train=[TrainSource(path=str(path))], chat_template=ZEPHYR, response_prefix="Paris is")
     (prompt,) = prepare(given, tokenizer).train
     assert prompt.text == "<|user|>\nWhat is one two?</s>\n<|assistant|>\nParis is"
     assert prompt.token_ids.tolist() == ids_of(prompt.text, tokenizer)

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo.config.files import resolve_paths
-from dapo.config.schema import DataSource
+from dapo.config.schema import TrainSource
 from dapo.data import load_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError
 
 
 def load(path: Path | str, **settings: Any) -> list[tuple[str, str]]:
-    return [(p.problem, p.answer) for p in load_problems(DataSource(path=str(path), **settings))]
+    return [(p.problem, p.answer) for p in load_problems(TrainSource(path=str(path), **settings))]
 
 
 def rows(*numbers: int) -> list[dict[str, str]]:
@@ -57,7 +57,7 @@ def test_csv_keeps_its_values_as_they_are_written(tmp_path: Path) -> None:
     file.write_bytes(
         b'\xef\xbb\xbfproblem,answer,level\r\n"How much, is\r\n""it""?",007,3\r\nTwo?,27.0,\r\n\r\nNone?,,1\r\n'
     )
-    first, second = load_problems(DataSource(path=str(file)))
+    first, second = load_problems(TrainSource(path=str(file)))
     assert (first.problem, first.answer, first.extra) == ('How much, is\r\n"it"?', "007", {"level": "3"})
     assert (second.answer, second.extra, second.row) == ("27.0", {"level": ""}, f"{file}, line 4")
     (tmp_path / "a.tsv").write_text("problem\tanswer\nA, B?\t1\n")

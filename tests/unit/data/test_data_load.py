@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dapo.config.schema import Data, DataSource
+from dapo.config.schema import Data, TrainSource
 from dapo.data import prepare
 from dapo.data.load import Overlap, find_conflicts, load_problems, overlap_key
 from dapo.errors import DataError
@@ -48,10 +48,10 @@ class WordTokenizer:
         return f"{self.bos_token or ''} {turns} [assistant]".strip()
 
 
-def jsonl(path: Path, *problems: tuple[str, str]) -> DataSource:
+def jsonl(path: Path, *problems: tuple[str, str]) -> TrainSource:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps({"problem": p, "answer": a}) + "\n" for p, a in problems))
-    return DataSource(path=str(path))
+    return TrainSource(path=str(path))
 
 
 def texts(prompts: list[Any]) -> list[str]:
@@ -59,7 +59,7 @@ def texts(prompts: list[Any]) -> list[str]:
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> DataSource:
+def one(tmp_path: Path) -> TrainSource:
     return jsonl(tmp_path / "one.jsonl", ("What is {x}?", "2"))
 
 
@@ -79,7 +79,7 @@ def one(tmp_path: Path) -> DataSource:
         ({"prompt": "chat", "instruction": "Box it."}, "yes", "[user] What is {x}?\n\nBox it. [assistant]"),
     ],
 )
-def test_prompts(one: DataSource, settings: dict[str, str], chat: str | None, expected: str) -> None:
+def test_prompts(one: TrainSource, settings: dict[str, str], chat: str | None, expected: str) -> None:
     (prompt,) = prepare(Data(train=[one], **settings), WordTokenizer(chat)).train
     assert prompt.text == expected
     assert prompt.problem == "What is {x}?"
@@ -99,12 +99,12 @@ def test_prompts(one: DataSource, settings: dict[str, str], chat: str | None, ex
         ({"system_prompt": "Think."}, "no system", "remove `data.system_prompt` if the template accepts none"),
     ],
 )
-def test_contradictory_prompt_settings(one: DataSource, settings: Any, chat: str | None, message: str) -> None:
+def test_contradictory_prompt_settings(one: TrainSource, settings: Any, chat: str | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         prepare(Data(train=[one], **settings), WordTokenizer(chat))
 
 
-def test_the_beginning_of_sequence_token_stands_once(one: DataSource) -> None:
+def test_the_beginning_of_sequence_token_stands_once(one: TrainSource) -> None:
     for chat, settings in ((None, {}), ("yes", {}), (None, {"prompt_template": "<s> {problem}"})):
         tokenizer = WordTokenizer(chat, bos=True)
         ids = prepare(Data(train=[one], **settings), tokenizer).train[0].token_ids.tolist()
@@ -112,12 +112,12 @@ def test_the_beginning_of_sequence_token_stands_once(one: DataSource) -> None:
         assert ids.count(0) == 1
 
 
-def test_a_chat_template_alone_decides_about_special_tokens(one: DataSource) -> None:
+def test_a_chat_template_alone_decides_about_special_tokens(one: TrainSource) -> None:
     tokenizer = WordTokenizer("no bos", bos=True, appends_eos=True)
     assert prepare(Data(train=[one]), tokenizer).train[0].token_ids.tolist() == [2, 3, 4]
 
 
-def test_a_prompt_does_not_end_the_sequence(one: DataSource) -> None:
+def test_a_prompt_does_not_end_the_sequence(one: TrainSource) -> None:
     """Some tokenizers append the end token; behind it a response would be a new text."""
     tokenizer = WordTokenizer(bos=True, appends_eos=True)
     ids = prepare(Data(train=[one]), tokenizer).train[0].token_ids
@@ -125,7 +125,7 @@ def test_a_prompt_does_not_end_the_sequence(one: DataSource) -> None:
     assert ids.dtype == "int64"
 
 
-def test_with_a_tokenizer_of_transformers(one: DataSource) -> None:
+def test_with_a_tokenizer_of_transformers(one: TrainSource) -> None:
     tiny = pytest.importorskip("dapo.models.tiny")
     tokenizer = tiny.make_word_tokenizer(["What", "is", "{x}?", "[user]"])
     (prompt,) = prepare(Data(train=[one]), tokenizer).train
@@ -173,7 +173,7 @@ def test_unanswered_problems_that_differ_in_their_other_fields_are_no_repeats(tm
     path = tmp_path / "a.jsonl"
     rows = [{"task": "Write a program.", "tests": n} for n in (1, 2, 2)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = DataSource(path=str(path), fields={"problem": "task", "answer": "", "tests": "tests"})
+    source = TrainSource(path=str(path), fields={"problem": "task", "answer": "", "tests": "tests"})
     assert [dict(p.extra) for p in prepare(Data(train=[source]), WordTokenizer()).train] == [{"tests": 1}, {"tests": 2}]
 
 
@@ -210,8 +210,8 @@ def test_two_validation_sets_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_procedural_repeats_belong_to_the_distribution() -> None:
-    train = DataSource(task="signed_sum", size=3000, options={"max_terms": 3})
-    held = DataSource(task="signed_sum", size=50, seed=1, name="held_out", options={"max_terms": 3})
+    train = TrainSource(task="signed_sum", size=3000, options={"max_terms": 3})
+    held = TrainSource(task="signed_sum", size=50, seed=1, name="held_out", options={"max_terms": 3})
     prepared = prepare(Data(train=[train], validation=[held]), WordTokenizer())
     report = prepared.report.train[0]
     assert report.repeats > 500
@@ -223,10 +223,10 @@ def test_procedural_repeats_belong_to_the_distribution() -> None:
 # ---------------------------------------------------------------- the public sets
 
 
-def shared(name: str) -> DataSource:
+def shared(name: str) -> TrainSource:
     if not (SHARED / name).exists():
         pytest.skip(f"{SHARED / name} is not here; set DAPO_DATA to the folder of the public sets")
-    return DataSource(path=str(SHARED / name), name=name.partition("/")[0])
+    return TrainSource(path=str(SHARED / name), name=name.partition("/")[0])
 
 
 def test_the_conflicts_of_the_dapo_set() -> None:

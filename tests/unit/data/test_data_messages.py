@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_data_load import LONG, WordTokenizer
 
-from dapo.config.schema import Data, DataSource
+from dapo.config.schema import Data, TrainSource
 from dapo.data import prepare
 from dapo.errors import DataError
 from dapo.types.batch import content_id
@@ -21,10 +21,10 @@ def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def source(path: Path, *prompts: Any, answers: tuple[str, ...] = ("1",) * 9) -> DataSource:
+def source(path: Path, *prompts: Any, answers: tuple[str, ...] = ("1",) * 9) -> TrainSource:
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, answers, strict=False)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return DataSource(path=str(path))
+    return TrainSource(path=str(path))
 
 
 SYSTEM = [message("system", "Be brief."), message("user", "Find x.")]
@@ -63,7 +63,7 @@ def test_messages_of_parquet_and_of_a_mapped_field(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     fields = {"problem": "messages", "answer": "gold"}
     made = prepare(
-        Data(train=[DataSource(path=str(tmp_path / "a.parquet"), fields=fields)]), WordTokenizer("yes")
+        Data(train=[TrainSource(path=str(tmp_path / "a.parquet"), fields=fields)]), WordTokenizer("yes")
     ).train
     assert [prompt.text.count("[") for prompt in made] == [3, 4]
 

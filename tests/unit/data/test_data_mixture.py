@@ -12,7 +12,7 @@ import pytest
 from test_data_load import WordTokenizer, jsonl
 
 from dapo.config.load import recipe_from_dict
-from dapo.config.schema import Curriculum, Data, DataSource, DynamicSampling
+from dapo.config.schema import Curriculum, Data, Selection, TrainSource
 from dapo.data import EpochStream, prepare
 from dapo.data.mixture import MixtureStream, Part
 from dapo.errors import DataError, RecipeError
@@ -128,7 +128,7 @@ def test_the_position_of_another_mixture_is_refused() -> None:
 
 def test_sources_and_levels_of_a_recipe(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "mine.jsonl", ("p q", "1"), ("r", "2"))
-    task = DataSource(
+    task = TrainSource(
         task="signed_sum", size=20, weight=3, options={"min_terms": 2}, levels=[{"max_terms": 2}, {"max_terms": 9}]
     )
     made = prepare(Data(train=[task, file.model_copy(update={"weight": 1.0})]), WordTokenizer())
@@ -158,13 +158,17 @@ LEVELS = [{"max_terms": 3}, {"max_terms": 5}]
         ({"train": [{**TASK, "weight": 1.0}], "epochs": 2}, {}, r"data\.epochs.*has no meaning"),
         ({"train": [TASK], "curriculum": {"window": 4}}, {}, r"data\.curriculum.*only read where"),
         ({"train": [{**TASK, "levels": LEVELS}], "curriculum": {"lower_at": 0.9}}, {}, "is not below raise_at: 0.8"),
-        ({"train": [{**TASK, "levels": LEVELS}]}, {"retire_at": 1.0}, r"retire_at.*with levels every prompt"),
-        ({"train": [TASK], "validation": [{**TASK, "seed": 2, "weight": 1.0}]}, {}, "only read of training sources"),
-        ({"train": [TASK]}, {"easy_at": 0.9}, r"easy_at.*only read with easy_share below 1"),
+        (
+            {"train": [{**TASK, "levels": LEVELS}]},
+            {"selection": {"retire": {}}},
+            r"selection\.retire.*with levels every prompt",
+        ),
+        ({"train": [TASK], "validation": [{**TASK, "seed": 2, "weight": 1.0}]}, {}, "only training sources are mixed"),
+        ({"train": [TASK]}, {"selection": {"easy": {"at": 0.9}}}, r"selection\.easy\.share.*missing"),
         (
             {"train": [TASK]},
-            {"easy_at": 0.3, "easy_share": 0.5, "hard_at": 0.4, "hard_share": 0.5},
-            "not below easy_at",
+            {"selection": {"easy": {"at": 0.3, "share": 0.5}, "hard": {"at": 0.4, "share": 0.5}}},
+            r"not below selection\.easy\.at",
         ),
     ],
 )
@@ -201,7 +205,7 @@ def test_accuracy_and_verdicts_by_source() -> None:
 
 
 def test_easy_and_hard_prompts_are_taken_less_often() -> None:
-    settings = DynamicSampling(easy_at=0.75, easy_share=0.25, hard_at=0.0, hard_share=0.5)
+    settings = Selection(easy={"at": 0.75, "share": 0.25}, hard={"share": 0.5})  # type: ignore[arg-type]
     data = prompts("a", 4)
     selector = PromptSelector(EpochStream(data, seed=1), PromptHistory(), settings, 3)
     right = ([1, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0])  # easy, hard, in between; the last was never judged
@@ -238,5 +242,5 @@ def test_the_streams_have_the_optional_members_that_their_protocols_name() -> No
 )
 def test_a_stream_may_have_any_of_the_optional_members(members: dict[str, Any], found: tuple[Any, ...]) -> None:
     stream = SimpleNamespace(size=7, **members)
-    selector = PromptSelector(stream, PromptHistory(), DynamicSampling(), run_seed=0)  # type: ignore[arg-type]
+    selector = PromptSelector(stream, PromptHistory(), Selection(), run_seed=0)  # type: ignore[arg-type]
     assert (selector.pass_length, selector.sources, selector.levels()) == found

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo.config.check_data import source_name
-from dapo.config.schema import DataSource
+from dapo.config.schema import TrainSource
 from dapo.data import load_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError
@@ -26,7 +26,7 @@ def write(path: Path, *lines: Any) -> str:
 
 
 def load(path: str, **settings: Any) -> list[tuple[str, str]]:
-    return [(p.problem, p.answer) for p in load_problems(DataSource(path=path, **settings))]
+    return [(p.problem, p.answer) for p in load_problems(TrainSource(path=path, **settings))]
 
 
 # ---------------------------------------------------------------- files
@@ -167,7 +167,7 @@ def test_field_mapping(tmp_path: Path) -> None:
     record = {"q": {"text": "Find x."}, "gold": 5, "tests": [1, 2], "rest": "no"}
     path = write(tmp_path / "a.jsonl", record)
     fields = {"problem": "q.text", "answer": "gold", "cases": "tests"}
-    (problem,) = load_problems(DataSource(path=path, fields=fields))
+    (problem,) = load_problems(TrainSource(path=path, fields=fields))
     assert (problem.problem, problem.answer) == ("Find x.", "5")
     assert problem.extra == {"q": {"text": "Find x."}, "rest": "no", "cases": [1, 2]}
     assert load(path, fields={"problem": "q.text", "answer": ""}) == [("Find x.", "")]
@@ -186,7 +186,7 @@ def test_other_fields_of_a_plain_record_reach_the_verifier(tmp_path: Path) -> No
         "nested": {"a": [1.5], "b": b"z"},
     }
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-    (problem,) = load_problems(DataSource(path=str(tmp_path / "a.parquet"), format="plain"))
+    (problem,) = load_problems(TrainSource(path=str(tmp_path / "a.parquet"), format="plain"))
     assert problem.extra == {"level": None, "when": "2025-01-02", "nested": {"a": [1.5], "b": "b'z'"}}
     json.dumps(problem.extra)
 
@@ -222,7 +222,7 @@ def test_records_without_an_answer_are_passed_over(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_sources(settings: dict[str, str], name: str) -> None:
-    assert source_name(DataSource(**settings)) == name
+    assert source_name(TrainSource(**settings)) == name
 
 
 # ---------------------------------------------------------------- tasks
@@ -240,7 +240,7 @@ def test_unknown_tasks_and_options_name_the_nearest() -> None:
         ({"task": "signed_sum", "path": "a"}, "either `path` or `task`"),
     ):
         with pytest.raises(DataError, match=message):
-            load_problems(DataSource(size=2, **settings))
+            load_problems(TrainSource(size=2, **settings))
 
 
 def test_reasoning_gym_is_a_function_of_its_seed_and_neighbouring_seeds_share_nothing() -> None:
@@ -248,7 +248,7 @@ def test_reasoning_gym_is_a_function_of_its_seed_and_neighbouring_seeds_share_no
     pytest.importorskip("reasoning_gym")
 
     def questions(seed: int) -> list[str]:
-        return [p.problem for p in load_problems(DataSource(task="reasoning_gym/chain_sum", seed=seed, size=50))]
+        return [p.problem for p in load_problems(TrainSource(task="reasoning_gym/chain_sum", seed=seed, size=50))]
 
     assert questions(0) == questions(0)
     assert len(set(questions(0)) & set(questions(1))) <= 2
@@ -257,4 +257,4 @@ def test_reasoning_gym_is_a_function_of_its_seed_and_neighbouring_seeds_share_no
 def test_reasoning_gym_without_the_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(DataError, match=r"pip install 'reasoning-gym>="):
-        load_problems(DataSource(task="reasoning_gym/chain_sum", size=1))
+        load_problems(TrainSource(task="reasoning_gym/chain_sum", size=1))

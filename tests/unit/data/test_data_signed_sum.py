@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.config.schema import DataSource
+from dapo.config.schema import TrainSource
 from dapo.data import load_problems
 from dapo.data.signed_sum import SignedSum, careful_solution, make_problem, sloppy_solution
 from dapo.errors import DataError
@@ -93,9 +93,9 @@ def test_demonstrations_are_reproducible_short_enough_and_within_the_vocabulary(
 
 
 def test_as_a_data_source() -> None:
-    problems = load_problems(DataSource(task="signed_sum", size=5, seed=3, options={"max_terms": 4}))
+    problems = load_problems(TrainSource(task="signed_sum", size=5, seed=3, options={"max_terms": 4}))
     assert [p.problem for p in problems] == [make_problem(3, i, max_terms=4).prompt for i in range(5)]
     assert all(dict(p.extra) == {"task": "signed_sum"} for p in problems)
     for options in ({"terms": 3}, {"min_terms": 1}, {"max_terms": 10}, {"minus_probability": 2}):
         with pytest.raises(DataError, match="min_terms, max_terms and minus_probability"):
-            load_problems(DataSource(task="signed_sum", size=5, options=options))
+            load_problems(TrainSource(task="signed_sum", size=5, options=options))

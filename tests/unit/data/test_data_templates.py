@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dapo.config.schema import Data, DataSource
+from dapo.config.schema import Data, TrainSource
 from dapo.data import prepare
 from dapo.errors import DataError
 
@@ -117,7 +117,7 @@ def see(tmp_path: Path, name: str, messages: list[dict[str, str]], **data: Any) 
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": messages, "answer": "4"}) + "\n")
     data = {"chat_template_kwargs": KWARGS.get(name, {}), **data}
-    (prompt,) = prepare(Data(train=[DataSource(path=str(file))], **data), tokenizer(name)).train
+    (prompt,) = prepare(Data(train=[TrainSource(path=str(file))], **data), tokenizer(name)).train
     return prompt
 
 

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from test_data_load import WordTokenizer
 
-from dapo.config.schema import Data, DataSource
+from dapo.config.schema import Data, TrainSource
 from dapo.data import load_problems, prepare
 from dapo.errors import DataError
 
 GOOD = {"problem": "1+1?", "answer": "2"}
 
 
-def write(path: Path, *lines: Any) -> DataSource:
+def write(path: Path, *lines: Any) -> TrainSource:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return DataSource(path=str(path))
+    return TrainSource(path=str(path))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_refused_with_line_and_field(tmp_path: Path, line: str, message: str) ->
         load_problems(write(tmp_path / "a.jsonl", GOOD, line))
     (tmp_path / "a.json").write_text(f"[{line}]")
     with pytest.raises(DataError, match=message if "deep within each" not in message else "a.json"):
-        load_problems(DataSource(path=str(tmp_path / "a.json")))
+        load_problems(TrainSource(path=str(tmp_path / "a.json")))
 
 
 def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
@@ -84,14 +84,14 @@ def test_nothing_in_the_answer_is_counted_and_what_reads_like_nothing_is_said(tm
 def test_decimals_of_parquet(tmp_path: Path) -> None:
     answers = [Decimal("2.50"), Decimal("100.00"), Decimal("-0.07"), None]
     pq.write_table(pa.table({"problem": list("abcd"), "answer": answers}), tmp_path / "a.parquet")
-    assert [p.answer for p in load_problems(DataSource(path=str(tmp_path / "a.parquet")))] == ["2.5", "100", "-0.07"]
+    assert [p.answer for p in load_problems(TrainSource(path=str(tmp_path / "a.parquet")))] == ["2.5", "100", "-0.07"]
 
 
 def test_parquet_that_lies_about_its_text(tmp_path: Path) -> None:
     bad = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
     pq.write_table(pa.table({"problem": bad, "answer": ["1"]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet: not a readable Parquet file \(behind row 0: .*utf-8"):
-        load_problems(DataSource(path=str(tmp_path / "a.parquet")))
+        load_problems(TrainSource(path=str(tmp_path / "a.parquet")))
 
 
 @pytest.mark.parametrize(

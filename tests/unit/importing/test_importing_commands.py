@@ -156,18 +156,20 @@ def test_a_job_that_holds_its_command_in_a_variable_is_read(system: str | None) 
     assert lines["algorithm.clip.high"] == 0.25
     assert {key: value for key, value in lines.items() if key.startswith("slurm.")} == {
         "slurm.nodes": 2,
-        "slurm.account": "us",
-        "slurm.partition": "gpu",
-        "slurm.time": "4:0:0",
-        "slurm.gpus_per_node": 8,
-        "slurm.extra": ["--exclusive"],
+        "slurm.options": {
+            "account": "us",
+            "partition": "gpu",
+            "time": "4:0:0",
+            "gpus-per-node": 8,
+            "exclusive": True,
+        },
     }
     assert "from sbatch --nodes = 2" in made.text
     assert "sbatch --job-name = clip: " in made.text
     lines["model.path"], lines["data.train.0.task"] = "builtin/signed-sum", "signed_sum"
     del lines["data.train.0.task"]
     recipe = recipe_from_dict({**nested(lines), "data": {"train": [{"task": "signed_sum"}]}}).recipe
-    assert (recipe.slurm.nodes, recipe.slurm.time) == (2, "4:0:0")
+    assert (recipe.slurm.nodes, recipe.slurm.options["time"]) == (2, "4:0:0")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_a_job_that_holds_its_command_in_a_variable_is_read(system: str | None) 
 def test_other_ways_to_hold_a_command_in_a_job(script: str) -> None:
     lines = import_text(script, "a.sh").reading.lines
     assert lines["rollout.group_size"].value == 4
-    assert (lines["slurm.nodes"].value, lines["slurm.gpus_per_node"].value) == (2, 8)
+    assert (lines["slurm.nodes"].value, lines["slurm.options"].value["gpus-per-node"]) == (2, 8)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def first_line(system: str, more: dict) -> str:
 )
 def test_turns_and_tools_are_the_first_line(system: str, more: dict, key: str) -> None:
     said = first_line(system, more)
-    assert said.startswith("# CAUTION: this recipe trains something else")
+    assert said.startswith("# CAUTION: this recipe needs an environment or tools of yours")
     assert key in said
 
 
@@ -76,6 +76,34 @@ def test_one_turn_without_tools_begins_as_ever(system: str, more: dict) -> None:
     assert first_line(system, more).startswith("# Made by")
 
 
+@pytest.mark.parametrize(
+    ("system", "more", "lines"),
+    [
+        ("nemo-rl", {"grpo": {"max_rollout_turns": 5}}, ['kind: "my_environment:FILL_IN"', "max_turns: 5"]),
+        ("skyrl", {"generator": {"max_turns": 4}}, ['kind: "my_environment:FILL_IN"', "max_turns: 4"]),
+        ("areal", {"max_turns": 8}, ["max_turns: 8"]),
+        ("ms-swift", {"max_turns": 3}, ["max_turns: 3"]),
+        (
+            "verl",
+            {
+                "actor_rollout_ref": {
+                    "rollout": {
+                        "multi_turn": {"max_assistant_turns": 5, "format": "hermes", "tool_config_path": "t.yaml"}
+                    }
+                }
+            },
+            ["kind: tools", "tools: [", "tool_format: hermes", "max_turns: 5"],
+        ),
+        ("trl", {"max_tool_calling_iterations": 5}, ["kind: tools", "max_turns: 6"]),
+    ],
+)
+def test_limits_of_turns_become_lines(system: str, more: dict, lines: list[str]) -> None:
+    text = import_text(json.dumps({**LEAST[system], **more}), "a.json", system).text
+    section = text.partition("environment:")[2]
+    for line in lines:
+        assert line in section
+
+
 def test_tools_that_python_makes_are_seen_too() -> None:
     text = "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(args=GRPOConfig(num_generations=4), tools=[multiply])"
     assert "tools = [multiply]" in import_text(text, "a.py").text.splitlines()[0]
@@ -89,7 +117,7 @@ def test_the_command_says_it_first_and_splits_the_report(tmp_path: Path, monkeyp
     )
     assert main(["import", "run.sh", "-o", "mine.yaml"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("CAUTION: this recipe trains something else")
+    assert out[0].startswith("CAUTION: this recipe needs an environment or tools of yours")
     assert "settings without a line that change what is computed there, listed at its end: 2" in out
     assert "settings without a line of memory, speed and logs, listed at its end: 2" in out
     text = Path("mine.yaml").read_text()
@@ -97,7 +125,7 @@ def test_the_command_says_it_first_and_splits_the_report(tmp_path: Path, monkeyp
         "# No line above; memory, speed and logs only, or without effect:"
     )
     assert "data.frobnicate = 3" in computed
-    assert "multi_turn.enable = true: several turns, tools or an environment" in computed
+    assert "multi_turn.enable = true: code of an environment or of tools" in computed
     assert "param_offload" in idle
     assert "val_before_train" in idle
 

@@ -55,14 +55,18 @@ def test_each_key_that_is_looked_for_stands_in_the_recipe(system: str, monkeypat
     [
         ("trl", {"report_to": ["trackio", "mlflow"]}, {"logging.trackers": ["mlflow", "trackio"]}),
         ("trl", {"report_to": "none"}, {}),
-        ("ms-swift", {"report_to": ["wandb", "swanlab"]}, {"logging.wandb": "huggingface"}),
+        (
+            "ms-swift",
+            {"report_to": ["wandb", "swanlab"]},
+            {"logging.trackers": [{"kind": "wandb", "project": "huggingface"}]},
+        ),
         (
             "verl",
             {"trainer": {"logger": "['console','wandb','tensorboard']", "project_name": "sums"}},
-            {"logging.wandb": "sums", "logging.tensorboard": True},
+            {"logging.trackers": ["tensorboard", {"kind": "wandb", "project": "sums"}]},
         ),
-        ("skyrl", {"trainer": {"logger": "tensorboard"}}, {"logging.tensorboard": True}),
-        ("skyrl", {"trainer": {"logger": "wandb"}}, {"logging.wandb": "skyrl"}),
+        ("skyrl", {"trainer": {"logger": "tensorboard"}}, {"logging.trackers": ["tensorboard"]}),
+        ("skyrl", {"trainer": {"logger": "wandb"}}, {"logging.trackers": [{"kind": "wandb", "project": "skyrl"}]}),
     ],
 )
 def test_trackers_come_along_by_their_names(system: str, settings: dict, lines: dict) -> None:

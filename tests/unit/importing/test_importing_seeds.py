@@ -45,7 +45,7 @@ IMPORTED = {
     "SkyRL, filter": (
         "trainer: {algorithm: {dynamic_sampling: {type: filter, max_sample_batches: 30}}}",
         "a.yaml",
-        {"algorithm.dynamic_sampling.mode": "filter", "algorithm.dynamic_sampling.max_groups": 30.0},
+        {"algorithm.dynamic_sampling.mode": "filter", "algorithm.dynamic_sampling.cap.groups": 30.0},
     ),
     "SkyRL, reduction": (
         "trainer: {algorithm: {loss_reduction: token_mean}}",

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from dapo.config import load_recipe
 from dapo.config.checks import penalty_interval
 from dapo.config.schema import Recipe
+from dapo.config.schema.kinds import MaskOffPolicy
 from dapo.importing.convert import Imported, import_text
 from tests.unit.importing import configurations_for_tests as public
 
@@ -29,18 +30,18 @@ def arithmetic(r: Recipe) -> dict[str, Any]:
     longest, cache = penalty_interval(r)
     mini = r.learner.minibatch_prompts or r.rollout.prompts_per_step
     sampling = r.algorithm.dynamic_sampling
-    capped = sampling.mode == "filter" and sampling.max_groups is not None
+    capped = sampling.mode == "filter" and sampling.cap.groups is not None
     return {
         "prompts": r.rollout.prompts_per_step,
         "responses": r.rollout.prompts_per_step * r.rollout.group_size,
         "updates": r.rollout.prompts_per_step // mini,
         "first round": round(r.rollout.prompts_per_step * (sampling.oversample or 1)),
-        "cap": round(sampling.max_groups * r.rollout.prompts_per_step) if capped and sampling.max_groups else None,
+        "cap": round(sampling.cap.groups * r.rollout.prompts_per_step) if capped and sampling.cap.groups else None,
         "ratio": (round(1 - r.algorithm.clip.low, 6), round(1 + r.algorithm.clip.high, 6)),
         "dual": r.algorithm.clip.dual,
         "penalised": (longest - cache, longest) if r.algorithm.overlong_punishment.enabled else None,
         "limit": r.rollout.max_response_tokens,
-        "reduction": r.algorithm.loss.reduction,
+        "reduction": r.algorithm.loss.reduction.kind,
         "kl": r.algorithm.kl_coefficient,
     }
 
@@ -215,7 +216,7 @@ def test_megatron_has_an_optimiser_of_its_own_in_nemo_rl(style: str, expected: t
             "grpo: {num_prompts_per_step: 4}\npolicy: {dtensor_cfg: {lora_cfg: {enabled: true, "
             "target_modules: [q_proj]}}}",
             "a.yaml",
-            (8, 32, "all-linear"),
+            (8, 32, None),
         ),
         (
             "grpo: {num_prompts_per_step: 4}\npolicy: {megatron_cfg: {enabled: true, peft: {enabled: true}}}",
@@ -353,22 +354,52 @@ def test_a_line_that_nothing_would_read_is_left_out(text: str, name: str, idle: 
     made = import_text(text, name, source)
     assert made.refused == ""
     assert idle not in made.reading.lines
-    assert made.reading.lines["algorithm.advantage.scale"].value == ("group_std" if "sapo" in text else "none")
+    assert ("algorithm.advantage.scale" in made.reading.lines) == ("sapo" not in text)
     listed = [entry.what for entry in made.reading.apart if f"nothing would read `{idle}`" in entry.reason]
     given = {"sapo": "epsilon_high = 0.3", "std_level": "actor.reward_norm.eps = 0.5"}
     assert listed == [what for word, what in given.items() if word in text]
 
 
-def test_trls_rollouts_that_serve_twice_are_said(tmp_path) -> None:
-    """60 optimiser steps of 2 a pass and 3 passes are 10 rollouts there; with one pass they take 30 here."""
+def test_trls_rollouts_serve_as_many_passes_here(tmp_path) -> None:
+    """60 optimiser steps of 2 a pass and 3 passes are 10 training steps; of one pass they are 30."""
     sizes = "num_generations=8, gradient_accumulation_steps=2, steps_per_generation=4, max_steps=60"
-    once = import_text(f"from trl import GRPOConfig\na = GRPOConfig({sizes})", "a.py").text
-    assert "num_iterations" not in once
+    _, once = imported(f"from trl import GRPOConfig\na = GRPOConfig({sizes})", "a.py", tmp_path)
+    assert (once.learner.epochs_per_rollout, once.trainer.steps) == (1, 30)
     thrice = f"from trl import GRPOConfig\na = GRPOConfig({sizes}, num_iterations=3)"
     made, recipe = imported(thrice, "a.py", tmp_path)
-    assert recipe.trainer.steps == 30
-    assert "serves num_iterations = 3 times there: 10 rollouts" in made.text
-    assert "trainer.steps=10 keeps the rollouts" in made.text
+    assert (recipe.learner.epochs_per_rollout, recipe.trainer.steps) == (3, 10)
+    assert "num_iterations = 3: later passes draw their minibatches anew here" in made.text
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        (
+            "from trl import GRPOConfig\na = GRPOConfig(use_vllm=True, off_policy_mask_threshold=0.3)",
+            "a.py",
+            "off_policy_mask_threshold beside sequence_mask",
+        ),
+        ("swift rlhf --rlhf_type grpo --off_policy_sequence_mask_delta 0.3 --num_generations 8", "a.sh", ""),
+    ],
+)
+def test_the_off_policy_mask_is_imported(text: str, name: str, said: str, tmp_path) -> None:
+    made, recipe = imported(text, name, tmp_path)
+    assert recipe.algorithm.correction == MaskOffPolicy(threshold=0.3)
+    assert said in made.text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("actor_rollout_ref: {actor: {ppo_epochs: 4}, rollout: {n: 8}}", "a.yaml"),
+        ("trainer: {update_epochs_per_batch: 4}\ngenerator: {n_samples_per_prompt: 4}", "a.yaml"),
+        ("swift rlhf --rlhf_type grpo --num_iterations 4 --num_generations 8", "a.sh"),
+    ],
+)
+def test_passes_over_a_rollout_are_imported(text: str, name: str) -> None:
+    made = import_text(text, name)
+    assert made.refused == ""
+    assert made.reading.lines["learner.epochs_per_rollout"].value == 4
 
 
 def test_an_update_that_is_no_whole_groups_is_said() -> None:
@@ -417,7 +448,7 @@ def test_a_dropout_that_another_trainer_has_unless_told_is_said() -> None:
     [  # k1 is log sampler - log learner, so that the bounds of our ratio, learner over sampler, are 1/up and 1/low
         (
             "rollout_is: token, rollout_rs: seq_mean_k1, rollout_rs_threshold: '0.8_2.0'",
-            ("mask_sequence", 0.5, 1.25, 2),
+            ("mask_sequence", 0.5, 1.25, 0),
         ),
         ("rollout_rs: token_k1, rollout_rs_threshold: '0.5_4.0'", ("mask_token", 0.25, 2.0, 0)),
         ("rollout_rs: token_k1, rollout_rs_threshold: 4.0", ("mask_token", 0.25, 4.0, 0)),
@@ -466,5 +497,5 @@ def test_the_lengths_of_trls_penalty_may_be_names_of_numbers(call: str, expected
 def test_verl_evaluates_at_its_temperature_and_greedily_at_none(given: str, greedy: bool) -> None:
     text = f"actor_rollout_ref: {{rollout: {{n: 4, val_kwargs: {{{given}}}}}}}"
     lines = import_text(text, "a.yaml").reading.lines
-    assert lines["validation.greedy"].value is greedy
+    assert ("validation.greedy" not in lines) is greedy
     assert greedy or lines["validation.temperature"].value == 0.8

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from learner_here import LearnerHere
 from learner_rows import make_rows
 from learner_subject import assert_curve_goes_on, learn, publish
 from rank_stage import OBJECTIVES, open_stages
 
 from dapo.config import schema
-from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import read_weights
@@ -36,7 +36,7 @@ def stages(folder):
 
 def local(folder, dtype):
     loaded = load_model(folder / "model", dtype=getattr(torch, dtype), device="cpu", attention_mode="packed")
-    return LocalLearner(loaded, OBJECTIVES["clip"](), schema.Learner(**SETTINGS), 1.0)
+    return LearnerHere(loaded, OBJECTIVES["clip"](), schema.Learner(**SETTINGS), 1.0)
 
 
 def over(stage, folder, dtype, **options):

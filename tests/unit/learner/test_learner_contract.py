@@ -9,20 +9,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from inline_transport import InlineTransport
 from learner_contract import CHECKS
+from learner_here import LearnerHere, learner_apart
 from learner_rows import make_rows
 from learner_subject import Subject, learn, publish
 from scripted_learner import ScriptedLearner
 
 from dapo.algorithms.objective import Objective, clip_objective
 from dapo.config import schema
-from dapo.learner import storage
-from dapo.learner.apart import LearnerApart, LearnerHost
-from dapo.learner.local import LocalLearner
+from dapo.learner.checkpoint import Contents
+from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.processes.transport import HostSpec
 
 OBJECTIVE = clip_objective(low=0.2, high=0.28)
 EXPLOSIVE = Objective(lambda inputs: (inputs.logprobs * math.inf, {}))
@@ -47,7 +45,7 @@ def local(request, tmp_path_factory):
 
     def make(ffn=24, objective=OBJECTIVE):
         own = replace(loaded[ffn], model=copy.deepcopy(loaded[ffn].model))
-        return LocalLearner(own, objective, SETTINGS, temperature=1.0)
+        return LearnerHere(own, objective, SETTINGS, temperature=1.0)
 
     return subject_of(make, dtype)
 
@@ -60,10 +58,10 @@ def apart(tmp_path_factory):
 
     def host(ffn, objective):
         own = replace(loaded[ffn], model=copy.deepcopy(loaded[ffn].model))
-        return LearnerHost(LocalLearner(own, objective, SETTINGS, temperature=1.0, weights_folder=folder / "weights"))
+        return Worker(own, objective, SETTINGS, temperature=1.0)
 
     def make(ffn=24, objective=OBJECTIVE):
-        return LearnerApart(InlineTransport(), HostSpec("learner", host, (ffn, objective)))
+        return learner_apart(host, ffn, objective, weights=folder / "weights")
 
     return subject_of(make, "float32")
 
@@ -101,22 +99,22 @@ def test_the_scripted_learner(check, tmp_path):
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 def test_the_next_step_does_not_wait_for_the_disk(elsewhere, tmp_path, monkeypatch):
     """``checkpoint.asynchronous``, of one rank."""
-    gate, write = threading.Event(), storage.Contents.write
-    monkeypatch.setattr(storage.Contents, "write", lambda held, folder: gate.wait() and write(held, folder))
+    gate, write = threading.Event(), Contents.write
+    monkeypatch.setattr(Contents, "write", lambda held, folder: gate.wait() and write(held, folder))
     loaded = load_model(make_tiny_model(tmp_path / "model", hidden=16, heads=2, ffn=24))
     learner, resumed = (
-        LocalLearner(
+        LearnerHere(
             replace(loaded, model=copy.deepcopy(loaded.model)),
             OBJECTIVE,
             SETTINGS,
             temperature=1.0,
-            weights_folder=tmp_path / "weights",
             asynchronous=True,
         )
         for _ in range(2)
     )
     if elsewhere:
-        learner = LearnerApart(InlineTransport(), HostSpec("learner", LearnerHost, (learner,)), asynchronous=True)
+        worker = learner.worker
+        learner = learner_apart(lambda: worker, weights=tmp_path / "weights", asynchronous=True)
     learn(learner, [make_rows(0)])
     dtypes = dict.fromkeys(publish(learner, 1), "float32")
     then = learner.checksums(dtypes)

@@ -7,13 +7,13 @@ import types
 
 import pytest
 import torch
+from learner_here import LearnerHere
 from learner_rows import learn, make_rows
 
 from dapo.algorithms.objective import Objective, clip_objective
 from dapo.config import schema
 from dapo.errors import LearnerError
 from dapo.learner import determinism
-from dapo.learner.local import LocalLearner
 from dapo.models.cuda_notes import notes_on_cuda
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
@@ -26,8 +26,8 @@ def folder(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, heads=2, ffn=48)
 
 
-def learner_of(folder, loss=CLIP.loss, **settings) -> LocalLearner:
-    return LocalLearner(load_model(folder), Objective(loss), schema.Learner(**settings), 1.0)
+def learner_of(folder, loss=CLIP.loss, **settings) -> LearnerHere:
+    return LearnerHere(load_model(folder), Objective(loss), schema.Learner(**settings), 1.0)
 
 
 def rows_of_a_step():

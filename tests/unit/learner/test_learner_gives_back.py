@@ -6,17 +6,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from inline_transport import InlineTransport
+from learner_here import LearnerHere, learner_apart
 from learner_rows import make_rows
 from rank_stage import Stage
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
-from dapo.learner import local, rank
-from dapo.learner.apart import LearnerApart, LearnerHost
-from dapo.learner.local import LocalLearner
+from dapo.learner import worker as module
+from dapo.learner.worker import Worker
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.processes.transport import HostSpec
 from dapo.types.batch import LearnStep, TokenRow
 
 KINDS = ["in the driver", "through a folder", "in a process", "of ranks"]
@@ -48,12 +47,10 @@ def make(kind, stage, folder):
         return stage.learner({"path": str(path), "device": "cpu"})
     weights = None if kind == "in the driver" else folder
     objective = clip_objective(low=0.2, high=0.28)
-    learner = LocalLearner(
-        load_model(str(path), device="cpu"), objective, schema.Learner(), 1.0, weights_folder=weights
-    )
+    made = load_model(str(path), device="cpu"), objective, schema.Learner(), 1.0
     if kind == "in a process":
-        return LearnerApart(InlineTransport(), HostSpec("learner", LearnerHost, (learner,)))
-    return learner
+        return learner_apart(Worker, *made, weights=folder)
+    return LearnerHere(*made, weights=weights)
 
 
 def rows():
@@ -87,10 +84,10 @@ def test_a_pass_beside_a_wake_engine_gives_back(kind, stage, notes, tmp_path):
     assert notes == ["give back"]
 
 
-@pytest.mark.parametrize(("module", "kind"), [(local, "through a folder"), (rank, "of ranks")])
-def test_what_gathers_weights_gives_back_behind_it(module, kind, stage, notes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["through a folder", "of ranks"])
+def test_what_gathers_weights_gives_back_behind_it(kind, stage, notes, tmp_path, monkeypatch):
     learner = make(kind, stage, tmp_path / "weights")
-    one = learner if kind != "of ranks" else stage.hosts[0].thing.held[learner.number]
+    one = learner.worker if kind != "of ranks" else stage.hosts[0].thing.held[learner.number]
     monkeypatch.setattr(module, "lend", lambda *_: notes.append("gathered") or ("GPU 0", [], []))
     one.lend()
     monkeypatch.setattr(module.HERE, "send", lambda *_: notes.append("sent") or True)

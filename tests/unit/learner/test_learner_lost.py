@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from inline_transport import InlineTransport
+from learner_here import learner_apart
 from learner_rows import make_rows
 from number_engine import GATE, NumberEngine
 
-from dapo.config import schema
 from dapo.config.load import recipe_from_dict
 from dapo.errors import LearnerError, LearnerLost, ModelError, RecipeError
-from dapo.learner.apart import LearnerApart
-from dapo.learner.group import LearnerGroup
-from dapo.learner.rank import RankFacts
+from dapo.learner.driver import LearnerDriver
+from dapo.learner.hosts import LearnerHosts
+from dapo.learner.worker import WorkerFacts
 from dapo.models.load import load_model
 from dapo.models.read import check_buffers, give_memory
 from dapo.models.skeleton import model_without_weights
@@ -26,7 +26,8 @@ from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
 from dapo.rollout.pool import EnginePool
 from dapo.run import learners
-from dapo.types.batch import LearnStep, Ticket
+from dapo.run.deployment import deployment_of
+from dapo.types.batch import LearnStep
 
 
 class StandIn:
@@ -35,8 +36,8 @@ class StandIn:
     def __init__(self, failure: Exception | None, *notes: str) -> None:
         self.failure, self.notes = failure, notes
 
-    def describe(self) -> RankFacts:
-        return RankFacts(True, True, (), self.notes, 0)
+    def describe(self) -> WorkerFacts:
+        return WorkerFacts(1 << 20, True, True, 0.0, (), self.notes, 0)
 
     def learn(self, plan):
         if self.failure is not None:
@@ -46,7 +47,7 @@ class StandIn:
 
 def group_of(folder, *failures):
     specs = [HostSpec(f"rank-{n}", StandIn, (failure,)) for n, failure in enumerate(failures)]
-    return LearnerGroup(InlineTransport(), specs, schema.Learner(), folder)
+    return LearnerDriver(LearnerHosts(InlineTransport(), specs, 600.0), folder)
 
 
 ECHO = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:29093")
@@ -71,19 +72,21 @@ class Publishes(StandIn):
 
 def test_an_engine_of_a_pool_that_starts_slowly_finds_the_set_that_it_was_sent_to(tmp_path, monkeypatch):
     """However often the ranks publish meanwhile: the pool alone knows when nobody reads a set."""
-    monkeypatch.setattr(learners, "start_rank", lambda recipe, model, place: Publishes(None))
+    monkeypatch.setattr(learners, "start_worker", lambda recipe, place: Publishes(None))
     monkeypatch.setattr(learners, "transport_of", lambda run, places: InlineTransport())
     ranks = {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "learner": {"ranks": 2}}
     recipe, facts = recipe_from_dict(ranks).recipe, SimpleNamespace(name="a/b")
     pool = EnginePool(InlineTransport(), [HostSpec("engine-0", EngineHost, (NumberEngine, 2))], GATE)
-    group = learners.make_learner(recipe, facts, None, weights=tmp_path / "sets", run=None, engine=pool)
+    group = learners.make_learner(
+        recipe, deployment_of(recipe), facts, None, weights=tmp_path / "sets", run=None, engine=pool
+    )
     tickets = [group.publish(version) for version in range(4)]
     assert all(read_shapes(Path(ticket.address)) == {"w": [1]} for ticket in tickets)
     group.close()
     assert not any((tmp_path / "sets").iterdir())
     pool.close()
 
-    alone = learners.make_learner(recipe, facts, None, weights=tmp_path / "own", run=None)
+    alone = learners.make_learner(recipe, deployment_of(recipe), facts, None, weights=tmp_path / "own", run=None)
     tickets = [alone.publish(version) for version in range(4)]
     assert [Path(ticket.address).exists() for ticket in tickets] == [False, False, True, True]
     alone.close()
@@ -92,7 +95,7 @@ def test_an_engine_of_a_pool_that_starts_slowly_finds_the_set_that_it_was_sent_t
 def test_what_ranks_say_of_their_model_is_said_once(tmp_path, monkeypatch):
     """Not by each of them, nor again where the engine's model, in this process, said it."""
     said = iter([("rows are padded", "no end token"), ("rows are padded", "heads are tied")])
-    monkeypatch.setattr(learners, "start_rank", lambda recipe, model, place: StandIn(None, *next(said)))
+    monkeypatch.setattr(learners, "start_worker", lambda recipe, place: StandIn(None, *next(said)))
     monkeypatch.setattr(learners, "transport_of", lambda run, places: InlineTransport())
     recipe = recipe_from_dict(
         {"model": {"path": "a/b"}, "data": {"train": [{"task": "signed_sum"}]}, "learner": {"ranks": 2}}
@@ -100,7 +103,9 @@ def test_what_ranks_say_of_their_model_is_said_once(tmp_path, monkeypatch):
     heard = []
     engines = SimpleNamespace(notes=("no end token",))
     facts = SimpleNamespace(name="a/b")
-    group = learners.make_learner(recipe, facts, engines, weights=tmp_path, run=None, say=heard.append)
+    group = learners.make_learner(
+        recipe, deployment_of(recipe), facts, engines, weights=tmp_path, run=None, say=heard.append
+    )
     assert group.notes == ("rows are padded", "no end token", "heads are tied")
     assert heard == ["rows are padded", "heads are tied"]
 
@@ -109,17 +114,11 @@ def test_a_learner_alone_is_told_of_as_what_it_is(tmp_path):
     """No word about ranks; what it refuses is no loss, and sets of weights that it left are deleted."""
 
     class Fails(StandIn):
-        notes = names = ()
-
-        def describe(self):
-            return self
-
-        def publish(self, version):
-            (tmp_path / "set").mkdir()
-            return Ticket(version, "folder", str(tmp_path / "set"), ())
+        def publish(self, folder):
+            folder.mkdir()
 
     def learner(failure):
-        return LearnerApart(InlineTransport(), HostSpec("learner", Fails, (failure,)))
+        return learner_apart(Fails, failure, weights=tmp_path)
 
     refuses, dies = learner(LearnerError("not finite")), learner(MemoryError("no room"))
     step = LearnStep([make_rows()], [1e-3], 0)
@@ -133,7 +132,7 @@ def test_a_learner_alone_is_told_of_as_what_it_is(tmp_path):
     with pytest.raises(LearnerLost, match=said):
         dies.logprobs([])
     dies.close()
-    assert not (tmp_path / "set").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_all_ranks_refuse_is_no_loss(tmp_path):
@@ -141,7 +140,7 @@ def test_what_all_ranks_refuse_is_no_loss(tmp_path):
     for _ in range(2):
         with pytest.raises(LearnerError, match="not finite"):
             group.learn(LearnStep([make_rows()], [1e-3], 0)).result()
-    assert group.ranks == 2
+    assert group.workers.ranks == 2
 
 
 def test_buffers_survive_and_garbage_in_them_is_found(tmp_path):
@@ -172,6 +171,12 @@ def test_parts_of_all_ranks_are_a_set_and_a_skipped_one_is_named(tmp_path):
     ("settings", "named"),
     [
         ({"learner": {"ranks": 4, "replicas": 3}}, "learner.replicas"),
+        ({"learner": {"ranks": 8, "replicas": 2, "context_parallel": 3}}, "expected one of 1, 2, 4"),
+        ({"learner": {"context_parallel": 2}}, "expected one of 1"),
+        (
+            {"learner": {"ranks": 2, "context_parallel": 2}, "model": {"path": "a/b", "attention": "padded"}},
+            "cuts packed rows",
+        ),
         ({"learner": {"cpu_offload": True}}, "learner.cpu_offload"),
         ({"learner": {"reshard_after_forward": "true"}}, "learner.reshard_after_forward"),
         ({"learner": {"ranks": 2}, "rollout": {"engine": "generate"}}, "rollout.engine"),

@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from learner_here import LearnerHere
 from learner_rows import learn, make_rows, with_sampler
-from test_learner_local import OBJECTIVE, folder, moved, truncated_importance, weights_of  # noqa: F401
+from test_learner_worker import OBJECTIVE, folder, moved, truncated_importance, weights_of  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 from dapo.algorithms.objective import with_terms
 from dapo.config import schema
 from dapo.errors import CheckpointError, LearnerError
-from dapo.learner.local import LocalLearner
+from dapo.learner.tensor_files import TensorFiles
 from dapo.models.load import load_model
 
 FIXED = schema.Reference()
@@ -25,7 +26,7 @@ def make(
     path, *, objective=OBJECTIVE, reference=FIXED, dtype=torch.float32, correction=None, mode="packed", **settings
 ):
     loaded = load_model(path, dtype=dtype, attention_mode=mode)
-    return LocalLearner(loaded, objective, schema.Learner(**settings), 1.0, correction, None, reference)
+    return LearnerHere(loaded, objective, schema.Learner(**settings), 1.0, correction, reference)
 
 
 def logprobs(learner, rows, of="policy"):
@@ -65,7 +66,7 @@ def test_the_policy_comes_back_from_a_pass_that_fails(folder, monkeypatch):  # n
     def broken(*args):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(learner.rank, "logprobs", broken)
+    monkeypatch.setattr(learner.step, "logprobs", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         logprobs(learner, make_rows(), "reference")
     assert moved(learner, before) == []
@@ -92,8 +93,8 @@ def test_the_kl_terms_gradient_is_that_of_the_formula_written_out(folder, estima
     learner = make(folder, objective=objective, dtype=torch.float64, mode=mode, microbatch_tokens=20)
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
     gradients = {}
-    step = learner.rank.optimizer.step
-    learner.rank.optimizer.step = lambda rate: (
+    step = learner.step.optimizer.step
+    learner.step.optimizer.step = lambda rate: (
         gradients.update({n: p.grad.clone() for n, p in learner.loaded.model.named_parameters()}),
         step(rate),
     )[1]
@@ -162,6 +163,7 @@ def test_a_refreshed_reference_is_the_policy_after_that_step_and_survives_a_chec
     assert equal(logprobs(again, rows), logprobs(learner, rows))
     fixed = make(folder)
     fixed.save(tmp_path / "fixed").result()
-    assert not (tmp_path / "fixed" / "reference.safetensors").exists()
+    with TensorFiles([tmp_path / "fixed" / "rank-00000-of-00001.safetensors"]) as files:
+        assert not any(name.startswith("reference/") for name in files.shapes)
     with pytest.raises(CheckpointError, match="holds no reference"):
         make(folder, reference=refreshing).load(tmp_path / "fixed")

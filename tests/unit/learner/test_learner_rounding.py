@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learner_here import LearnerHere
 from learner_rows import make_rows, with_sampler
 
 from dapo.algorithms.losses import LossInputs
-from dapo.algorithms.objective import (
-    Objective,
-    cispo_objective,
-    clip_cov_objective,
-    clip_objective,
-    kl_cov_objective,
-    sapo_objective,
-    with_terms,
-)
+from dapo.algorithms.objective import Objective, clip_objective, with_terms
+from dapo.algorithms.variants.cispo import cispo_objective
+from dapo.algorithms.variants.covariance import clip_cov_objective, kl_cov_objective
+from dapo.algorithms.variants.sapo import sapo_objective
 from dapo.config import schema
-from dapo.learner.local import LocalLearner
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, Row
@@ -47,12 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32, heads=2, ffn=48)
 
 
-def learner(folder: Path, objective: Objective, mode: Any, dtype: torch.dtype, **settings: Any) -> LocalLearner:
+def learner(folder: Path, objective: Objective, mode: Any, dtype: torch.dtype, **settings: Any) -> LearnerHere:
     loaded = load_model(folder, dtype=dtype, attention_mode=mode)
-    return LocalLearner(loaded, objective, schema.Learner(**settings), 1.0, None)
+    return LearnerHere(loaded, objective, schema.Learner(**settings), 1.0, None)
 
 
-def update(own: LocalLearner, rows: Sequence[Row], against: Any) -> torch.Tensor:
+def update(own: LearnerHere, rows: Sequence[Row], against: Any) -> torch.Tensor:
     """The gradient of one optimiser step, which is then not made."""
     found: list[torch.Tensor] = []
 
@@ -61,7 +56,7 @@ def update(own: LocalLearner, rows: Sequence[Row], against: Any) -> torch.Tensor
         own.loaded.model.zero_grad(set_to_none=True)
         return 0.0, True
 
-    own.rank.optimizer.step = step  # type: ignore[method-assign]
+    own.step.optimizer.step = step  # type: ignore[method-assign]
     own.learn(LearnStep([rows], [1.0], 1, against)).result()
     return torch.cat(found)
 
@@ -70,7 +65,7 @@ def update(own: LocalLearner, rows: Sequence[Row], against: Any) -> torch.Tensor
 def test_layout_and_the_side_of_the_old_numbers_do_not_change_an_update(folder: Path, name: str) -> None:
     """The sampler's numbers are those of the other layout: what an engine of the same weights records."""
     rows = make_rows(0, 3, 4, length=lambda random: int(random.integers(8, 20)))
-    rows = [replace(row, marked=np.arange(len(row.token_ids)) % 3 == 0) for row in rows]
+    rows = [replace(row, extra={"marked": np.arange(len(row.token_ids)) % 3 == 0}) for row in rows]
     packed, padded = (learner(folder, OBJECTIVES[name], mode, torch.float32) for mode in ("packed", "padded"))
     recorded = padded.logprobs(rows).result()
     assert any((a != b).any() for a, b in zip(recorded, packed.logprobs(rows).result(), strict=True)), "no rounding"

@@ -49,6 +49,15 @@ def test_the_gradient_of_one_process(stages, folder, ranks, kind, dtype, reshard
     assert_equal(found, alone(folder / kind, dtype, case), EXACT[dtype])
 
 
+@pytest.mark.parametrize("case", ["uneven", "a rank without rows"])
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_epochs_deal_rows_to_other_ranks(stages, folder, case, minibatches):
+    """Ranks exchange the old log-probabilities of the first epoch."""
+    options = {"minibatches": minibatches, "epochs": 3}
+    found = together(stages(2), rank_work.sharded, folder / "tied", "float64", Shape(2), case, **options)
+    assert_equal(found, alone(folder / "tied", "float64", case, **options), EXACT["float64"])
+
+
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_recomputed_activations(stages, folder, kind):
     found = together(

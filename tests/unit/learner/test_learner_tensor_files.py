@@ -42,8 +42,8 @@ def test_slices_of_any_files_are_one_tensor_whole_or_by_rows(tmp_path, cuts):
     whole = torch.randn(7, 3)
     paths = []
     for number, (first, end) in enumerate(zip((0, *cuts), cuts, strict=False)):
-        paths.append((tmp_path / str(number), ""))
-        write_tensors(paths[-1][0], {"w": whole[first:end], **({"n": torch.ones(())} if number == 0 else {})})
+        paths.append(tmp_path / str(number))
+        write_tensors(paths[-1], {"w": whole[first:end], **({"n": torch.ones(())} if number == 0 else {})})
     with TensorFiles(paths) as files:
         assert files.shapes == {"w": (7, 3), "n": ()}
         assert torch.equal(files.whole("w"), whole)
@@ -64,4 +64,4 @@ def test_files_that_do_not_fit_each_other_or_are_none_are_named(tmp_path):
     }
     for name, said in whole.items():
         with pytest.raises(OSError, match=f"^{said}"):
-            TensorFiles([(tmp_path / "one", ""), (tmp_path / name, "")])
+            TensorFiles([tmp_path / "one", tmp_path / name])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from learner_rows import learn_step, make_groups, masked, rows_of, with_sampler
-from test_learner_local import folder, make_learner, weights_of  # noqa: F401  (a fixture)
+from test_learner_worker import folder, make_learner, weights_of  # noqa: F401  (a fixture)
 from transformers import AutoModelForCausalLM
 
 from dapo.algorithms.objective import Objective, clip_objective
@@ -102,8 +102,8 @@ def test_tracing_changes_no_bit_of_weights_moments_and_metrics(folder, dtype, to
         assert again == metrics
         assert (len(none), len(traces)) == (0, 9)
     assert all(torch.equal(a, weights_of(tracing)[name]) for name, a in weights_of(plain).items())
-    moments = tracing.rank.optimizer.state()
-    assert all(torch.equal(value, moments[key]) for key, value in plain.rank.optimizer.state().items())
+    moments = tracing.step.optimizer.state()
+    assert all(torch.equal(value, moments[key]) for key, value in plain.step.optimizer.state().items())
 
 
 def test_traces_are_copies_that_the_record_does_not_outlive(folder):  # noqa: F811

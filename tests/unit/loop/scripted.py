@@ -11,7 +11,7 @@ from dapo.algorithms.keep import judge_group
 from dapo.algorithms.reduction import loss_weights
 from dapo.config.schema import DynamicSampling
 from dapo.loop.algorithm import Algorithm
-from dapo.loop.sampling.collector import StreamingCollector
+from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.rollout.inbox import check_idle, check_requests
 from dapo.rollout.requests import Gate, ended_before, sequence_of
@@ -246,14 +246,11 @@ def make_collector(
         algorithm=algorithm or make_algorithm(judge=judge),
         sampling=SamplingParams(max_tokens=limit),
         settings=chosen,
-        prompts_per_step=prompts,
-        group_size=group,
+        shape=BatchShape(prompts, group),
         run_seed=1,
-        verdict_lag=lag,
+        pace=Pace(lag, overlaps, turn),
         watch=watch,
         phases=phases,
-        overlaps=overlaps,
-        turn=turn,
     )
 
 

@@ -21,6 +21,7 @@ from dapo.errors import EngineError
 from dapo.loop.algorithm import Algorithm
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.overlap import Overlap
+from dapo.loop.reinforcement import Reinforcement
 from dapo.loop.schedule import Schedule
 from dapo.loop.sync_check import SyncCheck
 from dapo.loop.trainer import Trainer
@@ -171,6 +172,7 @@ class Recording:
 @dataclass
 class Run:
     trainer: Trainer
+    method: Reinforcement
     engine: RunEngine
     learner: ScriptedLearner
     recorder: Recording
@@ -255,13 +257,19 @@ def make_run(
         greedy=False,
         seed=0,
     )
-    trainer = Trainer(
+    method = Reinforcement(
         collector=collector,
         learner=learner,
-        engine=engine,
         algorithm=algorithm,
-        schedule=Schedule(peak=0.1, warmup=3),
         evaluator=evaluator,
+        check_sync=SyncCheck(collector.rollouts, learner, held_out(), SamplingParams(max_tokens=100), seed=0),
+        recorder=recorder,
+        phases=phases,
+        overlap=None if turns is None else Overlap(collector, phases, turns),
+    )
+    trainer = Trainer(
+        method,
+        schedule=Schedule(peak=0.1, warmup=3),
         checkpoints=CheckpointStore(folder),
         recorder=recorder,
         recipe=small_recipe(
@@ -278,10 +286,8 @@ def make_run(
         ),
         fingerprint={"model": "scripted"},
         phases=phases,
-        check_sync=SyncCheck(collector.rollouts, learner, held_out(), SamplingParams(max_tokens=100), seed=0),
-        overlap=None if turns is None else Overlap(collector, phases, turns),
         deadline=deadline,
     )
     if resume:
         trainer.load(trainer.checkpoints.path())
-    return Run(trainer, engine, learner, recorder, log)
+    return Run(trainer, method, engine, learner, recorder, log)

@@ -56,6 +56,66 @@ def planned(algorithm, groups, learner):
     return batch.metrics
 
 
+def planned_epochs(step=0, seed=0, **changes):
+    """A step of three epochs over six groups, two of them in a minibatch."""
+    settings = {"truncated_vote": True, "minibatch_prompts": 2, "epochs": 3, "seed": seed} | changes
+    algorithm = make_algorithm(shape=lambda rewards, lengths, truncated: (rewards, np.zeros(len(rewards))), **settings)
+    groups = make_groups(0, 6, 3)
+    batch = StepBatch(step + 1, groups, groups)
+    made = algorithm.plan(batch, {}, version=step, rate=lambda number: float(number), traced={0, 5})
+    return made, batch.metrics
+
+
+def groups_of(step):
+    return [[row.group for row in rows[::3]] for rows in step.minibatches]
+
+
+def test_epochs_draw_whole_groups_anew_from_seed_step_and_epoch():
+    step, _ = planned_epochs()
+    drawn = groups_of(step)
+    assert drawn[:3] == groups_of(planned_epochs(epochs=1)[0]) == [[0, 1], [2, 3], [4, 5]]
+    for epoch in (drawn[3:6], drawn[6:]):
+        assert sorted(group for part in epoch for group in part) == list(range(6))
+        assert all(part == sorted(part) for part in epoch)
+        assert epoch != drawn[:3]
+    assert drawn[3:6] != drawn[6:]
+    assert groups_of(planned_epochs()[0]) == drawn
+    assert groups_of(planned_epochs(step=1)[0]) != drawn != groups_of(planned_epochs(seed=1)[0])
+    for rows in step.minibatches:  # token_mean of their own minibatch
+        assert sum(row.loss_weights().sum() for row in rows) == pytest.approx(1.0)
+    assert step.learning_rates == list(range(9))  # each optimiser step asks the schedule for its own
+
+
+def test_tokens_of_several_epochs_count_once_and_are_traced_in_the_last():
+    (step, metrics), (once, of_once) = planned_epochs(), planned_epochs(epochs=1)
+    assert metrics == of_once
+    tokens = sum(int(row.loss_mask.sum()) for rows in once.minibatches for row in rows)
+    assert metrics["sampling/trained_tokens"] == tokens > 0
+    assert sum(len(rows) for rows in step.first_pass) == 18
+    traced = [{row.group for row in rows if row.traced} for rows in step.minibatches]
+    assert traced[:6] == [set()] * 6
+    assert set().union(*traced[6:]) == {0, 5}
+
+
+def test_a_run_of_two_epochs_counts_its_steps_and_resumes_to_the_same_minibatches(tmp_path):
+    def run(folder, **options):
+        made = make_run(folder, changes={"minibatch_prompts": 1, "epochs": 2, "seed": 3}, **options)
+        made()
+        return made
+
+    whole, started = run(tmp_path / "whole"), run(tmp_path / "halves", steps=2)
+    rest = run(tmp_path / "halves", resume=True)
+    assert [groups_of(step) for step in whole.learner.steps] == [
+        groups_of(step) for half in (started, rest) for step in half.learner.steps
+    ]
+    assert any(groups_of(step)[:4] != groups_of(step)[4:] for step in whole.learner.steps)
+    for made in (whole, rest):
+        assert made.trainer.counters.optimizer_steps == sum(len(s.minibatches) for s in whole.learner.steps) == 32
+        assert made.trainer.counters.trained_tokens == sum(
+            int(row.loss_mask.sum()) for step in whole.learner.steps for rows in step.first_pass for row in rows
+        )
+
+
 @pytest.mark.parametrize("against", ["sampler", "learner"])
 def test_the_kl_comes_off_the_reward_before_the_advantage(against):
     """R - 0.1 x sum of (policy - reference), the policy being whatever the ratio runs against."""

@@ -103,7 +103,7 @@ def test_random_schedules_train_every_group_at_most_once_and_lose_none(
         unfinished=unfinished,
         surplus=surplus,
         max_age=max_age,
-        max_groups=None,
+        cap={"groups": None},
     )
     trained, finished, waiting = [], {}, 0
     for step in range(1, 6):
@@ -134,7 +134,7 @@ def test_random_schedules_train_every_group_at_most_once_and_lose_none(
 @given(seed=st.integers(0, 2**32), lag=st.integers(0, 5), at=st.integers(1, 4))
 def test_a_collector_restored_from_its_state_continues_identically(seed, lag, at, tmp_path_factory):
     length, accuracy = random_world(seed, kept=0.4)
-    make = lambda: make_collector(length=length, accuracy=accuracy, lag=lag, capacity=6, max_groups=None)  # noqa: E731
+    make = lambda: make_collector(length=length, accuracy=accuracy, lag=lag, capacity=6, cap={"groups": None})  # noqa: E731
     whole, folder = make(), tmp_path_factory.mktemp("state")
     expected = []
     for step in range(1, 7):
@@ -159,12 +159,12 @@ def test_a_collector_restored_from_its_state_continues_identically(seed, lag, at
 
 def test_stop_names_shares_cause_and_remedy_and_keeps_what_was_kept():
     collector = make_collector(
-        length=lambda g, i: 3, accuracy=lambda g, i: float(i) if g == 5 else 0.0, max_groups=3, capacity=8
+        length=lambda g, i: 3, accuracy=lambda g, i: float(i) if g == 5 else 0.0, cap={"groups": 3}, capacity=8
     )
     with pytest.raises(SamplingStopped) as stopped:
         collector.collect(1)
     evidence = stopped.value.evidence
-    assert (evidence.met, evidence.limit, evidence.kept, evidence.cause) == ("max_groups", 3.0, 1, Cause.TOO_HARD)
+    assert (evidence.met, evidence.limit, evidence.kept, evidence.cause) == ("cap.groups", 3.0, 1, Cause.TOO_HARD)
     assert (evidence.example.problem, evidence.example.accuracy) == ("problem 11", 0.0)
     text = stop_said(evidence, Path("my run"))
     assert "the cap of 3 x 4 dispatched groups was met with 1 of 4 groups kept" in text
@@ -172,17 +172,17 @@ def test_stop_names_shares_cause_and_remedy_and_keeps_what_was_kept():
     assert "Judged in this step: 12 groups, 8.3% kept, 0.0% all correct, 91.7% all wrong; 72 tokens" in text
     assert "72 tokens were generated" in text
     assert "too hard" in text
-    assert "on_cap=train_partial" in text
+    assert "cap.then=train_partial" in text
     state = collector.state()
     assert [g["id"] for g in state["kept"]] == [5]
 
 
 def test_train_partial_and_fill_are_the_other_outcomes():
-    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: float(i) if g == 5 else 0.0, "max_groups": 3}
-    partial = make_collector(**world, on_cap="train_partial").collect(1)
+    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: float(i) if g == 5 else 0.0, "cap": {"groups": 3}}
+    partial = make_collector(**(world | {"cap": {"groups": 3, "then": "train_partial"}})).collect(1)
     assert ids(partial) == [5]
     assert partial.metrics["sampling/cap_reached"] == 1
-    filled = make_collector(**world, on_cap="fill").collect(1)
+    filled = make_collector(**(world | {"cap": {"groups": 3, "then": "fill"}})).collect(1)
     assert ids(filled) == [0, 1, 2, 5]
     assert [g.disposition for g in filled.groups_P] == [Disposition.FILLED] * 3 + [Disposition.TRAINED]
     assert filled.metrics["groups/filled"] == 3
@@ -205,10 +205,10 @@ def test_the_end_of_the_data_is_named_and_a_clean_end_is_no_error():
     assert even.exhausted
 
 
-@pytest.mark.parametrize("max_groups", [None, 20.0])
-def test_a_verifier_that_fails_on_everything_is_recognised(max_groups):
+@pytest.mark.parametrize("cap", [None, 20.0])
+def test_a_verifier_that_fails_on_everything_is_recognised(cap):
     collector = make_collector(
-        length=lambda g, i: 3, accuracy=lambda g, i: "exception: KeyError('answer')", max_groups=max_groups
+        length=lambda g, i: 3, accuracy=lambda g, i: "exception: KeyError('answer')", cap={"groups": cap}
     )
     with pytest.raises(NothingScored) as stopped:
         collector.collect(1)
@@ -299,19 +299,21 @@ def test_replace_fills_the_batch_with_copies_of_kept_groups():
     assert len(set(twice)) == len(twice) == 12  # no id is given out twice
     # with a higher ratio prompts are added instead, until more than that share is kept
     accuracy = lambda g, i: float(i) if g in (1, 4, 7, 8) else 0.0  # noqa: E731
-    more = make_collector(**(world | {"accuracy": accuracy}), min_replace_ratio=0.5).collect(1)
+    more = make_collector(**(world | {"accuracy": accuracy}), replace={"min_ratio": 0.5}).collect(1)
     assert more.metrics["groups/dispatched"] > 6
     assert [g.id for g in more.groups_P if g.disposition is Disposition.TRAINED] == [1, 4, 7, 8]
     assert more.metrics["groups/copied"] == 2
 
 
 def test_replace_meets_its_cap_like_any_mode():
-    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: 0.0, "mode": "replace", "max_groups": 2.0}
+    world = {"length": lambda g, i: 3, "accuracy": lambda g, i: 0.0, "mode": "replace", "cap": {"groups": 2.0}}
     with pytest.raises(SamplingStopped) as stopped:
         make_collector(**world).collect(1)
     assert met_said(stopped.value.evidence) == "the cap of 2 x 4 dispatched groups was met with 0 of 4 groups kept"
     one = world | {"accuracy": lambda g, i: float(i) if g == 2 else 0.0}
-    assert ids(make_collector(**one, on_cap="train_partial").collect(1)) == [2]  # no copies of too few
+    assert ids(make_collector(**(one | {"cap": {"groups": 2.0, "then": "train_partial"}})).collect(1)) == [
+        2
+    ]  # no copies of too few
 
 
 def test_those_who_look_on_are_told_after_every_group():
@@ -327,7 +329,7 @@ def test_those_who_look_on_are_told_after_every_group():
 def test_truncated_responses_are_told_with_the_cause():
     told = []
     collector = make_collector(
-        length=lambda g, i: 50 if i else 3, accuracy=lambda g, i: 0.0, limit=20, max_groups=2, watch=told.append
+        length=lambda g, i: 50 if i else 3, accuracy=lambda g, i: 0.0, limit=20, cap={"groups": 2}, watch=told.append
     )
     with pytest.raises(SamplingStopped):
         collector.collect(1)
@@ -336,7 +338,7 @@ def test_truncated_responses_are_told_with_the_cause():
 
 
 def test_tokens_of_a_stopped_step_stay_in_the_account():
-    collector = make_collector(length=lambda g, i: 5, accuracy=lambda g, i: 0.0, max_groups=2)
+    collector = make_collector(length=lambda g, i: 5, accuracy=lambda g, i: 0.0, cap={"groups": 2})
     with pytest.raises(SamplingStopped):
         collector.collect(1)
     totals = collector.state()["account"]["totals"]
@@ -353,7 +355,7 @@ def test_tokens_of_a_stopped_step_stay_in_the_account():
 )
 def test_the_message_of_a_stop_names_every_kind_of_rejected_group(changes, said):
     with pytest.raises(SamplingStopped) as stopped:
-        make_collector(**({"length": lambda g, i: 3, "max_groups": 3} | changes)).collect(1)
+        make_collector(**({"length": lambda g, i: 3, "cap": {"groups": 3}} | changes)).collect(1)
     assert said in stop_said(stopped.value.evidence, Path("RUN"))
 
 
@@ -374,7 +376,7 @@ def test_state_is_plain():
 
 def test_a_cap_on_tokens_stops_dispatching_and_is_named():
     collector = make_collector(
-        length=lambda g, i: 10, accuracy=lambda g, i: 0.0, max_groups=None, max_tokens=200, capacity=8
+        length=lambda g, i: 10, accuracy=lambda g, i: 0.0, cap={"groups": None, "tokens": 200}, capacity=8
     )
     with pytest.raises(SamplingStopped) as stopped:
         collector.collect(1)
@@ -424,7 +426,7 @@ def rounds(accuracy):
         oversample=3.0,
         surplus="discard",
         unfinished="drain",
-        max_groups=30.0,
+        cap={"groups": 30.0},
     )
     sizes, take = [], collector.selector.take
     collector.selector.take = lambda n: sizes.append(n) or take(n)

@@ -27,7 +27,7 @@ def reloaded(collector, folder, **world):
     return again
 
 
-MIXED = {"accuracy": lambda g, i: float(i), "max_groups": None}
+MIXED = {"accuracy": lambda g, i: float(i), "cap": {"groups": None}}
 
 
 def test_a_response_that_failed_without_a_token_survives_a_checkpoint(tmp_path):
@@ -62,9 +62,8 @@ def test_prompts_that_come_back_while_groups_are_under_way_are_taken():
         accuracy=accuracy,
         distinct=4,
         prompts=2,
-        retire_at=1.0,
-        review_share=0.0,
-        max_groups=None,
+        selection={"retire": {"at": 1.0, "review": 0.0}},
+        cap={"groups": None},
     )
     batch = collector.collect(1)
     assert len(batch.groups_P) == 2
@@ -76,9 +75,8 @@ def test_that_all_is_retired_is_remembered_over_a_resume_and_forgotten_with_othe
         "length": lambda g, i: 2,
         "accuracy": lambda g, i: 1.0 if g else float(i),
         "distinct": 3,
-        "retire_at": 0.5,
-        "review_share": 0.0,
-        "on_cap": "train_partial",
+        "selection": {"retire": {"at": 0.5, "review": 0.0}},
+        "cap": {"then": "train_partial"},
     }
     collector = make_collector(**world)
     assert len(collector.collect(1).groups_P) == 1
@@ -87,13 +85,16 @@ def test_that_all_is_retired_is_remembered_over_a_resume_and_forgotten_with_othe
     again = reloaded(collector, tmp_path, **world)
     again.collect(2)
     assert (again.selector.ended, again.selector.stream.position) == ("retired", position)
-    assert reloaded(collector, tmp_path, **(world | {"retire_at": None})).selector.ended is None
-    assert reloaded(collector, tmp_path, **(world | {"review_share": 0.5})).selector.ended is None
+    assert reloaded(collector, tmp_path, **(world | {"selection": {}})).selector.ended is None
+    assert (
+        reloaded(collector, tmp_path, **(world | {"selection": {"retire": {"at": 0.5, "review": 0.5}}})).selector.ended
+        is None
+    )
 
 
 def test_greso_alone_never_ends_the_data():
     collector = make_collector(
-        length=lambda g, i: 1, accuracy=lambda g, i: 0.0, distinct=1, greso=True, mode="mask", prompts=2
+        length=lambda g, i: 1, accuracy=lambda g, i: 0.0, distinct=1, selection={"greso": {}}, mode="mask", prompts=2
     )
     for step in range(1, 60):
         assert collector.collect(step).metrics["groups/dispatched"] == 2
@@ -110,7 +111,9 @@ def test_data_that_ends_with_everything_rejected_is_an_outcome_with_its_evidence
     assert len(collector.account.groups) == 10
 
 
-@pytest.mark.parametrize("settings", [{"mode": "off"}, {"mode": "mask"}, {"on_cap": "train_partial", "max_groups": 1}])
+@pytest.mark.parametrize(
+    "settings", [{"mode": "off"}, {"mode": "mask"}, {"cap": {"groups": 1, "then": "train_partial"}}]
+)
 def test_a_dead_verifier_is_recognised_over_several_small_steps(settings):
     collector = make_collector(length=lambda g, i: 2, accuracy=lambda g, i: "timeout", **settings)
     for step in (1, 2, 3):  # eight responses a step
@@ -128,7 +131,7 @@ def test_a_dead_engine_is_not_blamed_on_the_verifier():
 
 
 def test_replace_keeps_no_growing_backlog():
-    world = {"length": lambda g, i: 3, "mode": "replace", "min_replace_ratio": 0.9, "max_groups": 40.0}
+    world = {"length": lambda g, i: 3, "mode": "replace", "replace": {"min_ratio": 0.9}, "cap": {"groups": 40.0}}
     collector = make_collector(**world, accuracy=lambda g, i: 0.0 if g < 40 else float(i))
     ages, waiting = [], []
     for step in range(1, 12):
@@ -189,18 +192,20 @@ def test_a_pause_after_take_counts_for_the_next_step_and_is_saved(tmp_path):
 
 
 def test_an_asynchronous_driver_meets_a_cap_as_a_synchronous_one_does():
-    collector = make_collector(length=lambda g, i: 3, accuracy=lambda g, i: 0.0, max_groups=2)
+    collector = make_collector(length=lambda g, i: 3, accuracy=lambda g, i: 0.0, cap={"groups": 2})
     collector.begin(1)
     while collector.pump():
         assert not collector.ready()
     with pytest.raises(SamplingStopped) as stopped:
         collector.meet_cap()
     assert (stopped.value.evidence.met, stopped.value.evidence.kept, stopped.value.evidence.wanted) == (
-        "max_groups",
+        "cap.groups",
         0,
         4,
     )
-    partial = make_collector(length=lambda g, i: 3, accuracy=lambda g, i: 0.0, max_groups=2, on_cap="train_partial")
+    partial = make_collector(
+        length=lambda g, i: 3, accuracy=lambda g, i: 0.0, cap={"groups": 2, "then": "train_partial"}
+    )
     partial.begin(1)
     while partial.pump():
         pass
@@ -272,7 +277,7 @@ def test_carried_groups_decode_before_new_ones():
 
 def test_groups_without_voters_never_fill_a_batch():
     accuracy = lambda g, i: "timeout" if g % 2 else 0.0  # noqa: E731
-    batch = make_collector(length=lambda g, i: 3, accuracy=accuracy, on_cap="fill", max_groups=3).collect(1)
+    batch = make_collector(length=lambda g, i: 3, accuracy=accuracy, cap={"groups": 3, "then": "fill"}).collect(1)
     assert ids(batch) == [0, 2, 4, 6]
     assert all(g.verdict is Verdict.ALL_WRONG for g in batch.groups_P)
 

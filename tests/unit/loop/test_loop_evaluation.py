@@ -18,6 +18,7 @@ from dapo.config.schema import Reward
 from dapo.errors import EngineError, RewardError
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.evaluation_metrics import accuracy_of, paired_difference
+from dapo.loop.reinforcement import Reinforcement
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.trainer import Trainer
 from dapo.metrics.phases import Phases
@@ -240,19 +241,28 @@ class FirstStep(Trainer):
             notice=lambda step, notice: recorded.append(("notice", step, notice)),
         )
         learner = SimpleNamespace(publish=lambda version: None)
-        super().__init__(
-            collector=SimpleNamespace(aside=nullcontext, rollouts=SimpleNamespace(busy_seconds=lambda: 0.0)),
+        phases = Phases()
+        method = Reinforcement(
+            collector=SimpleNamespace(
+                aside=nullcontext,
+                rollouts=SimpleNamespace(busy_seconds=lambda: 0.0),
+                engine=SimpleNamespace(load=lambda ticket, in_flight: None),
+            ),
             learner=learner,
-            engine=SimpleNamespace(load=lambda ticket, in_flight: None),
             algorithm=None,
-            schedule=None,
             evaluator=subject,
+            check_sync=lambda version: {},
+            recorder=recorder,
+            phases=phases,
+        )
+        super().__init__(
+            method,
+            schedule=None,
             checkpoints=CheckpointStore(folder),
             recorder=recorder,
             recipe=small_recipe(trainer={"steps": 1}, validation={"every": 1}),
             fingerprint={},
-            phases=Phases(),
-            check_sync=lambda version: {},
+            phases=phases,
         )
 
 
@@ -276,6 +286,6 @@ def test_a_set_that_falls_silent_later_is_told_and_training_goes_on(tmp_path):
     trainer.evaluate(5)
     assert recorded[1] == ("notice", 5, SilentEvidence({"set": "crash"}, engine=False))
     assert notice_said(*recorded[1][1:]).startswith("step 5: the held-out accuracy cannot be told")
-    trainer.evaluations.evaluator = evaluator(lambda p, s: right(1.0))
+    trainer.method.evaluator = evaluator(lambda p, s: right(1.0))
     trainer.evaluate(6)
     assert recorded[2:] == [("evaluation", 6)]

@@ -43,7 +43,7 @@ def test_a_run_over_pending_handles_is_the_same_run(tmp_path):
     whole = make_run(tmp_path / "whole")
     assert whole()
     later = make_run(tmp_path / "later")
-    later.trainer.learner = slow = LaterLearner(later.learner, held=True)
+    later.method.learner = slow = LaterLearner(later.learner, held=True)
     opened, finished = [], threading.Event()
 
     def open_one_by_one():

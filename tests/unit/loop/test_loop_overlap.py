@@ -101,7 +101,7 @@ def overlapped_worlds(draw):
         "unfinished": draw(st.sampled_from(["carry", "carry", "drain", "discard"])),
         "lookahead": draw(st.sampled_from([0.0, 0.5, 1.5, 4.0])),
         "oversample": draw(st.sampled_from([None, None, 2.0])) if mode == "filter" else None,
-        "max_groups": None if mode == "filter" else 40.0,
+        "cap": {"groups": None if mode == "filter" else 40.0},
         "max_age": limit,
         "turns": draw(st.integers(0, 12)),
         "minibatch": None,
@@ -145,7 +145,7 @@ def test_the_lengths_that_train_are_those_that_were_accepted(tmp_path):
     run()
     groups = sorted(set(trained(run)))
     accepted = [g for g in range(groups[-1] + 1) if 0 < sum(accuracy(g, i) for i in range(2)) < 2]
-    held = {group.id for group in run.trainer.collector.kept} | set(run.trainer.collector.open)
+    held = {group.id for group in run.method.collector.kept} | set(run.method.collector.open)
     assert groups == [g for g in accepted if g not in held]
 
 
@@ -178,7 +178,7 @@ def test_the_lengths_that_train_are_distributed_as_those_that_are_accepted(tmp_p
     length, accuracy, longest, kept = long_tailed(seed)
     fresh = longest[1000:][kept[1000:]]
     world = {"length": length, "accuracy": accuracy, "prompts": 2, "capacity": 32, "learner": Later, "turns": 1}
-    settings = {"max_age": 2, "lookahead": 4.0, "max_groups": None}
+    settings = {"max_age": 2, "lookahead": 4.0, "cap": {"groups": None}}
     options = {"steps": 100, "evaluate_every": 0, "save_every": 0, **world, **settings}
     ours = make_run(tmp_path / "ours", **options)
     assert ours()
@@ -195,7 +195,7 @@ def test_the_lengths_that_train_are_distributed_as_those_that_are_accepted(tmp_p
 def test_the_age_of_a_group_is_that_of_the_weights_at_its_dispatch(tmp_path):
     """Some are sent for a step whose weights the engine has not got yet: these are a version older than that step."""
     run, sent = make_overlapped(tmp_path, turns=3), {}
-    collector = run.trainer.collector
+    collector = run.method.collector
     submit = collector._submit
 
     def noting(group):
@@ -244,12 +244,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(turns, stop, tmp_path):
 def test_a_state_in_the_middle_of_a_step_holds_its_work(tmp_path):
     run = make_overlapped(tmp_path, turns=9, steps=3, save_every=1)
     run()
-    state = make_overlapped(tmp_path, turns=9, steps=4, resume=True).trainer.collector
+    state = make_overlapped(tmp_path, turns=9, steps=4, resume=True).method.collector
     assert not state.begun  # the last step was the end: nothing was begun behind it
     folder = run.trainer.checkpoints.path(2)
     resumed = make_overlapped(tmp_path, turns=9, steps=4)
     resumed.trainer.load(folder)
-    collector = resumed.trainer.collector
+    collector = resumed.method.collector
     assert (collector.begun, collector.step) == (True, 3)
     assert collector.account.count["groups/dispatched"] > 0
     judged = {id(group) for group in collector.account.groups}
@@ -316,7 +316,7 @@ def test_an_engine_lost_beside_learning_costs_no_learnt_step(tmp_path):
 
 def scorer_that_fails(run, at):
     """The scores of group ``at`` are asked for, and the scorer is gone. Returns whether that was beside learning."""
-    collector, phases = run.trainer.collector, run.trainer.phases
+    collector, phases = run.method.collector, run.trainer.phases
     submit, beside = collector.rollouts.scorer.submit, []
 
     def fails(key, prompt, completion):
@@ -359,7 +359,14 @@ def test_a_verifier_lost_at_any_time_costs_no_learnt_step(at, beside, tmp_path):
 def test_a_batch_that_cannot_fill_stops_the_run_after_the_step_before(tmp_path):
     """Found out while step 1 was learnt from: step 1 is recorded and saved, then the run says why."""
     first = lambda g, i: float(i == 0) if g < 4 else 0.0  # noqa: E731
-    options = {"length": length, "accuracy": first, "learner": Later, "max_age": 2, "max_groups": 2.0, "lookahead": 0.0}
+    options = {
+        "length": length,
+        "accuracy": first,
+        "learner": Later,
+        "max_age": 2,
+        "cap": {"groups": 2.0},
+        "lookahead": 0.0,
+    }
     run = make_run(tmp_path, turns=200, **options)
     with pytest.raises(SamplingStopped):
         run()

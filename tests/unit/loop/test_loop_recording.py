@@ -7,7 +7,7 @@ from test_loop_parts import make_group, shaped
 
 from dapo.errors import RewardError
 from dapo.loop.sampling.account import wasted_seconds
-from dapo.loop.sampling.rollouts import Texts
+from dapo.loop.sampling.texts import Texts
 from dapo.metrics.phases import Phases
 from dapo.observe.tokens import select_for_tokens
 from dapo.types.enums import Disposition

@@ -7,7 +7,7 @@ from dapo.loop.sampling.prompts import LOWEST_ACCEPTANCE, Refill, in_time, is_fu
 
 
 def refill(judged=0, accepted=0, prompts=10, **settings):
-    made = Refill(DynamicSampling(**({"lookahead": 0.0, "max_groups": None, "max_age": 99} | settings)), prompts)
+    made = Refill(DynamicSampling(**({"lookahead": 0.0, "cap": {"groups": None}, "max_age": 99} | settings)), prompts)
     for n in range(judged):
         made.judged(n < accepted)
     return made
@@ -68,7 +68,7 @@ def test_no_more_is_held_than_can_train_in_time():
 
 
 def test_the_cap_counts_what_was_dispatched_in_the_step():
-    made = refill(judged=19, accepted=9, max_groups=2.5)
+    made = refill(judged=19, accepted=9, cap={"groups": 2.5})
     assert made.wanted(kept=0, under_way=0, free=99, dispatched=18, carried=0) == 7
     assert made.wanted(kept=0, under_way=0, free=99, dispatched=25, carried=0) == 0
 
@@ -81,7 +81,7 @@ def test_modes_without_refill_dispatch_p_groups():
 
 
 def test_replace_adds_prompts_until_the_ratio_is_passed():
-    made = refill(judged=19, accepted=9, mode="replace", min_replace_ratio=0.3)
+    made = refill(judged=19, accepted=9, mode="replace", replace={"min_ratio": 0.3})
     assert least_kept(made.settings, 10) == 4  # more than 3
     assert made.wanted(kept=0, under_way=0, free=0, dispatched=0, carried=0) == 10
     assert made.wanted(kept=1, under_way=2, free=0, dispatched=10, carried=0) == 4  # 3 / 0.5 - 2

@@ -36,11 +36,12 @@ def worlds(draw):
         "on_max_age": draw(st.sampled_from(["wait", "wait", "drop"])),
         "oversample": draw(st.sampled_from([None, None, 1.0, 3.0])),
         "lookahead": draw(st.sampled_from([0.0, 0.25, 1.0, 3.0])),
-        "max_groups": None,
+        "cap": {"groups": None},
         "distinct": draw(st.sampled_from([None, 9])),
-        "retire_at": draw(st.sampled_from([None, 0.75])),
-        "review_share": 0.3,
-        "greso": draw(st.booleans()),
+        "selection": {
+            "retire": draw(st.sampled_from([None, {"at": 0.75, "review": 0.3}])),
+            "greso": draw(st.sampled_from([None, {}])),
+        },
     }
 
 
@@ -237,7 +238,7 @@ def slow_world(seed):
         "prompts": 8,
         "group": 4,
         "capacity": 160,
-        "max_groups": None,
+        "cap": {"groups": None},
     }
 
 
@@ -266,7 +267,7 @@ def test_over_a_run_no_more_is_generated_than_the_keep_rule_asks_for(kept):
     """The floor: tokens of all finished groups over those of the kept ones. Above it is what is held at the end."""
     length, accuracy = random_world(5, kept=kept)
     collector = make_collector(
-        length=length, accuracy=accuracy, prompts=8, group=4, capacity=64, lookahead=0.5, max_groups=None
+        length=length, accuracy=accuracy, prompts=8, group=4, capacity=64, lookahead=0.5, cap={"groups": None}
     )
     finished = {}
     for step in range(1, 101):

@@ -7,7 +7,7 @@ import pytest
 from scripted import CountingStream, make_collector
 
 from dapo.checkpoint.tree import load_tree, save_tree
-from dapo.config.schema import DynamicSampling
+from dapo.config.schema import Selection
 from dapo.errors import SamplingStopped
 from dapo.loop.sampling.prompts import PromptHistory, PromptRecord, PromptSelector
 from dapo.observe.stopped import stop_said
@@ -22,7 +22,7 @@ def prompt_id(n):
 def selector(records=None, distinct=10, seed=1, **settings):
     history = PromptHistory()
     history.records = {prompt_id(n): record for n, record in (records or {}).items()}
-    return PromptSelector(CountingStream(distinct=distinct), history, DynamicSampling(**settings), seed)
+    return PromptSelector(CountingStream(distinct=distinct), history, Selection(**settings), seed)
 
 
 def solved(streak=1):
@@ -70,11 +70,11 @@ def test_hopeless_prompts_are_known_by_what_they_did_before():
 
 
 def test_history_survives_a_checkpoint(tmp_path):
-    first = selector({0: solved(3), 4: hopeless(2)}, greso=True)
-    first.p_easy, first.p_hard = 0.31, 0.72
+    first = selector({0: solved(3), 4: hopeless(2)}, greso={})
+    first.greso.p_easy, first.greso.p_hard = 0.31, 0.72
     first.take(7)
     save_tree(first.state(), tmp_path, "state")
-    again = selector(greso=True)
+    again = selector(greso={})
     state = load_tree(tmp_path, "state")
     again.load(state)
     assert again.history.records == first.history.records
@@ -91,32 +91,32 @@ def test_without_savers_the_stream_is_taken_as_it_is():
 
 def test_solved_prompts_retire_and_are_reviewed_now_and_then():
     retired = {n: solved() for n in range(5)}
-    none = selector(retired, retire_at=1.0, review_share=0.0)
+    none = selector(retired, retire={"at": 1.0, "review": 0.0})
     assert {p.id for p in none.take(40)} == {prompt_id(n) for n in range(5, 10)}
     assert none.retired() == 5
     assert none.skipped == 40  # eight times round
-    some = selector(retired, retire_at=1.0, review_share=0.1)
+    some = selector(retired, retire={"at": 1.0, "review": 0.1})
     share = np.mean([p.id in {prompt_id(n) for n in range(5)} for p in some.take(4000)])
     assert share == pytest.approx(0.1 / 1.1, abs=0.015)
 
 
 def test_a_threshold_below_one_and_the_last_visit_decides():
     almost = PromptRecord(visits=3, responses=12, correct=3, last_responses=4, last_correct=3)
-    assert selector({0: almost}, retire_at=0.75).retired() == 1
-    assert selector({0: almost}, retire_at=0.76).retired() == 0
+    assert selector({0: almost}, retire={"at": 0.75}).retired() == 1
+    assert selector({0: almost}, retire={"at": 0.76}).retired() == 0
     fallen_back = PromptRecord(visits=3, responses=12, correct=8, last_responses=4, last_correct=0)
-    assert selector({0: fallen_back}, retire_at=0.5).retired() == 0
+    assert selector({0: fallen_back}, retire={"at": 0.5}).retired() == 0
 
 
 def test_greso_skips_with_one_minus_p_to_the_streak():
-    s = selector(greso=True)
-    s.p_easy, s.p_hard = 0.4, 0.8
+    s = selector(greso={})
+    s.greso.p_easy, s.greso.p_hard = 0.4, 0.8
     assert s.explore(solved(1)) == pytest.approx(0.4)
     assert s.explore(solved(3)) == pytest.approx(0.064)
     assert s.explore(hopeless(2)) == pytest.approx(0.64)
     assert s.explore(solved(30)) == 0.01  # never below one in a hundred
     assert s.explore(PromptRecord(visits=4, last_responses=4, last_correct=2)) == 1.0
-    one = selector({0: hopeless(1)}, greso=True, distinct=2)
+    one = selector({0: hopeless(1)}, greso={}, distinct=2)
     drawn = [p.id for p in one.take(6000)]
     one_in_two = drawn.count(prompt_id(0)) / drawn.count(prompt_id(1))
     assert one_in_two == pytest.approx(0.5, abs=0.03)
@@ -124,30 +124,30 @@ def test_greso_skips_with_one_minus_p_to_the_streak():
 
 
 def test_greso_moves_each_probability_towards_its_own_target():
-    s = selector(greso=True, greso_target=0.3)  # 0.1 easy, 0.2 hard
+    s = selector(greso={"target": 0.3})  # 0.1 easy, 0.2 hard
     s.end_step({Verdict.KEPT: 7, Verdict.ALL_CORRECT: 2, Verdict.ALL_WRONG: 1})
-    assert (s.p_easy, s.p_hard) == (pytest.approx(0.49), pytest.approx(0.51))
+    assert (s.greso.p_easy, s.greso.p_hard) == (pytest.approx(0.49), pytest.approx(0.51))
     s.end_step({Verdict.KEPT: 7, Verdict.ALL_CORRECT: 0, Verdict.ALL_WRONG: 3})
-    assert (s.p_easy, s.p_hard) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (s.greso.p_easy, s.greso.p_hard) == (pytest.approx(0.5), pytest.approx(0.5))
     s.end_step({})  # nothing was judged
-    assert (s.p_easy, s.p_hard) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (s.greso.p_easy, s.greso.p_hard) == (pytest.approx(0.5), pytest.approx(0.5))
     for _ in range(100):
         s.end_step({Verdict.ALL_CORRECT: 1})
-    assert (s.p_easy, s.p_hard) == (0.05, 0.95)
+    assert (s.greso.p_easy, s.greso.p_hard) == (0.05, 0.95)
     off = selector()
     off.end_step({Verdict.ALL_CORRECT: 1})
-    assert (off.p_easy, off.p_hard) == (0.5, 0.5)
+    assert (off.greso.p_easy, off.greso.p_hard) == (0.5, 0.5)
 
 
 def test_data_that_is_all_retired_is_an_end_with_a_name():
-    world = {"length": lambda g, i: 2, "distinct": 3, "retire_at": 0.5, "review_share": 0.0}
+    world = {"length": lambda g, i: 2, "distinct": 3, "selection": {"retire": {"at": 0.5, "review": 0.0}}}
     collector = make_collector(**world, accuracy=lambda g, i: 1.0 if g else float(i))
     with pytest.raises(SamplingStopped) as stopped:
         collector.collect(1)
     assert (stopped.value.evidence.met, stopped.value.evidence.kept) == ("retired", 1)
     text = stop_said(stopped.value.evidence, Path("RUN"))
     assert "every prompt is retired with 1 of 4 groups kept" in text
-    assert "retire_at=null" in text
+    assert "selection.retire=null" in text
     nothing_held = make_collector(**world, accuracy=lambda g, i: 1.0)
     assert nothing_held.collect(1).groups_P == []
     assert nothing_held.exhausted
@@ -160,9 +160,9 @@ def test_retirement_saves_generation_and_is_counted():
         "accuracy": lambda g, i: float(i),
         "distinct": 4,
         "prompts": 2,
-        "max_groups": None,
+        "cap": {"groups": None},
     }
-    collector = make_collector(**world, retire_at=0.5, review_share=0.25)
+    collector = make_collector(**world, selection={"retire": {"at": 0.5, "review": 0.25}})
     metrics = [collector.collect(step).metrics for step in range(1, 30)]
     assert metrics[-1]["sampling/retired_prompts"] == 4  # every visit gives one half, the threshold
     skipped = sum(m["sampling/skipped_prompts"] for m in metrics)

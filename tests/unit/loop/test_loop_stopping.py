@@ -43,7 +43,7 @@ def valued_run(folder, values=VALUES, steps=6, resume=False, evaluate_every=1, s
         sections=sections,
         **more,
     )
-    run.trainer.evaluations.evaluator = Values(run, values)
+    run.method.evaluator = Values(run, values)
     return run
 
 

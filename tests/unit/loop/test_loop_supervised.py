@@ -7,14 +7,22 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from learner_here import LearnerHere
+from scripted_learner import ScriptedLearner
+from scripted_run import Log, Recording, make_run
+from small_recipe import small_recipe
 from transformers import AutoModelForCausalLM
 
 from dapo.algorithms.losses import imitation_loss
 from dapo.algorithms.objective import Objective
+from dapo.checkpoint.store import CheckpointStore
 from dapo.config import schema
 from dapo.data.demonstrations import Demonstration
-from dapo.learner.local import LocalLearner
-from dapo.loop.supervised import rows_of, steps_of
+from dapo.errors import CheckpointError
+from dapo.loop.schedule import Schedule
+from dapo.loop.supervised import Supervised, rows_of, steps_of
+from dapo.loop.trainer import Trainer
+from dapo.metrics.phases import Phases
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, Prompt
@@ -61,7 +69,7 @@ def written_out(model, batch):
 def test_loss_gradient_and_step_are_those_of_transformers_and_torch(folder, mode, microbatch_tokens):
     settings = schema.Learner(learning_rate=RATE, microbatch_tokens=microbatch_tokens, eps=1e-4, max_grad_norm=0.5)
     loaded = load_model(folder, dtype=torch.float32, attention_mode=mode)
-    learner = LocalLearner(loaded, Objective(imitation_loss), settings, 1.0)
+    learner = LearnerHere(loaded, Objective(imitation_loss), settings, 1.0)
     other = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     optimizer = torch.optim.AdamW(other.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-4, weight_decay=0.1)
     for seed in range(3):
@@ -119,3 +127,72 @@ def test_a_planted_bug_would_be_seen(folder):
         one.loss_mask[0] = False
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert abs(float(written_out(model, batch)) - float(written_out(model, wrong))) > 1e-3
+
+
+def made(folder, learner=None):
+    """A supervised run of four steps over a scripted learner, in the loop that training by reward has."""
+    recipe = small_recipe(
+        trainer={"steps": 4}, checkpoint={"every": 0}, sft={"batch_size": 2, "epochs": 2, "every": 1, "train": []}
+    )
+    phases, recorder, learner = Phases(), Recording(Log()), learner or ScriptedLearner()
+    method = Supervised(
+        examples=examples(), held_out={"held": examples(3, seed=1)}, learner=learner, recipe=recipe,
+        recorder=recorder, phases=phases,
+    )  # fmt: skip
+    return Trainer(
+        method, checkpoints=CheckpointStore(folder), recorder=recorder, recipe=recipe, schedule=Schedule(peak=0.1),
+        phases=phases, fingerprint={"model": "scripted"},
+    )  # fmt: skip
+
+
+class LostOnce(ScriptedLearner):
+    """Fails when it is asked to measure the third time, which is after the second step."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def logprobs(self, rows, of="policy"):
+        if self.error == "evaluate" and self.calls.count("logprobs") == 2:
+            raise ValueError("evaluate")
+        return super().logprobs(rows, of)
+
+
+@pytest.mark.parametrize(("where", "done"), [("evaluate", 2), ("prepare", 1)])
+def test_a_failure_costs_no_step_and_a_resume_is_the_run_without_it(tmp_path, monkeypatch, where, done):
+    whole = made(tmp_path / "whole")
+    assert whole.run()
+    failed = made(tmp_path / "failed", LostOnce(where))
+    if where == "prepare":
+        asked = []
+        make = rows_of
+
+        def fails(batch):
+            asked.append(batch)
+            if len(asked) == 2:
+                raise ValueError(where)
+            return make(batch)
+
+        monkeypatch.setattr("dapo.loop.supervised.rows_of", fails)
+    with pytest.raises(ValueError, match=where):
+        failed.run()
+    assert (failed.checkpoints.steps(), max(failed.recorder.rows)) == ([done], done)
+    monkeypatch.undo()
+    again = made(tmp_path / "failed")
+    again.load(again.checkpoints.path())
+    assert again.run()
+    assert again.method.learner.scores.tolist() == whole.method.learner.scores.tolist()
+    lines = failed.recorder.rows | again.recorder.rows
+    assert [lines[step]["validation/loss"] for step in (1, 2, 3, 4)] == [
+        whole.recorder.rows[step]["validation/loss"] for step in (1, 2, 3, 4)
+    ]
+
+
+def test_a_checkpoint_of_the_other_method_is_refused(tmp_path):
+    by_reward, supervised = make_run(tmp_path / "rewards", steps=1), made(tmp_path / "examples")
+    assert by_reward()
+    assert supervised.run()
+    with pytest.raises(CheckpointError, match="of `dapo train`, and this run is supervised"):
+        made(tmp_path / "rewards").load(by_reward.trainer.checkpoints.path())
+    with pytest.raises(CheckpointError, match="of `dapo sft`, and this run trains by reward"):
+        make_run(tmp_path / "examples").trainer.load(supervised.checkpoints.path())

@@ -8,7 +8,8 @@ from number_engine import GATE, NumberEngine, Numbers, ticket, token
 
 from dapo.loop.sampling.account import response_metrics
 from dapo.loop.sampling.groups import completion_state, load_completion
-from dapo.loop.sampling.rollouts import Rollouts, Texts, Thinking
+from dapo.loop.sampling.rollouts import Rollouts
+from dapo.loop.sampling.texts import Texts, Thinking
 from dapo.types.batch import Completion, Group, Key, Prompt, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
@@ -85,7 +86,7 @@ def test_what_is_not_closed_in_time_is_closed_and_goes_on():
     assert forced.generated.tolist() == [True] * 5 + [False] * 3 + [True] * 4
     assert forced.logprobs.tolist() == [-1.0] * 5 + [0.0] * 3 + [-1.0] * 4
     assert set(forced.versions.tolist()) == {3}
-    assert (forced.finish, found[0].new_tokens, forced.thinking, forced.closed) == (FinishReason.LENGTH, 12, 8, True)
+    assert (forced.finish, found[0].new_tokens, forced.thinking, forced.closed) == (FinishReason.LENGTH, 9, 8, True)
     assert forced.answer == " " + Numbers.decode(sampled[8:])
     assert plain.token_ids.tolist() == [token(8, t) for t in range(12)]  # it does not think
     assert plain.generated is None
@@ -107,11 +108,11 @@ def test_a_response_taken_back_anywhere_goes_on_as_if_it_had_not_been():
         if taken[0].completion.finish is not FinishReason.ABORTED:
             continue
         tried.add(len(taken[0].completion))
-        assert taken[0].new_tokens == len(taken[0].completion)
+        assert taken[0].new_tokens == taken[0].completion.model_tokens
         second = rollouts(budget=5)
         second.submit([request(0, prefix=taken[0].partial())])
         rest = drain(second)[0]
-        assert rest.new_tokens == 12 - len(taken[0].completion)
+        assert rest.new_tokens == 9 - taken[0].completion.model_tokens
         assert rest.completion.token_ids.tolist() == expected.token_ids.tolist()
         assert rest.completion.generated.tolist() == expected.generated.tolist()
         assert (rest.completion.thinking, rest.completion.answer) == (expected.thinking, expected.answer)

@@ -139,7 +139,7 @@ def test_lost_while_collecting_what_was_kept_is_saved(tmp_path, step):
     assert (len(run.trained), run.saved[-1]) == (step - 1, step - 1)
     assert sorted(run.recorder.rows) == list(range(step))
     assert [at for at, _ in run.recorder.stops] == [step]
-    held = {group.id for group in run.trainer.collector.kept} | set(run.trainer.collector.open)
+    held = {group.id for group in run.method.collector.kept} | set(run.method.collector.open)
     again = resumed(tmp_path, run)
     assert held <= {group.id for groups in again.recorder.finished.values() for group in groups}
 
@@ -216,7 +216,7 @@ def test_a_set_without_a_score_is_refused_at_the_start_and_told_later(tmp_path):
 
 def break_at(run, what, step, calls=3):
     """Let a part of ``run`` raise at its ``calls``-th call in ``step``."""
-    collector, algorithm = run.trainer.collector, run.trainer.algorithm
+    collector, algorithm = run.method.collector, run.method.algorithm
     places = {
         "a score": (collector.rollouts.scorer, "poll", RewardError("the verifier is gone")),
         "a prompt stream": (collector.selector.stream, "take", OSError("the data are gone")),
@@ -284,14 +284,14 @@ def test_a_state_that_cannot_be_saved_either_does_not_hide_what_failed(tmp_path,
 @pytest.mark.parametrize("step", [2, 3])
 def test_an_evaluation_that_fails_in_any_way_costs_no_step(step, tmp_path, whole):
     run = make_run(tmp_path / "failed", **WORLD | {"evaluate_every": 1, "save_every": 0})
-    evaluate = run.trainer.evaluations.evaluator.evaluate
+    evaluate = run.method.evaluator.evaluate
 
     def fails():
         if run.trainer.phases.step == step:
             raise ZeroDivisionError("a metric of mine")
         return evaluate()
 
-    run.trainer.evaluations.evaluator.evaluate = fails
+    run.method.evaluator.evaluate = fails
     with pytest.raises(ZeroDivisionError):
         run()
     assert (run.saved, sorted(run.recorder.rows)) == ([step], list(range(step + 1)))
@@ -353,7 +353,7 @@ def test_data_that_end_within_a_batch_stop_the_run_with_everything_saved(tmp_pat
         run()
     assert (run.saved[-1], flat(run)) == (2, list(range(8)))
     assert run.recorder.stops == [(3, [8, 9])]
-    again = make_run(tmp_path, end=10, steps=9, resume=True, on_cap="train_partial")
+    again = make_run(tmp_path, end=10, steps=9, resume=True, cap={"then": "train_partial"})
     assert again()
     assert again.trained == [[8, 9]]
     assert again.trainer.stopping.early == DataEnded(3, retired=False)
@@ -361,7 +361,7 @@ def test_data_that_end_within_a_batch_stop_the_run_with_everything_saved(tmp_pat
 
 def test_prompts_that_are_all_solved_end_the_run_too(tmp_path):
     """Four prompts: learnt from twice, then always right, and retired."""
-    solved = {"accuracy": lambda g, i: float(g >= 8 or i == 0), "retire_at": 1.0, "review_share": 0.0}
+    solved = {"accuracy": lambda g, i: float(g >= 8 or i == 0), "selection": {"retire": {"at": 1.0, "review": 0.0}}}
     run = make_run(tmp_path, distinct=4, steps=99, **solved)
     assert run()
     assert run.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -383,8 +383,7 @@ def test_poor_batches_are_told_at_the_first_second_fourth_in_a_row(tmp_path):
         tmp_path,
         steps=10,
         accuracy=lambda g, i: float(i == 0 and (now[-1] not in poor or g % 2 == 0)),
-        max_groups=1,
-        on_cap="train_partial",
+        cap={"groups": 1, "then": "train_partial"},
         evaluate_every=0,
     )
     now.append(1)
@@ -402,7 +401,7 @@ def test_poor_batches_are_told_at_the_first_second_fourth_in_a_row(tmp_path):
 
 
 def test_a_batch_with_nothing_to_learn_from_moves_no_weight(tmp_path):
-    run = make_run(tmp_path, steps=2, accuracy=lambda g, i: 0.0, max_groups=2, on_cap="fill", evaluate_every=0)
+    run = make_run(tmp_path, steps=2, accuracy=lambda g, i: 0.0, cap={"groups": 2, "then": "fill"}, evaluate_every=0)
     before = weights(run)
     assert run()
     assert weights(run)[0] == before[0]
@@ -483,12 +482,12 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 def test_a_batch_that_cannot_be_filled_saves_the_boundary_and_is_taken_up_again(tmp_path):
     """Half of the groups are wrong, and the cap allows no more than a batch: what was kept trains after the resume."""
     half = {"accuracy": lambda g, i: float(i == 0 and (g < 4 or g % 2 == 0)), "evaluate_every": 0}
-    run = make_run(tmp_path, max_groups=1, **half)
+    run = make_run(tmp_path, cap={"groups": 1}, **half)
     with pytest.raises(SamplingStopped, match="kept=2, wanted=4"):
         run()
     assert (run.saved, flat(run), sorted(run.recorder.rows)) == ([1], [0, 1, 2, 3], [1])
     assert [(step, sorted(judged)) for step, judged in run.recorder.stops] == [(2, [4, 5, 6, 7])]
-    again = make_run(tmp_path, resume=True, max_groups=4, **half)
+    again = make_run(tmp_path, resume=True, cap={"groups": 4}, **half)
     assert again()
     assert again.trained[0][:2] == [4, 6]
     assert all(group % 2 == 0 for group in flat(again))

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 from dapo.config import recipe_from_dict
 from dapo.models.rendezvous import LOOPBACK, find, serve
 from dapo.run import learners
+from dapo.run.deployment import deployment_of
 
 PATIENCE = datetime.timedelta(seconds=30)
 
@@ -77,7 +78,8 @@ def test_a_store_listens_at_its_address_alone(port):
 def test_a_broadcast_is_met_on_the_loopback_unless_there_are_other_machines(port, one_machine):
     here = "127.0.0.2"
     places = None if one_machine is None else SimpleNamespace(one_machine=one_machine, here=here)
-    audience = learners.make_audience(recipe("broadcast"), places)
+    made = recipe("broadcast")
+    audience = learners.make_audience(made, deployment_of(made), places)
     assert listening()[port(audience.address)] == {here if one_machine is False else LOOPBACK}
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 from between import between_its_calls
 
-from dapo.models.weights import WeightFolder, read_shapes
+from dapo.models.weights import WeightFolder, read_shapes, write_part
 
 
 def test_whenever_another_trainer_removes_the_folder_a_set_is_written(tmp_path, monkeypatch):
@@ -19,7 +19,9 @@ def test_whenever_another_trainer_removes_the_folder_a_set_is_written(tmp_path, 
         return (tmp_path / str(next(numbers)) / "weights",)
 
     def writes(shared):
-        return WeightFolder(shared).write(1, [("w", torch.ones(2))])
+        folder = WeightFolder(shared).new(1)
+        write_part(folder, 0, 1, {"w": torch.ones(2)})
+        return folder
 
     def ends(shared):
         with suppress(OSError):

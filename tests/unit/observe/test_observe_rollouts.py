@@ -52,6 +52,8 @@ def test_one_row_a_response_with_everything_that_was_known():
     first, second, third = table.to_pylist()
     assert first == {
         "step": 4,
+        "turns": None,
+        "ended": None,
         "born": 2,
         "group": 7,
         "sample": 0,
@@ -166,12 +168,12 @@ def test_selection():
         group(5, Verdict.UNIFORM, Disposition.DISCARDED),
     ]
 
-    def ids(which, count=8):
-        return [g.id for g in select_groups(groups, which, count)]
+    def ids(which):
+        return [g.id for g in select_groups(groups, which)]
 
     assert ids("all") == [0, 1, 2, 3, 4, 5]
     assert ids("kept") == [0, 2, 3, 4]
     assert ids("none") == []
-    assert ids("sample", 3) == [0, 2, 4]
-    assert ids("sample", 4) == [0, 1, 3, 4]
-    assert ids("sample", 6) == ids("sample", 99) == [0, 1, 2, 3, 4, 5]
+    assert ids(3) == [0, 2, 4]
+    assert ids(4) == [0, 1, 3, 4]
+    assert ids(6) == ids(99) == [0, 1, 2, 3, 4, 5]

@@ -86,7 +86,7 @@ def test_a_resumed_run_says_running_again_and_keeps_its_first_start(path):
 
 UNSCORED = UnscoredEvidence(32, {"timeout": 30, "crash": 2}, engine=False)
 UNFILLED = StopEvidence(
-    "max_groups",
+    "cap.groups",
     4.0,
     31,
     32,

@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from dapo.errors import DataError
 from dapo.observe import summary as summary_module
 from dapo.observe.console import Console
-from dapo.observe.curve import draw_curve, terminal_curve, write_curve
+from dapo.observe.curve import draw_curve, terminal_curve, terminal_losses, write_curve
 from dapo.observe.metrics import MetricWriter
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.samples import Sample, before_and_after, read_samples, write_samples
@@ -122,6 +122,40 @@ def test_terminal_curve_has_its_width_and_rises():
     heights = {x: y for y, line in enumerate(canvas) for x, c in enumerate(line) if "▀" <= c <= "▟"}  # quarter blocks
     assert heights[min(heights)] == 10  # 0 % stands on the lowest line, at the left
     assert heights[max(heights)] == 0
+
+
+def test_no_legend_covers_a_terminal_curve():
+    rows = [{"step": s, "validation/accuracy": 0.01, "validation/greedy_accuracy": 0.02} for s in range(0, 11, 5)]
+    assert not {"sampled", "greedy"} & set(terminal_curve(rows, 60).plain.split())
+    out = RichConsole(file=io.StringIO(), width=100)
+    out.print(summary_module.summary(rows, [], 100))
+    assert "by training step; blocks: sampled, dots: greedy" in out.file.getvalue()
+
+
+def test_a_supervised_run_ends_with_the_curve_of_its_losses():
+    rows = [{"step": s, "sft/epoch": s / 10, "train/loss": 2.0 - s / 10} for s in range(1, 11)]
+    rows[-1]["validation/loss"] = 1.5
+    drawn = terminal_losses(rows, 60).plain
+    dots = [n for n, line in enumerate(drawn.splitlines()) if any("\u2800" < c <= "\u28ff" for c in line)]
+    assert len(dots) > 3  # the line falls
+    out = RichConsole(file=io.StringIO(), width=100)
+    out.print(summary_module.summary(rows, [], 100))
+    assert "loss, nats a token, by training step; blocks: held out, dots: training" in out.file.getvalue()
+    assert drawn.splitlines()[3].split("│")[0] in out.file.getvalue()
+    assert terminal_losses(rows[:1], 60) is None
+
+
+@pytest.mark.parametrize(("steps", "printed"), [(10, 10), (100, 20), (1010, 20)])
+def test_a_supervised_run_prints_few_of_its_steps(steps, printed, caplog):
+    out = RichConsole(file=io.StringIO(), width=100)
+    with caplog.at_level("INFO"), Console("plain", out) as console:
+        console.start("r", steps)
+        for step in range(1, steps + 1):
+            console.step(step, {"sft/epoch": 0.1, "train/loss": 1.0})
+    lines = [line for line in out.file.getvalue().splitlines() if line.startswith("step ")]
+    assert len(lines) == printed
+    assert lines[-1].startswith(f"step {steps}/{steps}")
+    assert sum("loss 1" in record.getMessage() for record in caplog.records) == steps  # the log has them all
 
 
 @pytest.mark.parametrize("last", [1, 3, 4, 60, 100, 4000])

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from dapo.config.schema import TrackerSettings
 from dapo.errors import RecipeError
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.trackers import make_trackers
@@ -20,8 +21,12 @@ def events(tmp_path, first_step=0, state=None):
     return StartEvent("r", tmp_path, first_step, 3, config), state or {}
 
 
-def opened(tmp_path, warned, names=(), first_step=0, state=None, **more):
-    callbacks = Callbacks(make_trackers(names, **more), warned.append)
+def made(*settings):
+    return make_trackers([TrackerSettings.model_validate(one) for one in settings])
+
+
+def opened(tmp_path, warned, names=(), first_step=0, state=None):
+    callbacks = Callbacks(made(*names), warned.append)
     callbacks.start(*events(tmp_path, first_step, state))
     return callbacks
 
@@ -77,7 +82,7 @@ def scalars(folder):
 def test_tensorboard_events_and_a_resume_that_hides_later_steps(tmp_path):
     pytest.importorskip("tensorboard")
     folder, warned = tmp_path / "tensorboard", []
-    trackers = opened(tmp_path, warned, tensorboard=True)
+    trackers = opened(tmp_path, warned, ["tensorboard"])
     for step in (1, 2, 3):
         trackers.step(step, {"train/loss": step / 2, "validation/accuracy": math.nan}, [])
     trackers.end(True)
@@ -126,7 +131,7 @@ def test_wandb_run_goes_on_under_its_saved_id_and_shows_answers(tmp_path, monkey
     wandb = Calls(init=run)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     warned = []
-    first = opened(tmp_path, warned, wandb="p")
+    first = opened(tmp_path, warned, [{"kind": "wandb", "project": "p"}])
     state = first.state()
     assert state == {"wandb": {"id": "abc123"}}
     ((_, options),) = wandb.of("init")
@@ -151,7 +156,7 @@ def test_mlflow_run_goes_on_under_its_saved_id(tmp_path, monkeypatch):
     mlflow = Calls(start_run=types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1")))
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     warned = []
-    first = opened(tmp_path, warned, ["mlflow"], project="sums")
+    first = opened(tmp_path, warned, [{"kind": "mlflow", "project": "sums"}])
     state = first.state()
     assert state == {"mlflow": {"id": "r1"}}
     assert mlflow.of("set_experiment") == [(("sums",), {})]
@@ -195,6 +200,6 @@ def test_a_tracker_of_ones_own_by_name(tmp_path, monkeypatch):
     opened(tmp_path, [], ["my_tracker:Mine"]).step(5, {}, [])
     assert sys.modules.pop("my_tracker").seen == [5]
     with pytest.raises(RecipeError, match="Expected one of tensorboard, wandb, mlflow, trackio"):
-        make_trackers(["nowhere:Mine"])
+        made("nowhere:Mine")
     with pytest.raises(RecipeError, match=r"'math:pi' is no dapo\.Callback"):
-        make_trackers(["math:pi"])
+        made("math:pi")

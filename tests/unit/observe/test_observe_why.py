@@ -19,7 +19,10 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
 @pytest.mark.parametrize(
     ("shares", "parts"),
     [
-        ({"kept": 0.04, "all_correct": 0.92}, ["92% of the groups are all correct", "harder problems", "retire_at=1"]),
+        (
+            {"kept": 0.04, "all_correct": 0.92},
+            ["92% of the groups are all correct", "harder problems", "selection.retire.at=1"],
+        ),
         ({"kept": 0.2, "all_correct": 0.6, "all_wrong": 0.2}, ["60% of the groups are all correct", "Add harder"]),
         ({"kept": 0.2, "all_wrong": 0.6, "all_correct": 0.2}, ["60% of the groups are all wrong", "easier"]),
         ({"all_wrong": 0.9, "answered": 0.01}, ["found an answer in 1% of the responses: it cannot read them"]),
@@ -48,7 +51,7 @@ def test_too_hard_names_both_causes_and_what_a_larger_group_would_do():
             ["too hard"],
         ),  # right or wrong: 0.21 is of the mixed groups
         ({"kept": 0.22, "all_wrong": 0.78, "accuracy": 0.24}, ["scores are fractions", "correct_at"]),
-        ({"all_retired": True, "data_ended": True}, ["every prompt reached", "review_share"]),
+        ({"all_retired": True, "data_ended": True}, ["every prompt reached", "selection.retire.review"]),
         ({"judged": 0}, ["No group was judged yet"]),
         (
             {"kept": 0.2, "all_wrong": 0.42, "all_correct": 0.38},

@@ -16,7 +16,7 @@ from inline_transport import InlineTransport
 from processes import alive
 from transport_contract import CHECKS, Subject
 
-from dapo.processes.guarded import start_guarded
+from dapo.processes.guarded import GuardedProcess, end
 from dapo.processes.local import ProcessTransport
 from dapo.processes.threads import ThreadTransport
 from dapo.processes.transport import HostLost, HostSpec
@@ -138,10 +138,7 @@ def test_a_process_finds_modules_where_its_driver_was_called(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *filter(None, sys.path)])
     with (tmp_path / "said.txt").open("wb") as sink:
-        guard, connection, lifeline = start_guarded(
-            lambda _: [sys.executable, "-P", "-c", "import hook_beside"], sink, {}
-        )
-    assert guard.wait() == 0, (tmp_path / "said.txt").read_text()
+        process = GuardedProcess(lambda _: [sys.executable, "-P", "-c", "import hook_beside"], sink, {})
+    assert process.exit_code(600) == 0, (tmp_path / "said.txt").read_text()
     assert "found beside" in (tmp_path / "said.txt").read_text()
-    connection.close()
-    os.close(lifeline)
+    end([process], 10)

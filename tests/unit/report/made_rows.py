@@ -71,7 +71,7 @@ def run_of(
 
 
 UNFILLED = StopEvidence(
-    "max_groups",
+    "cap.groups",
     4.0,
     31,
     32,

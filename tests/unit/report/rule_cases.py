@@ -279,6 +279,14 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, ...]]] = 
     ("who_waits", waiting(0.41, 0.1), "note", waiting(0.39, 0.1), ("rollout.max_staleness=2",)),
     ("who_waits", waiting(0.1, 0.41), "note", waiting(0.1, 0.39), ("rollout.max_staleness=2",)),
     ("who_waits", waiting(0.41, 0.41), "warn", waiting(0.39, 0.39), ("rollout.max_staleness=2",)),
+    ("processes_lost", {"cluster__engine_losses": at({7}, 1, 0)}, "note", {"cluster__engine_losses": 0}, ()),
+    (
+        "processes_lost",
+        {"cluster__engine_losses": at({7, 8, 9}, 2, 0), "cluster__resubmitted": 3},
+        "warn",
+        {"cluster__engine_losses": None},
+        (),
+    ),
     ("thrown_away", {"cost__discarded_tokens": 2001}, "note", {"cost__discarded_tokens": 1999}, ()),
     (
         "memory_growth",

@@ -241,7 +241,7 @@ def test_a_run_begun_again_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_a_silent_run_is_told_anew_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page says how old the last sign of life is, and a run on another machine counts as running for a while only."""
+    """A page says how old the last update is, and a run on another machine counts as running for a while only."""
     now = 1_800_000_000.0
     monkeypatch.setattr("dapo.report.runs_list.time.time", lambda: now)
     going, ended = made(tmp_path / "going", steps=2, how="running"), made(tmp_path / "ended", steps=2)

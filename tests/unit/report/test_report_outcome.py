@@ -14,10 +14,10 @@ from made_rows import UNFILLED, rows, run_of, unfilled_run
 import dapo
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.text import shorten
+from dapo.report.endings import unfilled_said
 from dapo.report.outcome import sentences_of, status_of, tiles_of
 from dapo.report.reader import read_run
 from dapo.report.rules import advice_of
-from dapo.report.status import unfilled_said
 from dapo.report.words import big, brief, seconds_said, sentence
 from dapo.types.evidence import ClusterLost, DataEnded, NoGain, OutOfTime, Shares
 
@@ -39,7 +39,7 @@ def test_a_finished_run_names_the_next_commands():
 def test_a_supervised_run_goes_on_with_its_own_command():
     data = Path(dapo.__file__).parent / "recipes" / "own_data.jsonl"
     run = run_of(rows(1), "run.stage=sft", f"sft.train=[{{path: {data}}}]", state="interrupted")
-    assert "1 of 60 steps is done. Stopped by Ctrl-C, and saved. `dapo sft --resume runs/it` goes on" in words_of(run)
+    assert "The run was stopped by hand after 1 of 60 steps. `dapo sft --resume runs/it` goes on" in words_of(run)
     assert "`dapo train --resume runs/it`" in words_of(run_of(rows(1), state="interrupted"))
 
 
@@ -50,7 +50,9 @@ def words_of(run):
 def test_a_run_of_one_step_is_spoken_of_in_the_singular():
     run = run_of(rows(1), "trainer.steps=1")
     assert words_of(run).startswith("The only step is done. Next:")
-    assert "1 of 60 steps is done, 0.260 s each" in words_of(run_of(rows(1), state="running", held=True))
+    assert "The run is going on: 1 of 60 steps is done. A step takes 0.260 s" in words_of(
+        run_of(rows(1), state="running", held=True)
+    )
     assert "1 steps" not in words(run)
 
 
@@ -71,9 +73,9 @@ def test_a_run_on_another_machine_runs_while_it_shows_life():
 
 def test_a_running_run_says_how_long_it_takes_and_when_it_is_silent():
     run = run_of(rows(20), state="running", held=True)
-    assert "20 of 60 steps are done, 0.260 s each: about 10 s left." in status_of(run, now=1e9 + 61)["said"]
-    assert "sign of life" not in status_of(run, now=1e9 + 61)["said"]
-    assert "Its last sign of life was 1 min 40 s ago." in status_of(run, now=1e9 + 160)["said"]
+    assert "20 of 60 steps are done. A step takes 0.260 s: about 10 s left." in status_of(run, now=1e9 + 61)["said"]
+    assert "last update" not in status_of(run, now=1e9 + 61)["said"]
+    assert "Its last update was 1 min 40 s ago." in status_of(run, now=1e9 + 160)["said"]
     starting = status_of(run_of([], state="running", held=True), now=1e9 + 61)
     assert starting["title"] == "starting"
     assert "loading its model" in starting["said"]
@@ -83,10 +85,11 @@ def test_a_run_that_could_not_fill_its_batch_says_what_was_met_and_why():
     status = status_of(unfilled_run(log_tail=["x"]))
     assert status["title"] == "could not fill its batch"
     assert status["said"] == (
-        "The cap of 4 x 32 dispatched groups was met with 31 of 32 groups kept; 154 were judged, since some had been "
-        "sent out in earlier steps. 80% of the groups are all correct: many problems are solved. `dapo train --resume "
-        "runs/it algorithm.dynamic_sampling.on_cap=train_partial` trains on the groups that there are. Other problems "
-        "or another rollout.group_size need a new run."
+        "The run stopped because step 55 of 60 could not fill its batch. The cap of 4 x 32 dispatched groups was met "
+        "with 31 of 32 groups kept; 154 were judged, since some had been sent out in earlier steps. 80% of the groups "
+        "are all correct: many problems are solved. `dapo train --resume runs/it "
+        "algorithm.dynamic_sampling.cap.then=train_partial` trains on the groups that there are. Other problems or "
+        "another rollout.group_size need a new run."
     )
     assert (
         "`dapo train --resume runs/it KEY=VALUE` goes on with changed settings."
@@ -101,7 +104,8 @@ def test_a_run_that_could_not_fill_its_batch_says_what_was_met_and_why():
 def test_a_run_of_before_evidence_was_recorded_says_what_it_said():
     run = run_of(rows(54), state="unfilled", said="words of another version.\nLikely cause: this one.")
     assert status_of(run)["said"].startswith(
-        "Words of another version.\nLikely cause: this one. What was judged stands in stopped/*.parquet. `dapo train "
+        "The run stopped because step 55 of 60 could not fill its batch. Words of another version.\n"
+        "Likely cause: this one. What was judged is in stopped/*.parquet. `dapo train "
         "--resume runs/it KEY=VALUE` goes on with changed settings."
     )
     assert unfilled_said(run)[1:] == ("", "")
@@ -130,16 +134,18 @@ def test_the_seconds_of_a_run_are_those_of_its_steps():
 
 def test_a_failed_run_names_its_error_on_one_line():
     status = status_of(run_of(rows(25), state="failed", said="ValueError: a\nb \x1b[31m" + "x" * 5000))
-    assert status["said"].startswith("An error ended it in step 26 of 60: ValueError: a b ␛[31mxxx")
+    assert status["said"].startswith("The run ended with an error in step 26 of 60: ValueError: a b ␛[31mxxx")
     assert "\x1b" not in status["said"]
     assert len(status["said"]) < 700
 
 
 def test_a_run_that_was_interrupted_or_ended_early_says_so():
     said = status_of(run_of(rows(25), state="interrupted", said="stopped by Ctrl-C after step 25, and saved"))["said"]
-    assert said.startswith("25 of 60 steps are done. Stopped by Ctrl-C after step 25, and saved. `dapo train --resume")
+    assert said.startswith("The run was stopped by hand after 25 of 60 steps. Stopped by Ctrl-C after step 25, and sav")
     early = status_of(run_of(rows(25), said="the data has ended after 25 training steps"))
-    assert early["said"].startswith("25 of 60 steps are done: The data has ended after 25 training steps.")
+    assert early["said"].startswith(
+        "The run ended after 25 of 60 steps: the data has ended after 25 training steps. Next"
+    )
     assert "ended after 25 of 60 steps" in words(run_of(rows(25), said="the data has ended"))
 
 
@@ -157,15 +163,15 @@ def test_a_run_that_was_interrupted_or_ended_early_says_so():
 def test_an_early_end_is_read_as_data_and_not_from_what_the_run_said(ending, said):
     run = run_of(rows(25), said="other words", evidence=ending)
     assert f"The run ended after 25 of 60 steps: {said}." in words(run)
-    assert status_of(run)["said"].startswith(f"25 of 60 steps are done: {sentence(said)}")
+    assert status_of(run)["said"].startswith(f"The run ended after 25 of 60 steps: {said}. Next: `dapo evaluate")
 
 
 def test_a_run_whose_time_was_over_was_not_stopped_by_hand():
     run = run_of(rows(25), state="interrupted", said="other words", evidence=OutOfTime(1.0, 3000.0, 700.0))
     status = status_of(run)
     assert status["title"] == "out of time"
-    said = "25 of 60 steps are done. trainer.max_hours = 1: 600 s are left, and a step took up to 700 s. `dapo train"
-    assert status["said"].startswith(said)
+    said = "trainer.max_hours = 1: 600 s are left, and a step took up to 700 s. `dapo train"
+    assert said in status["said"]
     assert "The run was stopped by its limit of time after 25 of 60 steps." in words(run)
 
 
@@ -173,8 +179,7 @@ def test_a_run_whose_cluster_was_lost_was_not_stopped_by_hand():
     run = run_of(rows(25), state="interrupted", said="other words", evidence=ClusterLost("head", "a:1\x1b[31m"))
     status = status_of(run)
     assert status["title"] == "lost its cluster"
-    said = "25 of 60 steps are done. The head of the Ray cluster at a:1␛[31m (its gcs_server) is gone. `dapo train"
-    assert status["said"].startswith(said)
+    assert "The head of the Ray cluster at a:1␛[31m (its gcs_server) is gone. `dapo train" in status["said"]
     assert "The run was stopped as its cluster was lost after 25 of 60 steps." in words(run)
 
 
@@ -465,3 +470,9 @@ def test_seconds_in_words(seconds, said):
 def test_numbers_and_sentences_in_words():
     assert [big(n) for n in (451_489, 12_340_000, 2.5e9)] == ["451,489", "12.3 million", "2.50 billion"]
     assert [sentence(t) for t in ("", " a b ", "A?")] == ["", "A b.", "A?"]
+
+
+def test_a_sum_beyond_the_greatest_float_is_told_as_a_number():
+    greatest = {"train/optimizer_steps": 1.7e308, "train/skipped_steps": 1.7e308, "train/empty_steps": 0.0}
+    run = run_of([{"step": step, **greatest} for step in range(3)])
+    assert any("optimiser steps" in advice["said"] for advice in advice_of(run))

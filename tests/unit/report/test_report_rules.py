@@ -47,7 +47,7 @@ def test_a_batch_that_could_not_be_filled_is_told_in_the_words_of_the_run():
     assert (advice["severity"], advice["first_step"]) == ("bad", 55)
     assert advice["said"] == (
         "80% of the groups are all correct: many problems are solved. Add harder problems; while others are left, "
-        "algorithm.dynamic_sampling.retire_at=1 passes over solved ones."
+        "algorithm.dynamic_sampling.selection.retire.at=1 passes over solved ones."
     )
     assert "For example" not in advice["said"]  # it quotes a response
     assert advice["move"].startswith("`dapo train --resume runs/it KEY=VALUE`")  # where it lies now
@@ -145,9 +145,9 @@ def test_the_way_back_from_a_collapse_is_a_checkpoint_that_exists(tmp_path):
 @pytest.mark.parametrize(
     ("rule", "changes", "setting"),
     [
-        ("batch_hard_to_fill", {"sampling__acceptance_rate": 0.2}, "algorithm.dynamic_sampling.on_cap=train_partial"),
-        ("data_too_easy", {"groups__all_correct_share": 0.55}, "algorithm.dynamic_sampling.retire_at=1"),
-        ("data_too_hard", {"groups__all_wrong_share": 0.55}, "algorithm.dynamic_sampling.greso=true"),
+        ("batch_hard_to_fill", {"sampling__acceptance_rate": 0.2}, "algorithm.dynamic_sampling.cap.then=train_partial"),
+        ("data_too_easy", {"groups__all_correct_share": 0.55}, "algorithm.dynamic_sampling.selection.retire.at=1"),
+        ("data_too_hard", {"groups__all_wrong_share": 0.55}, "algorithm.dynamic_sampling.selection.greso.target=0.25"),
         ("truncated", {"response__truncated_share": 0.3}, "algorithm.truncated_vote=true"),
     ],
 )
@@ -280,7 +280,7 @@ def test_every_metric_that_is_named_is_in_the_glossary():
 
 
 def test_the_table_of_the_docs_is_that_of_the_rules():
-    page = (ROOT / "docs" / "reading_a_run.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "warnings.md").read_text(encoding="utf-8")
     assert with_table(page) == page, "python -m dapo.report.rules.table"
     assert table().count("\n") == len(RULES) + 2
     with pytest.raises(ValueError, match="no lines"):

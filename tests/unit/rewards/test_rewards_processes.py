@@ -103,7 +103,7 @@ def test_a_worker_waits_for_the_rest_of_a_batch_while_the_driver_is_away(make: A
         scorer.submit((7, index), prompt("x" * 1_000_000), completion("half"))
     found = scorer.poll(0)
     assert worker.outbox
-    assert select.select([], [worker.connection], [], 120)[1]  # the worker has read what there was
+    assert select.select([], [worker.process.connection], [], 120)[1]  # the worker has read what there was
     away = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000)
     monkeypatch.setattr("dapo.rewards.pool.time", away)
     while len(found) < 4:

@@ -223,3 +223,7 @@ ORDERS = {
     "future": future,
     "memory": memory,
 }
+
+
+def grade(reply: str) -> float:
+    return float("0.75" in reply)

@@ -10,6 +10,7 @@ import torch
 from stand_in_server import StandIn
 from tickets import in_folder
 
+from dapo.rollout.vllm_route import WeightsFolder
 from dapo.rollout.vllm_server import ServerEngine
 from dapo.types.enums import FinishReason
 
@@ -39,9 +40,9 @@ def building(tmp_path) -> Iterator:
         server = StandIn(**options)
         made.append(server)
         engine = ServerEngine(
-            server.address, tmp_path / "weights", vocabulary=vocabulary, longest=longest, slots=slots,
-            patience=patience, heartbeat=heartbeat, api_key=api_key, own_folder=own_folder,
-            strings=strings,
+            server.address, WeightsFolder(tmp_path / "weights", own_folder),
+            vocabulary=vocabulary, longest=longest, slots=slots,
+            patience=patience, heartbeat=heartbeat, api_key=api_key, strings=strings,
         )  # fmt: skip
         made.append(engine)
         if published is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -603,3 +604,20 @@ def _took(event, unfinished, partials, done, again=None):
     prefix = Partial(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32))
     unfinished[event.key] = request(event.key.group, event.key.sample, asked.sampling.max_tokens, prefix=prefix)
     again.submit([unfinished[event.key]])
+
+
+def test_the_pool_tells_of_each_engine_and_its_turns():
+    watch = Watch()
+    pool = make_pool(3, 3, transport=FaultyTransport(Once("engine-1", "turn", "before", 2), watch), now=watch)
+    pool.submit(work())
+    drain(pool)
+    first, second = pool.processes()
+    assert (first.name, first.role, first.alive, first.restarts) == ("engine-0", "engine", True, 0)
+    assert (second.name, second.restarts) == ("engine-1", 1)
+    assert first.machine
+    assert first.process == os.getpid()
+    assert first.memory_mib is None or first.memory_mib > 1
+    assert first.turns
+    assert all(seconds >= 0 for _, seconds in first.turns)
+    assert (first.last_turn, first.turn_seconds) == (pytest.approx(sum(first.turns[-1])), first.turns[-1][1])
+    assert pool.processes()[0].turns == ()  # each is told once

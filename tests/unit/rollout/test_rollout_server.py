@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 from server_parts import building, drain, load, requests, wait_for
 from stand_in_server import StandIn
 from tickets import in_folder, to_tensors
 
 from dapo.errors import EngineError
+from dapo.rollout.vllm_route import WeightsFolder
 from dapo.rollout.vllm_server import ServerEngine
 from dapo.types.batch import Partial, Ticket
 from dapo.types.enums import FinishReason
@@ -278,22 +277,6 @@ def test_nothing_is_sent_before_the_first_publish(make, help):
         engine.submit(requests(help, 1, 1))
 
 
-def test_a_full_disk_names_the_folder_and_leaves_nothing_there(make, help, tmp_path):
-    server, engine = make()
-    tensors = [("value", torch.tensor(2.0)), ("large", torch.zeros(1_000_000))]
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
-    try:
-        with pytest.raises(EngineError, match=r"weights could not be written to .*weights.*make room"):
-            engine.load(in_folder(2, tensors, tmp_path / "weights"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (left,) = (tmp_path / "weights").iterdir()
-    assert server.label.endswith(left.name.removeprefix("dapo-"))
-    engine.submit(requests(help, 1, 1))
-    assert drain(engine, 1)[(0, 0)].versions.tolist() == [1] * 8
-
-
 def test_nothing_is_loaded_after_close(make, tmp_path):
     _, engine = make()
     engine.close()
@@ -349,9 +332,9 @@ def test_servers_that_cannot_serve_are_refused_at_the_start(make, options, says)
 
 def test_no_server_at_all(tmp_path):
     with pytest.raises(EngineError, match=r"no vLLM server answered at http://127.0.0.1:9 .*start it"):
-        ServerEngine("http://127.0.0.1:9", tmp_path, vocabulary=40, longest=60, patience=0.3)
+        ServerEngine("http://127.0.0.1:9", WeightsFolder(tmp_path), vocabulary=40, longest=60, patience=0.3)
     with pytest.raises(EngineError, match="expected something like"):
-        ServerEngine("localhost:8000", tmp_path, vocabulary=40, longest=60)
+        ServerEngine("localhost:8000", WeightsFolder(tmp_path), vocabulary=40, longest=60)
 
 
 def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog, monkeypatch):
@@ -359,7 +342,9 @@ def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog, monkeypatch):
     server = StandIn()
     server.ill = True
     with caplog.at_level("WARNING"), ThreadPoolExecutor(1) as other:
-        engine = other.submit(ServerEngine, server.address, tmp_path, vocabulary=40, longest=60, patience=600.0)
+        engine = other.submit(
+            ServerEngine, server.address, WeightsFolder(tmp_path), vocabulary=40, longest=60, patience=600.0
+        )
         wait_for(lambda: server.routes["/health"] > 1 and caplog.records)
         server.ill = False
         engine.result().close()
@@ -374,7 +359,7 @@ def test_whoever_waits_for_a_server_is_told_so(tmp_path, caplog, monkeypatch):
 def test_something_else_at_the_address_is_refused_at_once(tmp_path):
     server = StandIn()
     with pytest.raises(EngineError, match=r"is no vLLM server \(/health answered 404"):
-        ServerEngine(f"{server.address}/v1", tmp_path, vocabulary=40, longest=60, patience=30.0)
+        ServerEngine(f"{server.address}/v1", WeightsFolder(tmp_path), vocabulary=40, longest=60, patience=30.0)
     server.kill()
 
 
@@ -387,7 +372,7 @@ def test_the_key_is_sent(make, help):
 def test_a_server_left_paused_is_resumed(tmp_path, help):
     server = StandIn()
     server.paused = True
-    engine = ServerEngine(server.address, tmp_path, vocabulary=40, longest=60, patience=120.0)
+    engine = ServerEngine(server.address, WeightsFolder(tmp_path), vocabulary=40, longest=60, patience=120.0)
     assert not server.paused
     engine.close()
     server.kill()

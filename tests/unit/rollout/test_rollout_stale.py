@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from learner_here import LearnerHere
 
 from dapo.algorithms.objective import Objective
 from dapo.config import schema
 from dapo.errors import EngineError
-from dapo.learner.local import LocalLearner
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sync_check import SyncCheck
 from dapo.rollout import fused, weights
@@ -26,8 +26,8 @@ KINDS = [
 PROMPTS = [Prompt(str(n), "p", np.array([2 + n, 3, 4]), "p", "", "s") for n in range(4)]
 
 
-def learner_of(loaded) -> LocalLearner:
-    return LocalLearner(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
+def learner_of(loaded) -> LearnerHere:
+    return LearnerHere(loaded, Objective(lambda inputs: (inputs.logprobs, {})), schema.Learner(), 1.0)
 
 
 def move(model, size=1e-3) -> None:

@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dapo.loop.sampling.rollouts import Rollouts, Texts, cut_text
+from dapo.loop.sampling.rollouts import Rollouts
+from dapo.loop.sampling.texts import Texts, cut_text
 from dapo.models.tiny import make_word_tokenizer
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams

@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import stat
 
+import numpy as np
 import pytest
-import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from learner_here import LearnerHere
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
+from dapo.algorithms.objective import clip_objective
 from dapo.checkpoint.store import CheckpointStore
 from dapo.checkpoint.tree import save_state
-from dapo.config import recipe_from_dict
+from dapo.config import recipe_from_dict, schema
 from dapo.config.files import RESOLVED
 from dapo.errors import CheckpointError
-from dapo.learner import storage
+from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.run.export import export, model_card, tokenizer_class
+from dapo.run.export import export, model_card, public_name, tokenizer_class, write_generation_config, write_model
+
+
+def learner_of(loaded):
+    return LearnerHere(loaded, clip_objective(low=0.2, high=0.28), schema.Learner(), 1.0)
 
 
 def modes(folder):
@@ -29,8 +35,8 @@ def test_tensors_are_as_readable_as_the_files_beside_them(tmp_path, mask, mode):
     loaded = load_model(make_tiny_model(tmp_path / "model", "llama"))
     before = os.umask(mask)
     try:
-        storage.contents(loaded, {"m": torch.zeros(3)}, {}).write(tmp_path / "saved")
-        storage.export(tmp_path / "out", loaded)
+        learner_of(loaded).save(tmp_path / "saved")
+        write_model(tmp_path / "out", loaded)
     finally:
         os.umask(before)
     for folder in ("saved", "out"):
@@ -44,7 +50,7 @@ def test_tensors_are_as_readable_as_the_files_beside_them(tmp_path, mask, mode):
 )
 def test_the_class_that_loads_the_tokenizer_as_training_used_it_is_found(tmp_path, architecture, expected):
     loaded = load_model(make_tiny_model(tmp_path / "model", architecture))
-    storage.export(tmp_path / "out", loaded)
+    write_model(tmp_path / "out", loaded)
     assert tokenizer_class(tmp_path / "out", loaded) == expected
     loader = {"AutoTokenizer": AutoTokenizer, "PreTrainedTokenizerFast": PreTrainedTokenizerFast}[expected]
     text = "4 +7 -9 ="
@@ -92,6 +98,94 @@ def test_a_model_card_hides_neither_unscored_responses_nor_a_tokenizer_that_auto
     assert "not evaluated" in card([])
 
 
+class Asked:
+    """A tokenizer and a model that keep what they were asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def apply_chat_template(self, messages, **options):
+        self.messages, self.options = messages, options
+        return "<chat>"
+
+    def __call__(self, prompt, **options):
+        self.prompt = prompt
+        return {"input_ids": np.zeros((1, 2))}
+
+    def generate(self, **options):
+        self.options_of_model = options
+        return np.zeros((1, 3))
+
+    def decode(self, tokens, **options):
+        return ""
+
+
+def asked(style, data=None, rollout=None):
+    """What the lines of a model card do, run as a reader runs them."""
+    recipe = recipe_from_dict(
+        {
+            "model": {"path": "owner/base"},
+            "data": {"train": [{"task": "signed_sum", "size": 8}], **(data or {})},
+            "rollout": rollout or {},
+        }
+    ).recipe
+    text = model_card("mine", recipe, [], 60, "", "AutoTokenizer", style)
+    code = text.partition("```python\n")[2].partition("```")[0]
+    double = Asked()
+    exec(code.partition('from_pretrained("mine")\n\n')[2], {"tokenizer": double, "model": double})
+    return double, text
+
+
+def test_a_model_card_asks_as_training_did():
+    text = "Think ``` first.\n'\"\\"
+    data = {"system_prompt": text, "instruction": "Be brief.", "response_prefix": "<think>"}
+    double, card = asked("chat", data | {"chat_template_kwargs": {"thinking": True}}, {"stop": ["</a>", "`"]})
+    assert double.messages == [
+        {"role": "system", "content": text},
+        {"role": "user", "content": "Write your problem here.\n\nBe brief."},
+    ]
+    assert double.options == {"tokenize": False, "add_generation_prompt": True, "thinking": True}
+    assert double.prompt == "<chat><think>"
+    assert double.options_of_model["stop_strings"] == ["</a>", "`"]
+    assert double.options_of_model["tokenizer"] is double
+    assert "`generate` needs `tokenizer=tokenizer`" in card
+    double, _ = asked("template", {"prompt": "template", "prompt_template": "Q: {problem}\nA:"})
+    assert double.prompt == "Q: Write your problem here.\nA:"
+    assert "stop_strings" not in double.options_of_model
+    assert asked("raw")[0].prompt == "Write your problem here."
+
+
+def test_a_base_model_has_its_public_name(tmp_path):
+    assert public_name("owner/base") == ("owner/base", True)
+    assert public_name("builtin/signed-sum") == ("builtin/signed-sum", False)
+    cached = tmp_path / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / "abc"
+    assert public_name(str(cached)) == ("Qwen/Qwen2.5-0.5B", True)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    assert public_name(str(copy)) == ("copy", False)
+    (copy / "config.json").write_text('{"_name_or_path": "Qwen/Qwen3-8B"}')
+    assert public_name(str(copy)) == ("Qwen/Qwen3-8B", True)
+    (copy / "config.json").write_text('{"_name_or_path": "/home/me/models/x"}')
+    assert public_name(str(copy)) == ("copy", False)
+    assert "base_model: owner/base" in card([])
+
+
+def test_the_generation_config_holds_what_ends_a_response(tmp_path):
+    loaded = load_model(make_tiny_model(tmp_path / "model", "llama"))
+    write_model(tmp_path / "out", loaded)
+    recipe = recipe_from_dict(
+        {
+            "model": {"path": "owner/base"},
+            "data": {"train": [{"task": "signed_sum"}]},
+            "rollout": {"stop": ["</answer>"], "stop_token_ids": [1, 2]},
+        }
+    ).recipe
+    write_generation_config(tmp_path / "out", recipe, facts_of(loaded))
+    config = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (config.stop_strings, config.eos_token_id) == (["</answer>"], [1, 2])
+    assert config.do_sample is True
+
+
 def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RESOLVED).touch()
@@ -113,7 +207,7 @@ def test_the_base_model_is_named_once(tmp_path, monkeypatch, capsys):
 
     def write(folder):
         save_state({"fingerprint": loaded.fingerprint}, folder)
-        storage.contents(loaded, {}, {}).write(folder / "learner")
+        learner_of(loaded).save(folder / "learner")
         return ()  # nobody describes them: the store looks at them itself
 
     CheckpointStore(run / "checkpoints").save(3, write)

@@ -51,6 +51,12 @@ def test_training_prompts_that_are_placeholders_do_not_count(model):
     check_fits(recipe, facts, data, training=False)
 
 
+def test_more_ranks_for_a_row_than_can_share_the_heads_are_refused(model):
+    check_fits(*prepared(model, "learner.ranks=8", "learner.context_parallel=4"))  # the model has four heads
+    with pytest.raises(RecipeError, match=r"context_parallel = 8 does not divide the 4 attention heads.* 1, 2, 4$"):
+        check_fits(*prepared(model, "learner.ranks=8", "learner.context_parallel=8"))
+
+
 @pytest.mark.parametrize(("tokens", "outside"), [("[1000000]", "1000000"), ("[1, 16, 99999]", "99999")])
 def test_a_stop_token_that_the_model_cannot_write_is_refused(model, tokens, outside):
     with pytest.raises(RecipeError, match=rf"stop_token_ids: .*{outside} is no token"):
@@ -64,7 +70,7 @@ def test_both_commands_refuse_it_before_weights_are_read(model, tmp_path, capsys
     def never(*arguments: object, **more: object) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("dapo.run.session.make_model", never)
+    monkeypatch.setattr("dapo.run.reinforcement.make_model", never)
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         f"run: {{dir: {tmp_path}}}\nmodel: {{path: {model}}}\ndata: {{train: [{{task: signed_sum, size: 8}}]}}\n"

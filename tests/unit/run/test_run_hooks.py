@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -257,3 +258,77 @@ def test_a_rank_that_skips_too_many_steps_names_the_loss(hook):
     assert "mine:f (algorithm.loss.kind)" in step._move()
     step.objective = clip_objective(low=0.2, high=0.28)
     assert "smaller learner.learning_rate" in step._move()
+
+
+READS = """
+def loss(inputs):
+    return -inputs.logprobs * inputs.advantages * inputs.extra["late"], {}
+def late(rows, seeds):
+    return [{"late": np.arange(len(row.token_ids)) >= 1} for row in rows]
+"""
+
+
+def test_a_loss_reads_the_arrays_that_its_objective_makes(hook):
+    from learner_rows import make_rows
+
+    objective = hook("loss", READS + "f = Objective(loss, reads={'late': 'response'}, extra=late)")
+    rows = make_rows(0, 1, 2, length=lambda random: 3)
+    made = objective.extra(rows, [7, 8])
+    assert [extra["late"].tolist() for extra in made] == [[False, True, True]] * 2
+    rows = [replace(row, extra=extra) for row, extra in zip(rows, made, strict=True)]
+    tensors = objective.extra_tensors(rows)
+    assert tensors["late"].tolist() == [False, True, True] * 2
+    inputs = replace(loss_inputs(), extra={"late": torch.tensor([False, True, True, True, True])})
+    assert objective.loss(inputs)[0].tolist() == pytest.approx([0.0, 1.0, -0.2, -2.0, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return None", ["None", "a list of mappings, one for each of 2 responses"]),
+        ("return [{}]", ["1 of them", "one for each of 2 responses"]),
+        ("return [1 for row in rows]", ["int 1", "a mapping from names to numpy arrays"]),
+        ("return [{'late': np.zeros(9)} for row in rows]", ["extra 'late' has the shape [9]", "of 3 (tokens"]),
+        ("return [{'late': [1]} for row in rows]", ["extra 'late' is list, expected a numpy array"]),
+        ("return rows[7]", ["IndexError", "extra(rows, seeds)"]),
+    ],
+)
+def test_a_maker_of_arrays_returns_one_mapping_for_each_response(hook, body, words):
+    from learner_rows import make_rows
+
+    source = (
+        f"{READS}\ndef wrong(rows, seeds):\n    {body}\nf = Objective(loss, reads={{'late': 'response'}}, extra=wrong)"
+    )
+    objective = hook("loss", source)
+    refused(lambda: objective.extra(make_rows(0, 1, 2, length=lambda random: 3), [7, 8]), *words)
+
+
+def test_arrays_that_are_missing_or_span_other_tokens_are_named(hook):
+    from learner_rows import make_rows
+
+    objective = hook("loss", READS + "f = Objective(loss, reads={'late': 'sequence'})")
+    (row,) = make_rows(0, 1, 1, length=lambda random: 3)
+    with pytest.raises(HookError, match=r"reads extra 'late', and response 0 of group 0 has none"):
+        objective.extra_tensors([row])
+    with pytest.raises(HookError, match=r"extra 'late' has the shape \[3\], expected .* \(span 'sequence'"):
+        objective.extra_tensors([replace(row, extra={"late": np.ones(3)})])
+    refused(lambda: objective.loss(loss_inputs()), "inputs.extra holds nothing", "reads={'NAME': 'response'}")
+
+
+@pytest.mark.parametrize("source", ["f = g", "f = Objective(g)"])
+def test_options_reach_a_loss_of_ones_own(hook, source, tmp_path):
+    hook("loss", "def g(inputs, *, scale=1.0):\n    return -scale * inputs.logprobs * inputs.advantages, {}\n" + source)
+
+    def loss(**options):
+        return make_objective(small_recipe(algorithm={"loss": {"kind": "mine:f", "options": options}})).loss
+
+    plain, doubled = (loss(**options)(loss_inputs())[0] for options in ({}, {"scale": 2.0}))
+    assert doubled.tolist() == pytest.approx((2 * plain).tolist())
+    refused(lambda: loss(scales=2.0)(loss_inputs()), "TypeError", "scales")
+
+
+def test_options_reach_an_advantage_of_ones_own(hook):
+    hook("advantage", "def f(rewards, voters, *, scale):\n    return [scale * (r - r[0]) for r in rewards]")
+    recipe = small_recipe(algorithm={"advantage": {"kind": "mine:f", "options": {"scale": 3.0}}})
+    (found,) = make_algorithm(recipe).advantages([np.array([1.0, 2.0])], [np.array([True, True])])
+    assert found.tolist() == [0.0, 3.0]

@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("logging.trackers=[wandb]", "wandb"),
         ("logging.trackers=[mlflow]", "mlflow"),
         ("logging.trackers=[trackio]", "trackio"),
-        ("logging.wandb=mine", "wandb"),
+        ("logging.trackers.0={kind: wandb, project: mine}", "wandb"),
     ],
 )
 def test_a_tracker_that_is_not_installed(

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from learner_rows import make_groups
 
+from dapo.algorithms.correction import OffPolicyMask
 from dapo.config import recipe_from_dict
 from dapo.config.presets import PRESETS
-from dapo.run.parts import make_algorithm, make_objective
+from dapo.run.parts import make_algorithm, make_correction, make_objective
 from dapo.types.batch import Score
 
 BASE = {
@@ -37,7 +38,7 @@ def test_every_preset_makes_its_objective_and_passes_without_a_warning_of_its_ow
     several = {"learner": {"minibatch_prompts": 4}, "rollout": {"prompts_per_step": 8}} if name == "kl-cov" else {}
     loaded = recipe_from_dict({**BASE, "preset": name, "model": {"path": "m"}, **several})
     objective = make_objective(loaded.recipe)
-    assert ("marks" in objective.needs) == (name in ("clip-cov", "kl-cov"))
+    assert ("marked" in objective.reads) == (name in ("clip-cov", "kl-cov"))
     assert ("reference" in objective.needs) == (name in ("grpo-paper", "grpo-verl"))
     assert [w for w in loaded.warnings if "nothing reads" in w or "algorithm.loss" in w] == []
 
@@ -55,18 +56,18 @@ def test_kl_cov_is_warned_of_where_its_penalty_has_no_slope():
 
 @pytest.mark.parametrize("name", ["clip-cov", "kl-cov"])
 def test_rows_carry_the_marks_of_the_whole_optimiser_step(name):
-    settings = ["algorithm.loss.cov_share=0.1"] + (["algorithm.loss.cov_above=0.0"] if name == "clip-cov" else [])
+    settings = ["algorithm.loss.share=0.1"] + (["algorithm.loss.above=0.0"] if name == "clip-cov" else [])
     rows, groups = rows_of(recipe(*settings, preset=name))
-    marked = sum(int(row.marked.sum()) for row in rows)
+    marked = sum(int(row.extra["marked"].sum()) for row in rows)
     assert marked == int(0.1 * sum(int(row.loss_mask.sum()) for row in rows))
     again, _ = rows_of(recipe(*settings, preset=name), groups[::-1])
-    by_key = {(row.group, row.sample): row.marked for row in again}
+    by_key = {(row.group, row.sample): row.extra["marked"] for row in again}
     for row in rows:
-        np.testing.assert_array_equal(row.marked, by_key[row.group, row.sample])
+        np.testing.assert_array_equal(row.extra["marked"], by_key[row.group, row.sample])
     other, _ = rows_of(recipe(*settings, "run.seed=2", preset=name))
-    same = all(np.array_equal(a.marked, b.marked) for a, b in zip(rows, other, strict=True))
+    same = all(np.array_equal(a.extra["marked"], b.extra["marked"]) for a, b in zip(rows, other, strict=True))
     assert same == (name == "kl-cov")  # chance has a part in the other alone
-    assert all(row.marked is None for row in rows_of(recipe())[0])
+    assert all(row.extra == {} for row in rows_of(recipe())[0])
 
 
 def test_gdpo_sees_each_reward_and_the_length_penalty():
@@ -104,3 +105,17 @@ def test_an_advantage_function_of_ones_own_may_ask_for_the_parts(monkeypatch, tm
         group.scores_G = [replace(s, values={"accuracy": float(i == 0)}) for i, s in enumerate(group.scores_G)]
     rows, _ = rows_of(recipe("algorithm.advantage.kind=mine_parts:first_right"), groups)
     assert [row.advantage for row in rows[:4]] == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_a_correction_gets_its_options_alone():
+    """A cap below the masks' default floor bounds a truncation, which has no floor."""
+    settings = ["algorithm.old_logprobs=learner", "algorithm.correction={kind: truncate, cap: 0.4}"]
+    correction = make_correction(recipe(*settings))
+    zeros = np.zeros(2, np.float32)
+    np.testing.assert_allclose(correction(zeros, zeros, np.array([True, False])), [0.4, 1.0])
+
+
+@pytest.mark.parametrize("against", ["sampler", "learner"])
+def test_the_off_policy_mask_works_against_either(against):
+    settings = [f"algorithm.old_logprobs={against}", "algorithm.correction={kind: mask_off_policy, threshold: 0.3}"]
+    assert make_correction(recipe(*settings)) == OffPolicyMask(0.3)

@@ -13,7 +13,7 @@ from dapo.errors import ClusterEnded, ClusterError, EngineError, ModelError, Rec
 from dapo.observe.console import Console
 from dapo.processes.placement import Bundle, Node
 from dapo.run import places as module
-from dapo.run import session
+from dapo.run import reinforcement
 from dapo.run.deployment import deployment_of
 from dapo.run.given import Given
 from dapo.run.places import Places, describe_place, describe_plan, missing_ray, wants_devices
@@ -160,11 +160,11 @@ def test_what_cannot_be_beside_an_engine_of_the_callers_own(overrides, said, mon
         asked.append(deployment)
         raise ClusterError("far enough")
 
-    monkeypatch.setattr(session, "open_places", asking)
+    monkeypatch.setattr(reinforcement, "open_places", asking)
     few = "[{task: signed_sum, size: 5}]"
     wanted = recipe("model.path=builtin/signed-sum", f"data.train={few}", "data.validation=[]", *overrides)
     with pytest.raises(ClusterError if said is None else RecipeError, match=said), Console("quiet") as console:
-        session.Session.make(wanted, console, given=Given(engine=object()))
+        reinforcement.reward_session(wanted, console, given=Given(engine=object()))
     assert asked == ([deployment_of(wanted, engine_given=True)] if said is None else [])
 
 
@@ -210,10 +210,10 @@ def test_which_cluster_it_is(monkeypatch):
 def test_the_devices_of_a_cluster_need_not_be_where_the_run_is_started(monkeypatch, learner):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     wanted = recipe("model.device=cuda", learner)
-    session._check_here(wanted, deployment_of(wanted))
+    reinforcement._check_here(wanted, deployment_of(wanted))
 
 
 def test_a_learner_in_this_process_needs_its_device_here(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match="'cuda', but torch sees no CUDA device here"):
-        session._check_here(recipe("model.device=cuda"), deployment_of(recipe("model.device=cuda")))
+        reinforcement._check_here(recipe("model.device=cuda"), deployment_of(recipe("model.device=cuda")))

@@ -18,10 +18,11 @@ from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.models.tokenizer import load_tokenizer
 from dapo.observe.console import Console
-from dapo.run import session as module
+from dapo.run import reinforcement as module
+from dapo.run import session as common
 from dapo.run.given import Given
 from dapo.run.parts import make_tokenizer
-from dapo.run.session import Session
+from dapo.run.reinforcement import reward_session
 
 
 class ModelMade(Exception):
@@ -44,7 +45,7 @@ def make(**sections: Any) -> None:
         "data": {"train": [{"task": "signed_sum", "size": 5}]},
         "rewards": [{"kind": "task"}],
     }
-    Session.make(recipe_from_dict(given | sections).recipe, Console("quiet"))
+    reward_session(recipe_from_dict(given | sections).recipe, Console("quiet"))
 
 
 def test_a_good_recipe_gets_to_its_model() -> None:
@@ -105,10 +106,10 @@ def test_each_part_is_ended_the_newest_first_also_when_one_fails(monkeypatch: py
     folder = make_tiny_model(Path("model"), hidden=16, heads=2, ffn=32)
     ended: list[str] = []
     monkeypatch.setattr(module, "make_model", lambda recipe, console: load_model(folder))
-    monkeypatch.setattr(module, "make_learner", lambda *args, **named: Part("learner", ended))
+    monkeypatch.setattr(common, "make_learner", lambda *args, **named: Part("learner", ended))
     given = Given(engine=Part("engine", ended), scorer=Part("scorer", ended))
     recipe = recipe_from_dict({"model": {"path": str(folder)}, "data": {"train": [{"task": "signed_sum", "size": 5}]}})
-    session = Session.make(recipe.recipe, Console("quiet"), given=given)
+    session = reward_session(recipe.recipe, Console("quiet"), given=given)
     session.learner()
     with pytest.raises(OSError, match="last word"):
         session.close()

@@ -24,22 +24,28 @@ JOB = Job(
     said="From math.yaml with slurm.nodes=2",
 )
 SCRIPTS = {
-    "one_machine.sh": (JOB, Slurm(time="12:00:00", gpus_per_node=8, cpus_per_node=64, setup=["module load cuda"])),
+    "one_machine.sh": (
+        JOB,
+        Slurm(options={"cpus-per-task": 64, "gpus-per-node": 8, "time": "12:00:00"}, setup=["module load cuda"]),
+    ),
     "two_machines.sh": (
         JOB,
         Slurm(
             nodes=2,
-            partition="gpu",
-            account="lab",
-            qos="long",
-            constraint="h100",
-            time="2-00:00:00",
-            gpus_per_node=8,
-            cpus_per_node=64,
+            options={
+                "cpus-per-task": 64,
+                "gpus-per-node": 8,
+                "partition": "gpu",
+                "account": "lab",
+                "qos": "long",
+                "constraint": "h100",
+                "time": "2-00:00:00",
+                "mem": 0,
+                "exclusive": True,
+            },
             container="apptainer exec --nv /images/dapo.sif",
             signal_seconds=1800,
             requeue=False,
-            extra=["--mem=0", "--exclusive"],
         ),
     ),
 }

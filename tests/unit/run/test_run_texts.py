@@ -28,7 +28,11 @@ def recipe(data=None, rollout=None, rewards=None):
     ).recipe
 
 
-THINKS = {"thinking": {"enabled": True}}
+def thinks(**settings):
+    return {"thinking": {"enabled": True, **settings}}
+
+
+THINKS = thinks()
 
 
 def tokenizer():
@@ -52,16 +56,16 @@ def test_a_prompt_that_ends_with_the_opening_tag_begins_the_thinking():
 
 
 def test_a_thinking_over_budget_is_ended_by_the_tag_or_the_recipe_s_text():
-    words, budget = tokenizer(), {"thinking_budget": 8}
-    assert make_texts(recipe(THINKS, budget), words).thinking.forced.tolist() == words("</think>")["input_ids"]
-    own = make_texts(recipe(THINKS, {**budget, "thinking_end": "So </think> 5"}), words).thinking
+    words = tokenizer()
+    assert make_texts(recipe(thinks(budget=8)), words).thinking.forced.tolist() == words("</think>")["input_ids"]
+    own = make_texts(recipe(thinks(budget=8, end="So </think> 5")), words).thinking
     assert own.forced.tolist() == words("So </think> 5")["input_ids"]
     assert own.budget == 8
 
 
 def test_the_text_that_ends_a_thinking_has_no_blank_of_the_tokenizers_in_front():
     words = family("blank_always", ("<think>", "</think>"))
-    settings = recipe(THINKS, {"thinking_budget": 4, "thinking_end": "So</think>"})
+    settings = recipe(thinks(budget=4, end="So</think>"))
     ids = make_texts(settings, words).thinking.forced.tolist()
     assert words.convert_ids_to_tokens(words("So", add_special_tokens=False)["input_ids"]) == ["▁So"]
     assert words.convert_ids_to_tokens(ids) == ["So", "</think>"]
@@ -70,10 +74,10 @@ def test_the_text_that_ends_a_thinking_has_no_blank_of_the_tokenizers_in_front()
 @pytest.mark.parametrize(
     ("data", "rollout", "rewards", "said"),
     [
-        ({}, {"thinking_budget": 8}, None, r"rollout\.thinking_budget.*needs data\.thinking\.enabled"),
-        (THINKS, {"thinking_budget": 20}, None, r"leaves no token for an answer: rollout\.max_response_tokens is 20"),
-        (THINKS, {"thinking_end": "</think>"}, None, r"rollout\.thinking_end.*only read with rollout\.thinking_budget"),
-        (THINKS, {"thinking_budget": 8, "thinking_end": "So"}, None, r"does not hold '</think>'"),
+        ({"thinking": {"budget": 8}}, {}, None, r"data\.thinking\.budget.*needs data\.thinking\.enabled"),
+        (thinks(budget=20), {}, None, r"leaves no token for an answer: rollout\.max_response_tokens is 20"),
+        (thinks(end="</think>"), {}, None, r"data\.thinking\.end.*only read with data\.thinking\.budget"),
+        (thinks(budget=8, end="So"), {}, None, r"does not hold '</think>'"),
         ({"thinking": {"close": "x"}}, {}, None, r"data\.thinking\.close.*only read with data\.thinking\.enabled"),
         ({"thinking": {"enabled": True, "open": "x", "close": "x"}}, {}, None, "needs two different tags"),
         ({}, {}, [{"kind": "task", "reads": "response"}], r"rewards\.0\.reads.*only read with data\.thinking"),
@@ -93,10 +97,9 @@ def test_what_the_tokenizer_cannot_write_is_refused():
     with pytest.raises(RecipeError, match=r"rollout\.stop: '<eos>' is a special token.*stop_token_ids, with 1 beside"):
         make_texts(recipe(rollout={"stop": ["<eos>"]}), words)
     with pytest.raises(RecipeError, match=r"18 tokens and the 2 that end the thinking leave none of 20"):
-        make_texts(recipe(THINKS, {"thinking_budget": 18, "thinking_end": "</think> 5"}), words)
-    tags = {"thinking": {"enabled": True, "close": "</nope>"}}
+        make_texts(recipe(thinks(budget=18, end="</think> 5")), words)
     with pytest.raises(RecipeError, match=r"the tokenizer cannot write '</nope>'"):
-        make_texts(recipe(tags, {"thinking_budget": 8}), words)
+        make_texts(recipe(thinks(close="</nope>", budget=8)), words)
 
 
 TAGS = ("[THINK]", "[/THINK]")
@@ -123,7 +126,7 @@ def test_tags_that_are_special_tokens_are_read_as_those_that_are_none(how):
     tags = ours.convert_tokens_to_ids(list(TAGS))
     assert tags == theirs.convert_tokens_to_ids(list(TAGS))
     assert "THINK" not in ours.decode(tags, skip_special_tokens=True)  # or there is nothing to test
-    settings = recipe(TAGGED, {"thinking_budget": 4, "thinking_end": "So[/THINK]"})
+    settings = recipe(thinks(**TAGGED["thinking"], budget=4, end="So[/THINK]"))
     one, other = make_texts(settings, ours), make_texts(settings, theirs)
     assert one.thinking.forced.tolist() == other.thinking.forced.tolist()
     rng = np.random.default_rng(0)

@@ -51,7 +51,7 @@ echo "$(date +%FT%T) dapo train ended with $code"
 # 75: trainer.max_hours or the loss of the Ray cluster ended it, saved.
 if [ $code = 75 ] || { [ -n "$again" ] && { [ $code = 130 ] || [ $code = 143 ]; }; }; then
   if [ "$(newest)" = "$had" ]; then
-    echo "no step was finished in this job's time, so it is not put back into the queue: give it more (slurm.time)"
+    echo "no step was finished in this job's time, so it is not put back into the queue: raise slurm.options.time"
     exit 1
   fi
   scontrol requeue "$SLURM_JOB_ID" && exit 0

@@ -12,12 +12,12 @@
 #SBATCH --qos=long
 #SBATCH --constraint=h100
 #SBATCH --time=2-00:00:00
+#SBATCH --mem=0
+#SBATCH --exclusive
 #SBATCH --signal=B:USR1@1800
 #SBATCH --output="/shared/runs/.jobs/math 7b/job-%j.txt"
 #SBATCH --open-mode=append
 #SBATCH --no-requeue
-#SBATCH --mem=0
-#SBATCH --exclusive
 
 # First of all: Slurm's signal may come at any moment, and a script without a trap dies of it.
 driver= asked=0 again=

@@ -1,0 +1,92 @@
+"""One episode of the recipe's environment, played with canned turns before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dapo.config import Recipe
+from dapo.types.batch import MODEL, Completion, Key, Prompt, SampleEvent, SampleRequest
+from dapo.types.enums import FinishReason
+
+if TYPE_CHECKING:
+    from dapo.run.episodes import Playing
+    from dapo.types.model import ModelFacts
+
+_SHOWN = 100  # characters of a turn
+
+
+def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelFacts, prompt: Prompt) -> list[str]:
+    """Play one episode: the first turn repeats the problem, all later ones are the gold answer. Returns lines.
+
+    Raises:
+        RecipeError: the end of a turn would not end it.
+        EpisodeError: the environment has scores that no reward reads.
+    """
+    from dapo.loop.sampling.rollouts import Rollouts
+    from dapo.run.reinforcement import check_end_of_turn
+    from dapo.run.sampling import make_sampling
+    from dapo.run.texts import make_texts
+
+    check_end_of_turn(recipe, playing, facts)
+    texts = make_texts(recipe, tokenizer)
+    sampling = make_sampling(recipe, facts)
+    own = [prompt.problem, prompt.answer or prompt.problem]
+    canned = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in own]
+    closing = [int(token) for token in playing.speech.end_ids] or [sampling.stop_token_ids[0]]
+    engine = _Canned([[*ids, *closing] for ids in canned])
+    rollouts = Rollouts(engine, None, texts, playing.episodes(recipe, texts, waits=True))  # type: ignore[arg-type]
+    rollouts.submit([SampleRequest(Key("check", 0, 0), prompt.token_ids, sampling, 1)], lambda key: prompt)
+    while not rollouts.has_ended("check"):
+        rollouts.pump()
+    (response,) = rollouts.ended("check")
+    return list(_lines(response.completion, response.reason, playing))
+
+
+def _lines(made: Completion, reason: str | None, playing: Playing) -> Iterator[str]:
+    for turn in made.turns:
+        tokens = turn.stop - turn.first
+        kind = "trained" if turn.who == MODEL else "not trained"
+        text = " ".join(turn.text.split())
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        told = f"; calls {', '.join(turn.calls)}" if turn.calls else ""
+        told += f"; reward {turn.reward:g}" if turn.reward else ""
+        yield f"[{turn.who}] {shown!r}: {tokens} tokens, {kind}{told}"
+    ends = {"done": "the environment ended it", "turns": "max_turns ended it", "tokens": "its tokens are spent"}
+    ends |= {"reply": "a reply left no token for the model", "error": f"it failed: {reason}"}
+    scores = ", ".join(f"{name} {value:g}" for name, value in made.scores.items())
+    yield f"{ends[made.ended or 'error']}; {f'scores: {scores}' if scores else 'no scores'}"
+    if playing.speech.end_of_turn:
+        yield f"the chat template keeps earlier turns; {playing.speech.end_of_turn!r} ends a turn"
+    else:
+        yield "no chat template: replies are appended as raw text"
+
+
+class _Canned:
+    """An engine that writes prepared turns, the last one again and again."""
+
+    shares_weights, version, clock, capacity = True, 0, 0, 1
+
+    def __init__(self, turns: Sequence[list[int]]) -> None:
+        self._turns, self._number = list(turns), 0
+        self._asked: list[SampleRequest] = []
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        self._asked += requests
+
+    def poll(self, timeout: float | None = None) -> list[SampleEvent]:
+        """Write the next turn of every response."""
+        self.clock += 1
+        asked, self._asked = self._asked, []
+        return [self._event(request) for request in asked]
+
+    def _event(self, request: SampleRequest) -> SampleEvent:
+        ids = self._turns[min(self._number, len(self._turns) - 1)]
+        self._number += 1
+        room = request.sampling.max_tokens - (0 if request.prefix is None else len(request.prefix))
+        ids, finish = ids[:room], FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
+        count = len(ids)
+        none = np.zeros(count, np.float32), np.zeros(count, np.int32)
+        return SampleEvent(request.key, np.array(ids, dtype=np.int64), *none, finish, self.clock)

@@ -1,0 +1,62 @@
+"""Checks of the section ``environment``, and of what other sections say about an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dapo.config.problems import Problem
+from dapo.config.schema import Environment, Recipe
+
+
+def check_environment(r: Recipe) -> Iterator[Problem]:
+    """Episodes have an environment, and nothing else speaks of them without one."""
+    environment = r.environment
+    yield from _rewards(r)
+    if environment.kind is None:
+        for name in Environment.model_fields:
+            if (value := getattr(environment, name)) != Environment.model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                yield Problem(f"environment.{name}", "is only read with environment.kind", value)
+        return
+    if r.run.stage == "sft":
+        return
+    if environment.kind == "tools" and not environment.tools:
+        yield Problem("environment.tools", "kind: tools needs at least one function, such as my_tools:add", [])
+    if environment.kind == "tools" and environment.args:
+        yield Problem("environment.args", "are arguments of a function or class, and kind is tools", environment.args)
+    if environment.tools and (r.data.tools or r.data.tools_field):
+        key = "data.tools" if r.data.tools else "data.tools_field"
+        yield Problem(key, "environment.tools gives the chat template its schemas; take one of them out")
+    if environment.tool_format == "none" and environment.tools:
+        yield Problem("environment.tool_format", "reads no calls, and environment.tools are called; use auto", "none")
+    if environment.long_turn != "replied" and environment.max_turn_tokens is None:
+        yield Problem("environment.long_turn", "is only read with environment.max_turn_tokens", environment.long_turn)
+    limit = r.rollout.max_response_tokens
+    if environment.max_turn_tokens is not None and environment.max_turn_tokens > limit:
+        why = f"is more than an episode has: rollout.max_response_tokens = {limit}"
+        yield Problem("environment.max_turn_tokens", why, environment.max_turn_tokens)
+    if r.data.thinking.budget is not None:
+        why = "closes the thinking of one response; of an episode, bound turns with environment.max_turn_tokens"
+        yield Problem("data.thinking.budget", why, r.data.thinking.budget)
+    if r.data.response_prefix is not None:
+        why = "begins one response, and an episode has several turns; take it out"
+        yield Problem("data.response_prefix", why, r.data.response_prefix)
+
+
+def _rewards(r: Recipe) -> Iterator[Problem]:
+    """Rewards of an environment and of its turns."""
+    plays = r.environment.kind is not None
+    for n, reward in enumerate(r.rewards):
+        if reward.kind == "environment" and not plays:
+            yield Problem(f"rewards.{n}.kind", "takes the scores of an environment; set environment.kind", reward.kind)
+        if reward.kind == "environment" and r.environment.kind == "tools":
+            yield Problem(f"rewards.{n}.kind", "tools score nothing: judge the last turn (math, exact, function, ...)")
+        if reward.reads in ("turn", "episode") and not plays:
+            why = "is only read with environment.kind: without one a response is one turn"
+            yield Problem(f"rewards.{n}.reads", why, reward.reads)
+        if reward.reads in ("answer", "response") and plays:
+            why = "an episode is read by `turn` (its last, after the thinking) or `episode` (all that the model wrote)"
+            yield Problem(f"rewards.{n}.reads", why, reward.reads)
+        if reward.reads is not None and reward.kind == "environment":
+            yield Problem(f"rewards.{n}.reads", "is not read with kind: environment", reward.reads)

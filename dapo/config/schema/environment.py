@@ -1,0 +1,46 @@
+"""The recipe's section ``environment``: what answers the model between its turns."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from dapo.config.section import FIXED, FREE, Hook, Many, Parallel, Seconds, Section, Tokens, Whole
+
+
+class Environment(Section):
+    kind: Annotated[Literal["tools"] | Hook | None, FIXED] = None
+    """``tools``: an episode goes on while the model calls ``tools``. ``package.module:name``: a generator function or a
+    class of yours (docs/environments.md). None: a response has one turn."""
+    args: Annotated[dict[str, Any], FIXED] = Field(default_factory=dict)
+    """Keyword arguments of your function or class."""
+    tools: Annotated[list[Hook], FIXED] = Field(default_factory=list)
+    """Typed functions that the model may call: ``package.module:function``. Their schemas go to the chat template."""
+    tool_format: Annotated[Literal["auto", "hermes", "llama3", "mistral", "python", "none"] | Hook, FIXED] = "auto"
+    """How the model writes a call. ``auto``: as its chat template shows one. ``package.module:function``: f(text)
+    returns a list of (name, arguments)."""
+    max_turns: Many = 8
+    """Turns of the model in an episode."""
+    turn_limit: Literal["scored", "truncated"] = "scored"
+    """An episode at ``max_turns``: scored as it is, or truncated, as a response that is too long."""
+    max_turn_tokens: Tokens | None = None
+    """Tokens of one turn of the model. None: what is left of the episode (``rollout.max_response_tokens``)."""
+    long_turn: Literal["replied", "truncated"] = "replied"
+    """A turn at ``max_turn_tokens``: the environment replies to what there is, or the episode is truncated."""
+    max_reply_tokens: Tokens = 512
+    """Tokens of a reply's contents."""
+    long_reply: Literal["cut", "error"] = "cut"
+    """A longer reply: its middle is cut out, which the model reads, or it is an error of the environment."""
+    on_error: Literal["unscored", "end", "tell"] = "unscored"
+    """An environment that raises, takes too long or returns nonsense. ``unscored``: its response trains nothing.
+    ``end``: the episode ends with the rewards that it has. ``tell``: the model reads one line about an exception and
+    goes on; anything else is unscored. What a tool raises is always told to the model."""
+    timeout: Annotated[Seconds, FREE] = 30.0
+    """Seconds for one call of the environment."""
+    workers: Annotated[Parallel | None, FREE] = None
+    """Processes for environments. None: as ``run.reward_workers``."""
+    memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
+    """Memory limit of each such process in MiB (Linux only); None: none."""
+    lag: Whole = 8
+    """Engine steps after which a reply takes effect. The engine does not wait for a tool that is faster."""

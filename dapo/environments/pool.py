@@ -1,0 +1,369 @@
+"""Play episodes in guarded worker processes, with a time limit for each call and a memory limit for each process.
+
+All progress on the driver's side happens inside ``ask`` and ``poll``, in one thread. An episode stays with its worker.
+When a worker is lost, its other episodes are played again elsewhere: a question has all turns that came before it.
+
+==========================  ===========================================================
+a call takes too long       that question failed ("timeout"); the worker is killed
+a worker ends by itself     the question at work is tried again, ``RETRIES`` times
+the others of that worker   are played again with their next question
+==========================  ===========================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from dapo.environments.messages import MAX_FRAME, Answered, Closed, FromWorker, Loading, Ready, Refused, read_messages
+from dapo.environments.worker import CLOSING, Ask, Drop, Load
+from dapo.errors import RecipeError
+from dapo.processes.guarded import GuardedProcess, end
+from dapo.rewards.output import OutputFile
+from dapo.rewards.wire import Inbox, WireError, frame
+from dapo.types.batch import Key, Metrics
+from dapo.types.environment import Abilities, Answer, Question
+
+log = logging.getLogger(__name__)
+
+WORKER = "import sys; from dapo.environments.worker import main; main(int(sys.argv[1]))"
+RETRIES = 2
+"""Times that a question is asked again whose worker ended."""
+_OVERLAPPING = 64  # questions that an asynchronous environment has at once
+_START_LIMIT = 120.0  # seconds for a worker's imports
+_SLACK = 2.0  # seconds that a worker has to report a time-out of its own
+_TICK = 0.05  # seconds between looks at the clock while waiting
+_CHUNK = 1 << 16
+
+
+@dataclass(slots=True)
+class _Pending:
+    number: int
+    key: Key
+    question: Question | None  # None: close the episode
+    tries: int = 0
+    since: float = 0.0  # monotonic time at which it was sent, or the one before it was answered
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: GuardedProcess
+    since: float
+    ready: bool = False
+    loading: str = "the interpreter"
+    queue: deque[_Pending] = field(default_factory=deque)
+    sent: dict[int, _Pending] = field(default_factory=dict)
+    held: dict[Key, int] = field(default_factory=dict)  # episodes -> turns that they answered
+    inbox: Inbox = field(default_factory=lambda: Inbox(MAX_FRAME))
+    outbox: bytearray = field(default_factory=bytearray)
+
+
+class EnvironmentPool:
+    """``Players`` (``dapo.types.environment``) in worker processes.
+
+    Attributes:
+        abilities: what the environment can do; known once ``start`` returned.
+        replayed: turns that were played again.
+        timeouts: calls that took too long.
+        restarts: workers that were lost.
+    """
+
+    abilities: Abilities
+
+    def __init__(
+        self, what: Load, *, workers: int = 1, memory_mib: int | None = None, output: Path | None = None
+    ) -> None:
+        """Describe the pool; processes start with ``start``.
+
+        Args:
+            what: the environment.
+            workers: processes at most.
+            memory_mib: memory limit of each process; None: none.
+            output: file for what environments print; None: it is dropped.
+        """
+        self._what, self._limit, self._memory_mib, self._path = what, workers, memory_mib, output
+        self._output: OutputFile | None = None
+        self._workers: list[_Worker] = []
+        self._home: dict[Key, _Worker] = {}
+        self._waiting: dict[Key, int] = {}  # questions that were asked and not answered, by their numbers
+        self._done: list[Answer] = []
+        self._next = 0
+        self._concurrent = False
+        self._loaded = False
+        self._failed_starts = 0
+        self.replayed = self.timeouts = self.restarts = 0
+
+    def start(self) -> Abilities:
+        """Start one worker and return what its environment can do.
+
+        Raises:
+            RecipeError: it cannot be loaded.
+        """
+        while not self._loaded:
+            if not self._workers:
+                self._start_worker()
+            self._step(_TICK)
+        return self.abilities
+
+    def ask(self, question: Question) -> None:
+        """Queue a question; it goes to the worker that holds the episode, else to the one with the least to do."""
+        pending = self._numbered(question.key, question)
+        self._waiting[question.key] = pending.number
+        self._place(pending)
+        self._send_some()
+
+    def poll(self, timeout: float | None = None) -> list[Answer]:
+        """Return answers. timeout 0: those that are there; None: wait until there is one, unless nothing was asked.
+
+        Raises:
+            RecipeError: workers no longer start.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._step(0.0)
+        while not self._done and self._waiting:
+            left = _TICK if deadline is None else min(_TICK, deadline - time.monotonic())
+            if left <= 0:
+                break
+            self._step(left)
+        done, self._done = self._done, []
+        return done
+
+    def drop(self, key: Key) -> None:
+        """Close an episode, if there is one, and forget a question about it."""
+        self._waiting.pop(key, None)
+        self._done = [answer for answer in self._done if answer.key != key]
+        worker = self._home.pop(key, None)
+        if worker is None:
+            return
+        worker.queue = deque(one for one in worker.queue if one.key != key)
+        self._close_episode(worker, key)
+        self._send_some()
+
+    def counters(self) -> Metrics:
+        """Return counts since construction."""
+        return {"replayed": float(self.replayed), "timeouts": float(self.timeouts)}
+
+    def close(self) -> None:
+        """End all workers."""
+        end([worker.process for worker in self._workers], CLOSING)
+        self._workers.clear()
+        self._home.clear()
+        self._waiting.clear()
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    # ------------------------------------------------------------------ workers
+
+    def _numbered(self, key: Key, question: Question | None) -> _Pending:
+        self._next += 1
+        return _Pending(self._next, key, question)
+
+    def _close_episode(self, worker: _Worker, key: Key) -> None:
+        """Let a worker close an episode before anything else."""
+        self._home.pop(key, None)
+        if worker.held.pop(key, None) is not None:
+            worker.queue.appendleft(self._numbered(key, None))
+
+    def _place(self, pending: _Pending) -> None:
+        key = pending.key
+        worker = self._home.get(key)
+        if worker is None:
+            idle = [one for one in self._workers if not one.queue and not one.sent]
+            if not idle and len(self._workers) < self._limit:
+                self._start_worker()
+            worker = min(self._workers, key=lambda one: len(one.queue) + len(one.sent) + len(one.held) / 1e6)
+            self._home[key] = worker
+        worker.queue.append(pending)
+
+    def _send_some(self) -> None:
+        room = _OVERLAPPING if self._concurrent else 1
+        for worker in self._workers:
+            if not worker.ready:
+                continue
+            while worker.queue and len(worker.sent) < room:
+                pending = worker.queue.popleft()
+                question, key = pending.question, pending.key
+                pending.since = time.monotonic()
+                worker.sent[pending.number] = pending
+                if question is None:
+                    self._send(worker, [Drop(pending.number, key)])
+                    continue
+                fresh = worker.held.get(key) != len(question.past)
+                if fresh and question.past and question.state is None:
+                    self.replayed += len(question.past)
+                worker.held[key] = len(question.past) + (question.turn is not None)
+                self._send(worker, [Ask(pending.number, question, fresh)])
+
+    def _allowed(self, pending: _Pending) -> float:
+        """Return the seconds that a question may take: those of each call that it may need."""
+        if pending.question is None:
+            return CLOSING + _SLACK
+        return self._what.timeout * (1 + len(pending.question.past)) + (_SLACK if self._concurrent else 0.0)
+
+    def _step(self, seconds: float) -> None:
+        """Take in what workers sent, wait up to ``seconds`` for it, replace those that are stuck or gone."""
+        poller = select.poll()
+        for worker in self._workers:
+            poller.register(worker.process.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
+        moved = {number for number, _ in poller.poll(seconds * 1000)} if self._workers else set()
+        for worker in list(self._workers):
+            ended = worker.process.ended
+            try:
+                alive = not ended and worker.process.connection.fileno() not in moved
+                alive = alive or (self._exchange(worker) and not ended)
+            except WireError as error:
+                self._lose(worker, f"crash: something that is no answer came from the worker ({error})")
+                continue
+            now = time.monotonic()
+            if worker not in self._workers:
+                continue
+            late = [one for one in worker.sent.values() if now - one.since > self._allowed(one)]
+            if not alive:
+                self._lose(worker, "crash: the process ended")
+            elif late:
+                self._lose(worker, f"timeout: no answer within {self._what.timeout:g} s", late[0])
+            elif not worker.ready and now - worker.since > _START_LIMIT:
+                self._lose(worker, f"not loaded within {_START_LIMIT:g} s: {worker.loading}")
+        self._send_some()
+
+    def _exchange(self, worker: _Worker) -> bool:
+        """Send and read what can be without waiting; False when the connection has ended."""
+        try:
+            if worker.outbox:
+                del worker.outbox[: worker.process.connection.send(worker.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        while True:
+            try:
+                data = worker.process.connection.recv(_CHUNK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            worker.inbox.feed(data)
+            for message in chain.from_iterable(map(read_messages, worker.inbox.frames())):
+                self._take(worker, message)
+                if worker not in self._workers:
+                    return True
+            if len(data) < _CHUNK:
+                return True
+
+    def _take(self, worker: _Worker, message: FromWorker) -> None:
+        match message:
+            case Loading(name=name) if not worker.ready:
+                worker.loading = name
+            case Ready() if not worker.ready:
+                worker.ready, self._failed_starts = True, 0
+                if not self._loaded:
+                    self._loaded, self._concurrent = True, message.concurrent
+                    self.abilities = Abilities(
+                        message.opens, message.ends, message.restores, message.role, tuple(message.tools)
+                    )
+            case Refused(error=error) if not worker.ready:
+                if not self._loaded:
+                    self.close()
+                    raise RecipeError(error)
+                self._lose(worker, error)
+            case Answered(number=number) if number in worker.sent:
+                self._answered(worker, worker.sent.pop(number), message)
+            case Closed(number=number) if number in worker.sent:
+                del worker.sent[number]
+            case _:
+                raise WireError(f"a message that is not due: {message.type}")
+
+    def _answered(self, worker: _Worker, pending: _Pending, message: Answered) -> None:
+        key = pending.key
+        done = message.reply is not None and message.reply.done
+        if pending.question is None:
+            raise WireError("an answer to no question")
+        if message.failure or done or pending.question.end:
+            self._close_episode(worker, key)
+        if (message.failure or "").startswith("timeout"):
+            self.timeouts += 1
+        replayed = (
+            None
+            if message.replayed is None
+            else tuple(None if each is None else each.said() for each in message.replayed)
+        )
+        self._tell(
+            pending,
+            Answer(
+                key,
+                None if message.reply is None else message.reply.said(),
+                replayed,
+                message.scores,
+                message.state,
+                message.seconds,
+                message.failure,
+            ),
+        )
+
+    def _tell(self, pending: _Pending, answer: Answer) -> None:
+        if self._waiting.get(answer.key) == pending.number:  # else it was dropped meanwhile
+            del self._waiting[answer.key]
+            self._done.append(answer)
+
+    def _lose(self, worker: _Worker, reason: str, late: _Pending | None = None) -> None:
+        """Kill a worker. ``late``: the question that took too long; others are asked again elsewhere."""
+        end([worker.process], CLOSING)
+        self._workers.remove(worker)
+        self.restarts += 1
+        self._home = {key: home for key, home in self._home.items() if home is not worker}
+        if not worker.ready:
+            self._failed_starts += 1
+            if not self._loaded or self._failed_starts >= 3:
+                where = f"; see {self._path}" if self._path else ""
+                self.close()
+                raise RecipeError(f"a worker for environments does not start: {reason}{where}")
+        if late is not None:
+            del worker.sent[late.number]
+            if late.question is not None:
+                self.timeouts += 1
+                self._tell(late, Answer(late.key, failure=reason))
+        for pending in [*worker.sent.values(), *worker.queue]:
+            at_work = pending.number in worker.sent
+            if pending.question is None:
+                continue  # its environment ended with the worker
+            if at_work and late is None and pending.tries >= RETRIES:
+                self._tell(pending, Answer(pending.key, failure=reason))
+                continue
+            pending.tries += at_work and late is None
+            if self._waiting.get(pending.key) == pending.number:
+                self._place(pending)
+
+    def _send(self, worker: _Worker, items: object) -> None:
+        worker.outbox += frame(pickle.dumps(items, protocol=pickle.HIGHEST_PROTOCOL))
+        with contextlib.suppress(OSError):  # it does not read just now, or it ended: found in the next step
+            del worker.outbox[: worker.process.connection.send(worker.outbox)]
+
+    def _start_worker(self) -> None:
+        if self._path is not None and self._output is None:
+            self._output = OutputFile(self._path)
+        process = GuardedProcess(
+            lambda end: [sys.executable, "-P", "-c", WORKER, str(end)],
+            subprocess.DEVNULL if self._output is None else self._output.descriptor,
+            {"OMP_NUM_THREADS": "1"},
+            self._memory_mib,
+        )
+        process.connection.setblocking(False)
+        worker = _Worker(process, time.monotonic())
+        self._workers.append(worker)
+        self._send(worker, self._what)

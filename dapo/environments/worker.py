@@ -1,0 +1,234 @@
+"""A worker process: plays episodes of an environment. Started by ``dapo.environments.pool``; imports no torch.
+
+It talks over one socket in the frames of ``dapo.rewards.wire``:
+
+    driver -> worker   what to load, then lists of ``Ask`` and ``Drop``, pickled
+    worker -> driver   the messages of ``dapo.environments.messages``, as JSON
+
+A synchronous environment gets one question at a time. Questions to an asynchronous one overlap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dapo.environments.formats import FORMATS, Reader
+from dapo.environments.forms import CallTimeout, Episode, Form, WrongReply, form_of
+from dapo.environments.tools import error_text
+from dapo.errors import RecipeError
+from dapo.hooks import load, user_line
+from dapo.rewards.wire import answer_frame
+from dapo.system import end_with_parent_if_asked
+from dapo.types.batch import Key
+from dapo.types.environment import Question, Said
+
+CLOSING = 5.0  # seconds for an environment's ``close``
+_HEADER = struct.Struct("!Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker loads first. A hook is ``package.module:name``, or an object by cloudpickle."""
+
+    kind: str | bytes | None  # None: tools alone
+    args: dict[str, Any]
+    tools: tuple[str | bytes, ...]
+    tool_format: str | bytes  # of ``FORMATS``, "none", or a hook
+    timeout: float
+    tell: bool  # what an environment raises is told to the model
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question with its number."""
+
+    number: int
+    question: Question
+    fresh: bool  # the episode is not held here, or not as the question has it: play it again
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close an episode; a message says when that is done."""
+
+    number: int
+    key: Key
+
+
+def main(descriptor: int) -> None:
+    """Serve questions until the driver closes the connection. The guard ends this process when the driver dies."""
+    os.set_inheritable(descriptor, False)  # processes that user code starts must not hold it open
+    end_with_parent_if_asked()
+    try:
+        asyncio.run(_serve(socket.socket(fileno=descriptor)))
+    finally:
+        os._exit(0)  # threads of user code do not hold up the end
+
+
+def load_form(what: Load, say: Callable[[str], None]) -> Form:
+    """Load an environment and its tools; ``say`` hears the name of what is imported.
+
+    Raises:
+        RecipeError: something cannot be loaded, or is no environment.
+    """
+
+    def loaded(hook: str | bytes, setting: str) -> Any:
+        name = hook if isinstance(hook, str) else "an object given from Python"
+        say(f"{setting}: {name}")
+        try:
+            return load(hook) if isinstance(hook, str) else pickle.loads(hook)
+        except BaseException as error:  # modules may raise anything at import, SystemExit included
+            raise RecipeError(
+                f"{setting}: cannot load {name!r} ({type(error).__name__}: {error}). Give package.module:name; modules "
+                f"are looked up in {os.getcwd()} and among installed packages"
+            ) from None
+
+    reader: Reader | None = None
+    if what.tool_format != "none":
+        known = FORMATS.get(what.tool_format) if isinstance(what.tool_format, str) else None
+        reader = known or loaded(what.tool_format, "environment.tool_format")
+    found = None if what.kind is None else loaded(what.kind, "environment.kind")
+    form = form_of(found, what.args, [loaded(tool, "environment.tools") for tool in what.tools], reader)
+    if form.kind == "generator" and what.tell:
+        raise RecipeError(
+            "environment.on_error: tell: a generator that raised is over; write a class, or use unscored or end"
+        )
+    if callable(prepare := getattr(found, "load", None)) and form.kind == "class":
+        say("environment.kind: load()")
+        prepare(what.args)
+    return form
+
+
+async def _serve(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+
+    def send(message: dict[str, Any]) -> None:
+        writer.write(answer_frame([message]))
+
+    async def receive() -> Any:
+        (length,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+        return pickle.loads(await reader.readexactly(length))
+
+    def loading(name: str) -> None:
+        send({"type": "loading", "name": name[:400]})
+
+    try:
+        what: Load = await receive()
+        try:
+            form = load_form(what, loading)
+        except BaseException as error:
+            said = str(error) if isinstance(error, RecipeError) else f"{type(error).__name__}: {error}"
+            send({"type": "refused", "error": said[:2000]})
+            await writer.drain()
+            return
+        able = form.abilities
+        send(
+            {"type": "ready", "kind": form.kind, "concurrent": form.concurrent, "opens": able.opens, "ends": able.ends,
+             "restores": able.restores, "role": able.role, "tools": list(able.tools)}
+        )  # fmt: skip
+        stage, tasks = Stage(form, what), set[asyncio.Task[None]]()
+
+        async def answer(item: Ask | Drop) -> None:
+            if isinstance(item, Ask):
+                send(await stage.answer(item))
+            else:
+                await stage.drop(item.key)
+                send({"type": "closed", "number": item.number})
+            await writer.drain()
+
+        while True:
+            for item in await receive():
+                if form.concurrent:
+                    tasks.add(task := asyncio.create_task(answer(item)))
+                    task.add_done_callback(tasks.discard)
+                else:
+                    await answer(item)
+    except (EOFError, asyncio.IncompleteReadError, OSError):
+        return  # the driver has done with us
+
+
+class Stage:
+    """The episodes that a worker holds."""
+
+    def __init__(self, form: Form, what: Load) -> None:
+        self.form, self.what = form, what
+        self.episodes: dict[Key, Episode] = {}
+
+    async def answer(self, ask: Ask) -> dict[str, Any]:
+        """Answer one question, whatever the environment does short of ending the process."""
+        began = time.monotonic()
+        out: dict[str, Any] = {
+            "type": "answered", "number": ask.number, "reply": None, "replayed": None, "scores": {}, "state": None,
+            "seconds": 0.0, "failure": None,
+        }  # fmt: skip
+        try:
+            await self._play(ask, out)
+        except CallTimeout:
+            out["failure"] = f"timeout: no answer within {self.what.timeout:g} s"
+        except WrongReply as error:
+            out["failure"] = f"reply: {error}"[:1000]
+        except (Exception, SystemExit) as error:
+            out["failure"] = f"exception: {error_text(error).removeprefix('error: ')}{user_line(error)}"[:1000]
+        out["seconds"] = time.monotonic() - began
+        return out
+
+    async def drop(self, key: Key) -> None:
+        """Close an episode."""
+        episode = self.episodes.pop(key, None)
+        if episode is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSING):
+                await episode.close()
+        except (Exception, SystemExit) as error:
+            print(f"environment: close() raised {type(error).__name__}: {error}", flush=True)
+
+    async def _play(self, ask: Ask, out: dict[str, Any]) -> None:
+        question = ask.question
+        episode = self.episodes.get(question.key)
+        opening: Said | None = None
+        if ask.fresh or episode is None:
+            await self.drop(question.key)
+            episode = self.episodes[question.key] = Episode(self.form, self.what.timeout)
+            if question.state is not None:
+                await episode.restore(question.state, len(question.past))
+            else:
+                opening = await episode.start(question.prompt, question.seed)
+                replayed = [_plain(opening)]
+                for spoken in question.past:
+                    replayed.append(_plain(await self._step(episode, spoken)))
+                out["replayed"] = replayed if question.past or question.turn or question.end else None
+        if question.turn is not None:
+            out["reply"] = _plain(await self._step(episode, question.turn))
+        elif question.end is not None:
+            out["scores"] = await episode.end(question.end)
+        else:
+            out["reply"] = _plain(opening)
+        if not question.end and not (out["reply"] or {}).get("done"):
+            out["state"] = await episode.state()
+
+    async def _step(self, episode: Episode, spoken: Any) -> Said:
+        try:
+            return await episode.step(spoken)
+        except (CallTimeout, WrongReply):
+            raise
+        except (Exception, SystemExit) as error:
+            if not self.what.tell:
+                raise
+            said = error_text(error)
+            message = {"role": self.form.abilities.role, "content": f"The environment failed: {said}"}
+            return Said((message,), failure=said)
+
+
+def _plain(said: Said | None) -> dict[str, Any] | None:
+    if said is None:
+        return None
+    return {**asdict(said), "messages": list(said.messages), "calls": list(said.calls)}

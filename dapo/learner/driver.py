@@ -1,0 +1,181 @@
+"""The driver's side of a learner: plans for all workers, sends each its share, puts together what they say.
+
+One worker of this process is called directly. Workers of other processes are asked over a transport, so that the driver
+hands out the engines' turns while they compute. Either way the worker does the same, so it computes the same bits.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dapo.errors import EngineError
+from dapo.learner.hosts import Saving, Workers, all_files
+from dapo.learner.plan import Pass, check_in_step, efficiency, plan_passes, plan_step
+from dapo.learner.publisher import Audience, Publisher
+from dapo.metrics.stats import Stats, merge
+from dapo.models.checksum import together
+from dapo.models.weights import WeightFolder
+from dapo.types.batch import FloatArray, HasTokens, Learned, LearnStep, Of, SavedFile, Ticket
+from dapo.types.protocols import Handle
+
+T = TypeVar("T")
+
+
+class LearnerDriver:
+    """A learner (``dapo.types.protocols.Learner``) of one worker or several.
+
+    Args:
+        workers: that do the work.
+        weights: the folder through which weights are published; None: engines of this process read the very tensors.
+        asynchronous: write checkpoints while training goes on.
+        audience: the engines, and the route to them; None: through the folder, if there is one.
+        meeting: where the workers meet, which has to live as long as they do: closed after them.
+
+    Attributes:
+        workers: as given.
+        notes: what a person should know of the workers' model, each once.
+        publisher: of its weights, also for engines that come late.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        weights: Path | None = None,
+        *,
+        asynchronous: bool = False,
+        audience: Audience | None = None,
+        meeting: ExitStack | None = None,
+    ) -> None:
+        self.workers, self._asynchronous = workers, asynchronous
+        self._meeting = meeting or ExitStack()
+        self._folder = None if weights is None else WeightFolder(weights)
+        self._audience = audience or Audience()
+        self._facts = workers.facts[0]
+        self._sharing = self._facts.context_parallel  # workers that get the same rows
+        self.publisher = Publisher(workers, self._facts.names, self._lay_out, self._audience)
+        self.notes = tuple(dict.fromkeys(note for facts in workers.facts for note in facts.notes))
+
+    def learn(self, step: LearnStep) -> Handle[Learned]:
+        """Begin a whole training step: each worker gets its rows and passes, in one message.
+
+        Neighbours that share rows get the same ones. Rows in which no token carries loss are not computed at all.
+
+        Raises:
+            LearnerError: by ``result``: too many gradients in a row were not finite.
+            LearnerLost: by ``result``: a worker was lost, failed or gave no sign.
+        """
+        self.publisher.moved()
+        plans = plan_step(
+            step,
+            self._facts.microbatch_tokens,
+            ranks=self.workers.ranks // self._sharing,
+            packed=self._facts.packed,
+            zero_advantage_is_free=self._facts.zero_advantage_is_free,
+            attention=self._facts.attention,
+        )
+        waiting = efficiency(plans, packed=self._facts.packed, attention=self._facts.attention)
+        return self.workers.each("learn", [(plan,) for plan in self._shared(plans)], partial(_learned, waiting))
+
+    def logprobs(self, rows: Sequence[HasTokens], of: Of = "policy") -> Handle[list[FloatArray]]:
+        """Ask for the log-probability of every response token under the present weights, in the order of ``rows``.
+
+        Raises:
+            LearnerError: by ``result``: of a reference, where there is none.
+        """
+        facts = self._facts
+        ranks = self.workers.ranks // self._sharing
+        planned = plan_passes(
+            rows, facts.microbatch_tokens, ranks=ranks, packed=facts.packed, attention=facts.attention
+        )
+        check_in_step(planned)
+        own = [sorted(number for one in passes for number in one.rows) for passes in planned]
+
+        def in_order(answers: Sequence[list[FloatArray]]) -> list[FloatArray]:
+            found: dict[int, FloatArray] = {}
+            for mine, answer in zip(own, answers[:: self._sharing], strict=True):
+                found.update(zip(mine, answer, strict=True))
+            return [found[number] for number in range(len(rows))]
+
+        asked = [
+            ([rows[n] for n in mine], _renumbered(passes, mine), of) for mine, passes in zip(own, planned, strict=True)
+        ]
+        return self.workers.each("logprobs", self._shared(asked), in_order)
+
+    def _shared(self, parts: Sequence[T]) -> list[T]:
+        """Return one part for each worker: neighbours that share rows get the same one."""
+        return [part for part in parts for _ in range(self._sharing)]
+
+    def publish(self, version: int) -> Ticket:
+        """Hand out the present weights by the route of the audience.
+
+        Raises:
+            EngineError: they cannot be written.
+        """
+        return self.publisher.publish(version)
+
+    def _lay_out(self, version: int) -> Ticket:
+        """Leave the weights where they are, or have every worker write its slices; no worker waits for another."""
+        if self._folder is None:
+            (address,) = self.workers.ask("offer")
+            return Ticket(version, "shared", address, self._facts.names)
+        if not self._audience.deletes:
+            self._folder.keep_newest()
+        folder = self._folder.new(version)
+        try:
+            self.workers.ask("publish", folder)
+        except EngineError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Ticket(version, "folder", str(folder), self._facts.names)
+
+    def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
+        """Return those of the named weights, added up from the slices where they lie; see the protocol."""
+        shares = self.workers.ask("checksums", dict(dtypes))
+        return {name: together(share[name] for share in shares) for name in dtypes if name in shares[0]}
+
+    def save(self, folder: Path) -> Handle[list[SavedFile]]:
+        """Have each worker write what it holds: ``load`` restores it to the bit.
+
+        Where it is asynchronous, the tensors are copied when this returns, and written one checkpoint after another.
+        """
+        if not self._asynchronous:
+            return self.workers.each("save", [(folder,)] * self.workers.ranks, all_files)
+        self.workers.ask("save", folder, True)
+        return Saving(self.workers)
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote, of any number of workers.
+
+        Raises:
+            CheckpointError: it is incomplete or belongs to another model; no worker has changed anything.
+        """
+        self.workers.ask("check", folder)
+        self.workers.ask("load", folder)
+
+    def close(self) -> None:
+        """End the workers; what they are writing is finished first. Delete published weights."""
+        try:
+            self.workers.close()
+        finally:  # also where another Ctrl-C ends the waiting
+            self._meeting.close()
+            if self._folder is not None:
+                self._folder.clear()
+
+
+def _learned(planned: Stats, answers: Sequence[Any]) -> Learned:
+    """Return what the plan and all workers say together; traces by minibatch, then by worker."""
+    minibatches = zip(*(traces for _, traces in answers), strict=True)
+    return Learned(
+        merge([planned, *(stats for stats, _ in answers)]),
+        [trace for parts in minibatches for own in parts for trace in own],
+    )
+
+
+def _renumbered(passes: Sequence[Pass], own: Sequence[int]) -> list[Pass]:
+    place = {number: index for index, number in enumerate(own)}
+    return [Pass(tuple(place[number] for number in one.rows), one.backward) for one in passes]

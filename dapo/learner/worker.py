@@ -1,0 +1,444 @@
+"""What one process of a learner does: it trains its rows, hands out weights, and writes its part of a checkpoint.
+
+A learner of one process is a worker that holds the whole model. Of several processes each is a worker that holds slices
+of it (``Sharding``), and a rank of the process group. A worker decides nothing that others would have to know: passes
+and names of folders come with the calls, and every worker gets the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dapo.algorithms.objective import Objective
+from dapo.errors import LearnerError
+from dapo.learner.balance import attention_share
+from dapo.learner.checkpoint import CheckpointPart
+from dapo.learner.metrics import TokenRecord
+from dapo.learner.old_logprobs import OldLogprobs
+from dapo.learner.plan import Pass, RankStep
+from dapo.learner.sharding import Shape, Sharding
+from dapo.learner.step import Correction, PolicyStep, step_counts
+from dapo.metrics.stats import Stats, merge, stat
+from dapo.models.adapter import add_adapter, begin_adapter, merge_squares, published, relative
+from dapo.models.broadcast import HERE
+from dapo.models.checksum import checksum, once_each
+from dapo.models.context import join_unit
+from dapo.models.facts import facts_of
+from dapo.models.lending import lend
+from dapo.models.load import Inside, load_model, torch_dtype
+from dapo.models.loaded import LoadedModel
+from dapo.models.meter import give_back
+from dapo.models.read import check_buffers, give_memory, read_weights_of
+from dapo.models.rendezvous import SCHEME, find
+from dapo.models.slices import own_part, own_rows
+from dapo.models.weights import model_tensors, offer, write_part
+from dapo.types.batch import FloatArray, HasTokens, Meeting, Of, SavedFile, TokenTrace
+
+if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
+    from dapo.config import schema
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the driver has to know of a worker to plan for it."""
+
+    microbatch_tokens: int
+    packed: bool
+    zero_advantage_is_free: bool
+    attention: float  # price of a pair of tokens in attention; see dapo.learner.balance
+    names: tuple[str, ...]  # of what is published
+    notes: tuple[str, ...]  # what a person should know of the model
+    process: int
+    context_parallel: int = 1  # neighbouring ranks that share each row: all of them get the same rows
+
+
+class Worker:
+    """What a driver asks of one process of a learner (``dapo.learner.driver``).
+
+    Args:
+        loaded: the model; its weights are updated in place.
+        objective: the loss.
+        settings: the recipe's ``learner`` section.
+        temperature: of sampling; log-probabilities are those of logits / temperature.
+        correction: importance correction where the ratio runs against the learner's own log-probabilities.
+        reference: the recipe's ``algorithm.reference`` where a reference is needed; the weights at hand become it.
+        sharding: of the model, which other workers hold parts of; None: all of it is here.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        objective: Objective,
+        settings: schema.Learner,
+        temperature: float,
+        correction: Correction | None = None,
+        reference: schema.Reference | None = None,
+        sharding: Sharding | None = None,
+    ) -> None:
+        self.loaded, self.settings = loaded, settings
+        self.step = PolicyStep(loaded, objective, settings, temperature, correction, reference, sharding)
+        self.rank, self._shards = (0, 1) if sharding is None else (sharding.rank, sharding.shards)
+        # Slices are wider than what is published; a model that is whole is published as it is.
+        self._dtype = None if sharding is None else loaded.dtype
+        refreshed = reference is not None and reference.refresh_every is not None
+        self._checkpoint = CheckpointPart(
+            loaded,
+            self.step.optimizer,
+            self.step.reference if refreshed else None,
+            rank=self.rank,
+            shards=self._shards,
+        )
+        self._address: str | None = None  # under which engines of this process find the model
+        self._weights_moved = False  # since the last publish
+        self._lent: list[Tensor] = []  # memory that engines of this device may be reading
+
+    def describe(self) -> WorkerFacts:
+        return WorkerFacts(
+            microbatch_tokens=self.settings.microbatch_tokens,
+            packed=self.loaded.packed,
+            zero_advantage_is_free=self.step.objective.zero_advantage_is_free,
+            attention=_attention(self.loaded),
+            names=tuple(model_tensors(self.loaded.model)),
+            notes=self.loaded.notes,
+            process=os.getpid(),
+            context_parallel=1 if self.loaded.unit is None else self.loaded.unit.size,
+        )
+
+    def learn(self, step: RankStep) -> tuple[Stats, list[list[TokenTrace]]]:
+        """Take an optimiser step for each minibatch, on the gradient of sum(weight x correction x L).
+
+        A minibatch without any loss token moves nothing, neither weights nor moments, and counts in
+        ``train/empty_steps``.
+
+        Returns:
+            This worker's share of the statistics, where rank 0 counts the steps, and of each minibatch's traces. Of
+            workers that share rows the first one speaks of them.
+
+        Raises:
+            LearnerError: More than ``max_skipped_steps`` steps in a row had a gradient that is not finite.
+        """
+        _check_planned(step, self.rank)
+        self._lent = []
+        self.step.entropy_coefficient = step.entropy_coefficient
+        olds = OldLogprobs(step, self._old_logprobs(step), shared=self.step.sharding is not None)
+        stats: list[Stats] = []
+        traces: list[list[TokenTrace]] = []
+        for number, work in enumerate(step.minibatches):
+            if work is None:
+                stats.append(self._counted(step_counts(empty=True)))
+                continue
+            record = TokenRecord(step.version, step.ratio_against == "learner", self._weights_moved)
+            old = olds.of(number, work.rows)
+            passes = self.step.minibatch(work, record, ratio_against=step.ratio_against, old_logprobs=old)
+            if self._speaks_of_rows:
+                stats += [passes, record.stats()]
+            traces.append(record.traces() if self._speaks_of_rows else [])
+            olds.keep(record.rated)
+            updated = self.step.optimizer_step(work.learning_rate)
+            self._weights_moved |= updated["train/skipped_steps"].value == 0
+            stats.append(self._counted(updated))
+        if step.refresh_reference and self.step.reference is not None:
+            self.step.reference.refresh()
+        if self.loaded.adapter and step.minibatches:
+            stats.append(self._counted(stat("train/merge_error", self._merge_error())))
+        return merge(stats), traces
+
+    def logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass], of: Of = "policy") -> list[FloatArray]:
+        """Return the log-probability of every response token under the present weights, in the order of ``rows``.
+
+        Of workers that share rows only the first one answers with them.
+
+        Raises:
+            LearnerError: of a reference, where there is none.
+        """
+        with self.step.under(of):
+            found = self._logprobs(rows, passes)
+        give_back()
+        return found if self._speaks_of_rows else []
+
+    def offer(self) -> str:
+        """Return the address under which engines of this process find the very tensors."""
+        self._weights_moved = False
+        self._address = self._address or offer(self.loaded.model)
+        give_back()
+        return self._address
+
+    def publish(self, folder: Path) -> None:
+        """Write this worker's slices into ``folder``; the parts of all ranks are the model.
+
+        Raises:
+            EngineError: they cannot be written.
+        """
+        self._weights_moved = False
+        if self._speaks:
+            write_part(folder, self.rank, self._shards, model_tensors(self.loaded.model), self._dtype)
+        give_back()
+
+    def send(self, meeting: Meeting) -> bool:
+        """Broadcast the weights to engines, from rank 0; whether all of them took part, as far as this worker knows."""
+        self._weights_moved = False
+        tensors = model_tensors(self.loaded.model)
+        sent = True
+        if self.rank == 0:
+            sent = HERE.send(meeting, tensors, self.loaded.dtype)
+        else:
+            HERE.attend(tensors, self.loaded.dtype)
+        give_back()
+        return sent
+
+    def lend(self) -> tuple[str, list[tuple[str, Any]]]:
+        """Return the device, and handles of the whole weights in its memory, which stay so until the next ``learn``.
+
+        Raises:
+            LearnerError: the worker computes on no CUDA device.
+        """
+        self._weights_moved = False
+        device, handles, self._lent = lend(model_tensors(self.loaded.model), self.loaded.dtype)
+        give_back()
+        return device, handles
+
+    def give_back(self) -> None:
+        """Return cached device memory, before engines that share the device wake."""
+        give_back()
+
+    def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
+        """Return this worker's share of each sum: they add up, modulo 2^64, to the sum of the whole tensor."""
+        present = published(self.loaded.model, aliases=True)
+        return once_each(
+            [name for name in dtypes if name in present],
+            lambda name: (present.same(name), dtypes[name]),
+            lambda name: self._share(present[name], torch_dtype(dtypes[name])),
+        )
+
+    def save(self, folder: Path, asynchronous: bool = False) -> list[SavedFile]:
+        """Write this worker's part of a checkpoint; with ``asynchronous`` only begin to, and answer nothing yet."""
+        counters = {"skipped_in_a_row": self.step.skipped_in_a_row}
+        self._checkpoint.begin(folder, counters, asynchronous=asynchronous)
+        return [] if asynchronous else self._checkpoint.finish()
+
+    def is_saved(self) -> bool:
+        """Return whether a save that was begun is on the disk."""
+        return self._checkpoint.is_written()
+
+    def saved(self) -> list[SavedFile]:
+        """Return the files of a save that was begun, waited for."""
+        return self._checkpoint.finish()
+
+    def check(self, folder: Path) -> None:
+        """Look at a checkpoint before any worker loads it.
+
+        Raises:
+            CheckpointError: it is incomplete, or belongs to another model.
+        """
+        self._checkpoint.check(folder)
+
+    def load(self, folder: Path) -> None:
+        """Take over this worker's part of a checkpoint of any number of workers, in place: an engine that shares the
+        weights sees them at the next publish.
+        """
+        counters = self._checkpoint.load(folder)
+        self.step.skipped_in_a_row = int(counters["skipped_in_a_row"])
+        self._weights_moved = False
+
+    def close(self) -> None:
+        """Finish what is being written and leave the others."""
+        self._checkpoint.close()
+        if self.step.sharding is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether it is of the first of several copies of the model."""
+        return self.rank < self._shards
+
+    @property
+    def _speaks_of_rows(self) -> bool:
+        """Whether no other worker that has the same rows comes before it."""
+        return self.loaded.unit is None or self.loaded.unit.place == 0
+
+    def _logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass]) -> list[FloatArray]:
+        found: dict[int, FloatArray] = {}
+        for planned in passes:
+            if planned.rows:
+                found.update(zip(planned.rows, self.step.logprobs([rows[n] for n in planned.rows]), strict=True))
+            else:
+                self.step.empty_pass(backward=False)
+        self.step.release()
+        return [found[number] for number in range(len(rows))]
+
+    def _old_logprobs(self, step: RankStep) -> list[list[FloatArray] | None]:
+        """Return the log-probabilities of each minibatch's rows before the first step, if the ratio runs against them.
+
+        The minibatches are those of the first epoch. The passes are those of training: as long as the weights have not
+        moved, the ratio is exactly 1 in any number format. With one minibatch they are the detached current ones, and
+        no pass of their own is needed.
+        """
+        first = step.minibatches[: len(step.minibatches) // step.epochs]
+        if step.ratio_against != "learner" or len(first) == 1:
+            return [None] * len(first)
+        return [None if work is None else self._logprobs(work.rows, work.passes) for work in first]
+
+    def _merge_error(self) -> float:
+        """Return that of the rows of all ranks together."""
+        squares = torch.tensor(merge_squares(self.loaded.model), dtype=torch.float64)
+        if self.step.sharding is not None:
+            dist.all_reduce(squares)  # of several copies of the model each adds the same to both
+        return relative(*squares.tolist())
+
+    def _counted(self, stats: Stats) -> Stats:
+        return stats if self.rank == 0 else {}
+
+    def _share(self, tensor: Tensor, dtype: torch.dtype) -> int:
+        """Return the checksum of this worker's part, rounded as it is published and then to ``dtype``."""
+        part = own_part(tensor)
+        if self._dtype is not None and part.is_floating_point():
+            part = part.to(self._dtype)
+        if not isinstance(tensor, DTensor):  # a whole model's, or a buffer, which all ranks have
+            return checksum(part, dtype) if self.rank == 0 else 0
+        first, _ = own_rows(tensor)
+        return checksum(part, dtype, first=first * int(np.prod(tensor.shape[1:]))) if self._speaks else 0
+
+
+def _attention(loaded: LoadedModel) -> float:
+    facts = facts_of(loaded)
+    return attention_share(facts.layers, facts.hidden, facts.parameters)
+
+
+# ---------------------------------------------------------------------- one of several
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a worker stands among the others. It travels."""
+
+    rank: int
+    shape: Shape
+    meeting: str  # where they find each other: file://PATH of a new file, or store://HOST:PORT/KEY
+    timeout: float  # seconds that one may be waited for
+
+    def join(self, device: torch.device) -> None:
+        """Meet the others. On CUDA every rank of a machine takes the device of its number there.
+
+        Raises:
+            LearnerError: fewer devices than ranks on this machine.
+        """
+        backend = "gloo"
+        if device.type == "cuda":
+            local = int(os.environ.get("LOCAL_RANK", self.rank))
+            if local >= torch.cuda.device_count():
+                raise LearnerError(
+                    f"rank {self.rank} is number {local} on its machine, which has {torch.cuda.device_count()} CUDA "
+                    "devices: every rank needs one of its own; set learner.ranks accordingly"
+                )
+            torch.cuda.set_device(local)
+            backend = "cpu:gloo,cuda:nccl"
+        patience = datetime.timedelta(seconds=self.timeout)
+        where: dict[str, Any] = {"init_method": self.meeting}
+        if self.meeting.startswith(SCHEME):  # the driver's, which is there before any rank and lives longer
+            where = {"store": find(self.meeting, patience)}
+        dist.init_process_group(backend, rank=self.rank, world_size=self.shape.ranks, timeout=patience, **where)
+
+
+def open_worker(
+    place: RankPlace,
+    model: schema.Model,
+    settings: schema.Learner,
+    temperature: float,
+    objective: Objective,
+    correction: Correction | None = None,
+    reference: schema.Reference | None = None,
+    *,
+    device: torch.device,
+    seed: int = 0,
+) -> Worker:
+    """Join the other ranks and read this one's part of the model. ``seed``: of an adapter's random start.
+
+    Raises:
+        ModelError: the model cannot be loaded, or not be cut over ranks.
+        LearnerError: there is no device for this rank.
+    """
+    place.join(device)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return make_worker(place, model, settings, temperature, objective, correction, reference, device=device, seed=seed)
+
+
+def make_worker(
+    place: RankPlace,
+    model: schema.Model,
+    settings: schema.Learner,
+    temperature: float,
+    objective: Objective,
+    correction: Correction | None = None,
+    reference: schema.Reference | None = None,
+    *,
+    device: torch.device,
+    seed: int = 0,
+) -> Worker:
+    """``open_worker``, by one that has joined the others already."""
+    made: list[Sharding] = []
+
+    def spread(loaded: LoadedModel) -> Inside:
+        start = _with_adapter(loaded, model, seed)
+        sharding = Sharding(loaded, place.shape.mesh(device), place.shape)
+        made.append(sharding)
+        loaded.unit = join_unit(place.shape.context_parallel, place.timeout)
+        give_memory(loaded.model, torch.device("cpu") if place.shape.cpu_offload else device)
+        read_weights_of(model.path, loaded.model, loaded.dtype, trust_remote_code=model.trust_remote_code)
+        check_buffers(model.path, loaded.model, loaded.dtype, trust_remote_code=model.trust_remote_code)
+        begin_adapter(loaded.model, start, loaded.dtype)
+        return sharding.inside
+
+    loaded = load_model(
+        model.path,
+        dtype=model.dtype,
+        device=device,
+        trust_remote_code=model.trust_remote_code,
+        attention_mode=model.attention,
+        fp32_head=model.fp32_head,
+        activation_checkpointing=model.activation_checkpointing,
+        spread=spread,
+    )
+    return Worker(loaded, objective, settings, temperature, correction, reference, made[0])
+
+
+def _with_adapter(loaded: LoadedModel, model: schema.Model, seed: int) -> dict[str, Tensor]:
+    """Add the recipe's adapter, if it has one, before the model is cut; what it begins with.
+
+    It is cut as its layers are: what is gathered with them needs no exchange of its own. Frozen weights stay in the
+    model's type: they get no update that float32 would have to keep.
+    """
+    if model.lora.rank is None:
+        return {}
+    start = add_adapter(loaded.model, model.lora, name=model.path, seed=seed)
+    loaded.adapter = True
+    for parameter in loaded.model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(loaded.dtype)
+    return start
+
+
+def _check_planned(step: RankStep, rank: int) -> None:
+    """Before the first collective: what this rank got is what all of them make.
+
+    Raises:
+        LearnerError: the driver planned other passes for it, and the ranks would wait for each other for ever.
+    """
+    for number, (work, kinds) in enumerate(zip(step.minibatches, step.kinds, strict=True)):
+        own = () if work is None else tuple(planned.backward for planned in work.passes)
+        if own != kinds:
+            raise LearnerError(
+                f"rank {rank} was given {len(own)} passes in minibatch {number}, and all ranks make {len(kinds)}: the "
+                "plan of passes is broken (dapo.learner.plan)"
+            )

@@ -1,0 +1,510 @@
+"""Play episodes: turns of an environment between the parts of a response. Sits inside the mailbox.
+
+A turn of the model that ended becomes a question to the environment. Its answer takes effect ``lag`` engine steps
+later and is waited for then, so that the speed of a tool decides nothing. The answer becomes the prefix of a further
+request with the same key and seed, or ends the episode. The recorded tokens are all of an episode's state: after a
+resume its turns are played again, and the replies must be the recorded ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dapo.errors import EpisodeError
+from dapo.loop.sampling.texts import Texts, cut, cut_text
+from dapo.metrics.phases import Phases
+from dapo.types.batch import MODEL, Completion, IntArray, Key, Lane, Metrics, Partial, Prompt, SampleRequest, Turn
+from dapo.types.enums import FinishReason
+from dapo.types.environment import Answer, Ended, Players, Question, Said, Speech, Spoken
+from dapo.types.evidence import ENVIRONMENT
+from dapo.types.extra import padded_extra
+from dapo.types.seeds import ENVIRONMENT as SEEDS
+from dapo.types.seeds import derive_seed
+
+NOT_REPEATABLE = "not repeatable"
+MOST_NOT_REPEATABLE = 8
+"""Episodes that did not repeat, at least half of those compared, after which a run stops."""
+PATIENCE = 0.05
+"""Seconds that a run whose order a clock decides waits for an answer when its engine has nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Say what bounds an episode, and what happens then."""
+
+    max_turns: int  # of the model
+    max_turn_tokens: int | None = None  # None: what is left of the episode
+    max_reply_tokens: int = 512  # contents of a reply
+    truncates_turns: bool = False  # the limit of turns counts as truncation
+    truncates_tokens: bool = False  # a turn that meets its token limit ends the episode
+    refuses_long_replies: bool = False  # a long reply is an error; else its middle is cut
+    ends_on_error: bool = False  # an environment that fails ends its episode; else the response is unscored
+
+
+@dataclass(slots=True)
+class _Episode:
+    request: SampleRequest  # as asked for, with the limit of the whole response
+    prompt: Prompt
+    partial: Partial  # up to the last turn that ended
+    spoken: list[Spoken] = field(default_factory=list)  # turns of the model in it
+    finish: FinishReason = FinishReason.STOP  # of the last of them
+    question: Question | None = None  # asked, and its answer not in effect
+    answer: Answer | None = None
+    due: int | None = None  # engine step at which the answer takes effect; None: the episode is taken back
+    ended: str = ""  # by which limit, while its scores are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """An episode that ended."""
+
+    key: Key
+    completion: Completion
+    reason: str | None = None  # with ``FAILED``
+
+
+class Episodes:
+    """Keep the episodes of the responses under way.
+
+    Args:
+        players: play the environments.
+        speech: writes replies as tokens.
+        texts: how the model's turns are read.
+        limits: of an episode.
+        lag: engine steps after which a reply takes effect.
+        read_scores: names that some reward reads; others are refused.
+        waits: whether a late reply is waited for. False: a clock decides the order of events anyway.
+
+    Attributes:
+        phases: waiting for a reply is the phase ``environment``.
+        waited: seconds spent waiting for replies.
+        not_repeatable: episodes whose environment answered otherwise when it was played again.
+    """
+
+    def __init__(
+        self,
+        players: Players,
+        speech: Speech,
+        texts: Texts,
+        limits: Limits,
+        *,
+        lag: int = 0,
+        read_scores: Iterable[str] = (),
+        waits: bool = True,
+    ) -> None:
+        self.players, self.speech, self.texts, self.limits = players, speech, texts, limits
+        self.lag, self.waits = lag, waits
+        self._read_scores = frozenset(read_scores)
+        self._episodes: dict[Key, _Episode] = {}
+        self._over: list[Over] = []  # that ended without a further word of their environment
+        self._version = 0  # of the weights when answers take effect
+        self.phases = Phases()
+        self.waited = 0.0
+        self.not_repeatable = self._compared = 0
+
+    @property
+    def waiting(self) -> int:
+        """Count the episodes whose next event is the environment's."""
+        return sum(episode.due is not None for episode in self._episodes.values()) + len(self._over)
+
+    # ------------------------------------------------------------------ turns
+
+    def begin(self, request: SampleRequest, prompt: Prompt, tick: int) -> SampleRequest | None:
+        """Begin an episode, or go on with one that was taken back; None: the environment comes first."""
+        key, prefix = request.key, request.prefix
+        known = self._episodes.get(key)
+        if known is None or prefix is None or len(known.partial.turns) != len(prefix.turns):
+            self.forget([key])
+            none = np.empty(0)
+            empty = Partial(none.astype(np.int64), none.astype(np.float32), none.astype(np.int32))
+            known = self._episodes[key] = _Episode(request, prompt, empty if prefix is None else prefix)
+            known.spoken = self._spoken(known)
+        known.request = request
+        if known.question is not None:  # it was asked before the episode was taken back
+            known.due = tick + self.lag
+        elif known.partial.turns and known.partial.turns[-1].who == MODEL:
+            last = known.partial.turns[-1]
+            known.finish = self._finish(known, known.partial.token_ids[last.first : last.stop])
+            self._ask(known, tick)
+        elif prefix is None and self.players.abilities.opens:
+            self._put(known, Question(key, prompt, self._seed(known)), tick)
+        else:
+            return self._further(known, prefix)
+        return None
+
+    def turn(self, key: Key, whole: Partial, tick: int) -> None:
+        """Take in a turn that the engine ended, and ask the environment about it."""
+        episode = self._episodes[key]
+        self._record(episode, whole)
+        self._ask(episode, tick)
+
+    def take_back(self, key: Key, whole: Partial, *, ended: bool) -> Partial:
+        """Return what an engine gave back of an episode, as it is saved; ``ended``: its turn did."""
+        episode = self._episodes[key]
+        if ended:
+            self._record(episode, whole)
+            return episode.partial
+        return whole
+
+    def recall(self, lane: Lane) -> tuple[list[tuple[Key, Partial]], list[Over]]:
+        """Take back the episodes of a lane that wait for their environment, and those that ended with no further word.
+
+        What the environment was asked stays asked: ``begin`` goes on with it.
+        """
+        over = [each for each in self._over if each.key.lane == lane]
+        self._over = [each for each in self._over if each.key.lane != lane]
+        taken = []
+        for key in sorted(self._episodes):
+            if key.lane == lane and self._episodes[key].due is not None:
+                self._episodes[key].due = None
+                taken.append((key, self._episodes[key].partial))
+        return taken, over
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Close episodes that will not go on."""
+        for key in keys:
+            if self._episodes.pop(key, None) is not None:
+                self.players.drop(key)
+
+    # ------------------------------------------------------------------ answers
+
+    def due(
+        self, tick: int, version: int, *, idle: bool, patience: float | None
+    ) -> tuple[list[SampleRequest], list[Over]]:
+        """Return what the answers that take effect now lead to: further requests, and episodes that ended.
+
+        Args:
+            tick: the engine's clock.
+            version: of its weights.
+            idle: the engine has nothing to do: the earliest answers take effect at once.
+            patience: seconds to wait for an answer where a clock decides the order.
+        """
+        self._version = version
+        over, self._over = self._over, []
+        self._arrived(0.0)
+        steps = [episode.due for episode in self._episodes.values() if episode.due is not None]
+        if idle and steps and not over:
+            tick = max(tick, min(steps))
+            if not self.waits and not any(self._is_there(episode, tick) for episode in self._episodes.values()):
+                self._arrived(PATIENCE if patience is None else patience)
+        requests: list[SampleRequest] = []
+        ripe = [(each.due, key) for key, each in self._episodes.items() if each.due is not None and each.due <= tick]
+        for _, key in sorted(ripe):
+            episode = self._episodes[key]
+            if episode.answer is None and not self.waits:
+                continue
+            while episode.answer is None:
+                self._arrived(None)
+            found = self._take(episode, episode.answer, tick)
+            if isinstance(found, SampleRequest):
+                requests.append(found)
+            elif found is not None:
+                over.append(found)
+        return requests, over
+
+    def counters(self) -> Metrics:
+        """Return counts since construction: replayed turns, time-outs, episodes that did not repeat, seconds waited."""
+        return {**self.players.counters(), "not_repeatable": float(self.not_repeatable), "waited": self.waited}
+
+    def close(self) -> None:
+        """Close all episodes."""
+        self._episodes.clear()
+        self.players.close()
+
+    def _is_there(self, episode: _Episode, tick: int) -> bool:
+        return episode.due is not None and episode.due <= tick and episode.answer is not None
+
+    def _arrived(self, timeout: float | None) -> None:
+        if timeout == 0.0:
+            answers = self.players.poll(0.0)
+        else:
+            began = time.monotonic()
+            with self.phases("environment"):
+                answers = self.players.poll(timeout)
+            self.waited += time.monotonic() - began
+        for answer in answers:
+            if (episode := self._episodes.get(answer.key)) is not None and episode.question is not None:
+                episode.answer = answer
+
+    # ------------------------------------------------------------------ what becomes of a turn
+
+    def _record(self, episode: _Episode, whole: Partial) -> None:
+        """Append the model's turn that ended; engines that ignore stop strings made more than belongs to it."""
+        sampling, start = episode.request.sampling, whole.turn_start
+        if sampling.stop and self.texts.first_stop is not None:
+            end = self.texts.first_stop(whole.token_ids[start:], sampling.stop)
+            if end is not None:
+                whole = cut(whole, start + end)
+        ids = whole.token_ids[start:]
+        episode.finish = self._finish(episode, ids)
+        cut_short = episode.finish is FinishReason.LENGTH
+        turn = Turn(start, len(whole), MODEL, self._text(episode, ids), cut=cut_short)
+        episode.partial = replace(whole, turns=(*whole.turns, turn))
+        episode.spoken.append(self._say(episode, turn, len(episode.spoken)))
+
+    def _finish(self, episode: _Episode, ids: IntArray) -> FinishReason:
+        """Return why a turn of these tokens ended: by a stop token or string, or at a limit."""
+        sampling, first_stop = episode.request.sampling, self.texts.first_stop
+        if len(ids) and int(ids[-1]) in sampling.stop_token_ids:
+            return FinishReason.STOP
+        if sampling.stop and first_stop is not None and first_stop(ids, sampling.stop) is not None:
+            return FinishReason.STOP
+        return FinishReason.LENGTH
+
+    def _ask(self, episode: _Episode, tick: int) -> None:
+        """Ask the environment about the turn that ended."""
+        spent = len(episode.partial) >= episode.request.sampling.max_tokens
+        if episode.finish is FinishReason.LENGTH and (spent or self.limits.truncates_tokens):
+            self._limit(episode, "tokens", tick, tuple(episode.spoken[:-1]), self._state(episode))
+            return
+        past, turn = tuple(episode.spoken[:-1]), episode.spoken[-1]
+        key, seed = episode.request.key, self._seed(episode)
+        self._put(episode, Question(key, episode.prompt, seed, past, turn, state=self._state(episode)), tick)
+
+    def _limit(self, episode: _Episode, ended: str, tick: int, past: tuple[Spoken, ...], state: str | None) -> None:
+        """End an episode at a limit; its environment is asked for scores first, where it has some.
+
+        ``past`` are the turns that the environment answered, and ``state`` is its state after them.
+        """
+        episode.ended = ended
+        if self.players.abilities.ends:
+            why: Ended = "turns" if ended == "turns" else "tokens"
+            key, seed = episode.request.key, self._seed(episode)
+            self._put(episode, Question(key, episode.prompt, seed, past, end=why, state=state), tick)
+        else:
+            self._over.append(self._close(episode, self._at_limit(ended), ended, {}))
+
+    def _at_limit(self, ended: str) -> FinishReason:
+        """Return whether a limit truncates."""
+        return FinishReason.STOP if ended == "turns" and not self.limits.truncates_turns else FinishReason.LENGTH
+
+    def _put(self, episode: _Episode, question: Question, tick: int) -> None:
+        episode.question, episode.answer, episode.due = question, None, tick + self.lag
+        self.players.ask(question)
+
+    def _take(self, episode: _Episode, answer: Answer, tick: int) -> SampleRequest | Over | None:
+        """Let an answer take effect; None: there is a further question."""
+        question = episode.question
+        assert question is not None, "an answer has a question"
+        episode.question = episode.answer = episode.due = None
+        if answer.replayed is not None and (differs := self._differs(episode, answer.replayed)):
+            return self._failed(episode, differs)
+        if answer.failure is not None:
+            return self._failed(episode, answer.failure)
+        if question.end is not None:
+            return self._close(episode, self._at_limit(episode.ended), episode.ended, answer.scores)
+        if answer.reply is None:  # an environment without an opening
+            return self._further(episode, None)
+        return self._answered(episode, answer.reply, answer, tick)
+
+    def _answered(self, episode: _Episode, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
+        """Append a reply, or end the episode."""
+        limit, partial = episode.request.sampling.max_tokens, episode.partial
+        if partial.turns:
+            own = replace(
+                partial.turns[-1],
+                reward=reply.reward,
+                seconds=answer.seconds,
+                calls=reply.calls,
+                tool_errors=reply.tool_errors,
+                facts=dict(reply.facts),
+            )
+            partial = episode.partial = replace(partial, turns=(*partial.turns[:-1], own))
+        answered = tuple(episode.spoken)
+        try:
+            if reply.done:
+                self._add(episode, reply, answer, most=limit - len(partial), ask=False)
+                return self._close(episode, FinishReason.STOP, "done", reply.scores)
+            if len(answered) >= self.limits.max_turns:
+                self._limit(episode, "turns", tick, answered, answer.state)
+                return None
+            if not self._add(episode, reply, answer, most=limit - len(partial) - 1, ask=True):
+                self._limit(episode, "reply", tick, answered, answer.state)
+                return None
+        except ValueError as error:
+            return self._failed(episode, f"reply: {error}")
+        return self._further(episode, episode.partial)
+
+    def _add(self, episode: _Episode, reply: Said, answer: Answer, *, most: int, ask: bool) -> bool:
+        """Append a reply's tokens; return False if they are too many for the rest of the episode.
+
+        Raises:
+            ValueError: they cannot be written, or are too many.
+        """
+        messages, was_cut = self._bounded(reply)
+        if not messages:
+            return True
+        partial = episode.partial
+        ids = self.speech.reply(messages, closed=self._closed(partial), ask=ask)
+        if not len(ids) and ask:
+            raise ValueError("it has no tokens")
+        count, start = len(ids), len(partial)
+        if count > most:
+            return False
+        own = np.ones(start, np.bool_) if partial.generated is None else partial.generated
+        version = partial.versions[-1:] if start else np.full(1, self._version, np.int32)
+        text = "\n".join(message["content"] for message in messages)
+        turn = Turn(start, start + count, messages[0]["role"], text, cut=was_cut, state=answer.state)
+        earlier = tuple(replace(each, state=None) if each.state else each for each in partial.turns)
+        episode.partial = Partial(
+            np.concatenate([partial.token_ids, ids]),
+            np.concatenate([partial.logprobs, np.zeros(count, np.float32)]),
+            np.concatenate([partial.versions, np.repeat(version, count)]),
+            np.concatenate([own, np.zeros(count, np.bool_)]),
+            padded_extra(partial.extra, count),
+            (*earlier, turn),
+        )
+        return True
+
+    def _bounded(self, reply: Said) -> tuple[list[dict[str, str]], bool]:
+        """Return the messages of a reply, cut to the limit of its tokens.
+
+        Raises:
+            ValueError: a long one, where these are refused.
+        """
+        share = max(1, self.limits.max_reply_tokens // max(1, len(reply.messages)))
+        messages, was_cut = [], reply.cut
+        for message in reply.messages:
+            content = self.speech.shorten(message["content"], share)
+            was_cut = was_cut or content != message["content"]
+            messages.append({**message, "content": content})
+        if was_cut and self.limits.refuses_long_replies:
+            raise ValueError(f"it has more than max_reply_tokens = {self.limits.max_reply_tokens} tokens")
+        return messages, was_cut
+
+    def _further(self, episode: _Episode, prefix: Partial | None) -> SampleRequest:
+        """Return the request for the next turn of the model."""
+        request, most = episode.request, self.limits.max_turn_tokens
+        sampling = request.sampling
+        if most is not None:
+            start = 0 if prefix is None else prefix.turn_start
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, start + most))
+        return replace(request, prefix=prefix, sampling=sampling)
+
+    # ------------------------------------------------------------------ the end
+
+    def _failed(self, episode: _Episode, failure: str) -> Over:
+        key = episode.request.key
+        repeats = not failure.startswith(NOT_REPEATABLE)
+        if self.limits.ends_on_error and repeats:
+            return self._close(episode, FinishReason.STOP, "error", {})
+        over = self._close(episode, FinishReason.FAILED, "error", {})
+        return Over(key, over.completion, f"{ENVIRONMENT}{failure}")
+
+    def _close(self, episode: _Episode, finish: FinishReason, ended: str, scores: Mapping[str, float]) -> Over:
+        """Make the response of an episode that ended.
+
+        Raises:
+            EpisodeError: it has scores that no reward reads.
+        """
+        key, partial = episode.request.key, episode.partial
+        if unread := sorted(scores.keys() - self._read_scores):
+            raise EpisodeError(
+                f"the environment returned the scores {', '.join(unread)}, and no reward reads them; add "
+                f"{{name: {unread[0]}, kind: environment}} to `rewards` (weight: 0 records it only), or return it as a "
+                "fact: Reply(facts=...)"
+            )
+        self.forget([key])
+        texts = [turn.text for turn in partial.turns if turn.who == MODEL]
+        thinking, thought, closed, answer = self.texts.thinking, None, True, texts[-1] if texts else ""
+        if thinking is not None:
+            thought = 0
+            for turn in (each for each in partial.turns if each.who == MODEL):
+                answer, closed = thinking.answer(turn.text, self._begun(episode, turn))
+                ids = partial.token_ids[turn.first : turn.stop]
+                thought += thinking.tokens(ids, turn.text.count(thinking.close)) if closed else len(ids)
+        turns = tuple(replace(turn, state=None) if turn.state else turn for turn in partial.turns)
+        made = Completion(
+            partial.token_ids,
+            partial.logprobs,
+            partial.versions,
+            finish,
+            "\n".join(texts),
+            partial.generated,
+            answer,
+            thought,
+            closed,
+            partial.extra,
+            turns,
+            ended,
+            dict(scores),
+        )
+        return Over(key, made)
+
+    def _differs(self, episode: _Episode, replayed: Sequence[Said | None]) -> str | None:
+        """Return how replies that were played again differ from the recorded tokens; None: they do not."""
+        turns, ids = episode.partial.turns, episode.partial.token_ids
+        said = list(replayed)
+        opening = said.pop(0) if said else None
+        places = [(number, turn) for number, turn in enumerate(turns) if turn.who != MODEL]
+        if (turns and turns[0].who != MODEL) or (opening is not None and opening.messages):
+            said.insert(0, opening)
+        self._compared += 1
+        for (number, turn), reply in zip(places, said, strict=False):
+            before = cut(replace(episode.partial, turns=turns[:number]), turn.first)
+            try:
+                same = reply is not None and not reply.done
+                again = self.speech.reply(self._bounded(reply)[0], closed=self._closed(before)) if reply else ids[:0]
+            except ValueError:
+                same, again = False, ids[:0]
+            if not same or not np.array_equal(again, ids[turn.first : turn.stop]):
+                self.not_repeatable += 1
+                if self.not_repeatable >= MOST_NOT_REPEATABLE and 2 * self.not_repeatable >= self._compared:
+                    raise EpisodeError(
+                        f"{self.not_repeatable} of {self._compared} episodes that were played again went otherwise: "
+                        "the environment depends on something beside the prompt, its seed and the turns. Give it "
+                        "state() and restore(), which are saved, or make it repeat itself"
+                    )
+                return f"{NOT_REPEATABLE}: turn {number} was answered otherwise when it was played again"
+        return None
+
+    # ------------------------------------------------------------------ reading
+
+    def _spoken(self, episode: _Episode) -> list[Spoken]:
+        turns = [turn for turn in episode.partial.turns if turn.who == MODEL]
+        return [self._say(episode, turn, number) for number, turn in enumerate(turns)]
+
+    def _say(self, episode: _Episode, turn: Turn, number: int) -> Spoken:
+        """Return a turn as the environment gets it."""
+        ids, limits = episode.partial.token_ids[turn.first : turn.stop], self.limits
+        decode_all, stops = self.texts.decode_all or self.texts.decode, episode.request.sampling.stop
+        (raw,) = decode_all([ids])
+        raw = cut_text(raw, stops, keep=self.texts.keep_stop) if stops else raw
+        text = turn.text
+        if self.texts.thinking is not None:
+            begun = self._begun(episode, turn)
+            text, raw = (self.texts.thinking.answer(each, begun)[0] for each in (text, raw))
+        left = episode.request.sampling.max_tokens - turn.stop
+        return Spoken(number, text, raw, tuple(ids.tolist()), left, limits.max_turns - number - 1)
+
+    def _text(self, episode: _Episode, ids: IntArray) -> str:
+        """Return the text of a turn; a stop token is not part of it."""
+        sampling = episode.request.sampling
+        by_token = len(ids) and int(ids[-1]) in sampling.stop_token_ids
+        (text,) = self.texts.decode([ids[:-1] if by_token else ids])
+        return cut_text(text, sampling.stop, keep=self.texts.keep_stop) if sampling.stop else text
+
+    def _begun(self, episode: _Episode, turn: Turn) -> bool:
+        thinking = self.texts.thinking
+        before = np.concatenate([episode.prompt.token_ids, episode.partial.token_ids[: turn.first]])
+        return thinking is not None and thinking.begun(before)
+
+    def _closed(self, partial: Partial) -> bool:
+        """Return whether the model's last turn ended with the template's end-of-turn token."""
+        if not partial.turns or partial.turns[-1].who != MODEL or not self.speech.end_of_turn:
+            return True
+        decode_all = self.texts.decode_all or self.texts.decode
+        (raw,) = decode_all([partial.token_ids[-1:]])
+        return raw == self.speech.end_of_turn
+
+    def _state(self, episode: _Episode) -> str | None:
+        """Return the environment's state after its last reply, where it was recorded."""
+        replies = [turn for turn in episode.partial.turns if turn.who != MODEL]
+        return replies[-1].state if replies else None
+
+    def _seed(self, episode: _Episode) -> int:
+        return derive_seed(episode.request.seed, SEEDS)

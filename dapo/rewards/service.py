@@ -1,0 +1,389 @@
+"""Reward ``service``: a judge or reward model behind HTTP, asked in batches by threads of the driver.
+
+Questions wait in a queue; up to ``concurrency`` requests are under way. Equal questions are asked once. A service that
+is away (no connection, no answer in time, 429, 502, 503, 504) is asked again, with growing pauses, until it was away
+for ``outage_limit`` seconds. One that answers with another error or with nonsense is asked ``retries`` times more; a
+batch is then asked question by question, so that one question cannot cost the others their scores.
+
+The driver waits for nothing: ``submit`` and ``poll`` look at what the threads left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dapo.config.schema import Reward
+from dapo.errors import RewardError
+from dapo.http import HttpError, post
+from dapo.rewards.function import describe, describe_error, load_function, read_values
+from dapo.rewards.judges import Outcome
+from dapo.types.batch import Completion, Prompt
+
+log = logging.getLogger(__name__)
+
+AWAY = (408, 425, 429, 502, 503, 504)
+"""Answers that say: not now."""
+SCORE = r"[Ss]core:?\s*\**\s*(-?\d+(?:\.\d+)?)"
+"""How a reply of ``api: openai`` says its score, where the recipe does not say it."""
+_SHORTEST, _LONGEST = 0.5, 30.0  # seconds of a pause
+_KEPT = 65_536  # verdicts that are remembered, for equal questions
+_TOLD = 30.0  # seconds without the service after which that is said, and again at each doubling
+
+Question = dict[str, Any]
+
+
+class _Nonsense(Exception):
+    """An answer of another form than the documented one."""
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A question on its way."""
+
+    digest: str
+    question: Question
+    items: list[int]  # that wait for it
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Questions of one request, and how often it failed."""
+
+    asked: list[_Asked]
+    failures: int = 0
+    away_since: float | None = None
+    pauses: int = 0
+
+
+class ServicePool:
+    """Asks a service for the scores of responses."""
+
+    def __init__(self, reward: Reward, told: threading.Condition) -> None:
+        """Describe a pool; threads start with the first question.
+
+        Args:
+            reward: of ``kind: service``.
+            told: notified of each score.
+
+        Raises:
+            RewardError: the key's variable is not set, or the parser cannot be loaded.
+        """
+        assert reward.url is not None
+        self._reward, self._url = reward, reward.url
+        self._key = _key(reward)
+        self._form: _Form = {"dapo": _Own, "openai": _Chat, "classify": _Classify}[reward.api](reward)
+        self._size = 1 if reward.api == "openai" else reward.batch
+        self._told = told
+        self._waiting: deque[_Asked] = deque()
+        self._again: deque[_Batch] = deque()  # halves of batches that failed
+        self._open: dict[str, _Asked] = {}
+        self._known: dict[str, Outcome] = {}
+        self._done: list[tuple[int, Outcome]] = []
+        self._pending = 0
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+        self._tell_at = _TOLD
+        self._random = random.Random(0)  # spreads pauses; no result depends on it
+
+    @property
+    def pending(self) -> int:
+        """Items submitted and not yet returned by ``take``."""
+        return self._pending
+
+    def submit(self, item: int, prompt: Prompt, completion: Completion) -> None:
+        """Queue one response. A question that was answered, or is being asked, is not asked again."""
+        question = self._form.question(prompt, completion.text)
+        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+        with self._told:
+            self._pending += 1
+            if digest in self._known:
+                self._done.append((item, self._known[digest]))
+            elif digest in self._open:
+                self._open[digest].items.append(item)
+            else:
+                asked = self._open[digest] = _Asked(digest, question, [item])
+                self._waiting.append(asked)
+                if not self._idle and len(self._threads) < self._reward.concurrency:
+                    self._threads.append(threading.Thread(target=self._serve, name="judge", daemon=True))
+                    self._threads[-1].start()
+            self._told.notify_all()
+
+    def take(self) -> list[tuple[int, Outcome]]:
+        """Return the items that have a verdict; the caller holds ``told``."""
+        done, self._done = self._done, []
+        self._pending -= len(done)
+        return done
+
+    def close(self) -> None:
+        """Forget what is pending. A request under way ends by its time limit, unseen."""
+        with self._told:
+            self._closed = True
+            self._waiting.clear()
+            self._again.clear()
+            self._told.notify_all()
+
+    # ------------------------------------------------------------------ a thread
+
+    def _serve(self) -> None:
+        while (batch := self._next()) is not None:
+            try:
+                self._ask(batch)
+            except Exception as error:  # a mistake of ours: no response waits for ever
+                self._settle(batch, [f"service: {describe_error(error)}"] * len(batch.asked))
+
+    def _next(self) -> _Batch | None:
+        """Return the next batch, waited for; None: the pool is closed."""
+        with self._told:
+            self._idle += 1
+            while not (self._waiting or self._again or self._closed):
+                self._told.wait()
+            self._idle -= 1
+            if self._closed:
+                return None
+            if self._again:
+                return self._again.popleft()
+            return _Batch([self._waiting.popleft() for _ in range(min(self._size, len(self._waiting)))])
+
+    def _ask(self, batch: _Batch) -> None:
+        """Ask until there is an answer, or no patience left."""
+        while not self._closed:
+            try:
+                url, body = self._form.request(self._url, [each.question for each in batch.asked])
+                answer = post(url, body, self._reward.seconds, self._key)
+                outcomes = self._form.read(_json(answer), len(batch.asked))
+            except HttpError as error:
+                if error.status is not None and error.status not in AWAY:
+                    if error.status < 500:
+                        self._settle(batch, [f"service: {error}"[:400]] * len(batch.asked))
+                        return
+                    if not self._fails(batch, str(error)):
+                        return
+                elif not self._is_away(batch, str(error), error.wait):
+                    return
+            except _Nonsense as error:
+                if not self._fails(batch, str(error)):
+                    return
+            else:
+                self._settle(batch, outcomes)
+                return
+
+    def _fails(self, batch: _Batch, why: str) -> bool:
+        """Take note of an answer that was none; False: the batch is not asked again as it is."""
+        batch.failures += 1
+        batch.away_since = None
+        if batch.failures <= self._reward.retries:
+            self._pause(batch, None)
+            return True
+        if len(batch.asked) == 1:
+            self._settle(batch, [f"service: {why}"[:400]])
+            return False
+        with self._told:
+            self._again.extend(_Batch([each]) for each in batch.asked)
+            self._told.notify_all()
+        return False
+
+    def _is_away(self, batch: _Batch, why: str, wait: float | None) -> bool:
+        """Take note of a service that is away; False: it was for too long."""
+        now = time.monotonic()
+        batch.away_since = now if batch.away_since is None else batch.away_since
+        away = now - batch.away_since
+        if away >= self._reward.outage_limit:
+            self._settle(batch, [f"service: away for {away:.0f} s: {why}"[:400]] * len(batch.asked))
+            return False
+        with self._told:
+            tell, self._tell_at = away >= self._tell_at, 2 * away if away >= self._tell_at else self._tell_at
+        if tell:
+            log.warning(
+                "the service of the reward %r has been away for %.0f s (%s); it is waited for up to %.0f s "
+                "(rewards.outage_limit), then its responses are unscored",
+                self._reward.name,
+                away,
+                why,
+                self._reward.outage_limit,
+            )
+        self._pause(batch, wait, self._reward.outage_limit - away)
+        return True
+
+    def _pause(self, batch: _Batch, seconds: float | None, most: float = _LONGEST) -> None:
+        """Wait before the next try: ``seconds``, or twice as long as before, and at most ``most`` seconds."""
+        if seconds is None:
+            seconds = min(_LONGEST, _SHORTEST * 2 ** min(batch.pauses, 10)) * self._random.uniform(0.5, 1.0)
+        batch.pauses += 1
+        until = time.monotonic() + min(seconds, most)
+        with self._told:
+            while not self._closed and (left := until - time.monotonic()) > 0:
+                self._told.wait(left)
+
+    def _settle(self, batch: _Batch, outcomes: Sequence[Any]) -> None:
+        """Hand out the verdicts; only scores are remembered, a failure may be another's tomorrow."""
+        with self._told:
+            for asked, said in zip(batch.asked, outcomes, strict=True):
+                outcome = _outcome(said, self._reward.name)
+                if not isinstance(outcome, str):
+                    if len(self._known) >= _KEPT:
+                        del self._known[next(iter(self._known))]
+                    self._known[asked.digest] = outcome
+                self._open.pop(asked.digest, None)
+                self._done += [(item, outcome) for item in asked.items]
+            self._told.notify_all()
+
+
+def _key(reward: Reward) -> str | None:
+    if reward.api_key_variable is None:
+        return None
+    key = os.environ.get(reward.api_key_variable)
+    if not key:
+        raise RewardError(
+            f"reward {reward.name!r}: the environment variable {reward.api_key_variable} (api_key_variable) is not "
+            "set; set it to the service's key where the run starts"
+        )
+    return key
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _Nonsense(f"the answer is no JSON: {describe_error(error)}") from None
+
+
+def _outcome(said: Any, name: str) -> Outcome:
+    """Return a verdict's numbers, or why there are none."""
+    if isinstance(said, str):
+        return said
+    try:
+        return read_values(said, name)
+    except ValueError as error:
+        return str(error)[:400]
+
+
+# ------------------------------------------------------------------ forms of questions and answers
+
+
+class _Form:
+    """What is sent and what comes back."""
+
+    def __init__(self, reward: Reward) -> None:
+        self._reward = reward
+
+    def question(self, prompt: Prompt, response: str) -> Question:
+        """Return all that the score depends on: equal questions have equal scores."""
+        raise NotImplementedError
+
+    def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
+        """Return the address and the body of a request."""
+        raise NotImplementedError
+
+    def read(self, answer: Any, count: int) -> list[Any]:
+        """Return a score for each question: a number, a dict of numbers, or a failure's text.
+
+        Raises:
+            _Nonsense: the answer has another form.
+        """
+        raise NotImplementedError
+
+    def _text(self, prompt: Prompt, response: str) -> str:
+        template = self._reward.template or "{prompt}{response}"
+        return template.format(problem=prompt.problem, prompt=prompt.text, response=response, answer=prompt.answer)
+
+
+class _Own(_Form):
+    """``api: dapo``: questions and scores of a batch, in one order."""
+
+    def question(self, prompt: Prompt, response: str) -> Question:
+        return {"problem": prompt.problem, "prompt": prompt.text, "response": response, "answer": prompt.answer}
+
+    def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
+        return url, {"reward": self._reward.name, "questions": list(questions)}
+
+    def read(self, answer: Any, count: int) -> list[Any]:
+        scores = answer.get("scores") if isinstance(answer, dict) else None
+        if not isinstance(scores, list) or len(scores) != count:
+            raise _Nonsense(f"expected {{scores: [...]}} with {count} scores, found {describe(answer)}")
+        return [
+            f"service: {each['error']}"[:400] if isinstance(each, dict) and isinstance(each.get("error"), str) else each
+            for each in (_no_text(score) for score in scores)
+        ]
+
+
+class _Chat(_Form):
+    """``api: openai``: a chat completion for each question, whose reply holds the score."""
+
+    def __init__(self, reward: Reward) -> None:
+        super().__init__(reward)
+        self._pattern = re.compile(reward.pattern or SCORE)
+        self._parser: Callable[[str], Any] | None = None if reward.parser is None else load_function(reward.parser)
+
+    def question(self, prompt: Prompt, response: str) -> Question:
+        return {"text": self._text(prompt, response)}
+
+    def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
+        (question,) = questions
+        messages = [{"role": "user", "content": question["text"]}]
+        body = {"model": self._reward.model, "messages": messages, "temperature": 0.0} | self._reward.options
+        return _below(url, "/v1/chat/completions"), body
+
+    def read(self, answer: Any, count: int) -> list[Any]:
+        try:
+            reply = answer["choices"][0]["message"]["content"]
+        except (TypeError, KeyError, IndexError):
+            raise _Nonsense(f"expected a chat completion, found {describe(answer)}") from None
+        if not isinstance(reply, str):
+            raise _Nonsense(f"the reply is no text: {describe(reply)}")
+        if self._parser is not None:
+            try:
+                return [_no_text(self._parser(reply))]
+            except Exception as error:
+                return [f"exception: {describe_error(error)} (raised by {self._reward.parser})"]
+        found = self._pattern.findall(reply)
+        if not found:
+            raise _Nonsense(f"the reply has no score by {self._pattern.pattern!r}: {reply[-80:]!r}")
+        last = found[-1] if isinstance(found[-1], str) else found[-1][0]
+        try:
+            return [float(last)]
+        except ValueError:
+            raise _Nonsense(f"what the pattern found is no number: {last[:80]!r}") from None
+
+
+class _Classify(_Form):
+    """``api: classify``: texts in, probabilities of labels out; the score is the last label's."""
+
+    def question(self, prompt: Prompt, response: str) -> Question:
+        return {"text": self._text(prompt, response)}
+
+    def request(self, url: str, questions: Sequence[Question]) -> tuple[str, Any]:
+        texts = [question["text"] for question in questions]
+        return _below(url, "/classify"), {"model": self._reward.model, "input": texts} | self._reward.options
+
+    def read(self, answer: Any, count: int) -> list[Any]:
+        try:
+            rows = sorted(answer["data"], key=lambda row: row["index"])
+            scores = [row["probs"][-1] for row in rows]
+        except (TypeError, KeyError, IndexError):
+            raise _Nonsense(f"expected {{data: [{{index, probs}}]}}, found {describe(answer)}") from None
+        if [row["index"] for row in rows] != list(range(count)):
+            raise _Nonsense(f"expected one row for each of {count} texts, found {len(rows)}")
+        return [_no_text(score) for score in scores]
+
+
+def _below(url: str, path: str) -> str:
+    """Return the address of an interface; a url that names it already stays."""
+    url = url.rstrip("/")
+    return url if url.endswith(path) else url.removesuffix("/v1") + path
+
+
+def _no_text(score: Any) -> Any:
+    """Return a score that is a text as something that is surely no failure's text."""
+    return [score] if isinstance(score, str) else score

@@ -1,0 +1,136 @@
+"""Make the environment that a recipe names: its workers, its speech, and the episodes of the mailbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from dapo.config.schema import Data, Recipe
+from dapo.data.chat import shows_tools
+from dapo.data.render import resolve_style
+from dapo.environments.pool import EnvironmentPool
+from dapo.environments.speech import PlainSpeech, TemplateSpeech, find_format, make_speech
+from dapo.environments.worker import Load
+from dapo.errors import RecipeError
+from dapo.hooks import given, is_object, load
+from dapo.loop.sampling.episodes import Episodes, Limits
+from dapo.loop.sampling.texts import Texts
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """A started environment.
+
+    Attributes:
+        pool: its workers.
+        speech: writes its replies.
+        data: the recipe's section, with the schemas of tools where the chat template shows them.
+        notes: what a person should know of it.
+    """
+
+    pool: EnvironmentPool
+    speech: TemplateSpeech | PlainSpeech
+    data: Data
+    notes: tuple[str, ...]
+
+    def episodes(self, recipe: Recipe, texts: Texts, *, waits: bool) -> Episodes:
+        """Return the episodes of a run; ``waits``: a late reply is waited for."""
+        settings = recipe.environment
+        limits = Limits(
+            max_turns=settings.max_turns,
+            max_turn_tokens=settings.max_turn_tokens,
+            max_reply_tokens=settings.max_reply_tokens,
+            truncates_turns=settings.turn_limit == "truncated",
+            truncates_tokens=settings.long_turn == "truncated",
+            refuses_long_replies=settings.long_reply == "error",
+            ends_on_error=settings.on_error == "end",
+        )
+        read = [reward.name for reward in recipe.rewards if reward.kind == "environment"]
+        return Episodes(self.pool, self.speech, texts, limits, lag=settings.lag, read_scores=read, waits=waits)
+
+
+def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: Path | None) -> Playing | None:
+    """Start the environment of a recipe; None: it has none.
+
+    Args:
+        recipe: names it.
+        tokenizer: of the model.
+        workers: processes at most, unless the recipe says otherwise.
+        output: file for what environments print; None: it is dropped.
+
+    Raises:
+        RecipeError: it cannot be loaded, or the chat template cannot be appended to.
+    """
+    settings = recipe.environment
+    if settings.kind is None:
+        return None
+    chat = resolve_style(recipe.data, tokenizer) == "chat"
+    speech = make_speech(recipe.data, tokenizer, chat=chat)
+    for role in _roles(recipe):
+        speech.check(role)
+    what = Load(
+        kind=None if settings.kind == "tools" else _sent(settings.kind, "environment.kind"),
+        args=dict(settings.args),
+        tools=tuple(_sent(tool, "environment.tools") for tool in settings.tools),
+        tool_format=_format(recipe, tokenizer, chat=chat),
+        timeout=settings.timeout,
+        tell=settings.on_error == "tell",
+    )
+    pool = EnvironmentPool(what, workers=settings.workers or workers, memory_mib=settings.memory_mib, output=output)
+    try:
+        tools = list(pool.start().tools)
+        if tools and what.tool_format == "none":
+            find_format(recipe.data, tokenizer, chat=chat)  # says what to do
+            raise RecipeError("environment.tool_format: none reads no calls, and the environment has tools; use auto")
+        if tools:
+            speech.check("tool")
+    except BaseException:
+        pool.close()
+        raise
+    data, notes = recipe.data, list[str]()
+    if tools and chat and shows_tools(recipe.data, tokenizer):
+        data = recipe.data.model_copy(update={"tools": tools})
+        speech = make_speech(data, tokenizer, chat=True)
+    elif tools:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
+        notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
+    return Playing(pool, speech, data, tuple(notes))
+
+
+def _roles(recipe: Recipe) -> list[str]:
+    """Return the roles in which an environment answers for certain; others are checked when they first speak."""
+    return ["tool"] if recipe.environment.kind == "tools" else []
+
+
+def _format(recipe: Recipe, tokenizer: Any, *, chat: bool) -> str | bytes:
+    """Return the tool format; "none" where nothing is known to be called."""
+    asked = recipe.environment.tool_format
+    if asked != "auto":
+        return _sent(asked, "environment.tool_format") if ":" in asked else asked
+    try:
+        return find_format(recipe.data, tokenizer, chat=chat)
+    except RecipeError:
+        if recipe.environment.tools:
+            raise
+        return "none"
+
+
+def _sent(hook: str, setting: str) -> str | bytes:
+    """Return a hook as a worker can load it: objects of this program by cloudpickle.
+
+    Raises:
+        RecipeError: the object was not given, or cannot be sent.
+    """
+    if not is_object(hook):
+        return hook
+    try:
+        found = given(hook) or load(hook)
+        return bytes(cloudpickle.dumps(found))
+    except Exception as error:
+        raise RecipeError(
+            f"{setting}: {hook.partition(':')[2]!r} cannot be sent to a worker process ({type(error).__name__}: "
+            f"{error}); give an object that holds no lock, file or connection, or name one of a module"
+        ) from None

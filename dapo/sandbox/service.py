@@ -1,0 +1,83 @@
+r"""A sandbox behind HTTP: a program is sent to a service, which says what it wrote and how it ended.
+
+A request is ``POST url`` with JSON, and so is its answer::
+
+    {"code": "print(input())", "stdin": "hello", "timeout": 5.0, "memory_mib": 512, "output_bytes": 65536}
+    {"output": "hello\n", "errors": "", "exit_code": 0, "seconds": 0.03}
+
+``exit_code`` is null where the time limit ended the program, and the negative number of a signal. What isolates
+programs is the service's affair.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from dapo.http import HttpError, post
+from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
+
+_GRACE = 30.0  # seconds beyond a program's time limit for the service and the network
+
+
+class ServiceSandbox:
+    """A ``Sandbox`` behind HTTP."""
+
+    def __init__(self, url: str, api_key_variable: str | None = None) -> None:
+        """Describe a sandbox.
+
+        Args:
+            url: where programs are sent.
+            api_key_variable: environment variable whose value is sent as a bearer token; None: none is.
+        """
+        self._url, self._variable = url, api_key_variable
+
+    def start(self) -> str:
+        """Run a first program; see ``Sandbox``."""
+        ran = self.run("print('ready')", timeout=10.0)
+        if ran.output != "ready\n":
+            raise SandboxError(f"the sandbox at {self._url} does not run a program that prints: {ran}")
+        return f"sandbox: a service ({self._url}); what holds there is not known here"
+
+    def run(
+        self, program: str, stdin: str = "", *, timeout: float = 5.0, memory_mib: int = 512, output: int = OUTPUT_BYTES
+    ) -> Ran:
+        """Run a program; see ``Sandbox``."""
+        asked = {"code": program, "stdin": stdin, "timeout": timeout, "memory_mib": memory_mib, "output_bytes": output}
+        key = None if self._variable is None else os.environ.get(self._variable)
+        if self._variable is not None and not key:
+            raise SandboxError(
+                f"the environment variable {self._variable} (sandbox.api_key_variable) is not set; set it to the "
+                f"key of the sandbox at {self._url} where the run starts"
+            )
+        try:
+            answer = json.loads(post(self._url, asked, timeout + _GRACE, key, limit=8 * output + (1 << 20)))
+            return _read(answer, output)
+        except HttpError as error:
+            raise SandboxError(f"the sandbox at {self._url}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise SandboxError(f"the sandbox at {self._url} gave no answer of the documented form: {error}") from None
+
+    def close(self) -> None:
+        """End nothing: no connection is kept."""
+
+
+def _read(answer: Any, limit: int) -> Ran:
+    """Return the answer, checked.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    if not isinstance(answer, dict):
+        raise ValueError(f"expected an object, found {type(answer).__name__}")
+    output, errors, code = answer.get("output"), answer.get("errors", ""), answer.get("exit_code")
+    seconds = answer.get("seconds")
+    if not isinstance(output, str) or not isinstance(errors, str):
+        raise ValueError("`output` and `errors` have to be texts")
+    if "exit_code" not in answer or (code is not None and (not isinstance(code, int) or isinstance(code, bool))):
+        raise ValueError("`exit_code` has to be a whole number, or null after the time limit")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not math.isfinite(seconds):
+        raise ValueError("`seconds` has to be a number")
+    return Ran(output[:limit], errors[:limit], code, float(seconds), len(output) > limit or len(errors) > limit)

@@ -1,0 +1,25 @@
+"""A learner of one process: in the tests' own, with its worker within reach, or behind a transport."""
+
+from __future__ import annotations
+
+from inline_transport import InlineTransport
+
+from dapo.learner.driver import LearnerDriver
+from dapo.learner.hosts import LearnerHosts, WorkerHere
+from dapo.learner.worker import Worker
+from dapo.processes.transport import HostSpec
+
+
+class LearnerHere(LearnerDriver):
+    """A driver over one worker of this process, made of what the worker takes."""
+
+    def __init__(self, *args, weights=None, asynchronous=False, **named):
+        self.worker = Worker(*args, **named)
+        self.loaded, self.step = self.worker.loaded, self.worker.step
+        super().__init__(WorkerHere(self.worker), weights, asynchronous=asynchronous)
+
+
+def learner_apart(make, *args, weights, asynchronous=False):
+    """A driver over the worker that ``make(*args)`` returns."""
+    hosts = LearnerHosts(InlineTransport(), [HostSpec("learner", make, args)])
+    return LearnerDriver(hosts, weights, asynchronous=asynchronous)

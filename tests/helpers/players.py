@@ -1,0 +1,85 @@
+"""Environments played in this process, with answers that come late at will."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from dapo.environments.forms import form_of
+from dapo.environments.messages import SaidMessage
+from dapo.environments.worker import Ask, Load, Stage
+from dapo.types.environment import Answer
+
+
+class HerePlayers:
+    """Keeps ``dapo.types.environment.Players``; an answer is there after ``delay`` polls that do not wait."""
+
+    def __init__(self, found, *, tools=(), reader=None, delay=0, tell=False, timeout=30.0, **args):
+        self.form = form_of(found, args, tools, reader)
+        self.abilities = self.form.abilities
+        self.stage = Stage(self.form, Load("", {}, (), "none", timeout, tell))
+        self.delay, self.waiting, self.asked, self.replayed = delay, [], [], 0
+        self.answered = {}
+
+    def ask(self, question):
+        self.asked.append(question)
+        self.waiting.append([self.delay, question])
+
+    def poll(self, timeout=None):
+        ready = []
+        for entry in list(self.waiting):
+            entry[0] -= 1
+            if entry[0] < 0 or timeout is None:
+                self.waiting.remove(entry)
+                ready.append(self._answer(entry[1]))
+        return ready
+
+    def _answer(self, question):
+        key = question.key
+        fresh = self.answered.get(key) != len(question.past)
+        if fresh:
+            self.replayed += len(question.past)
+        out = asyncio.run(self.stage.answer(Ask(0, question, fresh)))
+        if out["failure"] or question.end or (out["reply"] or {}).get("done"):
+            asyncio.run(self.stage.drop(key))
+        self.answered[key] = len(question.past) + (question.turn is not None)
+        replayed = out["replayed"]
+        return Answer(
+            key,
+            _said(out["reply"]),
+            None if replayed is None else tuple(map(_said, replayed)),
+            out["scores"],
+            out["state"],
+            out["seconds"],
+            out["failure"],
+        )
+
+    def drop(self, key):
+        self.waiting = [entry for entry in self.waiting if entry[1].key != key]
+        self.answered.pop(key, None)
+        asyncio.run(self.stage.drop(key))
+
+    def counters(self):
+        return {"replayed": float(self.replayed), "timeouts": 0.0}
+
+    def close(self):
+        self.waiting.clear()
+
+
+def _said(plain):
+    return None if plain is None else SaidMessage.model_validate(plain).said()
+
+
+class WordSpeech:
+    """Writes the words ``w5 w6`` as the tokens 5 and 6."""
+
+    end_of_turn = ""
+
+    def reply(self, messages, *, closed, ask=True):
+        words = " ".join(message["content"] for message in messages).split()
+        return np.array([int(word[1:]) for word in words], dtype=np.int64)
+
+    def shorten(self, text, limit):
+        words = text.split()
+        return text if len(words) <= limit else " ".join(words[:limit])

@@ -1,0 +1,206 @@
+"""Runs with an environment: what trains, what does not, and that kills and slow tools change nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from small_run import assert_none_lost_or_doubled, dapo, write_recipe
+
+from dapo.observe.metrics import read_metrics
+from dapo.observe.rollouts import read_rollouts
+from dapo.types.batch import MODEL
+
+GAME = '''
+import os, time
+
+def game(prompt, rng, seconds=0.0, turns=3):
+    """Says a number back; the first number of the last turn decides."""
+    turn = yield f"+{rng.randrange(1, 10)} ="
+    for number in range(turns - 1):
+        time.sleep(seconds)
+        turn = yield f"-{1 + (len(turn.token_ids) * 7 + number) % 9} ="
+    text = turn.text.split()
+    return {"accuracy": float(bool(text) and text[0] in "0123456789")}
+
+
+class Counting:
+    """Says how often it was asked, and can be restored."""
+
+    def start(self, prompt, seed):
+        self.turns = self.last = 0
+
+    def step(self, turn):
+        from dapo import Reply
+        self.turns, self.last = self.turns + 1, int(turn.token_ids[0])
+        return Reply(f"+{self.turns}", reward=0.1 * (len(turn.token_ids) % 2), facts={"asked": self.turns})
+
+    def end(self, why):
+        return {"accuracy": float(self.last % 2)}
+
+    def state(self):
+        return {"turns": self.turns, "last": self.last}
+
+    def restore(self, state):
+        self.turns, self.last = state["turns"], state["last"]
+'''
+SECTION = """
+environment: {{kind: "my_game:game", max_turns: 4, max_turn_tokens: 6, workers: 1, {more}}}
+"""
+STOPS = "rollout.stop_token_ids=[1, 5, 9]"
+QUICK = ("rewards=[{name: accuracy, kind: environment}]", "rollout.max_response_tokens=40", STOPS, "validation.every=6",
+         "algorithm.reward_scaling.source_max=1.0", "algorithm.dynamic_sampling.cap.groups=40",
+         "algorithm.dynamic_sampling.oversample=3", "rollout.slots=20")  # fmt: skip
+
+
+def recipe(folder: Path, more: str = "", section: str = SECTION) -> Path:
+    (folder / "my_game.py").write_text(GAME)
+    return write_recipe(folder, section.format(more=more))
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    (file,) = [path for path in newest.rglob("*.safetensors") if "optim" not in path.name][:1]
+    return load_file(file)
+
+
+def train(folder: Path, *overrides: str, more: str = "", **how) -> Path:
+    dapo("train", recipe(folder, more).name, *QUICK, *overrides, cwd=folder, **how)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("whole"), "trainer.steps=4")
+
+
+def test_a_run_with_an_environment_keeps_its_books(whole):
+    assert_none_lost_or_doubled(whole, 4)
+    rows = [row for row in read_metrics(whole / "metrics.jsonl") if row["step"]]
+    for row in rows:
+        fates = ("trained", "filled", "rejected", "discarded", "expired")
+        spent = sum(row[f"total/cost/{fate}_tokens"] for fate in fates)
+        assert row["counters/generated_tokens"] == spent + row["cost/held_tokens"]
+        assert row["reward/unscored"] == 0
+        if row["groups/finished"]:
+            assert row["environment/turns_mean"] > 1
+            assert row["environment/reply_tokens"] > 0
+            assert row["environment/errors"] == 0
+    table = read_rollouts(whole / "rollouts").to_pylist()
+    assert any(len(row["turns"]) > 4 for row in table)
+    for row in table:
+        assert row["length"] == sum(row["generated"] or [True] * len(row["token_ids"]))
+        assert [turn["who"] == MODEL for turn in row["turns"]] == [n % 2 == 1 for n in range(len(row["turns"]))]
+        assert "[user]" in row["response"]
+        for turn in row["turns"]:
+            assert set(row["generated"][turn["first"] : turn["stop"]]) == {turn["who"] == MODEL}
+    finished = sum(row["sampling/generated_tokens"] for row in rows)
+    assert finished == rows[-1]["counters/generated_tokens"]
+
+
+def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):
+    slow = train(tmp_path, "trainer.steps=4", more="args: {seconds: 0.003}")
+    ours, theirs = weights(slow), weights(whole)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_that_is_stopped_and_resumed_goes_on_to_the_same_bits(whole, tmp_path):
+    """Carried episodes are in their middle, and are played again in a new process."""
+    run = train(tmp_path, "trainer.steps=2")
+    held = read_metrics(run / "metrics.jsonl")[-1]["groups/unfinished"]
+    dapo("train", "--resume", "run", "trainer.steps=4", cwd=tmp_path)
+    ours, theirs = weights(run), weights(whole)
+    assert held > 0
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_an_environment_with_a_state_is_restored(tmp_path):
+    section = SECTION.replace("my_game:game", "my_game:Counting")
+    path = recipe(tmp_path, section=section)
+    quick = [*QUICK, "rewards.0.weight=1", "rewards.1={name: steps, kind: environment, weight: 0}"]
+    dapo("train", path.name, *quick, "trainer.steps=2", cwd=tmp_path)
+    dapo("train", "--resume", "run", "trainer.steps=3", cwd=tmp_path)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert rows[-1]["environment/replayed"] == 0
+    judged = [row for row in rows if row.get("groups/finished")]
+    assert all(row["environment/fact/asked"] >= 1 for row in judged)
+    assert all("reward/steps" in row for row in judged)
+    assert judged
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])
+    assert first["environment/not_repeatable"] == 0
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory):
+    """A session with groups of episodes that were sampled with the learner's weights."""
+    from dapo.cli.check_try import _generate
+    from dapo.config.load import load_recipe
+    from dapo.observe.console import Console
+    from dapo.run.reinforcement import reward_session
+
+    folder = tmp_path_factory.mktemp("played")
+    path = recipe(folder, "args: {turns: 4}")
+    with pytest.MonkeyPatch.context() as patch, Console("quiet") as console:
+        patch.chdir(folder)
+        session = reward_session(load_recipe(path, QUICK).recipe, console)
+        learner = session.learner()
+        session.parts.engine.load(learner.publish(0))
+        groups = _generate(session, 12)
+        saved = folder / "saved"
+        saved.mkdir()
+        learner.save(saved).result()
+        yield session, learner, groups, saved
+        session.close()
+
+
+def test_a_plain_forward_pass_gives_the_log_probabilities_of_all_model_tokens(played):
+    from dapo.types.batch import TokenRow
+
+    _, learner, groups, _ = played
+    made = [(group, one) for group in groups for one in group.completions_G]
+    rows = [TokenRow(group.id, group.prompt.token_ids.astype(np.int32), one.token_ids.astype(np.int32))
+            for group, one in made]  # fmt: skip
+    again = learner.logprobs(rows).result()
+    gaps = [np.abs(new - one.logprobs)[one.generated] for (_, one), new in zip(made, again, strict=True)]
+    tokens, replies = sum(map(len, gaps)), sum(int((~one.generated).sum()) for _, one in made)
+    assert tokens > 500
+    assert replies > 200
+    assert max(gap.max() for gap in gaps) < 1e-5
+
+
+def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
+    """Nonsense in their place does nothing; at a single model token it does."""
+    import dataclasses
+
+    from dapo.run.parts import make_algorithm
+    from dapo.types.batch import StepBatch
+    from dapo.types.enums import Disposition
+
+    session, learner, groups, saved = played
+
+    def learned(change) -> dict[str, np.ndarray]:
+        learner.load(saved)
+        altered = []
+        for group in groups:
+            made = [change(group.id, n, one) for n, one in enumerate(group.completions_G)]
+            altered.append(dataclasses.replace(group, completions_G=made, disposition=Disposition.TRAINED))
+        batch = StepBatch(0, altered, altered)
+        algorithm = make_algorithm(session.recipe)
+        learner.learn(algorithm.plan(batch, {}, version=0, rate=lambda number: 1e-2)).result()
+        return {name: value.detach().numpy().copy() for name, value in session.loaded.model.named_parameters()}
+
+    def nonsense(group, n, one, where):
+        logprobs, versions = one.logprobs.copy(), one.versions.copy()
+        logprobs[where], versions[where] = -17.0, 99
+        return dataclasses.replace(one, logprobs=logprobs, versions=versions)
+
+    plain = learned(lambda group, n, one: one)
+    replies = learned(lambda group, n, one: nonsense(group, n, one, ~one.generated))
+    mixed = next(g for g in groups if len(set(g.accuracies())) > 1)
+    first = np.flatnonzero(mixed.completions_G[0].generated)[:1]
+    single = learned(lambda group, n, one: nonsense(group, n, one, first) if (group, n) == (mixed.id, 0) else one)
+    assert all(np.array_equal(plain[name], replies[name]) for name in plain)
+    assert not all(np.array_equal(plain[name], single[name]) for name in plain)

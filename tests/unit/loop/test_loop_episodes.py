@@ -1,0 +1,330 @@
+"""Episodes in the mailbox: turns, limits, late answers, and what is left of one that is taken back."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from number_engine import NumberEngine, Numbers, ticket
+from players import HerePlayers, WordSpeech
+
+from dapo.errors import EpisodeError
+from dapo.loop.sampling.episodes import Episodes, Limits
+from dapo.loop.sampling.groups import completion_state, load_completion, load_partial, partial_state
+from dapo.loop.sampling.rollouts import Rollouts, Texts
+from dapo.rollout.stops import StopStrings
+from dapo.types.batch import MODEL, Key, Prompt, SampleRequest, SamplingParams
+from dapo.types.enums import FinishReason
+from dapo.types.environment import Reply
+
+PROMPT = Prompt("id", "5 6", np.array([5, 6]), "problem", "7", "source")
+STOPS = (7, 11, 20, 31)
+LIMIT = 60
+
+
+def echo(prompt, rng, most=4):
+    """Answers with a random word, and is done after ``most`` turns."""
+    said = yield f"w{rng.randrange(3, 9)} w4"
+    for number in range(most - 1):
+        said = yield f"w{3 + (len(said.token_ids) + number) % 30} w{rng.randrange(3, 30)} w12"
+    return {"accuracy": float(len(said.token_ids) % 2)}
+
+
+class Mute:
+    """Never ends an episode."""
+
+    def step(self, turn):
+        return Reply("w5", reward=0.25, facts={"turn": turn.number})
+
+    def end(self, why):
+        return {"accuracy": 1.0 if why == "turns" else 0.5}
+
+
+def mailbox(players, slots=3, lag=2, stop=(), read=("accuracy",), **limits):
+    engine = NumberEngine(slots)
+    engine.load(ticket(3))
+    strings = StopStrings(Numbers)
+    texts = Texts(
+        lambda rows: [Numbers.decode(row.tolist()) for row in rows], first_stop=strings.first if stop else None
+    )
+    episodes = Episodes(players, WordSpeech(), texts, Limits(**{"max_turns": 6, **limits}), lag=lag, read_scores=read)
+    return Rollouts(engine, None, texts, episodes)
+
+
+def requests(count=6, limit=LIMIT, stop=(), prefixes=None):
+    sampling = SamplingParams(max_tokens=limit, stop_token_ids=() if stop else STOPS, stop=stop)
+    return [
+        SampleRequest(Key("train", n, 0), PROMPT.token_ids, sampling, 7 * n + 1, (prefixes or {}).get(n), priority=n)
+        for n in range(count)
+    ]
+
+
+def drain(subject, asked):
+    subject.submit(asked, lambda key: PROMPT)
+    found = {}
+    while len(found) < len(asked):
+        assert subject.pump(), "nothing is lost"
+        found |= {one.key.group: one for one in subject.ended("train")}
+    assert subject.under_way("train") == 0
+    assert not subject.lost("train")
+    return found
+
+
+def content(response):
+    made = response.completion
+    turns = [(t.first, t.stop, t.who, t.text, t.reward, t.calls, t.cut) for t in made.turns]
+    return (made.token_ids.tolist(), made.generated.tolist(), made.finish, made.ended, dict(made.scores), turns)
+
+
+def test_turns_and_replies_stand_in_one_row():
+    found = drain(mailbox(HerePlayers(echo)), requests())
+    for response in found.values():
+        made = response.completion
+        assert made.turns[0].who == "user"
+        assert [turn.who for turn in made.turns][:3] == ["user", MODEL, "user"]
+        assert [a.stop for a in made.turns] == [b.first for b in made.turns[1:]] + [len(made)]
+        for turn in made.turns:
+            assert (made.generated[turn.first : turn.stop] == (turn.who == MODEL)).all()
+            if turn.who != MODEL:
+                assert turn.text == Numbers.decode(made.token_ids[turn.first : turn.stop].tolist())
+                assert (made.logprobs[turn.first : turn.stop] == 0.0).all()
+            else:
+                assert made.token_ids[turn.stop - 1] in STOPS or made.finish is FinishReason.LENGTH
+                assert not set(made.token_ids[turn.first : turn.stop - 1].tolist()) & set(STOPS)
+        assert response.new_tokens == made.model_tokens == made.generated.sum() < len(made)
+        assert made.text == "\n".join(turn.text for turn in made.turns if turn.who == MODEL)
+        assert made.final_text == [turn.text for turn in made.turns if turn.who == MODEL][-1]
+    assert {found[n].completion.ended for n in found} >= {"done"}
+
+
+def test_the_speed_of_an_environment_decides_nothing():
+    whole = {n: content(one) for n, one in drain(mailbox(HerePlayers(echo)), requests()).items()}
+    for delay in (1, 3, 50):
+        late = drain(mailbox(HerePlayers(echo, delay=delay)), requests())
+        assert {n: content(one) for n, one in late.items()} == whole
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_an_episode_taken_back_anywhere_goes_on_as_if_it_had_not_been(lives):
+    """In the same process, and after a kill, of which only the saved state remains."""
+    whole = {n: content(one) for n, one in drain(mailbox(HerePlayers(echo)), requests()).items()}
+    in_the_middle = asked = 0
+    for steps in range(1, 70, 3):
+        players = HerePlayers(echo, delay=1)
+        subject = mailbox(players)
+        subject.submit(requests(), lambda key: PROMPT)
+        for _ in range(steps):
+            subject.pump(0.0)
+        found = {one.key.group: one for one in subject.recall("train")}
+        assert sorted(found) == list(range(6))
+        assert subject.under_way("train") == 0
+        over = {n: one for n, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
+        parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items() if n not in over}
+        in_the_middle += sum(part.turn_start > 0 for part in parts.values())
+        asked += sum(bool(part.turns) and part.turns[-1].who == MODEL for part in parts.values())
+        again = subject if lives else mailbox(HerePlayers(echo))
+        left = {n: part if len(part) else None for n, part in parts.items()}
+        rest = drain(again, [one for one in requests(prefixes=left) if one.key.group in parts])
+        assert {n: content(one) for n, one in (over | rest).items()} == whole
+        tokens = {n: found[n].new_tokens + (rest[n].new_tokens if n in rest else 0) for n in found}
+        assert tokens == {n: sum(one[1]) for n, one in whole.items()}
+    assert in_the_middle > 20
+    assert asked > 2
+
+
+def test_a_state_is_restored_and_nothing_is_played_again():
+    class Counting(Mute):
+        def __init__(self):
+            self.turns = 0
+
+        def step(self, turn):
+            self.turns += 1
+            return Reply(f"w{4 + self.turns}") if self.turns < 4 else Reply(done=True, scores={"accuracy": 1.0})
+
+        def state(self):
+            return {"turns": self.turns}
+
+        def restore(self, state):
+            self.turns = state["turns"]
+
+    whole = {n: content(one) for n, one in drain(mailbox(HerePlayers(Counting)), requests()).items()}
+    first = mailbox(HerePlayers(Counting))
+    first.submit(requests(), lambda key: PROMPT)
+    for _ in range(25):
+        first.pump(0.0)
+    found = {one.key.group: one for one in first.recall("train")}
+    over = {n: one for n, one in found.items() if one.completion.finish is not FinishReason.ABORTED}
+    parts = {n: load_partial(partial_state(one.partial())) for n, one in found.items() if n not in over}
+    players = HerePlayers(Counting)
+    rest = drain(mailbox(players), [one for one in requests(prefixes=parts) if one.key.group in parts])
+    assert {n: content(one) for n, one in (over | rest).items()} == whole
+    states = [one for one in players.asked if one.state is not None]
+    assert any(part.turns for part in parts.values())
+    assert states
+    assert all(turn.state is None for one in rest.values() for turn in one.completion.turns)
+
+
+def test_an_environment_that_does_not_repeat_itself_costs_the_response_and_then_the_run():
+    def moody(prompt, rng):
+        while True:
+            yield f"w{random.randrange(3, 30)} w{random.randrange(3, 30)} w{random.randrange(3, 30)}"
+
+    first = mailbox(HerePlayers(moody))
+    first.submit(requests(), lambda key: PROMPT)
+    for _ in range(40):
+        first.pump(0.0)
+    parts = {one.key.group: one.partial() for one in first.recall("train")}
+    parts = {n: part for n, part in parts.items() if part.turns}
+    again = mailbox(HerePlayers(moody))
+    asked = [one for one in requests(prefixes=parts) if one.key.group in parts]
+    found = drain(again, asked)
+    assert {one.completion.finish for one in found.values()} == {FinishReason.FAILED}
+    assert {one.reason.split(":")[1] for one in found.values()} == {" not repeatable"}
+    assert drain(again, asked[:1])[asked[0].key.group].reason
+    with pytest.raises(EpisodeError, match="state\\(\\) and restore"):
+        drain(again, asked)
+
+
+def test_the_limit_of_turns_is_scored_or_truncates():
+    found = drain(mailbox(HerePlayers(Mute), max_turns=2), requests(limit=400))
+    for response in found.values():
+        made = response.completion
+        assert (made.finish, made.ended, made.scores) == (FinishReason.STOP, "turns", {"accuracy": 1.0})
+        assert [turn.who for turn in made.turns] == [MODEL, "user", MODEL]
+        assert sum(turn.reward for turn in made.turns) == 0.5
+        assert made.turns[-1].facts == {"turn": 1}
+    found = drain(mailbox(HerePlayers(Mute), max_turns=2, truncates_turns=True), requests(limit=400))
+    assert {one.completion.finish for one in found.values()} == {FinishReason.LENGTH}
+
+
+def test_spent_tokens_truncate_whoever_spent_them():
+    found = drain(mailbox(HerePlayers(Mute), max_turns=30), requests(limit=24))
+    assert {one.completion.finish for one in found.values()} == {FinishReason.LENGTH}
+    assert {one.completion.scores["accuracy"] for one in found.values()} == {0.5}
+    assert {one.completion.ended for one in found.values()} <= {"tokens", "reply"}
+    assert all(one.completion.turns[-1].who == MODEL for one in found.values())
+
+    class Long(Mute):
+        def step(self, turn):
+            return Reply(" ".join(["w5"] * 20))
+
+    found = drain(mailbox(HerePlayers(Long)), requests(limit=24))
+    assert {one.completion.ended for one in found.values() if len(one.completion) < 24} == {"reply"}
+
+
+def test_a_turn_has_a_limit_of_its_own():
+    found = drain(mailbox(HerePlayers(Mute), max_turns=3, max_turn_tokens=4), requests(limit=400))
+    for response in found.values():
+        own = [turn for turn in response.completion.turns if turn.who == MODEL]
+        assert max(turn.stop - turn.first for turn in own) <= 4
+        assert [turn.cut for turn in own] == [response.completion.token_ids[turn.stop - 1] not in STOPS for turn in own]
+        assert response.completion.finish is FinishReason.STOP
+    found = drain(mailbox(HerePlayers(Mute), max_turn_tokens=4, truncates_tokens=True), requests(limit=400))
+    assert any(one.completion.finish is FinishReason.LENGTH for one in found.values())
+
+
+def test_a_long_reply_is_cut_or_refused():
+    class Long(Mute):
+        def step(self, turn):
+            return Reply(" ".join(["w5"] * 20))
+
+    found = drain(mailbox(HerePlayers(Long), max_turns=2, max_reply_tokens=6), requests(limit=100))
+    for response in found.values():
+        (reply,) = [turn for turn in response.completion.turns if turn.who == "user"]
+        assert (reply.stop - reply.first, reply.cut) == (6, True)
+    refuses = mailbox(HerePlayers(Long), max_reply_tokens=6, refuses_long_replies=True)
+    found = drain(refuses, requests(limit=100))
+    assert {one.reason for one in found.values()} == {
+        "environment: reply: it has more than max_reply_tokens = 6 tokens"
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (lambda turn: 1 / 0, "exception: ZeroDivisionError"),
+        (lambda turn: "no reply", "reply: expected a dapo.Reply, found str"),
+        (lambda turn: Reply("w5", reward=float("nan")), "reply: reward is nan"),
+        (lambda turn: Reply(""), "reply: an empty reply that does not end"),
+        (lambda turn: Reply("w5", scores={"accuracy": 1.0}), "reply: scores come with done=True"),
+        (lambda turn: Reply(done=True, scores={"a/b": 1.0}), "reply: scores: 'a/b' cannot name a metric"),
+    ],
+)
+def test_an_environment_that_fails_costs_one_response(wrong, reason):
+    class Bad(Mute):
+        def step(self, turn):
+            return wrong(turn) if turn.number == 1 else Reply("w5")
+
+    found = drain(mailbox(HerePlayers(Bad)), requests(limit=400))
+    assert {one.completion.finish for one in found.values()} == {FinishReason.FAILED}
+    assert all(one.reason.startswith(f"environment: {reason}") for one in found.values())
+    ends = drain(mailbox(HerePlayers(Bad), ends_on_error=True), requests(limit=400))
+    assert {(one.completion.finish, one.completion.ended) for one in ends.values()} == {(FinishReason.STOP, "error")}
+    assert not any(one.completion.scores for one in ends.values())
+
+
+def test_scores_that_no_reward_reads_are_refused():
+    with pytest.raises(EpisodeError, match="returned the scores accuracy, and no reward reads them"):
+        drain(mailbox(HerePlayers(echo), read=("style",)), requests())
+
+
+def test_a_stop_string_looks_at_the_turn_alone():
+    """A reply may end with one, and the end of the turn before is no end of the next."""
+
+    class Ends(Mute):
+        def step(self, turn):
+            return Reply("w9 w12" if turn.number < 2 else "w5") if turn.number < 3 else Reply(done=True)
+
+    stop = ("w12",)
+    found = drain(mailbox(HerePlayers(Ends), stop=stop), requests(limit=400, stop=stop))
+    for response in found.values():
+        own = [turn for turn in response.completion.turns if turn.who == MODEL]
+        assert len(own) == 4
+        for turn in own:
+            ids = response.completion.token_ids[turn.first : turn.stop].tolist()
+            assert ids.index(12) == len(ids) - 1
+            assert "w12" not in turn.text
+
+
+def test_a_lane_without_an_environment_is_played_without_one():
+    subject = mailbox(HerePlayers(echo))
+    subject.submit([SampleRequest(Key("check", 0, 0), PROMPT.token_ids, SamplingParams(5), 3)])
+    while subject.pump():
+        pass
+    (response,) = subject.ended("check")
+    assert len(response.completion) == 5
+    assert (response.completion.turns, response.completion.ended) == ((), None)
+
+
+def test_a_finished_episode_survives_a_checkpoint():
+    for response in drain(mailbox(HerePlayers(echo)), requests()).values():
+        again = load_completion(completion_state(response.completion))
+        for name in ("token_ids", "generated", "logprobs", "versions"):
+            assert np.array_equal(getattr(again, name), getattr(response.completion, name))
+        for name in ("turns", "ended", "scores", "answer", "finish", "text"):
+            assert getattr(again, name) == getattr(response.completion, name)
+
+
+def test_environments_are_closed_once_whatever_happens():
+    closed = []
+
+    class Closing(Mute):
+        def close(self):
+            closed.append(id(self))
+
+        def step(self, turn):
+            return Reply("w5") if turn.number < 1 else Reply(done=True)
+
+    subject = mailbox(HerePlayers(Closing))
+    drain(subject, requests(limit=400))
+    assert len(closed) == 6
+    subject.submit(requests(limit=400), lambda key: PROMPT)
+    for _ in range(30):
+        subject.pump(0.0)
+    back = subject.recall("train")
+    subject.drop([one.key for one in back])
+    assert not subject.episodes._episodes
+    assert not subject.episodes.players.stage.episodes
+    assert all(a != b for a, b in pairwise(closed[-2:]))
