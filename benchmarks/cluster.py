@@ -46,7 +46,7 @@ from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
 from dapo.processes.ray_head import OwnCluster
 from dapo.processes.transport import HostSpec
-from dapo.rollout.host import Answer, EngineHost, HostFacts
+from dapo.rollout.host import EngineHost, HostFacts, TurnResult
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.types.batch import Key, SampleEvent, SampleRequest, SamplingParams, Ticket
@@ -136,7 +136,7 @@ class AtOnce:
     def describe(self) -> HostFacts:
         return HostFacts(self.slots, 0, os.getpid(), "here")
 
-    def turn(self, requests: list[SampleRequest], steps: int) -> Answer:
+    def turn(self, requests: list[SampleRequest], steps: int) -> TurnResult:
         """What ends within the turn."""
         self.active += [(r.key, self.clock + r.sampling.max_tokens, r.sampling.max_tokens) for r in requests]
         self.clock += steps
@@ -153,7 +153,9 @@ class AtOnce:
             )
             for key, end, n in ended
         ]
-        return Answer(events, self.clock, dict.fromkeys(("decode_steps", "generated_tokens"), float(self.clock)), 0.0)
+        return TurnResult(
+            events, self.clock, dict.fromkeys(("decode_steps", "generated_tokens"), float(self.clock)), 0.0
+        )
 
     def load(self, ticket: Ticket, in_flight: str) -> None:
         """Nothing to load."""

@@ -10,7 +10,7 @@ import numpy as np
 from sampling_learning import interval
 
 from dapo.algorithms.statistics import pass_at_k
-from dapo.data.formats import Problem
+from dapo.data.formats import RawProblem
 
 Answer = Mapping[str, Any]  # a line of ``dapo evaluate --out``
 ARMS = ("before", "after", "longer")
@@ -94,9 +94,11 @@ def gains(
     }
 
 
-def thirds(answers: Sequence[Answer], size_of: Callable[[Problem], int]) -> list[dict[str, float]]:
+def thirds(answers: Sequence[Answer], size_of: Callable[[RawProblem], int]) -> list[dict[str, float]]:
     """Accuracy of sampled responses by size of the problem, in up to three parts of about equal number."""
-    sized = [(size_of(Problem(a["question"], a["answer"])), float(a["accuracy"])) for a in answers if not a["greedy"]]
+    sized = [
+        (size_of(RawProblem(a["question"], a["answer"])), float(a["accuracy"])) for a in answers if not a["greedy"]
+    ]
     sizes = sorted(size for size, _ in sized)
     cuts = sorted({sizes[(len(sizes) - 1) * third // 3] for third in (1, 2, 3)})
     parts, low = [], sizes[0] - 1

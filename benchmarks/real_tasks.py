@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import DataSource
-from dapo.data.formats import Problem
+from dapo.data.formats import RawProblem
 from dapo.data.load import load_problems, overlap_key
 from dapo.data.readers import read_records
 from dapo.links import install
@@ -27,7 +27,7 @@ WORDS = "word_problems"
 HELD_OUT_SEED, HELD_OUT_LOSS_SEED, IMITATED_SEED, MORE_SEED, REWARDED_SEED = 2, 3, 1000, 3000, 100
 """Of procedural problems; the seed of a run is added to the last three. No two are ever the same for runs below 900."""
 MARK = "####"
-Example = tuple[Problem, str]  # and the response that is imitated
+Example = tuple[RawProblem, str]  # and the response that is imitated
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Task:
     examples: int  # that are imitated, each once
     response_tokens: int
     hard: str  # what makes its problems hard, in words
-    size_of: Callable[[Problem], int]  # and as a number
-    worked: Callable[[Problem], str] | None = None  # the steps to its answer, which the start imitates; None: none
+    size_of: Callable[[RawProblem], int]  # and as a number
+    worked: Callable[[RawProblem], str] | None = None  # the steps to its answer, which the start imitates; None: none
     epochs: int = 1
     steps: int = 40  # of DAPO
     learning_rate: float = 5e-4
@@ -48,7 +48,7 @@ class Task:
     vocabulary: int = 258
 
 
-def digits(problem: Problem) -> int:
+def digits(problem: RawProblem) -> int:
     return len(re.findall(r"\d", problem.problem))
 
 
@@ -56,7 +56,7 @@ def numbers(text: str) -> list[int]:
     return [int(found) for found in re.findall(r"\d+", text)]
 
 
-def euclid(problem: Problem) -> str:
+def euclid(problem: RawProblem) -> str:
     """``46, 8``: ``46%8=6 8%6=2 6%2=0``."""
     a, b = numbers(problem.problem)
     steps = []
@@ -66,7 +66,7 @@ def euclid(problem: Problem) -> str:
     return " ".join(steps)
 
 
-def legs_of_each(problem: Problem) -> str:
+def legs_of_each(problem: RawProblem) -> str:
     """``9 sea slugs, 6 praying mantiss``: ``9*0=0 6*6=36 0+36=36``, each animal from what one of it has."""
     of_animal = animals()
     found = [(int(count), animal) for count, animal in re.findall(r"(\d+) ([a-z ]+)", problem.problem)]
@@ -139,7 +139,7 @@ def generator(name: str) -> str:
 # ---------------------------------------------------------------------------------------------------- procedural
 
 
-def procedural(name: str, seed: int, size: int) -> list[Problem]:
+def procedural(name: str, seed: int, size: int) -> list[RawProblem]:
     """``size`` problems of a generator, through the source that recipes use."""
     return load_problems(DataSource(task=generator(name), options=dict(TASKS[name].options), seed=seed, size=size))
 
@@ -191,7 +191,7 @@ def equation(record: Mapping[str, Any], answer: str) -> str:
     return f"{text.removeprefix('(').removesuffix(')')}={answer} {MARK} {answer}"
 
 
-def is_held_out(problem: Problem, tenths: int) -> bool:
+def is_held_out(problem: RawProblem, tenths: int) -> bool:
     """So many tenths of the problems, by their text: equal ones are all on one side, in every run."""
     return hashlib.sha256(overlap_key(problem.problem).encode()).digest()[0] % 10 < tenths
 
@@ -229,8 +229,8 @@ class Given:
     imitated: list[Example]
     more: list[Example]  # for imitating longer
     loss: list[Example]  # on which imitation is measured
-    rewarded: dict[str, list[Problem]]  # what ``train`` names
-    held_out: dict[str, list[Problem]]  # what ``validation`` names
+    rewarded: dict[str, list[RawProblem]]  # what ``train`` names
+    held_out: dict[str, list[RawProblem]]  # what ``validation`` names
     phrases: tuple[str, ...] = ()  # what every problem begins and ends with: a token each
 
 
@@ -261,7 +261,7 @@ def _of_generator(folder: Path, name: str, seed: int, examples: int, held_out: i
     task, size = TASKS[name], 4000
     source = {"task": generator(name), "options": dict(task.options)}
 
-    def said(problem: Problem) -> str:
+    def said(problem: RawProblem) -> str:
         return f"{task.worked(problem)} {MARK} {problem.answer}" if task.worked else problem.answer
 
     imitated, more, loss = (
@@ -280,7 +280,7 @@ def _of_generator(folder: Path, name: str, seed: int, examples: int, held_out: i
     )
 
 
-def write_problems(path: Path, problems: Iterable[Problem]) -> str:
+def write_problems(path: Path, problems: Iterable[RawProblem]) -> str:
     path.write_text("".join(json.dumps({"problem": p.problem, "answer": p.answer}) + "\n" for p in problems))
     return str(path)
 
@@ -291,12 +291,12 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
     return str(path)
 
 
-def without_held_out(examples: Iterable[Example], held_out: Iterable[Problem]) -> list[Example]:
+def without_held_out(examples: Iterable[Example], held_out: Iterable[RawProblem]) -> list[Example]:
     keys = {overlap_key(p.problem) for p in held_out}
     return [(p, said) for p, said in examples if overlap_key(p.problem) not in keys]
 
 
-def leaks(problems: Iterable[Problem], held_out: Iterable[Problem]) -> dict[str, int]:
+def leaks(problems: Iterable[RawProblem], held_out: Iterable[RawProblem]) -> dict[str, int]:
     """How many problems there are, how many are held-out ones letter by letter, and how many are taken out: the trainer
     compares letters and digits alone, which takes out more."""
     listed, asked = list(problems), list(held_out)

@@ -13,7 +13,7 @@ from dapo.config.files import parse_yaml
 from dapo.config.load import recipe_from_dict
 from dapo.config.problems import brief
 from dapo.config.write import to_yaml
-from dapo.data.formats import Problem, detect, to_problems
+from dapo.data.formats import RawProblem, detect, to_problems
 from dapo.data.readers import read_records
 from dapo.errors import DataError, ModelError, RecipeError
 from dapo.observe.jsonl import write_atomically
@@ -64,7 +64,7 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class _Data:
     fields: dict[str, str]  # empty where the layout is one that is known
-    first: Problem
+    first: RawProblem
     numbers: float  # share of gold answers that a mathematical verifier reads
 
 

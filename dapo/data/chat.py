@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.config.check_data import tool_problem
 from dapo.config.schema import Data
-from dapo.data.formats import Problem
+from dapo.data.formats import RawProblem
 from dapo.data.messages import LAST, SYSTEM, Message
 from dapo.errors import DataError
 
@@ -84,7 +84,7 @@ def _template_text(data: Data, tokenizer: Any) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def render_chat(problem: Problem, text: str, data: Data, tokenizer: Any) -> str:
+def render_chat(problem: RawProblem, text: str, data: Data, tokenizer: Any) -> str:
     """The conversation as the chat template writes it, up to where the response begins.
 
     Args:
@@ -183,7 +183,7 @@ def _without_system(roles: list[str], data: Data) -> str:
     return "; take the system message out of the records if the template accepts none"
 
 
-def _messages(problem: Problem, text: str, data: Data) -> list[Message]:
+def _messages(problem: RawProblem, text: str, data: Data) -> list[Message]:
     """The conversation: the recipe's system message, examples, and the record's own turns.
 
     Raises:
@@ -212,7 +212,7 @@ def with_instruction(text: str, data: Data) -> str:
     return f"{text}\n\n{data.instruction}" if data.instruction else text
 
 
-def _tools(problem: Problem, data: Data) -> list[Any]:
+def _tools(problem: RawProblem, data: Data) -> list[Any]:
     """The schemas that the template gets.
 
     Raises:

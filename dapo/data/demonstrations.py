@@ -20,7 +20,7 @@ from dapo.config.check_sft import sft_source_name
 from dapo.config.schema import Data, Sft, SftSource
 from dapo.data.chat import chat_text, has_template
 from dapo.data.encode import CutError, encode, encode_pieces
-from dapo.data.formats import Problem, lookup
+from dapo.data.formats import RawProblem, lookup
 from dapo.data.load import load_problems, overlap_key
 from dapo.data.messages import LAST, Message, message_list
 from dapo.data.readers import Record, read_records
@@ -168,7 +168,7 @@ class _Draft:
     """An example as text: a prompt, or a problem that becomes one, and pieces that follow it."""
 
     where: str
-    problem: Problem | None  # rendered as ``data`` says
+    problem: RawProblem | None  # rendered as ``data`` says
     prompt: str  # of a conversation: what the template wrote
     asked: str  # what the user said last before the first answer that is learnt
     pieces: tuple[_Piece, ...]
@@ -201,7 +201,7 @@ def _drafts(where: str, record: Record, source: SftSource, sft: Sft, data: Data,
             f"{where}: its response does not begin with `data.response_prefix` = {prefix!r}, with which every response "
             f"begins; found {answer[:60]!r}"
         )
-    problem = Problem(problem=asked, answer=answer, row=where)
+    problem = RawProblem(problem=asked, answer=answer, row=where)
     own = answer.removeprefix(prefix)
     return [_Draft(where, problem, "", asked, (_Piece(own, own),))]
 

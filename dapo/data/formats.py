@@ -16,7 +16,7 @@ from dapo.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RawProblem:
     """One problem before rendering."""
 
     problem: str  # the raw text; of a conversation its last message
@@ -102,7 +102,7 @@ def detect(record: Record) -> str:
 
 def to_problems(
     records: Iterable[Located], format_name: str, fields: Mapping[str, str], unanswered: list[str] | None = None
-) -> Iterator[Problem]:
+) -> Iterator[RawProblem]:
     """Turn located records into problems.
 
     A record whose answer is null, NaN or empty is passed over: no verifier could judge it. Every column that neither
@@ -146,7 +146,7 @@ def _choose(record: Record, name: str, fields: Mapping[str, str], where: str) ->
     return (_PLAIN if name == "plain" else FORMATS[name]), name
 
 
-def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapping[str, str]) -> Problem | None:
+def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapping[str, str]) -> RawProblem | None:
     """The problem of a record; None when it should have an answer and that is null or empty."""
     problem_field, raw_problem = lookup(record, layout.problem, where, name)
     used = {problem_field}
@@ -173,7 +173,7 @@ def _convert(record: Record, where: str, layout: Format, name: str, fields: Mapp
             return None
     extra = _extra(record, fields, used, where, name)
     alone = len(messages) == 1 and set(messages[0]) == {"role", "content"}
-    return Problem(problem, answer, extra, where, () if alone else tuple(messages))
+    return RawProblem(problem, answer, extra, where, () if alone else tuple(messages))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.config.check_data import source_name
 from dapo.config.schema import Data, DataSource, TrainSource
-from dapo.data.formats import Problem, to_problems
+from dapo.data.formats import RawProblem, to_problems
 from dapo.data.messages import SYSTEM
 from dapo.data.mixture import LEVEL, Part
 from dapo.data.readers import read_records
@@ -72,7 +72,7 @@ class SourceReport:
 
 
 @dataclass(slots=True)
-class Overlap:
+class SharedProblems:
     """What a validation set shared with the training data, which was taken out of the latter."""
 
     problems: int = 0  # of the validation set
@@ -85,7 +85,7 @@ class DataReport:
 
     train: list[SourceReport] = field(default_factory=list)
     validation: list[SourceReport] = field(default_factory=list)
-    overlap: dict[str, Overlap] = field(default_factory=dict)  # by validation set
+    overlap: dict[str, SharedProblems] = field(default_factory=dict)  # by validation set
     conflicts: list[Conflict] = field(default_factory=list)  # in the training data, all sources together
 
     def lines(self, *, training: bool = True) -> list[str]:
@@ -122,7 +122,7 @@ class PreparedData:
     parts: list[Part] = field(default_factory=list)  # of a mixture: the training prompts by source and level
 
 
-def load_problems(source: DataSource) -> list[Problem]:
+def load_problems(source: DataSource) -> list[RawProblem]:
     """All problems of a source (the first ``size`` of them). Records whose answer is null or empty are passed over.
 
     Raises:
@@ -131,11 +131,11 @@ def load_problems(source: DataSource) -> list[Problem]:
     return _load(source)[0]
 
 
-def _load(source: DataSource) -> tuple[list[Problem], list[str]]:
+def _load(source: DataSource) -> tuple[list[RawProblem], list[str]]:
     """The problems of a source, and where the records stand that have no answer."""
     if (source.path is None) == (source.task is None):
         raise DataError(f"a data source needs either `path` or `task`, found {source.path!r} and {source.task!r}")
-    problems: Iterable[Problem]
+    problems: Iterable[RawProblem]
     unanswered: list[str] = []
     if source.task is not None:
         problems = make_problems(source.task, source.options, source.seed, source.size)
@@ -159,9 +159,9 @@ def overlap_key(problem: str) -> str:
     return normalised if letters >= _LETTERS_FOR_NORMALISED else content_id(problem)
 
 
-def find_conflicts(problems: Iterable[Problem]) -> list[Conflict]:
+def find_conflicts(problems: Iterable[RawProblem]) -> list[Conflict]:
     """Problems that stand in a set with more than one answer, in order of their first appearance."""
-    answers: dict[str, dict[str, Problem]] = {}
+    answers: dict[str, dict[str, RawProblem]] = {}
     for problem in problems:
         answers.setdefault(content_id(problem.words), {}).setdefault(problem.answer, problem)
     return [
@@ -197,13 +197,13 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
         problems, entry = _clean(source, shown)
         validation[name] = _finish(problems, entry, data, tokenizer)
         report.validation.append(entry)
-        report.overlap[name] = Overlap()
+        report.overlap[name] = SharedProblems()
         held_out.update((overlap_key(problem.words), name) for problem in problems)
 
     train: list[Prompt] = []
     seen: set[tuple[str, ...]] = set()  # a mixture of files may hold a problem twice
     met: set[str] = set()
-    from_files: list[Problem] = []
+    from_files: list[RawProblem] = []
     parts: list[Part] = []
     for source, level in _levels(data.train):
         problems, entry = _clean(source, shown, seen)
@@ -228,8 +228,8 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
 
 
 def _not_held_out(
-    problems: Iterable[Problem], held_out: Mapping[str, str], overlap: Mapping[str, Overlap], met: set[str]
-) -> list[Problem]:
+    problems: Iterable[RawProblem], held_out: Mapping[str, str], overlap: Mapping[str, SharedProblems], met: set[str]
+) -> list[RawProblem]:
     """What may train; the rest is counted.
 
     Args:
@@ -260,11 +260,11 @@ def _levels(sources: Iterable[TrainSource]) -> Iterator[tuple[TrainSource, int |
             yield source.model_copy(update={"options": {**source.options, **options}}), number
 
 
-def _of_level(problem: Problem, level: int | None) -> Problem:
+def _of_level(problem: RawProblem, level: int | None) -> RawProblem:
     return problem if level is None else replace(problem, extra={**problem.extra, LEVEL: level})
 
 
-def _identity(problem: Problem) -> tuple[str, ...]:
+def _identity(problem: RawProblem) -> tuple[str, ...]:
     """What makes a problem a repeat. Without an answer the task may be in ``extra``, so that counts too."""
     system = [message["content"] for message in problem.messages if message["role"] in SYSTEM]
     key = (content_id(problem.words), problem.answer, *system)
@@ -273,7 +273,7 @@ def _identity(problem: Problem) -> tuple[str, ...]:
 
 def _clean(
     source: DataSource, shown: set[str], seen: set[tuple[str, ...]] | None = None
-) -> tuple[list[Problem], SourceReport]:
+) -> tuple[list[RawProblem], SourceReport]:
     """``shown``: what every prompt holds with its solution; ``seen``: problems of the sources before."""
     problems, unanswered = _load(source)
     procedural = source.task is not None
@@ -303,7 +303,7 @@ def _clean(
     return kept, entry
 
 
-def _finish(problems: Sequence[Problem], entry: SourceReport, data: Data, tokenizer: Any) -> list[Prompt]:
+def _finish(problems: Sequence[RawProblem], entry: SourceReport, data: Data, tokenizer: Any) -> list[Prompt]:
     prompts = make_prompts(problems, entry.name, data, tokenizer)
     limit = data.max_prompt_tokens
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]

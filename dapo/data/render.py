@@ -14,7 +14,7 @@ from dapo.config.check_data import CHAT_ONLY
 from dapo.config.schema import Data
 from dapo.data.chat import check_variables, has_template, render_chat, with_instruction
 from dapo.data.encode import encode
-from dapo.data.formats import Problem
+from dapo.data.formats import RawProblem
 from dapo.errors import DataError
 from dapo.types.batch import Prompt, content_id
 
@@ -57,7 +57,7 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
     return style
 
 
-def render(problem: Problem, data: Data, style: str, tokenizer: Any) -> str:
+def render(problem: RawProblem, data: Data, style: str, tokenizer: Any) -> str:
     """The text of one prompt, the beginning of the response included.
 
     Raises:
@@ -105,7 +105,7 @@ def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]
     return ids
 
 
-def make_prompts(problems: Sequence[Problem], source: str, data: Data, tokenizer: Any) -> list[Prompt]:
+def make_prompts(problems: Sequence[RawProblem], source: str, data: Data, tokenizer: Any) -> list[Prompt]:
     """Render and tokenise problems, in their order.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from dapo.data.formats import Problem
+from dapo.data.formats import RawProblem
 from dapo.data.signed_sum import make_problem
 from dapo.errors import DataError
 from dapo.links import install
@@ -18,7 +18,7 @@ REASONING_GYM = "reasoning_gym/"
 DEFAULT_SIZE = 10_000
 
 
-def make_problems(task: str, options: dict[str, Any], seed: int, size: int | None) -> Iterator[Problem]:
+def make_problems(task: str, options: dict[str, Any], seed: int, size: int | None) -> Iterator[RawProblem]:
     """Problems of a task by name: ``signed_sum`` or ``reasoning_gym/NAME``.
 
     Args:
@@ -43,7 +43,7 @@ def make_problems(task: str, options: dict[str, Any], seed: int, size: int | Non
         )
 
 
-def _signed_sum(options: dict[str, Any], seed: int, size: int) -> Iterator[Problem]:
+def _signed_sum(options: dict[str, Any], seed: int, size: int) -> Iterator[RawProblem]:
     for index in range(size):
         try:
             made = make_problem(seed, index, **options)
@@ -51,10 +51,10 @@ def _signed_sum(options: dict[str, Any], seed: int, size: int) -> Iterator[Probl
             raise DataError(
                 f"task {SIGNED_SUM}: {error}; its options are min_terms, max_terms and minus_probability"
             ) from error
-        yield Problem(made.prompt, made.answer, {"task": SIGNED_SUM}, f"{SIGNED_SUM}[seed {seed}, {index}]")
+        yield RawProblem(made.prompt, made.answer, {"task": SIGNED_SUM}, f"{SIGNED_SUM}[seed {seed}, {index}]")
 
 
-def _reasoning_gym(name: str, options: dict[str, Any], seed: int, size: int) -> Iterator[Problem]:
+def _reasoning_gym(name: str, options: dict[str, Any], seed: int, size: int) -> Iterator[RawProblem]:
     # reasoning-gym makes item i from Random(seed + i), so its neighbouring seeds hold the same problems, shifted by
     # one. Hashing ours first keeps a training set of seed 0 and an evaluation set of seed 1 apart.
     spread = int.from_bytes(hashlib.sha256(f"reasoning_gym/{seed}".encode()).digest()[:4], "big") >> 1
@@ -68,7 +68,7 @@ def _reasoning_gym(name: str, options: dict[str, Any], seed: int, size: int) -> 
         answer = entry["answer"]
         extra = {"task": f"{REASONING_GYM}{name}", "options": options, "entry": entry}
         # Some tasks have many right answers and give none; their scorer works from the entry.
-        yield Problem(str(entry["question"]), "" if answer is None else str(answer), extra, where)
+        yield RawProblem(str(entry["question"]), "" if answer is None else str(answer), extra, where)
 
 
 def _create(name: str, options: dict[str, Any], seed: int, size: int) -> Any:

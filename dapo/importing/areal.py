@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dapo.importing import shared
-from dapo.importing.reading import Found, Reading
+from dapo.importing.reading import Reading, SourceValue
 from dapo.importing.shared import DS, FIX, LEN
 
 _SCALE = "algorithm.reward_scaling"
@@ -88,7 +88,7 @@ def _loss(r: Reading) -> None:
     _rejection(r, apart)
 
 
-def _rejection(r: Reading, apart: Found) -> None:
+def _rejection(r: Reading, apart: SourceValue) -> None:
     where = "actor.rejection_sampling"
     level, action = r.text(f"{where}.level", default="token"), r.text(f"{where}.action", default="mask")
     upper, lower = r.need(f"{where}.upper", default=5.0), r.number(f"{where}.lower")
@@ -151,16 +151,16 @@ def _groups(r: Reading) -> None:
         r.say("actor.adv_norm normalises advantages a second time, over the batch: here they are normalised once")
 
 
-def _level(r: Reading, key: str, default: str) -> Found:
+def _level(r: Reading, key: str, default: str) -> SourceValue:
     """A null, which elsewhere says nothing, switches this normalisation off."""
     given = r.source.settings.get(key)
     if given is not None and given.value is None:
         r.used.add(key)
-        return Found("none", f"from {key} = null", True)
+        return SourceValue("none", f"from {key} = null", True)
     return r.text(key, default=default)
 
 
-def _rewards(r: Reading, longest: Found) -> None:
+def _rewards(r: Reading, longest: SourceValue) -> None:
     bias, factor = r.need("actor.reward_bias", default=0.0), r.need("actor.reward_scaling", default=1.0)
     low, high = bias.value * factor.value, (1 + bias.value) * factor.value
     moved = (low, high) != (0, 1)
@@ -210,7 +210,7 @@ def _optimiser(r: Reading) -> None:
     share = r.number(f"{optim}.warmup_steps_proportion", default=0.001)
     if share is not None:
         known = steps is not None
-        warmup = Found(share.value * steps.value if steps else 0, share.said, share.given)
+        warmup = SourceValue(share.value * steps.value if steps else 0, share.said, share.given)
         if share.value and share.given and not known:
             r.drop(share, "a share of a number of steps that is not known: set learner.warmup")
         kind = r.text(f"{optim}.lr_scheduler_type", default="constant")
@@ -222,7 +222,7 @@ def _running(r: Reading) -> None:
     top_p = r.number("gconfig.top_p", default=1.0)
     shared.sampling(r, r.need("gconfig.temperature", default=1.0), top_p, top_k)
     backend = r.text("allocation_mode", "rollout.backend", default="sglang")
-    shared.engine(r, Found("vllm" if "vllm" in backend.value else "sglang", backend.said, backend.given))
+    shared.engine(r, SourceValue("vllm" if "vllm" in backend.value else "sglang", backend.said, backend.given))
     stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
     if stale is not None and stale.value:
         r.put("rollout.max_staleness", int(stale.value), stale, note="the same unit: versions of the weights")
@@ -247,7 +247,7 @@ def _running(r: Reading) -> None:
         found = r.find(f"{key}.path")
         kind = {"format": "gsm8k"} if found is not None and "gsm8k" in str(found.value) else {}
         if found is not None and str(found.value) == "openai/gsm8k":
-            found = Found("openai/gsm8k:main", found.said, True)
+            found = SourceValue("openai/gsm8k:main", found.said, True)
             kind["split"] = "train" if part == "train" else "test"
         shared.data(r, part, found, **kind)
     shared.shuffled(r, "train_dataset.shuffle")

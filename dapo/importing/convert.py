@@ -15,7 +15,7 @@ from dapo.config.unusual import unread
 from dapo.errors import RecipeError
 from dapo.importing import areal, huggingface, nemo, skyrl, slurm, verl
 from dapo.importing.files import SourceFiles
-from dapo.importing.given import Source
+from dapo.importing.given import SourceFile
 from dapo.importing.python_source import read_python
 from dapo.importing.reading import Apart, Reading
 from dapo.importing.recipe import nested, recipe_text
@@ -95,7 +95,7 @@ def _flat(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _read(text: str, name: str, files: SourceFiles) -> Source:
+def _read(text: str, name: str, files: SourceFiles) -> SourceFile:
     text = text.removeprefix("\ufeff")
     if "\0" in text:
         raise RecipeError(f"{name} holds a NUL character, which no configuration does")

@@ -11,7 +11,7 @@ LONGEST_VALUE = 100_000  # characters of one setting, with what it refers to put
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SourceSetting:
     """One setting as the source has it."""
 
     key: str  # dotted, without `+`, `~` and `--`; dashes of a flag as underscores
@@ -20,12 +20,12 @@ class Given:
 
 
 @dataclass(slots=True)
-class Source:
+class SourceFile:
     """Everything that a file says, whatever its form was."""
 
     name: str
     form: str  # what it was read as: "YAML", "a launch script", "Python"
-    settings: dict[str, Given] = field(default_factory=dict)  # a later one replaces an earlier one
+    settings: dict[str, SourceSetting] = field(default_factory=dict)  # a later one replaces an earlier one
     unresolved: list[tuple[str, str]] = field(default_factory=list)  # what stands there, why it could not be read
     files: list[str] = field(default_factory=list)  # read as well, for what it names as its base
     cautions: list[str] = field(default_factory=list)  # said in the first lines
@@ -40,7 +40,7 @@ class Source:
             self.unresolved.append((key, f"it stands for more than {LONGEST_VALUE:,} characters"))
             return
         self.settings.pop(key, None)
-        self.settings[key] = Given(key, value, place)
+        self.settings[key] = SourceSetting(key, value, place)
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

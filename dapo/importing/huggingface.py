@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from dapo.importing import shared
-from dapo.importing.reading import Found, Reading
+from dapo.importing.reading import Reading, SourceValue
 from dapo.importing.shared import DS, FIX, LOSS
 
 _MODES = {
@@ -77,10 +77,10 @@ def _convert(r: Reading, d: Defaults) -> None:
     _running(r, d)
 
 
-def _devices(r: Reading) -> Found:
+def _devices(r: Reading) -> SourceValue:
     if r.source.devices:
-        return Found(r.source.devices, f"from {r.source.devices} processes", True)
-    return Found(1, "one device: nothing says how many (`--devices N`)", False)
+        return SourceValue(r.source.devices, f"from {r.source.devices} processes", True)
+    return SourceValue(1, "one device: nothing says how many (`--devices N`)", False)
 
 
 def _sizes(r: Reading, d: Defaults) -> None:
@@ -102,9 +102,9 @@ def _sizes(r: Reading, d: Defaults) -> None:
     r.put("rollout.prompts_per_step", prompts, *founds, note=how)
     r.put("rollout.group_size", group.value, group)
     said = f"{per_device.value} x {accumulated.value} x {devices.value} = {rows}"
-    total = Found(prompts, per_device.said, per_device.given)
+    total = SourceValue(prompts, per_device.said, per_device.given)
     founds_of_mini = [f.said for f in (per_device, accumulated, devices)]
-    step = Found(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
+    step = SourceValue(rows, f"from {', '.join(s.removeprefix('from ') for s in founds_of_mini)}: {said}", True)
     shared.minibatch_of_responses(r, total, group, step)
     shared.epochs_per_rollout(r, "num_iterations")
     longest = r.count("max_completion_length", default=512)
@@ -196,15 +196,15 @@ def _rewards(r: Reading) -> None:
     shared.reward(r, funcs)
 
 
-def _soft_lengths(r: Reading, called: str) -> tuple[Found, Found | None]:
+def _soft_lengths(r: Reading, called: str) -> tuple[SourceValue, SourceValue | None]:
     """Lmax, Lcache of ``get_soft_overlong_punishment(...)``, the larger number first; of its name TRL's constants."""
     if "(" not in called:
         said = "TRL's constant for the command line"
-        return Found(1280, said, False), Found(256, said, False)
+        return SourceValue(1280, said, False), SourceValue(256, said, False)
     numbers = [int(n) for n in re.findall(r"\b\d{1,9}\b", called)]
     if len(numbers) == 2:
         said = f"from reward_funcs {called}"
-        return Found(max(numbers), said, True), Found(min(numbers), said, True)
+        return SourceValue(max(numbers), said, True), SourceValue(min(numbers), said, True)
     r.say(
         f"{called}: its lengths are known only when it runs; the response limit and a fifth of it are taken: set "
         "algorithm.overlong_punishment.max_length and .cache_length"
@@ -225,14 +225,14 @@ def _optimiser(r: Reading, d: Defaults) -> None:
     if eps is not None:
         r.put("learner.eps", eps.value, eps)
     steps = r.number("max_steps")
-    warmup: Found | None
+    warmup: SourceValue | None
     warmup, share = r.number("warmup_steps"), r.number("warmup_ratio")
     if (warmup is None or not warmup.value) and share is not None and share.value:
         if steps is not None and steps.value > 0:
-            warmup = Found(share.value * steps.value, share.said, True)
+            warmup = SourceValue(share.value * steps.value, share.said, True)
         else:
             r.drop(share, "a share of a number of steps that is not known: set learner.warmup")
-    warmup = warmup if warmup is not None else Found(0, f"{r.title}'s default of warmup_steps", False)
+    warmup = warmup if warmup is not None else SourceValue(0, f"{r.title}'s default of warmup_steps", False)
     kind = r.text("lr_scheduler_type", default=d.schedule)
     shared.schedule(r, kind, unit="optimizer", warmup=warmup, note=f"{r.title}'s scheduler counts optimiser steps")
     if kind.value != "constant" and (steps is None or steps.value <= 0):
@@ -240,16 +240,16 @@ def _optimiser(r: Reading, d: Defaults) -> None:
     _adapter(r, lora)
 
 
-def _adapter(r: Reading, kind: Found) -> None:
+def _adapter(r: Reading, kind: SourceValue) -> None:
     """Defaults of ms-swift's ``tuner_args.py``, TRL's ``model_config.py``, PEFT's ``lora/config.py``."""
     names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
     if r.title == "ms-swift":
-        on = Found(kind.value in ("lora", "adalora"), kind.said, kind.given)
+        on = SourceValue(kind.value in ("lora", "adalora"), kind.said, kind.given)
         shared.lora(r, "", names, on=on, rank=8, alpha=32, dropped=0.05)
         return
     names["rank"] = "lora_r"
     if "LoraConfig" in r.source.words:
-        on = Found(True, "from LoraConfig", True)
+        on = SourceValue(True, "from LoraConfig", True)
         shared.lora(r, "", names, on=on, rank=8, alpha=8)
     else:
         names["targets"] = "lora_target_modules"
@@ -274,7 +274,7 @@ def _running(r: Reading, d: Defaults) -> None:
         else:
             r.put("rollout.server.url", str(url.value), url)
     else:
-        name = Found("vllm" if used.value else "embedded", used.said, used.given)
+        name = SourceValue("vllm" if used.value else "embedded", used.said, used.given)
         if used.value:
             shared.engine(r, name)
         else:
@@ -299,7 +299,7 @@ def _running(r: Reading, d: Defaults) -> None:
     half = r.flag("bf16", default=True)
     dtype = r.text("torch_dtype", "dtype", default="bfloat16" if half.value else "float32")
     dtypes = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
-    r.choose("model.dtype", dtype if dtype.given else Found(dtype.value, half.said, half.given), dtypes)
+    r.choose("model.dtype", dtype if dtype.given else SourceValue(dtype.value, half.said, half.given), dtypes)
     shared.data(r, "train", r.find("dataset", "train_dataset", "dataset_name"))
     shared.data(r, "validation", r.find("val_dataset", "eval_dataset"))
     shared.trackers(r, r.find("report_to"), otherwise="huggingface")
@@ -342,7 +342,7 @@ def _swift_correction(r: Reading) -> None:
         _correct(r, mode, cap)
 
 
-def _off_policy_mask(r: Reading, key: str, mode: Found | None) -> bool:
+def _off_policy_mask(r: Reading, key: str, mode: SourceValue | None) -> bool:
     """Write the off-policy sequence mask, if the source has one, and name the correction that it replaces."""
     threshold = r.number(key)
     if threshold is None:
@@ -354,7 +354,7 @@ def _off_policy_mask(r: Reading, key: str, mode: Found | None) -> bool:
     return True
 
 
-def _correct(r: Reading, mode: Found, cap: Found) -> None:
+def _correct(r: Reading, mode: SourceValue, cap: SourceValue) -> None:
     kind = _MODES.get(str(mode.value))
     if kind is None:
         r.put(f"{FIX}.kind", "none", mode, note="see below")

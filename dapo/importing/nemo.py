@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo.importing import shared
-from dapo.importing.reading import Found, Reading
+from dapo.importing.reading import Reading, SourceValue
 from dapo.importing.shared import DS, FIX, LEN, LOSS
 
 _SCALE = "algorithm.reward_scaling"
@@ -85,7 +85,7 @@ def _correction(r: Reading) -> None:
         return
     names = {"": "untruncated", "tis": "truncate", "icepop": "mask_token", "seq-mask-tis": "mask_sequence"}
     if not kind.given and high is not None:
-        kind = Found("tis", high.said, True)
+        kind = SourceValue("tis", high.said, True)
     if not r.choose(f"{FIX}.kind", kind, names):
         return
     r.put(f"{FIX}.kind", r.lines[f"{FIX}.kind"].value, on, kind if kind.value else None)
@@ -179,7 +179,7 @@ def _optimiser(r: Reading) -> None:
     shared.schedule(r, shape, unit="rollout", warmup=warmup, note=_ADVANCES)
 
 
-def _megatron(r: Reading, on: Found) -> None:
+def _megatron(r: Reading, on: SourceValue) -> None:
     """Megatron's own optimiser and schedule; both advance as the others do there."""
     optimizer, scheduler = "policy.megatron_cfg.optimizer", "policy.megatron_cfg.scheduler"
     lr = r.need(f"{optimizer}.lr", default=5e-6)
@@ -200,7 +200,7 @@ def _megatron(r: Reading, on: Found) -> None:
     shape = r.text(f"{scheduler}.lr_decay_style", default="constant")
     if shape.value not in ("constant", "linear", "cosine"):
         r.drop(shape, "holds a schedule that has no counterpart; constant after the warm-up is taken")
-        shape = Found("constant", shape.said, shape.given)
+        shape = SourceValue("constant", shape.said, shape.given)
     shared.schedule(
         r, shape, unit="rollout", warmup=r.count(f"{scheduler}.lr_warmup_iters", default=13), note=_ADVANCES
     )
@@ -213,12 +213,12 @@ def _megatron(r: Reading, on: Found) -> None:
     r.drop(r.find(f"{scheduler}.lr_decay_iters"), "a schedule ends at trainer.steps here")
 
 
-def _scheduler(r: Reading) -> tuple[Found, Found]:
+def _scheduler(r: Reading) -> tuple[SourceValue, SourceValue]:
     """Shape and warm-up of a list of torch schedulers with milestones."""
     found = r.find("policy.scheduler")
-    constant = Found("constant", "NeMo RL's default of policy.scheduler", False)
+    constant = SourceValue("constant", "NeMo RL's default of policy.scheduler", False)
     if found is None:
-        return constant, Found(50, "NeMo RL's default of policy.scheduler", False)
+        return constant, SourceValue(50, "NeMo RL's default of policy.scheduler", False)
     stages: list[Any] = found.value if isinstance(found.value, list) else [found.value]
     shape, warmup, known = "constant", 0, True
     for stage in stages:
@@ -234,7 +234,7 @@ def _scheduler(r: Reading) -> tuple[Found, Found]:
     if not known:
         r.drop(found, "holds a schedule that has no counterpart; constant after the warm-up is taken")
     said = "from policy.scheduler"
-    return Found(shape, said, True), Found(warmup, f"{said}: total_iters of LinearLR = {warmup}", True)
+    return SourceValue(shape, said, True), SourceValue(warmup, f"{said}: total_iters of LinearLR = {warmup}", True)
 
 
 def _running(r: Reading) -> None:

@@ -8,14 +8,14 @@ from copy import deepcopy
 from typing import Any
 
 from dapo.errors import RecipeError
-from dapo.importing.given import MOST_SETTINGS, Source
+from dapo.importing.given import MOST_SETTINGS, SourceFile
 from dapo.importing.values import NotConstant, arithmetic
 
 _LORA = {"r": "lora_r", "task_type": ""}
 _TRAINER = {"model": "model_name_or_path", "train_dataset": "train_dataset", "eval_dataset": "eval_dataset"}
 
 
-def read_python(text: str, name: str) -> Source:
+def read_python(text: str, name: str) -> SourceFile:
     """A source from the calls of ``*Config`` and ``*Trainer`` in a Python file.
 
     Raises:
@@ -28,7 +28,7 @@ def read_python(text: str, name: str) -> Source:
         nodes = list(ast.walk(tree))
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise RecipeError(f"{name} is not Python that can be read: {error}") from None
-    source = Source(name, "Python")
+    source = SourceFile(name, "Python")
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
@@ -64,7 +64,7 @@ def _constants(nodes: list[ast.AST]) -> dict[str, Any]:
     return known
 
 
-def _take(call: ast.Call, called: str, names: dict[str, Any], source: Source) -> None:
+def _take(call: ast.Call, called: str, names: dict[str, Any], source: SourceFile) -> None:
     for keyword in call.keywords:
         place = f"line {keyword.value.lineno}"
         if keyword.arg is None:

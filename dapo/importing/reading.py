@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.importing.given import Source
+from dapo.importing.given import SourceFile
 from dapo.importing.values import shown
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceValue:
     """A value of the source, and where it is from."""
 
     value: Any
@@ -23,7 +23,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RecipeLine:
     """One setting of the recipe."""
 
     value: Any
@@ -44,9 +44,9 @@ class Apart:
 class Reading:
     """The conversion of one source."""
 
-    source: Source
+    source: SourceFile
     title: str  # of the trainer, as it is written
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, RecipeLine] = field(default_factory=dict)
     apart: list[Apart] = field(default_factory=list)
     said: list[str] = field(default_factory=list)  # what means something else here
     cautions: list[str] = field(default_factory=list)  # the recipe's first lines
@@ -56,17 +56,17 @@ class Reading:
         """Whether one of the keys stands in the source with a value."""
         return any(key in self.source.settings and self.source.settings[key].value is not None for key in keys)
 
-    def find(self, *keys: str, default: Any = None) -> Found | None:
+    def find(self, *keys: str, default: Any = None) -> SourceValue | None:
         """The first of the keys that is given (null counts as absent), else the default of the trainer, else None."""
         for key in keys:
             if key in self.source.settings:
                 self.used.add(key)
                 value = self.source.settings[key].value
                 if value is not None and value != "None":
-                    return Found(value, f"from {key} = {shown(value)}", True)
-        return None if default is None else Found(default, f"{self.title}'s default of {keys[0]}", False)
+                    return SourceValue(value, f"from {key} = {shown(value)}", True)
+        return None if default is None else SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
-    def number(self, *keys: str, default: float | None = None) -> Found | None:
+    def number(self, *keys: str, default: float | None = None) -> SourceValue | None:
         """As ``find``, for numbers: what is none is listed, and counts as absent."""
         found = self.find(*keys)
         if found is not None:
@@ -78,42 +78,42 @@ class Reading:
                     value = None
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-                return Found(int(value) if whole else value, found.said, True)
+                return SourceValue(int(value) if whole else value, found.said, True)
             self.drop(found, "a number is expected there; the default is taken")
-        return None if default is None else Found(default, f"{self.title}'s default of {keys[0]}", False)
+        return None if default is None else SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
-    def need(self, *keys: str, default: float) -> Found:
+    def need(self, *keys: str, default: float) -> SourceValue:
         """As ``number`` where the trainer has a default."""
         found = self.number(*keys, default=default)
         assert found is not None
         return found
 
-    def count(self, *keys: str, default: int) -> Found:
+    def count(self, *keys: str, default: int) -> SourceValue:
         """As ``need`` for what must be a whole number above 0."""
         found = self.need(*keys, default=default)
         if isinstance(found.value, int) and found.value > 0:
             return found
         self.drop(found, "a whole number above 0 is expected; the default is taken")
-        return Found(default, f"{self.title}'s default of {keys[0]}", False)
+        return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
-    def flag(self, *keys: str, default: bool) -> Found:
+    def flag(self, *keys: str, default: bool) -> SourceValue:
         """As ``find``, for true and false."""
         found = self.find(*keys)
         if found is not None:
             text = str(found.value).lower()
             if text in _TRUE + _FALSE:
-                return Found(text in _TRUE, found.said, True)
+                return SourceValue(text in _TRUE, found.said, True)
             self.drop(found, "true or false is expected; the default is taken")
-        return Found(default, f"{self.title}'s default of {keys[0]}", False)
+        return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
-    def text(self, *keys: str, default: str = "") -> Found:
+    def text(self, *keys: str, default: str = "") -> SourceValue:
         """As ``find``, for a word."""
         found = self.find(*keys)
         if found is not None:
-            return Found(str(found.value), found.said, True)
-        return Found(default, f"{self.title}'s default of {keys[0]}", False)
+            return SourceValue(str(found.value), found.said, True)
+        return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
-    def put(self, ours: str, value: Any, *founds: Found | None, note: str = "") -> None:
+    def put(self, ours: str, value: Any, *founds: SourceValue | None, note: str = "") -> None:
         """Write one line of the recipe. A kind that stood there as a plain name gets a key of its own beside it."""
         section = ours.rpartition(".")[0]
         if section in self.lines:
@@ -123,9 +123,9 @@ class Reading:
         rest = [s for s in said if not s.startswith("from ")]
         parts = [*(first if first != ["from "] else []), *rest, *([note] if note else [])]
         given = any(found is not None and found.given for found in founds)
-        self.lines[ours] = Line(value, "; ".join(dict.fromkeys(parts)), given)
+        self.lines[ours] = RecipeLine(value, "; ".join(dict.fromkeys(parts)), given)
 
-    def choose(self, ours: str, found: Found, values: Mapping[str, Any], note: str = "") -> bool:
+    def choose(self, ours: str, found: SourceValue, values: Mapping[str, Any], note: str = "") -> bool:
         """Write a line for a word by a table of words; a word that is not in it is listed, and False comes back."""
         key = str(found.value).lower()
         if key in values:
@@ -134,7 +134,7 @@ class Reading:
         self.drop(found, f"has no counterpart; `{ours}` keeps its default")
         return False
 
-    def drop(self, found: Found | None, reason: str, *, idle: bool = False) -> None:
+    def drop(self, found: SourceValue | None, reason: str, *, idle: bool = False) -> None:
         """List what is given and is no line of the recipe; ``idle``: it changes nothing that is computed."""
         if found is not None and found.given:
             self.apart.append(Apart(found.said.removeprefix("from "), reason, not idle))

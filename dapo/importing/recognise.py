@@ -7,7 +7,7 @@ import re
 from dapo.config.peer_key import AREAL, NEMO, SKYRL, SWIFT, TRL, VERL
 from dapo.config.settings import lookup
 from dapo.errors import RecipeError
-from dapo.importing.given import Source
+from dapo.importing.given import SourceFile
 from dapo.importing.script_source import APART
 
 SYSTEMS = {"nemo-rl": NEMO, "skyrl": SKYRL, "areal": AREAL, "ms-swift": SWIFT, "verl": VERL, "trl": TRL}
@@ -34,7 +34,7 @@ _WORDS = {
 _SHARED = r"num_generations$|loss_type$|epsilon(_high|_low)?$|per_device_train_batch_size$|max_completion_length$|beta$"
 
 
-def recognise(source: Source, said: str | None = None) -> str:
+def recognise(source: SourceFile, said: str | None = None) -> str:
     """Return the name of the system, as ``--from`` takes it.
 
     Args:
@@ -70,7 +70,7 @@ def recognise(source: Source, said: str | None = None) -> str:
     raise RecipeError(f"{source.name} could be from {tied}: say which with --from")
 
 
-def _nothing(source: Source) -> str:
+def _nothing(source: SourceFile) -> str:
     if source.unresolved:
         what, why = source.unresolved[0]
         return f"{source.name}, read as {source.form}, holds no setting that can be read; the first is {what}: {why}"

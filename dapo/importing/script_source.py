@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dapo.errors import RecipeError
 from dapo.importing.files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
-from dapo.importing.given import MOST_SETTINGS, Source
+from dapo.importing.given import MOST_SETTINGS, SourceFile
 from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, Names, Reader, logical_lines
 from dapo.importing.slurm import KEY, options
 from dapo.importing.values import from_text
@@ -38,7 +38,7 @@ _MOST_LAUNCHES = 1_000
 class _Launch:
     """One command with settings."""
 
-    source: Source
+    source: SourceFile
     place: str  # "line 3"
     configurations: list[tuple[str, bool]] = field(default_factory=list)  # files that it names; by a flag
     hydra: dict[str, str] = field(default_factory=dict)  # config_path, config_name
@@ -50,7 +50,7 @@ class _Launch:
         self.source.unresolved, self.configurations, self.hydra, self.program = [], [], {}, True
 
 
-def read_script(text: str, name: str, files: SourceFiles) -> Source:
+def read_script(text: str, name: str, files: SourceFiles) -> SourceFile:
     """Read a source from a launch script.
 
     Args:
@@ -103,7 +103,7 @@ class _Script:
     def __init__(self, name: str, files: SourceFiles) -> None:
         self.name, self.files = name, files
         self.names, self.depth, self.nested = Names(), 0, 0
-        self.launches: list[Source] = []
+        self.launches: list[SourceFile] = []
         self.others: list[tuple[str, str]] = []  # scripts that a command runs, and where it stands
         self.slurm: dict[str, str] = {}  # options of sbatch, of the lines #SBATCH or of the command at hand
         self.devices: int | None = None
@@ -218,7 +218,7 @@ class _Script:
             self.devices = int(text)
 
     def _launch(self, number: int, words: list[str]) -> None:
-        launch = _Launch(Source(self.name, "a launch script", devices=self.devices), f"line {number}")
+        launch = _Launch(SourceFile(self.name, "a launch script", devices=self.devices), f"line {number}")
         for option, text in self.slurm.items():
             if UNKNOWN in text:
                 self._unresolved(launch, KEY + option, text)
@@ -328,7 +328,7 @@ class _Script:
             )
         return ""
 
-    def chosen(self) -> Source:
+    def chosen(self) -> SourceFile:
         """Return the command with the most settings; the others are listed.
 
         Raises:
@@ -342,7 +342,7 @@ class _Script:
                 raise RecipeError(f"{where}, which holds the settings: dapo import {shown}")
             raise RecipeError(f"{where}, which is not there; import that script itself. {nearest_recipe(path)}")
         if not self.launches:
-            return Source(self.name, "a launch script")
+            return SourceFile(self.name, "a launch script")
         best = max(self.launches, key=lambda launch: len(launch.settings))
         if best.lacks:
             raise RecipeError(best.lacks)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dapo.importing.reading import Found, Reading
+from dapo.importing.reading import Reading, SourceValue
 from dapo.importing.values import shown
 
 DS = "algorithm.dynamic_sampling"
@@ -16,12 +16,12 @@ FIX = "algorithm.correction"
 ENDLESS = 1_000_000
 
 
-def minibatch_of_prompts(r: Reading, prompts: Found, mini: Found) -> None:
+def minibatch_of_prompts(r: Reading, prompts: SourceValue, mini: SourceValue) -> None:
     """A minibatch in prompts: P divided by it is the number of optimiser steps."""
     _minibatch(r, prompts, mini, mini.value, "prompts there and here")
 
 
-def minibatch_of_responses(r: Reading, prompts: Found, group: Found, mini: Found) -> None:
+def minibatch_of_responses(r: Reading, prompts: SourceValue, group: SourceValue, mini: SourceValue) -> None:
     """A minibatch in responses, which is the size of one divided by G in prompts."""
     if mini.value % group.value:
         r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
@@ -31,7 +31,7 @@ def minibatch_of_responses(r: Reading, prompts: Found, group: Found, mini: Found
     _minibatch(r, prompts, mini, mini.value // group.value, f"{mini.value} responses / {group.value} of each prompt")
 
 
-def _minibatch(r: Reading, prompts: Found, mini: Found, size: int, how: str) -> None:
+def _minibatch(r: Reading, prompts: SourceValue, mini: SourceValue, size: int, how: str) -> None:
     total = prompts.value
     if size >= total:
         r.put("learner.minibatch_prompts", total, mini, note=f"{how}; all P: 1 optimiser step")
@@ -45,7 +45,9 @@ def _minibatch(r: Reading, prompts: Found, mini: Found, size: int, how: str) -> 
         r.put("learner.minibatch_prompts", size, mini, note=f"{how}; {total // size} optimiser steps")
 
 
-def filter_rounds(r: Reading, rounds: Found, oversample: float, founds: tuple[Found | None, ...], limit: str) -> None:
+def filter_rounds(
+    r: Reading, rounds: SourceValue, oversample: float, founds: tuple[SourceValue | None, ...], limit: str
+) -> None:
     """Rounds of ``oversample`` x P groups become a cap on groups, in multiples of P."""
     r.put(f"{DS}.oversample", float(oversample), *founds, note="groups of a first round, in multiples of P")
     if rounds.value > 0:
@@ -73,19 +75,21 @@ def whole_rounds(r: Reading) -> None:
     )
 
 
-def no_filter(r: Reading, *founds: Found | None) -> None:
+def no_filter(r: Reading, *founds: SourceValue | None) -> None:
     """Zero-variance groups train along."""
     r.put(f"{DS}.mode", "off", *founds, note="groups without variance train along, as there")
 
 
-def penalty(r: Reading, longest: Found | None, cache: Found, factor: Any, *founds: Found | None) -> None:
+def penalty(
+    r: Reading, longest: SourceValue | None, cache: SourceValue, factor: Any, *founds: SourceValue | None
+) -> None:
     """The soft overlong punishment; ``longest`` None: the response limit."""
     r.put(f"{LEN}.enabled", True, *(founds or (cache,)))
     r.put(f"{LEN}.cache_length", cache.value, cache)
     if longest is not None:
         start = f"the penalty grows from {longest.value - cache.value} to {longest.value} tokens"
         r.put(f"{LEN}.max_length", longest.value, longest, note=start)
-    if isinstance(factor, Found):
+    if isinstance(factor, SourceValue):
         r.put(f"{LEN}.factor", factor.value, factor)
     limit = r.lines.get("rollout.max_response_tokens")
     if longest is not None and limit is not None and longest.value < limit.value:
@@ -94,12 +98,12 @@ def penalty(r: Reading, longest: Found | None, cache: Found, factor: Any, *found
         r.say(f"beyond {longest.value} tokens the penalty {beyond} in {r.title}; here it stays at -1 x factor (eq. 13)")
 
 
-def no_penalty(r: Reading, *founds: Found | None) -> None:
+def no_penalty(r: Reading, *founds: SourceValue | None) -> None:
     """No length penalty, which is on by default here."""
     r.put(f"{LEN}.enabled", False, *founds, note="" if any(f and f.given for f in founds) else "on by default here")
 
 
-def overlong_filtering(r: Reading, found: Found) -> None:
+def overlong_filtering(r: Reading, found: SourceValue) -> None:
     """Truncated responses without loss; in all others' trainers they still count in mean and standard deviation."""
     r.put("algorithm.overlong_filtering", found.value, found)
     if found.value:
@@ -113,18 +117,18 @@ def plain_learner_ratio(r: Reading) -> None:
     r.put(f"{FIX}.kind", "none", note=f"off in {r.title} unless set; `auto` here would truncate")
 
 
-def kl(r: Reading, coefficient: Found, estimator: Found | None, *, in_reward: Found | bool) -> None:
+def kl(r: Reading, coefficient: SourceValue, estimator: SourceValue | None, *, in_reward: SourceValue | bool) -> None:
     """A KL term, or none."""
     names = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-    on = in_reward.value if isinstance(in_reward, Found) else in_reward
+    on = in_reward.value if isinstance(in_reward, SourceValue) else in_reward
     r.put("algorithm.kl_coefficient", coefficient.value, coefficient)
     if coefficient.value == 0:
         return
     if on:
-        founds = (in_reward,) if isinstance(in_reward, Found) else ()
+        founds = (in_reward,) if isinstance(in_reward, SourceValue) else ()
         r.put("algorithm.kl_in_reward", True, *founds, note="k1, summed over the response's tokens")
     elif estimator is not None:
-        straight = Found(str(estimator.value).removesuffix("+"), estimator.said, estimator.given)
+        straight = SourceValue(str(estimator.value).removesuffix("+"), estimator.said, estimator.given)
         r.choose("algorithm.kl_estimator", straight, names)
     r.say("a reference model is kept for the KL term (memory for one more model); DAPO has none")
 
@@ -134,11 +138,11 @@ def lora(
     where: str,
     names: Mapping[str, str],
     *,
-    on: Found | None,
+    on: SourceValue | None,
     rank: int,
     alpha: float,
     dropped: float = 0.0,
-    every: Found | None = None,
+    every: SourceValue | None = None,
 ) -> None:
     """An adapter.
 
@@ -174,7 +178,7 @@ def lora(
         r.put("model.lora.target_modules", "all-linear" if whole else targets.value, targets)
 
 
-def schedule(r: Reading, kind: Found, *, unit: str, warmup: Found | None, note: str = "") -> None:
+def schedule(r: Reading, kind: SourceValue, *, unit: str, warmup: SourceValue | None, note: str = "") -> None:
     """Learning-rate schedule and warm-up."""
     names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
     if not r.choose("learner.schedule", kind, names):
@@ -184,7 +188,7 @@ def schedule(r: Reading, kind: Found, *, unit: str, warmup: Found | None, note: 
         r.put("learner.warmup", max(0, round(warmup.value)), warmup)
 
 
-def epochs_and_steps(r: Reading, steps: Found | None, epochs: Found | None) -> None:
+def epochs_and_steps(r: Reading, steps: SourceValue | None, epochs: SourceValue | None) -> None:
     """A run ends after so many steps, or with the data."""
     if epochs is not None:
         whole = max(1, round(epochs.value))
@@ -204,14 +208,14 @@ def epochs_per_rollout(r: Reading, key: str) -> None:
         r.say(f"{passes.said.removeprefix('from ')}: later passes draw their minibatches anew here")
 
 
-def run_name(r: Reading, *founds: Found | None) -> None:
+def run_name(r: Reading, *founds: SourceValue | None) -> None:
     """Of the words that are given; a folder is called so."""
     words = [str(found.value) for found in founds if found is not None]
     if words:
         r.put("run.name", "-".join(words).replace("/", "-"), *founds)
 
 
-def trackers(r: Reading, found: Found | None, project: Found | None = None, *, otherwise: str = "") -> None:
+def trackers(r: Reading, found: SourceValue | None, project: SourceValue | None = None, *, otherwise: str = "") -> None:
     """Where numbers go as well, by the words of a setting or of a list.
 
     Args:
@@ -234,7 +238,7 @@ def trackers(r: Reading, found: Found | None, project: Found | None = None, *, o
         r.drop(found, f"{', '.join(unknown)}: {by_name}", idle=True)
 
 
-def evaluation(r: Reading, samples: Found, temperature: Found, top_p: Found | None) -> None:
+def evaluation(r: Reading, samples: SourceValue, temperature: SourceValue, top_p: SourceValue | None) -> None:
     """Sampled evaluation; temperature 0 there is a greedy response here."""
     if temperature.value == 0:
         r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
@@ -247,7 +251,7 @@ def evaluation(r: Reading, samples: Found, temperature: Found, top_p: Found | No
         r.put("validation.top_p", float(top_p.value), top_p)
 
 
-def sampling(r: Reading, temperature: Found, top_p: Found | None, top_k: Found | None) -> None:
+def sampling(r: Reading, temperature: SourceValue, top_p: SourceValue | None, top_k: SourceValue | None) -> None:
     """How responses are sampled; -1 and the like switch top_k off."""
     r.put("rollout.temperature", float(temperature.value), temperature)
     if top_p is not None:
@@ -257,14 +261,14 @@ def sampling(r: Reading, temperature: Found, top_p: Found | None, top_k: Found |
         r.put("rollout.top_k", 0 if off else int(top_k.value), top_k, note="0: off" if off else "")
 
 
-def engine(r: Reading, name: Found) -> None:
+def engine(r: Reading, name: SourceValue) -> None:
     """Which engine generates; what is not vLLM is served by it here."""
     kind = str(name.value).lower()
     note = "" if kind == "vllm" else f"{kind} is not among the engines here; vLLM takes its place"
     r.put("rollout.engine", "vllm", name, note=note)
 
 
-def data(r: Reading, part: str, found: Found | None, **fields: Any) -> None:
+def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> None:
     """Files or hub names as ``data.train`` or ``data.validation``."""
     if found is None:
         return
@@ -283,14 +287,14 @@ def data(r: Reading, part: str, found: Found | None, **fields: Any) -> None:
     r.put(f"data.{part}", sources, found, note="look at it with `dapo check`")
 
 
-def reward(r: Reading, *founds: Found | None, note: str = "") -> None:
+def reward(r: Reading, *founds: SourceValue | None, note: str = "") -> None:
     """The rule that scores; which one another trainer has is a program there."""
     r.put(
         "rewards", [{"name": "accuracy", "kind": "math"}], *founds, note=note or f"{r.title}'s rule is a program there"
     )
 
 
-def brief(found: Found) -> str:
+def brief(found: SourceValue) -> str:
     """``key = value`` of a setting."""
     return found.said.removeprefix("from ") if found.given else f"{found.said} ({shown(found.value)})"
 
@@ -302,7 +306,7 @@ def shuffled(r: Reading, key: str) -> None:
         r.put("data.shuffle", found.value, found)
 
 
-def other_loss(r: Reading, kind: Found) -> bool:
+def other_loss(r: Reading, kind: SourceValue) -> bool:
     """A loss that has its own name in both; the dual clip is the clipped loss's alone. False: it is none of them."""
     name = str(kind.value).replace("-", "_")
     if name not in ("sapo", "clip_cov", "kl_cov", "cispo"):

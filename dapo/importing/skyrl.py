@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dapo.importing import shared
-from dapo.importing.reading import Found, Reading
+from dapo.importing.reading import Reading, SourceValue
 from dapo.importing.shared import DS, FIX, LOSS
 
 _A = "trainer.algorithm"
@@ -207,7 +207,7 @@ _FIELDS = {"problem": "prompt", "answer": "reward_spec.ground_truth"}
 def _staleness(r: Reading) -> None:
     """Set the staleness by the switch; releases without the switch have an entry point of that name instead."""
     entry = sorted(word for word in r.source.words if "fully_async" in word)
-    by_entry = Found(bool(entry), f"from the entry point {entry[0]}" if entry else "", bool(entry))
+    by_entry = SourceValue(bool(entry), f"from the entry point {entry[0]}" if entry else "", bool(entry))
     switch = r.flag("trainer.fully_async.enabled", default=False)
     on = switch if switch.given else by_entry
     stale = r.need("trainer.fully_async.max_staleness_steps", default=4)
@@ -222,7 +222,7 @@ def _evaluation(r: Reading) -> None:
     some = any(key.startswith(f"{params}.") for key in r.source.settings)
     temperature = r.number(f"{params}.temperature", default=1.0 if some else 0)
     if temperature is None:
-        temperature = Found(0, "SkyRL's default", False)
+        temperature = SourceValue(0, "SkyRL's default", False)
     if some and not temperature.given:
         r.say(
             "SkyRL's evaluation has temperature 0, and 1 as soon as any other of eval_sampling_params is set, as here"

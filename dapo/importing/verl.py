@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dapo.importing import shared
-from dapo.importing.reading import Found, Reading
+from dapo.importing.reading import Reading, SourceValue
 from dapo.importing.shared import DS, FIX, LOSS
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -30,7 +30,7 @@ def convert(r: Reading) -> None:
     shared.lora(r, "actor_rollout_ref.model.", names, on=None, rank=0, alpha=16)
 
 
-def _sizes(r: Reading, prompts: Found) -> None:
+def _sizes(r: Reading, prompts: SourceValue) -> None:
     r.put("rollout.prompts_per_step", prompts.value, prompts)
     r.put("rollout.group_size", (n := r.count(f"{_ROLLOUT}.n", default=1)).value, n)
     shared.minibatch_of_prompts(r, prompts, r.count(f"{_ACTOR}.ppo_mini_batch_size", default=256))
@@ -58,7 +58,7 @@ def _clip_and_loss(r: Reading) -> None:
     mode = r.text(f"{_ACTOR}.loss_agg_mode", default="token-mean")
     token = r.flag(f"{_ACTOR}.use_token_level_loss", default=True)  # what it was called at first
     if token.given and not mode.given:
-        mode = Found("token-mean" if token.value else "seq-mean-token-mean", token.said, True)
+        mode = SourceValue("token-mean" if token.value else "seq-mean-token-mean", token.said, True)
     r.choose(f"{LOSS}.reduction", mode, _MODES)
     length = r.number(f"{_ACTOR}.loss_scale_factor")
     if mode.value == "seq-mean-token-sum-norm" and length is not None:
@@ -90,7 +90,7 @@ def _clip_and_loss(r: Reading) -> None:
         r.put(f"{FIX}.cap", float(tis.value), tis)
 
 
-def _rejection(r: Reading, cap: Found | None, level: Found) -> None:
+def _rejection(r: Reading, cap: SourceValue | None, level: SourceValue) -> None:
     """Rejection by ratios. Its bounds ``low_up`` hold for sampler over learner, and ``up`` alone is 1/up to up.
 
     ``trainer/ppo/rollout_corr_helper.py``: what is compared with log low and log up is the k1 estimator, log sampler -
@@ -151,7 +151,7 @@ def _kl(r: Reading) -> None:
         r.put("algorithm.kl_coefficient", 0.0, in_loss, in_reward)
 
 
-def _sampling(r: Reading, prompts: Found) -> None:
+def _sampling(r: Reading, prompts: SourceValue) -> None:
     on = r.flag("algorithm.filter_groups.enable", default=False)
     batch = r.count("data.gen_batch_size", default=prompts.value)
     rounds = r.need("algorithm.filter_groups.max_num_gen_batches", default=0)
@@ -232,9 +232,9 @@ def _optimiser(r: Reading) -> None:
     total = r.number("trainer.total_training_steps")
     if warmup is None or warmup.value < 0:
         if ratio is not None and ratio.value and total is not None:
-            warmup = Found(ratio.value * total.value, ratio.said, ratio.given)
+            warmup = SourceValue(ratio.value * total.value, ratio.said, ratio.given)
         else:
-            warmup = Found(0, f"{r.title}'s default of lr_warmup_steps", False)
+            warmup = SourceValue(0, f"{r.title}'s default of lr_warmup_steps", False)
             if ratio is not None and ratio.value:
                 r.drop(ratio, "a share of a number of steps that is not known: set learner.warmup")
     shared.schedule(r, kind, unit="rollout", warmup=warmup, note="verl's scheduler advances once for each rollout")

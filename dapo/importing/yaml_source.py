@@ -12,13 +12,13 @@ from dapo.config.files import check_plain, parse_yaml
 from dapo.config.load import merge
 from dapo.errors import RecipeError
 from dapo.importing.files import OWN_DEFAULTS, SourceFiles
-from dapo.importing.given import LONGEST_VALUE, MOST_SETTINGS, Source, leaves
+from dapo.importing.given import LONGEST_VALUE, MOST_SETTINGS, SourceFile, leaves
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 _PRODUCT = re.compile(r"\$\{(mul|div|sum|sub):([^{},]+),([^{},]+)\}")
 
 
-def read_yaml(text: str, name: str, folder: Path | None, files: SourceFiles) -> Source:
+def read_yaml(text: str, name: str, folder: Path | None, files: SourceFiles) -> SourceFile:
     """Read a source from YAML.
 
     Args:
@@ -31,7 +31,7 @@ def read_yaml(text: str, name: str, folder: Path | None, files: SourceFiles) -> 
         RecipeError: it is not YAML, far too much of it, or files that name each other.
     """
     given, lines = parse_yaml(text, name)
-    source = Source(name, "YAML")
+    source = SourceFile(name, "YAML")
     chain = () if folder is None else ((folder / Path(name).name).resolve(),)
     whole = _with_defaults(given, source, folder, files, chain)
     if problems := list(check_plain(whole)):
@@ -50,7 +50,7 @@ def read_yaml(text: str, name: str, folder: Path | None, files: SourceFiles) -> 
 
 
 def _with_defaults(
-    given: dict[str, Any], source: Source, folder: Path | None, files: SourceFiles, chain: tuple[Path, ...]
+    given: dict[str, Any], source: SourceFile, folder: Path | None, files: SourceFiles, chain: tuple[Path, ...]
 ) -> dict[str, Any]:
     below: dict[str, Any] = {}
     own = {key: value for key, value in given.items() if key != "defaults"}
@@ -72,7 +72,7 @@ def _with_defaults(
     return merge(below, own)
 
 
-def _base(path: Path, source: Source, files: SourceFiles, chain: tuple[Path, ...]) -> dict[str, Any]:
+def _base(path: Path, source: SourceFile, files: SourceFiles, chain: tuple[Path, ...]) -> dict[str, Any]:
     real = path.resolve()
     if real not in files.merged:
         read, _ = parse_yaml(files.text(path), str(path))
@@ -80,7 +80,7 @@ def _base(path: Path, source: Source, files: SourceFiles, chain: tuple[Path, ...
     return files.merged[real]
 
 
-def _without(source: Source, entry: str, why: str) -> None:
+def _without(source: SourceFile, entry: str, why: str) -> None:
     whose = OWN_DEFAULTS.get(Path(entry).stem)
     if whose:
         source.unresolved.append((f"defaults: {entry}", f"{why}; {whose}'s usual defaults are taken"))

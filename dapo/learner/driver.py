@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dapo.errors import EngineError
-from dapo.learner.hosts import Saving, Workers, all_files
+from dapo.learner.hosts import PendingSave, Workers, all_files
 from dapo.learner.plan import Pass, check_in_step, efficiency, plan_passes, plan_step
-from dapo.learner.publisher import Audience, Publisher
+from dapo.learner.publisher import Publisher, Receivers
 from dapo.metrics.stats import Stats, merge
 from dapo.models.checksum import together
 from dapo.models.weights import WeightFolder
@@ -33,8 +33,8 @@ class LearnerDriver:
         workers: that do the work.
         weights: the folder through which weights are published; None: engines of this process read the very tensors.
         asynchronous: write checkpoints while training goes on.
-        audience: the engines, and the route to them; None: through the folder, if there is one.
-        meeting: where the workers meet, which has to live as long as they do: closed after them.
+        receivers: the engines, and the route to them; None: through the folder, if there is one.
+        rendezvous: where the workers find each other; closed after them.
 
     Attributes:
         workers: as given.
@@ -48,16 +48,16 @@ class LearnerDriver:
         weights: Path | None = None,
         *,
         asynchronous: bool = False,
-        audience: Audience | None = None,
-        meeting: ExitStack | None = None,
+        receivers: Receivers | None = None,
+        rendezvous: ExitStack | None = None,
     ) -> None:
         self.workers, self._asynchronous = workers, asynchronous
-        self._meeting = meeting or ExitStack()
+        self._rendezvous = rendezvous or ExitStack()
         self._folder = None if weights is None else WeightFolder(weights)
-        self._audience = audience or Audience()
+        self._receivers = receivers or Receivers()
         self._facts = workers.facts[0]
         self._sharing = self._facts.context_parallel  # workers that get the same rows
-        self.publisher = Publisher(workers, self._facts.names, self._lay_out, self._audience)
+        self.publisher = Publisher(workers, self._facts.names, self._lay_out, self._receivers)
         self.notes = tuple(dict.fromkeys(note for facts in workers.facts for note in facts.notes))
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
@@ -111,7 +111,7 @@ class LearnerDriver:
         return [part for part in parts for _ in range(self._sharing)]
 
     def publish(self, version: int) -> Ticket:
-        """Hand out the present weights by the route of the audience.
+        """Hand out the present weights by the route to the receivers.
 
         Raises:
             EngineError: they cannot be written.
@@ -123,7 +123,7 @@ class LearnerDriver:
         if self._folder is None:
             (address,) = self.workers.ask("offer")
             return Ticket(version, "shared", address, self._facts.names)
-        if not self._audience.deletes:
+        if not self._receivers.deletes:
             self._folder.keep_newest()
         folder = self._folder.new(version)
         try:
@@ -146,7 +146,7 @@ class LearnerDriver:
         if not self._asynchronous:
             return self.workers.each("save", [(folder,)] * self.workers.ranks, all_files)
         self.workers.ask("save", folder, True)
-        return Saving(self.workers)
+        return PendingSave(self.workers)
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, of any number of workers.
@@ -162,7 +162,7 @@ class LearnerDriver:
         try:
             self.workers.close()
         finally:  # also where another Ctrl-C ends the waiting
-            self._meeting.close()
+            self._rendezvous.close()
             if self._folder is not None:
                 self._folder.clear()
 

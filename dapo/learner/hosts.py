@@ -260,7 +260,7 @@ class Pending(Generic[T]):
         return lost
 
 
-class Saving:
+class PendingSave:
     """A checkpoint that is written while training goes on; its tensors are copied."""
 
     def __init__(self, hosts: Workers) -> None:

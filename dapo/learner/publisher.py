@@ -11,13 +11,13 @@ from typing import Any
 from dapo.errors import DapoError
 from dapo.learner.hosts import Workers
 from dapo.models.broadcast import call_off, send_home
-from dapo.types.batch import Meeting, Route, Shipment, Ticket
+from dapo.types.batch import BroadcastGroup, Route, Shipment, Ticket
 from dapo.types.protocols import Handle
 
 
 @dataclass(slots=True)
-class Audience:
-    """Whom the learner publishes to.
+class Receivers:
+    """The engines that a learner publishes to, and how its weights reach them.
 
     Args:
         route: how weights travel to engines that are there.
@@ -44,7 +44,7 @@ class Publisher:
         workers: its processes, which know ``send`` and ``lend``.
         names: of what is published.
         in_folder: the present weights of a version, written by its processes to a folder of their own.
-        audience: whom, and how.
+        receivers: the engines that load the weights, and the route to them.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Publisher:
         workers: Workers,
         names: Sequence[str],
         in_folder: Callable[[int], Ticket],
-        audience: Audience,
+        receivers: Receivers,
     ) -> None:
-        self._workers, self._names, self._audience, self._in_folder = workers, tuple(names), audience, in_folder
+        self._workers, self._names, self._receivers, self._in_folder = workers, tuple(names), receivers, in_folder
         self._version: int | None = None  # of the weights as they are; None: they have moved since the last publish
         self._sending: Handle[bool] | None = None
-        self._meeting: Meeting | None = None
+        self._group: BroadcastGroup | None = None
         self._members: tuple[tuple[int, int], ...] = ()
         self._publishes = 0
 
@@ -69,19 +69,19 @@ class Publisher:
         """
         self._settle()
         self._version = version
-        audience, route = self._audience, self._audience.route
-        members = tuple(audience.present())
+        receivers, route = self._receivers, self._receivers.route
+        members = tuple(receivers.present())
         if route == "broadcast" and members:
             self._workers.ask("give_back")  # the engines wake while the broadcast goes on
             self._publishes += 1
-            meeting = self._meeting
-            if meeting is None or members != self._members:
-                group = f"dapo-weights-{secrets.token_hex(4)}"
-                meeting = Meeting(audience.address, group, 0, len(members), audience.seconds)
+            group = self._group
+            if group is None or members != self._members:
+                name = f"dapo-weights-{secrets.token_hex(4)}"
+                group = BroadcastGroup(receivers.address, name, 0, len(members), receivers.seconds)
             self._members = members
-            self._meeting = replace(meeting, number=self._publishes)
-            self._sending = self._workers.each("send", [(self._meeting,)] * self._workers.ranks, all)
-            return Ticket(version, "broadcast", self._meeting.key, self._names, meeting=self._meeting)
+            self._group = replace(group, number=self._publishes)
+            self._sending = self._workers.each("send", [(self._group,)] * self._workers.ranks, all)
+            return Ticket(version, "broadcast", self._group.key, self._names, group=self._group)
         if route == "ipc" and members:
             handles = dict(self._workers.ask("lend"))
             return Ticket(version, "ipc", ", ".join(handles), self._names, handles=pickle.dumps(handles))
@@ -99,20 +99,20 @@ class Publisher:
 
     def call_off(self) -> None:
         """Stop waiting for an engine that was to receive and is gone."""
-        if self._sending is not None and self._meeting is not None:
-            call_off(self._audience.store, self._meeting)
+        if self._sending is not None and self._group is not None:
+            call_off(self._receivers.store, self._group)
 
     def look(self) -> None:
         """Stop waiting for a sender that is gone. Called while engines receive."""
-        if self._sending is not None and self._meeting is not None and self._sending.done():
+        if self._sending is not None and self._group is not None and self._sending.done():
             try:
                 self._sending.result()
             except DapoError:  # raised anew by whatever is asked next
-                send_home(self._audience.store, self._meeting)
+                send_home(self._receivers.store, self._group)
 
     def _lasting(self, version: int) -> Ticket:
         ticket = self._in_folder(version)
-        if self._audience.route != "object_store":
+        if self._receivers.route != "object_store":
             return ticket
         shipment = Shipment(ticket.address, self._workers.collect(ticket.address))
         return Ticket(version, "object_store", ticket.address, ticket.names, shipment=shipment)
@@ -121,4 +121,4 @@ class Publisher:
         """Wait for the last broadcast. For one that did not reach all engines, the pool has asked ``again``."""
         sending, self._sending = self._sending, None
         if sending is not None and not sending.result():
-            self._meeting = None  # those that are left form a group of their own
+            self._group = None  # those that are left form a group of their own

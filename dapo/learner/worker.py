@@ -43,7 +43,7 @@ from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
 from dapo.models.weights import model_tensors, offer, write_part
-from dapo.types.batch import FloatArray, HasTokens, Meeting, Of, SavedFile, TokenTrace
+from dapo.types.batch import BroadcastGroup, FloatArray, HasTokens, Of, SavedFile, TokenTrace
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
     from dapo.config import schema
@@ -185,13 +185,13 @@ class Worker:
             write_part(folder, self.rank, self._shards, model_tensors(self.loaded.model), self._dtype)
         give_back()
 
-    def send(self, meeting: Meeting) -> bool:
+    def send(self, group: BroadcastGroup) -> bool:
         """Broadcast the weights to engines, from rank 0; whether all of them took part, as far as this worker knows."""
         self._weights_moved = False
         tensors = model_tensors(self.loaded.model)
         sent = True
         if self.rank == 0:
-            sent = HERE.send(meeting, tensors, self.loaded.dtype)
+            sent = HERE.send(group, tensors, self.loaded.dtype)
         else:
             HERE.attend(tensors, self.loaded.dtype)
         give_back()
@@ -324,7 +324,7 @@ class RankPlace:
 
     rank: int
     shape: Shape
-    meeting: str  # where they find each other: file://PATH of a new file, or store://HOST:PORT/KEY
+    rendezvous: str  # where they find each other: file://PATH of a new file, or store://HOST:PORT/KEY
     timeout: float  # seconds that one may be waited for
 
     def join(self, device: torch.device) -> None:
@@ -344,9 +344,9 @@ class RankPlace:
             torch.cuda.set_device(local)
             backend = "cpu:gloo,cuda:nccl"
         patience = datetime.timedelta(seconds=self.timeout)
-        where: dict[str, Any] = {"init_method": self.meeting}
-        if self.meeting.startswith(SCHEME):  # the driver's, which is there before any rank and lives longer
-            where = {"store": find(self.meeting, patience)}
+        where: dict[str, Any] = {"init_method": self.rendezvous}
+        if self.rendezvous.startswith(SCHEME):  # the driver's, which is there before any rank and lives longer
+            where = {"store": find(self.rendezvous, patience)}
         dist.init_process_group(backend, rank=self.rank, world_size=self.shape.ranks, timeout=patience, **where)
 
 

@@ -1,8 +1,8 @@
 """Weights through a process group of the learner's first process and the engines': NCCL between devices, else gloo.
 
-Each publish is a meeting in a store that the driver keeps. Receivers say that they are there, the sender waits for all
-of them and says what will come, and then each tensor is broadcast. Where one of them is gone the meeting is called off,
-and nobody waits for a peer that will not come. The group itself stays as long as its members do.
+Each publish has keys of its own in a store that the driver keeps. Receivers say that they are there, the sender waits
+for all of them and says what will come, and then each tensor is broadcast. Where one of them is gone the publish is
+called off, and nobody waits for a peer that will not come. The group itself stays as long as its members do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from dapo.errors import EngineError
 from dapo.models.adapter import Published
 from dapo.models.rendezvous import find
-from dapo.types.batch import Meeting, Ticket
+from dapo.types.batch import BroadcastGroup, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Broadcaster:
         self._name = ""
 
     @torch.no_grad()
-    def send(self, meeting: Meeting, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+    def send(self, members: BroadcastGroup, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
         """Broadcast from here, in ``dtype``; whether every receiver took part.
 
         Iterating is collective: every rank of a learner does it to the end, also when receivers have left, and the
@@ -44,11 +44,11 @@ class Broadcaster:
         for each other.
 
         Args:
-            meeting: where.
+            members: sender and receivers.
             tensors: by name; sharded ones are gathered one by one.
             dtype: of floating-point numbers as they travel.
         """
-        group = self._opened(meeting, tensors, dtype)
+        group = self._opened(members, tensors, dtype)
         try:
             for tensor in tensors.values():
                 complete = whole(tensor, dtype)
@@ -76,17 +76,17 @@ class Broadcaster:
         the end.
 
         Raises:
-            EngineError: the meeting was called off, or ended in the middle: what came is not whole.
+            EngineError: the publish was called off, or ended in the middle: what came is not whole.
         """
-        meeting = ticket.meeting
-        assert meeting is not None
+        members = ticket.group
+        assert members is not None
         try:
-            store = _store(meeting)
-            number = store.add(f"{meeting.key}/count", 1)
-            store.set(f"{meeting.key}/here/{number}", b"")
-            said = bytes(store.get(f"{meeting.key}/begin"))
+            store = _store(members)
+            number = store.add(f"{members.key}/count", 1)
+            store.set(f"{members.key}/here/{number}", b"")
+            said = bytes(store.get(f"{members.key}/begin"))
         except RuntimeError as error:  # the place to meet at may be gone as well
-            raise _off(ticket, f"its sender did not come within {meeting.seconds:g} s") from error
+            raise _off(ticket, f"its sender did not come within {members.seconds:g} s") from error
         if said == _CALLED_OFF:
             raise _off(ticket, "it was called off")
         backend, layout = json.loads(said)
@@ -103,12 +103,12 @@ class Broadcaster:
     def _received(
         self, ticket: Ticket, store: Any, backend: str, layout: list[Any], device: torch.device
     ) -> Iterator[tuple[str, Tensor]]:
-        meeting = ticket.meeting
-        assert meeting is not None
+        members = ticket.group
+        assert members is not None
         taken = False
         try:
-            if self._name != meeting.group:
-                self._join(store, meeting, store.add(f"{meeting.group}/ranks", 1), backend)
+            if self._name != members.name:
+                self._join(store, members, store.add(f"{members.name}/ranks", 1), backend)
             for name, dtype, shape in layout:
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
                 _broadcast(self._group, _bytes(tensor))
@@ -120,57 +120,57 @@ class Broadcaster:
             if not taken:  # also where whoever takes the tensors refuses one: the sender shall hear of it
                 self.leave()
 
-    def _opened(self, meeting: Meeting, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
+    def _opened(self, members: BroadcastGroup, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
         """The group, once all are there; None: they will not come."""
-        store = _store(meeting)
+        store = _store(members)
         device = _like(tensors, next(iter(tensors))).device
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            store.wait([f"{meeting.key}/here/{number + 1}" for number in range(meeting.receivers)])
-            there = not store.check([f"{meeting.key}/off"])
+            store.wait([f"{members.key}/here/{number + 1}" for number in range(members.receivers)])
+            there = not store.check([f"{members.key}/off"])
         except RuntimeError:
             there = False
         if not there:
-            store.set(f"{meeting.key}/begin", _CALLED_OFF)
+            store.set(f"{members.key}/begin", _CALLED_OFF)
             return None
-        store.set(f"{meeting.key}/begin", json.dumps([backend, _layout(tensors, dtype)]))
+        store.set(f"{members.key}/begin", json.dumps([backend, _layout(tensors, dtype)]))
         try:
-            if self._name != meeting.group:
-                self._join(store, meeting, 0, backend)
+            if self._name != members.name:
+                self._join(store, members, 0, backend)
         except RuntimeError as error:
             log.warning("the engines and the learner's first process form no group (%s)", _first(error))
             return None
         return self._group
 
-    def _join(self, store: Any, meeting: Meeting, rank: int, backend: str) -> None:
+    def _join(self, store: Any, members: BroadcastGroup, rank: int, backend: str) -> None:
         self.leave()
-        patience, size = datetime.timedelta(seconds=meeting.seconds), meeting.receivers + 1
-        place = dist.PrefixStore(meeting.group, store)  # type: ignore[attr-defined]
+        patience, size = datetime.timedelta(seconds=members.seconds), members.receivers + 1
+        place = dist.PrefixStore(members.name, store)  # type: ignore[attr-defined]
         if backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = patience
             group: Any = dist.ProcessGroupNCCL(place, rank, size, options)
         else:
             group = dist.ProcessGroupGloo(place, rank, size, patience)
-        self._group, self._name = group, meeting.group
+        self._group, self._name = group, members.name
 
 
 HERE = Broadcaster()
 """This process's end."""
 
 
-def call_off(store: Any, meeting: Meeting) -> None:
-    """By the driver: whoever waits in this meeting goes home. Without effect on one that is under way."""
-    store.set(f"{meeting.key}/off", b"")
-    for number in range(meeting.receivers):
-        store.set(f"{meeting.key}/here/{number + 1}", b"")
+def call_off(store: Any, members: BroadcastGroup) -> None:
+    """By the driver: whoever waits for this publish goes home. Without effect on one that is under way."""
+    store.set(f"{members.key}/off", b"")
+    for number in range(members.receivers):
+        store.set(f"{members.key}/here/{number + 1}", b"")
 
 
-def send_home(store: Any, meeting: Meeting) -> None:
+def send_home(store: Any, members: BroadcastGroup) -> None:
     """By the driver, once the sender is gone: ``call_off``, also for receivers who wait for what it would say."""
-    call_off(store, meeting)
-    if not store.check([f"{meeting.key}/begin"]):
-        store.set(f"{meeting.key}/begin", _CALLED_OFF)
+    call_off(store, members)
+    if not store.check([f"{members.key}/begin"]):
+        store.set(f"{members.key}/begin", _CALLED_OFF)
 
 
 def _layout(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Any]:
@@ -212,8 +212,8 @@ def _broadcast(group: Any, content: Tensor) -> None:
         torch.cuda.current_stream(content.device).synchronize()
 
 
-def _store(meeting: Meeting) -> Any:
-    return find(meeting.address, datetime.timedelta(seconds=meeting.seconds))
+def _store(members: BroadcastGroup) -> Any:
+    return find(members.address, datetime.timedelta(seconds=members.seconds))
 
 
 def _off(ticket: Ticket, why: str) -> EngineError:

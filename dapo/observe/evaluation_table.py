@@ -38,7 +38,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AccuracyDifference:
     """The first model's accuracy minus the second's, problem by problem."""
 
     estimate: Estimate
@@ -106,7 +106,7 @@ def _of(count: float | None, of: float | None) -> str:
     return "" if count is None or of is None else f"{count:,.0f} of {of:,.0f}"
 
 
-def comparison(first: str, second: str, by_set: Mapping[str, Difference], mean: Estimate) -> RenderableType:
+def comparison(first: str, second: str, by_set: Mapping[str, AccuracyDifference], mean: Estimate) -> RenderableType:
     """The difference on each set with its interval, and in words whether it is more than chance."""
     grid = Table(box=None, padding=(0, 3, 0, 0), header_style=_QUIET)
     for title in ("difference", "points", "95 % interval", "problems in both"):
@@ -133,7 +133,7 @@ def _points(estimate: Estimate) -> tuple[str, str]:
 
 
 def as_object(
-    shown: Sequence[Shown], differences: Mapping[str, Difference] | None = None, mean: Estimate | None = None
+    shown: Sequence[Shown], differences: Mapping[str, AccuracyDifference] | None = None, mean: Estimate | None = None
 ) -> dict[str, Any]:
     """For ``--json``: every number once, to six digits; null where it is not known."""
     out = _object(shown[0])

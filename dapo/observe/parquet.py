@@ -33,7 +33,7 @@ class TooLarge(DataError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ParquetSource:
     """An open parquet file. Make it with ``open_parquet``."""
 
     file: pq.ParquetFile
@@ -79,7 +79,7 @@ class Source:
 
 
 @contextmanager
-def open_parquet(path: Path, within: Path | None = None) -> Iterator[Source]:
+def open_parquet(path: Path, within: Path | None = None) -> Iterator[ParquetSource]:
     """A parquet file, opened only where it is a regular file; ``within``: see ``open_regular``.
 
     Raises:
@@ -88,11 +88,11 @@ def open_parquet(path: Path, within: Path | None = None) -> Iterator[Source]:
     """
     with open_regular(path, within) as raw, pq.ParquetFile(raw) as file:
         stat = os.fstat(raw.fileno())
-        yield Source(file, (stat.st_mtime_ns, stat.st_size))
+        yield ParquetSource(file, (stat.st_mtime_ns, stat.st_size))
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A whole file, or some of its columns; raises as ``open_parquet`` and ``Source.read`` do."""
+    """A whole file, or some of its columns; raises as ``open_parquet`` and ``ParquetSource.read`` do."""
     with open_parquet(path) as source:
         return source.read(columns)
 

@@ -20,7 +20,7 @@ from dapo.errors import DataError
 from dapo.observe.text import utf8
 from dapo.report.page_data import GroupView, PromptView, Visit
 from dapo.report.problems import problems_of
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.rollout_index import THREADS, Index, Summary, files_of, index_of, opened, read_columns, reading
 from dapo.report.rollout_views import rows_of, token_groups, views
 from dapo.types.batch import BoolArray
@@ -31,7 +31,7 @@ LONGEST_SEARCH = 1000
 """Characters of a text to look for."""
 
 
-def steps_of(run: Run) -> list[int]:
+def steps_of(run: RunContents) -> list[int]:
     """The steps whose groups can be had."""
     return list(files_of(run))
 
@@ -40,7 +40,7 @@ def steps_of(run: Run) -> list[int]:
 
 
 def groups(
-    run: Run,
+    run: RunContents,
     step: int | None,
     *,
     verdict: str | None = None,
@@ -86,7 +86,7 @@ def groups(
     return shown, len(found)
 
 
-def group(run: Run, step: int, group: int) -> GroupView:
+def group(run: RunContents, step: int, group: int) -> GroupView:
     """One group whole: its responses, and their tokens where those were recorded.
 
     Raises:
@@ -99,7 +99,7 @@ def group(run: Run, step: int, group: int) -> GroupView:
     return views(run, step, [place], whole=True)[0]
 
 
-def _summaries(run: Run, step: int | None, prompt_id: str | None) -> Iterator[Summary]:
+def _summaries(run: RunContents, step: int | None, prompt_id: str | None) -> Iterator[Summary]:
     if step is None:
         index = index_of(run)
         if prompt_id:
@@ -112,7 +112,7 @@ def _summaries(run: Run, step: int | None, prompt_id: str | None) -> Iterator[Su
             yield summary
 
 
-def _having(run: Run, summary: Summary, text: str) -> BoolArray:
+def _having(run: RunContents, summary: Summary, text: str) -> BoolArray:
     """The groups in which a text stands somewhere."""
     pattern = utf8(text)[:LONGEST_SEARCH]
     hit = np.zeros(int(summary.size.sum()), np.bool_)
@@ -147,7 +147,9 @@ def _matches(part: pa.Array, pattern: str) -> BoolArray:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def prompts(run: Run, text: str | None = None, limit: int = 50, offset: int = 0) -> tuple[list[PromptView], int]:
+def prompts(
+    run: RunContents, text: str | None = None, limit: int = 50, offset: int = 0
+) -> tuple[list[PromptView], int]:
     """Prompts that were visited, those of the longest history first, and how many there are in all.
 
     Args:
@@ -166,7 +168,7 @@ def prompts(run: Run, text: str | None = None, limit: int = 50, offset: int = 0)
     return prompt_views(run, page), len(names)
 
 
-def prompt(run: Run, prompt_id: str) -> PromptView:
+def prompt(run: RunContents, prompt_id: str) -> PromptView:
     """A prompt and what each step made of it.
 
     Raises:
@@ -177,7 +179,7 @@ def prompt(run: Run, prompt_id: str) -> PromptView:
     return prompt_views(run, [prompt_id])[0]
 
 
-def prompt_views(run: Run, names: Sequence[str]) -> list[PromptView]:
+def prompt_views(run: RunContents, names: Sequence[str]) -> list[PromptView]:
     """Prompts by their ids, in that order."""
     if not names:
         return []
@@ -203,7 +205,7 @@ def _visit(summary: Summary, place: int) -> Visit:
     }
 
 
-def texts_of(run: Run, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+def texts_of(run: RunContents, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Prompt -> problem, answer and source: of prompts.parquet, or of the rollouts where that file has it not."""
     known = dict(problems_of(run))
     missing = [name for name in names if name not in known]
@@ -216,7 +218,7 @@ _found_texts: OrderedDict[Path, dict[str, tuple[str, str, str]]] = OrderedDict()
 """A prompt's id is a hash of its problem, so its text never changes."""
 
 
-def _texts_of_rollouts(run: Run, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+def _texts_of_rollouts(run: RunContents, index: Index, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Return prompts as the model saw them, from the last group of each, where prompts.parquet lacks them."""
     with _lock:
         known = _found_texts.setdefault(run.folder.rollouts, {})

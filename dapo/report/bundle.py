@@ -1,4 +1,4 @@
-"""From runs to the ``Bundle`` that a page shows."""
+"""From runs to the ``PageData`` that a page shows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dapo.report.compare import bands_of, labels_of
 from dapo.report.comparison import compare_families
 from dapo.report.machines import without_repeats
 from dapo.report.outcome import sentences_of, status_of, tiles_of
-from dapo.report.page_data import Bundle, Definition, RecipeView, RunView
-from dapo.report.reader import Run
+from dapo.report.page_data import Definition, PageData, RecipeView, RunView
+from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
 from dapo.report.settings import made_of
 from dapo.report.thin import Budget, curves_of
@@ -25,7 +25,7 @@ SHARED_RUNS = 3
 """From more runs than this on, each has fewer points: the page holds them all."""
 
 
-def bundle_of(runs: Sequence[Run], *, live: bool, budget: Budget | None = None) -> Bundle:
+def bundle_of(runs: Sequence[RunContents], *, live: bool, budget: Budget | None = None) -> PageData:
     """Everything a page shows at first.
 
     Args:
@@ -56,7 +56,7 @@ def bundle_of(runs: Sequence[Run], *, live: bool, budget: Budget | None = None) 
     }
 
 
-def run_view(run: Run, label: str, *, live: bool, budget: Budget) -> RunView:
+def run_view(run: RunContents, label: str, *, live: bool, budget: Budget) -> RunView:
     """One run of a bundle, under a label that no other run of it has."""
     advice = advice_of(run)
     rollouts, notes = (live_rollouts(run), []) if live else choose_rollouts(run, advice, budget.rollout_bytes)
@@ -95,7 +95,7 @@ def _version() -> str:
     return str(importlib.import_module("dapo").__version__)
 
 
-def _recipe(run: Run) -> RecipeView | None:
+def _recipe(run: RunContents) -> RecipeView | None:
     if not run.resolved:
         return None
     preset = run.recipe.preset if run.recipe else ""

@@ -17,8 +17,8 @@ from typing import Any
 from dapo.errors import DataError
 from dapo.observe.samples import Sample
 from dapo.report.browse import groups, prompt_views, steps_of
-from dapo.report.page_data import Advice, GroupView, HeldOut, PromptView, Rollouts, Thinned
-from dapo.report.reader import Run
+from dapo.report.page_data import Advice, GroupView, HeldOut, PromptView, RolloutsView, Thinned
+from dapo.report.reader import RunContents
 from dapo.report.rollout_index import Index, Summary, index_of
 from dapo.report.rollout_views import token_groups, views
 
@@ -46,7 +46,7 @@ EXPANDED = 6
 _AT_ONCE, _TOO_LARGE = 256, 16
 
 
-class Meter:
+class SizeMeter:
     """Bytes of JSON texts, packed as one stream. ``zlib`` as ``gzip``, so that it is what a page will weigh."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Meter:
         return self.packed <= limit and self.plain <= EXPANDED * limit
 
 
-def live_rollouts(run: Run, first: int = 50) -> Rollouts:
+def live_rollouts(run: RunContents, first: int = 50) -> RolloutsView:
     """What a page of the server starts with: the newest step's groups. Everything else is asked for."""
     steps, total = steps_of(run), 0
     shown: list[GroupView] = []
@@ -85,13 +85,13 @@ def live_rollouts(run: Run, first: int = 50) -> Rollouts:
     }
 
 
-def choose_rollouts(run: Run, advice: Sequence[Advice], limit: int) -> tuple[Rollouts, list[str]]:
+def choose_rollouts(run: RunContents, advice: Sequence[Advice], limit: int) -> tuple[RolloutsView, list[str]]:
     """Rollouts for a report in at most about ``limit`` packed bytes, and notes on what could not be read."""
     index, notes = index_of(run), []
     notes += index.problems[:3]
     if len(index.problems) > 3:
         notes.append(f"{len(index.problems) - 3} more rollout files cannot be read.")
-    meter = Meter()
+    meter = SizeMeter()
     held_out = held_out_of(run.samples)
     kept_held = []
     for problem in held_out:
@@ -123,7 +123,7 @@ def spread(count: int, wanted: int) -> list[int]:
     return sorted({round(n * (count - 1) / max(1, wanted - 1)) for n in range(wanted)})
 
 
-def _order(run: Run, index: Index, advice: Sequence[Advice]) -> Iterator[Place]:
+def _order(run: RunContents, index: Index, advice: Sequence[Advice]) -> Iterator[Place]:
     """Every group once, what matters most first."""
     seen: set[Place] = set()
     for place in itertools.chain(
@@ -170,7 +170,7 @@ def _halving(count: int) -> Iterator[int]:
             yield place
 
 
-def _turns(run: Run, index: Index, steps: Iterable[int], most: int) -> Iterator[Place]:
+def _turns(run: RunContents, index: Index, steps: Iterable[int], most: int) -> Iterator[Place]:
     """The first group of each step, then the second, and so on."""
     queues = [(s, _within(run, index.summaries[s])) for s in steps]
     for turn in range(most):
@@ -179,13 +179,13 @@ def _turns(run: Run, index: Index, steps: Iterable[int], most: int) -> Iterator[
                 yield s, queue[turn]
 
 
-def _step_by_step(run: Run, index: Index, most: int | None) -> Iterator[Place]:
+def _step_by_step(run: RunContents, index: Index, most: int | None) -> Iterator[Place]:
     """Some groups of one step, then of another: a step of which there is one group alone says little."""
     for s in _halving(len(index.summaries)):
         yield from ((s, g) for g in _within(run, index.summaries[s])[:most])
 
 
-def _within(run: Run, summary: Summary) -> list[int]:
+def _within(run: RunContents, summary: Summary) -> list[int]:
     """The groups of a step: those with token records, then one of each kind, then the others in their order."""
     recorded = token_groups(run, summary.step)
     kinds: dict[tuple[str | None, str | None], int] = {}
@@ -207,7 +207,7 @@ def _stories(index: Index) -> Iterator[Place]:
 
 
 def _fill(
-    run: Run, index: Index, order: Iterator[Place], meter: Meter, limit: int
+    run: RunContents, index: Index, order: Iterator[Place], meter: SizeMeter, limit: int
 ) -> tuple[list[tuple[Place, GroupView]], list[str]]:
     """Groups in their order until the bytes are spent. Token records are left out first, once they have had theirs."""
     chosen: list[tuple[Place, GroupView]] = []
@@ -240,7 +240,7 @@ def _fill(
 
 
 def _load(
-    run: Run, index: Index, places: Sequence[Place], failed: dict[int, str], tokens: bool
+    run: RunContents, index: Index, places: Sequence[Place], failed: dict[int, str], tokens: bool
 ) -> Iterator[tuple[Place, GroupView]]:
     """Whole groups in the order of ``places``; every file is opened once."""
     by_step: dict[int, list[int]] = defaultdict(list)
@@ -259,7 +259,7 @@ def _load(
     yield from ((place, loaded[place]) for place in places if place in loaded)
 
 
-def _histories(run: Run, index: Index, meter: Meter, limit: float) -> list[PromptView]:
+def _histories(run: RunContents, index: Index, meter: SizeMeter, limit: float) -> list[PromptView]:
     """The prompts with the longest histories."""
     names = sorted(index.by_prompt, key=lambda name: -len(index.by_prompt[name]))[:PROMPTS]
     visits = list(itertools.accumulate(len(index.by_prompt[name]) for name in names))

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from dapo.report.page_data import Band
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.thin import POINTS, SPARSE, matrix_of, plain, stretches, thin
 
 LEFT_OUT = ("total/", "time/", "memory/")
 """Metrics without a band: sums of others, and what differs with the machine."""
 
 
-def labels_of(runs: Sequence[Run]) -> list[str]:
+def labels_of(runs: Sequence[RunContents]) -> list[str]:
     """A name for each run, none twice: the folder's, with the folders above it where two are alike."""
     parts = [run.folder.path.resolve().parts for run in runs]
     for depth in range(1, max((len(p) for p in parts), default=0) + 1):
@@ -32,12 +32,12 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
-def families(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def families(runs: Sequence[RunContents]) -> dict[str, list[RunContents]]:
     """Runs of one recipe with different seeds, where there are two and more.
 
     Two runs of the same seed (one that was killed, say, and its successor) are no sample of seeds: they make no family.
     """
-    found: dict[str, list[Run]] = defaultdict(list)
+    found: dict[str, list[RunContents]] = defaultdict(list)
     for run in runs:
         if run.family and run.rows:
             found[run.family].append(run)
@@ -46,12 +46,12 @@ def families(runs: Sequence[Run]) -> dict[str, list[Run]]:
     }
 
 
-def bands_of(runs: Sequence[Run], points: int = POINTS) -> dict[str, dict[str, Band]]:
+def bands_of(runs: Sequence[RunContents], points: int = POINTS) -> dict[str, dict[str, Band]]:
     """By family and metric: mean, least and greatest over its runs, at the steps at which all of them measured it."""
     return {family: _bands(members, points) for family, members in families(runs).items()}
 
 
-def _bands(runs: list[Run], points: int) -> dict[str, Band]:
+def _bands(runs: list[RunContents], points: int) -> dict[str, Band]:
     common = sorted(set.intersection(*({row["step"] for row in run.rows} for run in runs)))
     if not common:
         return {}

@@ -11,8 +11,8 @@ from dapo.observe.text import number, percent
 from dapo.report.compare import labels_of
 from dapo.report.family import FREE
 from dapo.report.page_data import FamilyView, Tone
-from dapo.report.reader import Run
-from dapo.report.rules.facts import Evaluation, Facts, half_of_difference
+from dapo.report.reader import RunContents
+from dapo.report.rules.facts import AccuracyPoint, Facts, half_of_difference
 from dapo.words import counted
 
 NAMED = 2
@@ -40,7 +40,7 @@ _MEASURES = (
 )
 
 
-class Difference(NamedTuple):
+class MeanDifference(NamedTuple):
     """A difference of two means and half of its 95 % interval; ``how`` says what the interval is made of."""
 
     mean: float
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
     how: str
 
 
-def compare_families(runs: Sequence[Run]) -> list[FamilyView]:
+def compare_families(runs: Sequence[RunContents]) -> list[FamilyView]:
     """Return a line for each recipe among the runs, each against the first; [] for fewer than two runs."""
     if len(runs) < 2:
         return []
@@ -76,7 +76,7 @@ def compare_families(runs: Sequence[Run]) -> list[FamilyView]:
     return views
 
 
-def name_families(families: Sequence[Sequence[Run]]) -> list[str]:
+def name_families(families: Sequence[Sequence[RunContents]]) -> list[str]:
     """Return what tells each family from the others, such as ``learner.learning_rate=2e-06``; "" where nothing does.
 
     Args:
@@ -111,7 +111,7 @@ def _differs(path: str, settings: Sequence[Mapping[str, str]]) -> bool:
     return len({one.get(path) for one in settings}) > 1
 
 
-def _measure_of(runs: Sequence[Run]) -> tuple[_Measure | None, int]:
+def _measure_of(runs: Sequence[RunContents]) -> tuple[_Measure | None, int]:
     """Return what all runs measured, and the last step at which all did."""
     for measure in _MEASURES:
         common = set.intersection(
@@ -122,7 +122,7 @@ def _measure_of(runs: Sequence[Run]) -> tuple[_Measure | None, int]:
     return None, 0
 
 
-def _value(run: Run, measure: _Measure | None, step: int) -> float:
+def _value(run: RunContents, measure: _Measure | None, step: int) -> float:
     if measure is None:
         return math.nan
     known = [row[measure.key] for row in run.rows if row["step"] <= step and row.get(measure.key) is not None]
@@ -133,10 +133,10 @@ def _value(run: Run, measure: _Measure | None, step: int) -> float:
 def _difference(
     before: Mapping[int | None, float],
     after: Mapping[int | None, float],
-    first: Sequence[Run],
-    second: Sequence[Run],
+    first: Sequence[RunContents],
+    second: Sequence[RunContents],
     measure: _Measure,
-) -> Difference | None:
+) -> MeanDifference | None:
     """Return the difference of two families: by pairs of equal seeds, else of their means, else of two evaluations."""
     seeds = [seed for seed in before if seed is not None and seed in after]
     if len(seeds) > 1:
@@ -146,23 +146,23 @@ def _difference(
     if len(before) == len(after) == 1 and measure.key == "validation/accuracy":
         (a,), (b,) = before.values(), after.values()
         half = half_of_difference(_evaluation(first[0], a), _evaluation(second[0], b))
-        return Difference(b - a, half, "of the problems asked; seeds differ, too") if half else None
+        return MeanDifference(b - a, half, "of the problems asked; seeds differ, too") if half else None
     return None
 
 
-def _of_pairs(differences: Sequence[float]) -> Difference:
+def _of_pairs(differences: Sequence[float]) -> MeanDifference:
     mean, spread = _mean_and_deviation(differences)
     half = _student(len(differences) - 1) * spread / math.sqrt(len(differences))
-    return Difference(mean, half, f"paired by {counted(len(differences), 'seed')}")
+    return MeanDifference(mean, half, f"paired by {counted(len(differences), 'seed')}")
 
 
-def _of_means(before: Sequence[float], after: Sequence[float]) -> Difference:
+def _of_means(before: Sequence[float], after: Sequence[float]) -> MeanDifference:
     """Return Welch's interval of the difference of two means."""
     (a, spread_a), (b, spread_b) = _mean_and_deviation(before), _mean_and_deviation(after)
     parts = spread_a**2 / len(before), spread_b**2 / len(after)
     weight = parts[0] ** 2 / (len(before) - 1) + parts[1] ** 2 / (len(after) - 1)
     freedom = math.floor(sum(parts) ** 2 / weight) if weight else min(len(before), len(after)) - 1
-    return Difference(b - a, _student(freedom) * math.sqrt(sum(parts)), "over unequal seeds")
+    return MeanDifference(b - a, _student(freedom) * math.sqrt(sum(parts)), "over unequal seeds")
 
 
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
@@ -175,14 +175,14 @@ def _student(freedom: int) -> float:
     return _STUDENT[max(1, freedom) - 1] if freedom <= len(_STUDENT) else 1.96 + 2.46 / freedom
 
 
-def _evaluation(run: Run, accuracy: float) -> Evaluation:
+def _evaluation(run: RunContents, accuracy: float) -> AccuracyPoint:
     """Return the run's last evaluation of that accuracy, with its interval."""
     found = [evaluation for evaluation in Facts(run).evaluations if evaluation.accuracy == accuracy]
-    return found[-1] if found else Evaluation(0, accuracy)
+    return found[-1] if found else AccuracyPoint(0, accuracy)
 
 
 def _said(
-    measure: _Measure, step: int, values: Sequence[float], found: Difference | None, reference: str
+    measure: _Measure, step: int, values: Sequence[float], found: MeanDifference | None, reference: str
 ) -> tuple[str, Tone]:
     """Return the sentence of a family, and its tone."""
     mean = math.fsum(value / len(values) for value in values)

@@ -16,7 +16,7 @@ from dapo.observe.stopped import PARTIAL, cause_said, go_on_said, met_said
 from dapo.observe.text import clean, number
 from dapo.processes.watch import lost_said
 from dapo.report.page_data import State
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.words import brief, first_sentence, seconds_said, sentence
 from dapo.types.evidence import ClusterLost, DataEnded, Evidence, NoGain, OutOfTime, StopEvidence
 from dapo.words import counted
@@ -26,7 +26,7 @@ STILL = 60.0
 LONGEST = 400  # characters of an error's message in a sentence
 
 
-def ended_said(run: Run, state: State, steps: int) -> str:
+def ended_said(run: RunContents, state: State, steps: int) -> str:
     """Return how a run ended, or that it goes on; "" for a run that is at its end.
 
     Args:
@@ -59,7 +59,7 @@ def ended_said(run: Run, state: State, steps: int) -> str:
     return ""
 
 
-def next_said(run: Run, state: State, steps: int, silent: float | None) -> str:
+def next_said(run: RunContents, state: State, steps: int, silent: float | None) -> str:
     """Return what more is known of a run and what to do next, a command as it can be typed where there is one.
 
     Args:
@@ -93,7 +93,7 @@ def next_said(run: Run, state: State, steps: int, silent: float | None) -> str:
     return go_on
 
 
-def _running(run: Run, left: int, silent: float | None) -> str:
+def _running(run: RunContents, left: int, silent: float | None) -> str:
     pace, said = pace_of(run), []
     if not run.rows:
         said.append("It is loading its model, or evaluates it before the first step.")
@@ -106,24 +106,24 @@ def _running(run: Run, left: int, silent: float | None) -> str:
     return " ".join([*said, "Ctrl-C in its terminal saves and stops it."])
 
 
-def last_words(run: Run) -> str:
+def last_words(run: RunContents) -> str:
     """Return what ended the run, as it said itself; "" where it did not. Untrusted: it may quote a response."""
     return clean(here_said(run, _raw_words(run))).strip()
 
 
-def evidence_of(run: Run) -> StopEvidence | None:
+def evidence_of(run: RunContents) -> StopEvidence | None:
     """Return why its batch did not fill, as data; None if it did, or if the run did not record it."""
     found = _evidence(run)
     return found if isinstance(found, StopEvidence) else None
 
 
-def early_of(run: Run) -> str:
+def early_of(run: RunContents) -> str:
     """Return why it was at its end before its last step; "" where it does not say. Untrusted, and made harmless."""
     found = _evidence(run)
     return clean(early_said(found), newlines=False) if isinstance(found, DataEnded | NoGain) else last_words(run)
 
 
-class Cause(NamedTuple):
+class StopReason(NamedTuple):
     """Why a run stopped without a request."""
 
     title: str  # of how it stands
@@ -131,18 +131,18 @@ class Cause(NamedTuple):
     said: str  # a sentence
 
 
-def cause_of(run: Run) -> Cause | None:
+def cause_of(run: RunContents) -> StopReason | None:
     """Return what stopped it, saved; None of a run that was stopped by hand, or not at all."""
     found = _evidence(run)
     if isinstance(found, OutOfTime):
-        return Cause("out of time", "by its limit of time", f"{time_said(found)}.")
+        return StopReason("out of time", "by its limit of time", f"{time_said(found)}.")
     if isinstance(found, ClusterLost):
         said = sentence(clean(lost_said(found), newlines=False))
-        return Cause("lost its cluster", "as its cluster was lost", said)
+        return StopReason("lost its cluster", "as its cluster was lost", said)
     return None
 
 
-def unfilled_said(run: Run) -> tuple[str, str, str]:
+def unfilled_said(run: RunContents) -> tuple[str, str, str]:
     """Return what was met, the likely cause and how to go on, of a run that could not fill its batch.
 
     A part that is not known is "". Of a run without evidence, what it said as a whole stands for the first.
@@ -157,18 +157,18 @@ def unfilled_said(run: Run) -> tuple[str, str, str]:
     return sentence(met), cause_said(evidence, f"its rollouts ({files})"), go_on_said(evidence, run.folder.path)
 
 
-def resume_command(run: Run) -> str:
+def resume_command(run: RunContents) -> str:
     """Return ``dapo train --resume RUN`` (of a supervised run ``dapo sft``), as it can be typed."""
     command = "sft" if run.supervised else "train"
     return f"dapo {command} --resume {shlex.quote(clean(str(run.folder.path), newlines=False))}"
 
 
-def export_command(run: Run, step: int) -> str:
+def export_command(run: RunContents, step: int) -> str:
     """Return ``dapo export`` of a checkpoint, as it can be typed."""
     return f"dapo export {shlex.quote(clean(str(run.folder.path), newlines=False))} MODEL_FOLDER --step {step}"
 
 
-def checkpoint_steps(run: Run) -> list[int]:
+def checkpoint_steps(run: RunContents) -> list[int]:
     """Return the steps of the checkpoints that are kept, in order."""
     try:
         names = [path.name for path in run.folder.checkpoints.iterdir()]
@@ -177,7 +177,7 @@ def checkpoint_steps(run: Run) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step_(\d+)", name)))
 
 
-def _refill(run: Run) -> str:
+def _refill(run: RunContents) -> str:
     """Return how to go on after a batch that could not be filled: a command as it can be typed, where there is one."""
     evidence = evidence_of(run)
     if evidence is not None and evidence.kept:
@@ -187,19 +187,19 @@ def _refill(run: Run) -> str:
     return f"{said} Other problems or another rollout.group_size need a new run."
 
 
-def _checkpoint(run: Run) -> str:
+def _checkpoint(run: RunContents) -> str:
     """Return where a resume begins."""
     steps = checkpoint_steps(run)
     return f"its checkpoint of step {steps[-1]}" if steps else "its beginning: there is no checkpoint yet"
 
 
-def pace_of(run: Run) -> float | None:
+def pace_of(run: RunContents) -> float | None:
     """Return the seconds of a step, mean of the last ten."""
     seconds = [row["time/step"] for row in run.rows[-10:] if row.get("time/step") is not None and row["step"]]
     return sum(seconds) / len(seconds) if seconds else None
 
 
-def here_said(run: Run, text: str) -> str:
+def here_said(run: RunContents, text: str) -> str:
     """Return text that names the folder where the run lies now: it may have been copied."""
     before = (run.status_record or {}).get("folder")
     here = clean(str(run.folder.path), newlines=False)
@@ -210,10 +210,10 @@ def here_said(run: Run, text: str) -> str:
     return re.sub(rf"(?<![\w/.'-]){re.escape(before)}(?![\w.-])", lambda _: here, text)
 
 
-def _evidence(run: Run) -> Evidence | None:
+def _evidence(run: RunContents) -> Evidence | None:
     return read_evidence((run.status_record or {}).get("evidence"))
 
 
-def _raw_words(run: Run) -> str:
+def _raw_words(run: RunContents) -> str:
     said = (run.status_record or {}).get("said")
     return said if isinstance(said, str) else ""

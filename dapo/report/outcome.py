@@ -9,10 +9,10 @@ from dapo.metrics.glossary import PHASES
 from dapo.observe.text import number, percent
 from dapo.report.endings import ended_said
 from dapo.report.page_data import Advice, Status, Tile, Tone
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.rules import advice_of
 from dapo.report.rules.cost import phase_seconds
-from dapo.report.rules.facts import FEWEST, Evaluation, Facts, half_of_difference
+from dapo.report.rules.facts import FEWEST, AccuracyPoint, Facts, half_of_difference
 from dapo.report.status import status_of
 from dapo.report.words import big, seconds_said, sentence
 from dapo.words import counted
@@ -28,7 +28,7 @@ LEAST_LATE = 4
 """Evaluations below which nothing is said of that."""
 
 
-def sentences_of(run: Run, advice: Sequence[Advice] | None = None) -> list[str]:
+def sentences_of(run: RunContents, advice: Sequence[Advice] | None = None) -> list[str]:
     """The outcome in two to five sentences: how it ended if not well, what was learned, the cost, what stands out.
 
     Args:
@@ -51,7 +51,7 @@ def sentences_of(run: Run, advice: Sequence[Advice] | None = None) -> list[str]:
     return said[:5]
 
 
-def tiles_of(run: Run) -> list[Tile]:
+def tiles_of(run: RunContents) -> list[Tile]:
     """At most nine numbers; what was not measured has none."""
     facts = Facts(run)
     tiles = [
@@ -217,7 +217,7 @@ def _tile(label: str, value: str, detail: str = "", key: str = "", tone: Tone = 
     return Tile(label=label, value=value, detail=detail, key=key, tone=tone)
 
 
-def _steps_tile(run: Run) -> Tile:
+def _steps_tile(run: RunContents) -> Tile:
     status = status_of(run)
     of = f" of {status['steps']:,}" if status["steps"] else ""
     bad = status["state"] in ("failed", "killed", "unfilled")
@@ -331,7 +331,7 @@ def _shares(seconds: dict[str, float]) -> list[tuple[str, str]]:
     return [(name, share) for name, share in found if share != percent(0.0, 0)]
 
 
-def _with_interval(found: Evaluation) -> str:
+def _with_interval(found: AccuracyPoint) -> str:
     return f"{percent(found.accuracy)} ({_interval(found.interval)})" if found.interval else percent(found.accuracy)
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from a ``Bundle``: styles, scripts and data in one file that loads nothing.
+"""One self-contained HTML page from a ``PageData``: styles, scripts and data in one file that loads nothing.
 
 The page's own files lie in ``assets``: styles, the scripts in ``SCRIPTS`` (joined in that order into one function, so
 they see one another's names and the outside sees ``window.dapoPage`` alone), and the libraries in ``vendor``.
@@ -32,7 +32,7 @@ from string import Template
 from typing import Any
 
 from dapo.errors import DataError
-from dapo.report.page_data import Bundle
+from dapo.report.page_data import PageData
 
 ASSETS = Path(__file__).parent / "assets"
 LIBRARIES = ("vendor/uplot.min.js", "vendor/tabulator.min.js")
@@ -105,7 +105,7 @@ class Live:
     alone: bool = False
 
 
-def page_html(bundle: Bundle | None = None, live: Live | None = None) -> str:
+def page_html(bundle: PageData | None = None, live: Live | None = None) -> str:
     """The page of a bundle (a file: it asks for nothing), or of a server (it fetches from its own origin alone).
 
     Raises:

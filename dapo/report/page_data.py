@@ -1,6 +1,6 @@
 """What a page is told: the one contract between the readers of run folders, the pages and the server.
 
-Everything is JSON. ``dapo report`` puts a ``Bundle`` into the page; ``dapo view`` serves the same objects, so a page
+Everything is JSON. ``dapo report`` puts a ``PageData`` into the page; ``dapo view`` serves the same objects, so a page
 does not know which of the two made it. A number that is not finite or was not measured is None. Text comes from models
 and data and is untrusted: it is never markup. Times are seconds since 1970, durations are seconds.
 """
@@ -92,7 +92,7 @@ class Tokens(TypedDict):
     versions: list[int]  # of the weights that made each token
 
 
-class Response(TypedDict):
+class ResponseView(TypedDict):
     """One response of a group."""
 
     sample: int
@@ -125,7 +125,7 @@ class GroupView(TypedDict):
     verdict: str | None
     disposition: str | None
     why: str  # the reason it was dropped or kept, in words
-    responses: list[Response]
+    responses: list[ResponseView]
     size: int
     correct: int
     scored: int
@@ -168,7 +168,7 @@ class HeldOut(TypedDict):
     answers: list[tuple[int, str, float | None, int, bool]]  # step, response, accuracy, length, truncated
 
 
-class Rollouts(TypedDict):
+class RolloutsView(TypedDict):
     """What the browser shows: in a report what fits, in the view the newest step, with the rest on demand."""
 
     steps: list[int]  # steps whose groups can be had
@@ -237,7 +237,7 @@ class RunView(TypedDict):
     machines: list[MachineView]  # a run that was resumed elsewhere has several; [] without machine.jsonl
     processes: list[ProcessView]  # [] of a run with one
     timeline: Timeline
-    rollouts: Rollouts
+    rollouts: RolloutsView
     notes: list[str]  # what could not be read, and why
 
 
@@ -259,7 +259,7 @@ class Definition(TypedDict):
     better: Literal["higher", "lower", ""]
 
 
-class Bundle(TypedDict):
+class PageData(TypedDict):
     """Everything a page shows at first."""
 
     version: str  # of dapo

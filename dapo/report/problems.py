@@ -9,10 +9,10 @@ from pathlib import Path
 from dapo.errors import DataError
 from dapo.observe.files import check_regular
 from dapo.observe.prompts import read_prompts
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 
 
-def problems_of(run: Run) -> Mapping[str, tuple[str, str, str]]:
+def problems_of(run: RunContents) -> Mapping[str, tuple[str, str, str]]:
     """Id -> problem as the data has it, answer and source; {} where the file is missing or damaged."""
     path = run.folder.prompts
     try:

@@ -1,7 +1,7 @@
-"""From a run folder to a ``Run``: everything a page tells of a run, apart from its rollouts.
+"""From a run folder to a ``RunContents``: everything a page tells of a run, apart from its rollouts.
 
 The folder may belong to a run that is going on, that was killed in the middle of a line, or that another version wrote.
-Nothing here raises for that: what cannot be read is left out, and ``Run.notes`` says so. Nothing is written.
+Nothing here raises for that: what cannot be read is left out, and ``RunContents.notes`` says so. Nothing is written.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Mark(NamedTuple):
 
 
 @dataclass
-class Run:
+class RunContents:
     """What a run folder holds. What could not be read is empty or None, and ``notes`` says why."""
 
     folder: RunFolder
@@ -109,7 +109,9 @@ class Run:
         return int(self.rows[-1]["step"]) if self.rows else 0
 
 
-def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = False, root: Path | None = None) -> Run:
+def read_run(
+    path: str | Path, *, earlier: RunContents | None = None, light: bool = False, root: Path | None = None
+) -> RunContents:
     """Read a run folder.
 
     Args:
@@ -122,7 +124,7 @@ def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = Fals
         RecipeError: the folder holds no run.
     """
     folder = RunFolder.open(path)
-    run = Run(folder, utf8(folder.path.resolve().name), root=root)
+    run = RunContents(folder, utf8(folder.path.resolve().name), root=root)
     _read_recipe(run)
     run.status_record = _read_status(run)
     run.held = is_held(folder.path) or _is_ours(run.status_record)
@@ -140,7 +142,7 @@ def read_run(path: str | Path, *, earlier: Run | None = None, light: bool = Fals
 # ---------------------------------------------------------------------------------------------------- recipe, status
 
 
-def _read_recipe(run: Run) -> None:
+def _read_recipe(run: RunContents) -> None:
     path = run.folder.resolved_recipe
     try:
         run.resolved = read_regular(path, MOST_BYTES, run.within).decode(errors="replace")
@@ -176,7 +178,7 @@ def _parsed_recipe(text: str) -> tuple[Recipe | None, int | None, str, list[tupl
     return recipe, recipe.run.seed, family, difference, ""
 
 
-def _difference_of_file(run: Run, path: Path) -> list[tuple[str, str, str]]:
+def _difference_of_file(run: RunContents, path: Path) -> list[tuple[str, str, str]]:
     """difference.txt: lines of ``path  before -> after``, for a recipe that this version cannot read."""
     try:
         lines = read_regular(path, MOST_BYTES, run.within).decode(errors="replace").splitlines()
@@ -191,14 +193,14 @@ def _difference_of_file(run: Run, path: Path) -> list[tuple[str, str, str]]:
     return found
 
 
-def _read_status(run: Run) -> dict[str, Any] | None:
+def _read_status(run: RunContents) -> dict[str, Any] | None:
     status = read_status(run.folder.status, run.within)
     if status is None and os.path.lexists(run.folder.status):
         run.notes.append("status.json cannot be read: how the run stands is inferred from its other files.")
     return asdict(status) if status else None
 
 
-def _read_processes(run: Run) -> list[ProcessView]:
+def _read_processes(run: RunContents) -> list[ProcessView]:
     path = run.folder.path / processes.FILE
     try:
         found = json.loads(read_regular(path, _MOST_PROCESS_BYTES, run.within))["processes"]
@@ -236,7 +238,7 @@ def _is_ours(status: dict[str, Any] | None) -> bool:
     return status is not None and status["state"] == "running" and (status["pid"], status["host"]) == us
 
 
-def _tail(run: Run, path: Path) -> list[str]:
+def _tail(run: RunContents, path: Path) -> list[str]:
     """The last lines of a text file, however long it is."""
     try:
         with open_regular(path, run.within) as file:
@@ -255,7 +257,9 @@ def _tail(run: Run, path: Path) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- lines of JSON
 
 
-def _read_lines(run: Run, path: Path, make: Callable[[Any], T | None], before: list[T], earlier: Run | None) -> list[T]:
+def _read_lines(
+    run: RunContents, path: Path, make: Callable[[Any], T | None], before: list[T], earlier: RunContents | None
+) -> list[T]:
     """Every whole line of a file as ``make`` has it; those that it refuses (None) are counted in a note.
 
     A line without its newline is still being written, and not counted.

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dapo.errors import DataError
-from dapo.observe.parquet import Source, TooLarge, open_parquet
-from dapo.report.reader import Run
+from dapo.observe.parquet import ParquetSource, TooLarge, open_parquet
+from dapo.report.reader import RunContents
 from dapo.types.batch import IntArray
 from dapo.types.enums import FinishReason
 
@@ -97,7 +97,7 @@ _files: OrderedDict[tuple[Path, float], tuple[Stamp, Summary | str]] = OrderedDi
 _runs: OrderedDict[tuple[Path, float], tuple[tuple[tuple[int, Stamp], ...], Index]] = OrderedDict()
 
 
-def files_of(run: Run) -> dict[int, tuple[Path, Stamp]]:
+def files_of(run: RunContents) -> dict[int, tuple[Path, Stamp]]:
     """Step -> its rollout file, in order of steps. The file of a stopped step counts until the step was done."""
     found: dict[int, tuple[Path, Stamp]] = {}
     try:
@@ -115,7 +115,7 @@ def files_of(run: Run) -> dict[int, tuple[Path, Stamp]]:
     return dict(sorted(found.items()))
 
 
-def index_of(run: Run) -> Index:
+def index_of(run: RunContents) -> Index:
     """Every group of a run. The first call reads a few columns of all files, later ones what changed."""
     files, correct_at = files_of(run), correct_at_of(run)
     key, state = (run.folder.rollouts, correct_at), tuple((step, stamp) for step, (_, stamp) in files.items())
@@ -141,13 +141,13 @@ def index_of(run: Run) -> Index:
     return index
 
 
-def correct_at_of(run: Run) -> float:
+def correct_at_of(run: RunContents) -> float:
     """The accuracy from which a response is correct."""
     return run.recipe.algorithm.dynamic_sampling.correct_at if run.recipe else 1.0
 
 
 @contextmanager
-def opened(run: Run, step: int) -> Iterator[tuple[Source, Summary]]:
+def opened(run: RunContents, step: int) -> Iterator[tuple[ParquetSource, Summary]]:
     """A step's file and what it holds; both are of one moment, even if the file is replaced meanwhile.
 
     Raises:
@@ -165,7 +165,7 @@ def opened(run: Run, step: int) -> Iterator[tuple[Source, Summary]]:
         yield source, summary
 
 
-def _paths(run: Run, step: int) -> list[Path]:
+def _paths(run: RunContents, step: int) -> list[Path]:
     stopped = run.folder.stopped_files().get(step)
     return [run.folder.rollout_file(step), *([stopped] if stopped else [])]
 
@@ -184,7 +184,7 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path.name} cannot be read: {reason}") from None
 
 
-def read_columns(source: Source, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+def read_columns(source: ParquetSource, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
     """Columns of some row groups (None: all). A column that the file does not have is all null."""
     have = set(source.names)
     table = source.read([name for name in columns if name in have], groups)
@@ -208,7 +208,7 @@ def _keep(path: Path, correct_at: float, stamp: Stamp, made: Summary | str) -> N
             _files.popitem(last=False)
 
 
-def _read_summary(run: Run, step: int, path: Path, correct_at: float) -> Summary | str:
+def _read_summary(run: RunContents, step: int, path: Path, correct_at: float) -> Summary | str:
     try:
         with reading(path), open_parquet(path, run.within) as source:
             return _summarise(source, step, path, correct_at)
@@ -216,7 +216,7 @@ def _read_summary(run: Run, step: int, path: Path, correct_at: float) -> Summary
         return str(error)
 
 
-def _summarise(source: Source, step: int, path: Path, correct_at: float) -> Summary:
+def _summarise(source: ParquetSource, step: int, path: Path, correct_at: float) -> Summary:
     if not {"group", "sample"} <= set(source.names):
         raise DataError(f"{path.name} cannot be read: it holds no rollouts, but {', '.join(source.names[:8])}.")
     table = read_columns(source, _COLUMNS)

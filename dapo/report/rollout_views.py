@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from dapo.errors import DataError
 from dapo.observe.files import check_regular
-from dapo.observe.parquet import Source, open_parquet
-from dapo.report.page_data import GroupView, Response, Tokens
+from dapo.observe.parquet import ParquetSource, open_parquet
+from dapo.report.page_data import GroupView, ResponseView, Tokens
 from dapo.report.problems import problems_of
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.rollout_index import Summary, opened, read_columns, reading
 from dapo.types.enums import Disposition, Verdict
 
@@ -58,7 +58,9 @@ def why(verdict: str | None, disposition: str | None) -> str:
     return f"{said[:1].upper()}{said[1:]}."
 
 
-def views(run: Run, step: int, places: Sequence[int], *, whole: bool = False, tokens: bool = True) -> list[GroupView]:
+def views(
+    run: RunContents, step: int, places: Sequence[int], *, whole: bool = False, tokens: bool = True
+) -> list[GroupView]:
     """Groups by their places in the summary of a step, with their responses where ``whole``, and then with ``tokens``.
 
     Raises:
@@ -80,7 +82,7 @@ def views(run: Run, step: int, places: Sequence[int], *, whole: bool = False, to
 
 
 def rows_of(
-    source: Source, summary: Summary, places: Sequence[int], columns: Sequence[str], whole: bool
+    source: ParquetSource, summary: Summary, places: Sequence[int], columns: Sequence[str], whole: bool
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """The rows of groups (the first alone unless ``whole``), from the row groups that hold them alone."""
     starts = np.concatenate([[0], np.cumsum(source.counts)]).astype(np.int64)
@@ -138,7 +140,7 @@ def _view(summary: Summary, place: int, row: dict[str, Any], has_tokens: bool) -
     }
 
 
-def _response(row: dict[str, Any]) -> Response:
+def _response(row: dict[str, Any]) -> ResponseView:
     rewards = row["rewards"] or []
     return {
         "sample": row["sample"] or 0,
@@ -171,7 +173,7 @@ def _finite(value: Any) -> float | None:
 # ---------------------------------------------------------------------------------------------------- tokens
 
 
-def token_groups(run: Run, step: int) -> frozenset[int]:
+def token_groups(run: RunContents, step: int) -> frozenset[int]:
     """The groups of a step with token records; none where the file is missing or damaged."""
     path = run.folder.tokens_file(step)
     try:
@@ -188,7 +190,7 @@ def _token_groups(path: Path, changed: int, size: int) -> frozenset[int]:
         return frozenset(g for g in source.read(["group"])["group"].to_pylist() if g is not None)
 
 
-def _add_tokens(run: Run, step: int, made: list[GroupView]) -> None:
+def _add_tokens(run: RunContents, step: int, made: list[GroupView]) -> None:
     """Token records into the responses of groups. A damaged file leaves them without."""
     path, by_group = run.folder.tokens_file(step), {view["group"]: view for view in made}
     try:

@@ -47,7 +47,7 @@ class BadName(ValueError):
     """A name that can be none of a run. The message is fit to be shown."""
 
 
-class Found(NamedTuple):
+class FoundRuns(NamedTuple):
     """What lies below the folder."""
 
     names: tuple[str, ...]
@@ -61,7 +61,7 @@ class RunsFolder:
 
     root: Path  # with every link followed
     only: str | None = None
-    _found: tuple[float, Found] | None = field(default=None, repr=False)
+    _found: tuple[float, FoundRuns] | None = field(default=None, repr=False)
     _links: dict[Path, tuple[Any, bool]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -82,20 +82,20 @@ class RunsFolder:
             return cls(real.parent, real.name)
         return cls(real)
 
-    def find(self) -> Found:
+    def find(self) -> FoundRuns:
         """The runs below the folder, in no order worth knowing; at most a second old."""
         now = time.monotonic()
         if self._found is None or now - self._found[0] > _SCAN_SECONDS:
             self._found = (now, self._scan())
         return self._found[1]
 
-    def _scan(self) -> Found:
+    def _scan(self) -> FoundRuns:
         if self.only is not None:
             try:
                 self.path_of(self.only)
             except LookupError:
-                return Found((), 0, False)
-            return Found((self.only,), 0, False)
+                return FoundRuns((), 0, False)
+            return FoundRuns((self.only,), 0, False)
         names: list[str] = []
         led_out = looked = 0
         waiting: list[tuple[str, int]] = [("", 0)]  # names of folders, and how deep
@@ -111,7 +111,7 @@ class RunsFolder:
                     names.append(name)
             elif depth <= DEEPEST:
                 waiting.extend((f"{name}/{folder}" if name else folder, depth + 1) for folder in inside)
-        return Found(tuple(names), led_out, bool(waiting))
+        return FoundRuns(tuple(names), led_out, bool(waiting))
 
     def _look_into(self, name: str) -> tuple[list[str], bool, int]:
         """Folders in this one, whether it is a run, and how many links in it lead to folders outside."""

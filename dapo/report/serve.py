@@ -39,13 +39,13 @@ from dapo.report import browse
 from dapo.report.bundle import bundle_of
 from dapo.report.guard import Guard
 from dapo.report.page import Live, document, page_html
-from dapo.report.page_data import Bundle, GroupView, PromptView
+from dapo.report.page_data import GroupView, PageData, PromptView
 from dapo.report.patience import PatientProtocol
 from dapo.report.prometheus import CONTENT_TYPE, exposition
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.rollout_index import index_of, opened
 from dapo.report.runs_list import BadName, NoSuchRun, RunsFolder, address_of, brief_name
-from dapo.report.shelf import Answer, RunChanged, Shelf, folder_name, pack
+from dapo.report.shelf import JsonPayload, RunChanged, Shelf, folder_name, pack
 from dapo.report.trace import trace_of
 
 MOST_RUNS = 20
@@ -154,10 +154,10 @@ class Pages:
         return _send(request, pack(lambda: content))
 
     def bundle(self, request: Request) -> Response:
-        """A ``Bundle``."""
+        """A ``PageData``."""
         names = self._names(request.query_params)
 
-        def make() -> Bundle:
+        def make() -> PageData:
             bundle = bundle_of([self.shelf.run(name) for name in names], live=True)
             for view, name in zip(bundle["runs"], names, strict=True):
                 view["folder"] = name  # where the served folder lies is nobody's business
@@ -179,7 +179,7 @@ class Pages:
             **_page_of(ask),
         }
 
-        def find(run: Run) -> dict[str, Any]:
+        def find(run: RunContents) -> dict[str, Any]:
             if step is not None and step not in browse.steps_of(run):
                 return {"groups": [], "total": 0}
             found, total = browse.groups(run, step, **filters)
@@ -191,7 +191,7 @@ class Pages:
         """A ``GroupView``, whole, or null."""
         step, group = _needed(request, "step"), _needed(request, "group", 2**63 - 1)
 
-        def find(run: Run) -> GroupView | None:
+        def find(run: RunContents) -> GroupView | None:
             if step not in browse.steps_of(run):
                 return None
             with opened(run, step) as (_, summary):
@@ -204,7 +204,7 @@ class Pages:
         """``{prompts: PromptView[], total}``."""
         text, part = _text(request.query_params, "text"), _page_of(request.query_params)
 
-        def find(run: Run) -> dict[str, Any]:
+        def find(run: RunContents) -> dict[str, Any]:
             found, total = browse.prompts(run, text, **part)
             return {"prompts": found, "total": total}
 
@@ -216,7 +216,7 @@ class Pages:
         if wanted is None:
             raise BadQuestion("id is missing: the prompt's, as in a group's prompt_id")
 
-        def find(run: Run) -> PromptView | None:
+        def find(run: RunContents) -> PromptView | None:
             return browse.prompt(run, wanted) if wanted in index_of(run).by_prompt else None
 
         return self._about_run(request, (wanted,), find)
@@ -232,7 +232,7 @@ class Pages:
         response.headers["content-disposition"] = f'attachment; filename="{plain}.trace.json"'
         return response
 
-    def _about_run(self, request: Request, question: tuple[Any, ...], find: Callable[[Run], Any]) -> Response:
+    def _about_run(self, request: Request, question: tuple[Any, ...], find: Callable[[RunContents], Any]) -> Response:
         name = self._name(request.query_params)
         key = (request.url.path, name, *question)
         return _send(request, self.shelf.answer(key, [name], lambda: find(self.shelf.run(name))))
@@ -295,7 +295,7 @@ def _flag(ask: QueryParams, name: str) -> bool | None:
 # ------------------------------------------------------------------------------------------------------------ answers
 
 
-def _send(request: Request, answer: Answer) -> Response:
+def _send(request: Request, answer: JsonPayload) -> Response:
     """The answer; or 304 where the asker has it already."""
     tag = f'W/"{answer.tag}"'
     headers = {"etag": tag, "vary": "accept-encoding", "server-timing": f"cpu;dur={answer.seconds * 1000:.0f}"}

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from dapo.errors import DataError, RecipeError
 from dapo.report.page_data import RunLine
 from dapo.report.prometheus import latest_of
-from dapo.report.reader import Run, read_run
+from dapo.report.reader import RunContents, read_run
 from dapo.report.rules import advice_of
 from dapo.report.runs_list import BadName, Fingerprint, NoSuchRun, RunsFolder, brief_name, changed, fingerprint
 from dapo.report.status import status_of
@@ -56,7 +56,7 @@ class RunChanged(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JsonPayload:
     """JSON ready to be sent."""
 
     tag: str  # changes when the content may have changed
@@ -104,7 +104,7 @@ class Shelf:
 
     # ------------------------------------------------------------------------------------------------------- runs
 
-    def run(self, name: str, light: bool = False) -> Run:
+    def run(self, name: str, light: bool = False) -> RunContents:
         """A run as it stands now. ``light``: without samples and spans, where only a line of the list is wanted.
 
         Raises:
@@ -122,7 +122,7 @@ class Shelf:
                 except RecipeError:  # it went while we looked
                     raise NoSuchRun(f"run {brief_name(name)} is no longer there") from None
                 slot.seen = now
-            run: Run = slot.value
+            run: RunContents = slot.value
         self._forget()
         return run
 
@@ -221,7 +221,7 @@ class Shelf:
 
     # ---------------------------------------------------------------------------------------------------- answers
 
-    def answer(self, key: Hashable, names: Sequence[str], make: Callable[[], Any]) -> Answer:
+    def answer(self, key: Hashable, names: Sequence[str], make: Callable[[], Any]) -> JsonPayload:
         """The answer to a question about some runs, from memory where the runs have not changed.
 
         Args:
@@ -238,7 +238,7 @@ class Shelf:
             slot = self._answers.keep(key, self._answers.get(key) or _Slot())
         with slot.lock:
             now = self._prints(names)
-            known: Answer | None = slot.value
+            known: JsonPayload | None = slot.value
             rest = 0.0 if known is None else min(REST * known.seconds, LONGEST_REST)
             resting = time.monotonic() - slot.made < rest
             if known is None or (slot.seen != now and not resting):
@@ -257,13 +257,13 @@ class Shelf:
         return tuple(fingerprint(self.folder.path_of(name)) for name in names)
 
 
-def pack(make: Callable[[], Any], identity: str | None = None) -> Answer:
+def pack(make: Callable[[], Any], identity: str | None = None) -> JsonPayload:
     """Make an answer and turn it into bytes. Its tag is made of ``identity``, or of the bytes where that is None."""
     start = time.thread_time()  # of the wall's clock, a busy machine takes more
     body = json.dumps(make(), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
     named = body if identity is None else f"{os.getpid()} {identity}".encode(errors="backslashreplace")
     packed = gzip.compress(body, compresslevel=1) if len(body) >= COMPRESS_FROM else None
-    return Answer(hashlib.sha256(named).hexdigest()[:24], body, packed, time.thread_time() - start)
+    return JsonPayload(hashlib.sha256(named).hexdigest()[:24], body, packed, time.thread_time() - start)
 
 
 def _unreadable(name: str) -> RunLine:
@@ -286,7 +286,7 @@ def _unreadable(name: str) -> RunLine:
     }
 
 
-def _points(run: Run, key: str) -> list[tuple[int, float | None]]:
+def _points(run: RunContents, key: str) -> list[tuple[int, float | None]]:
     """A metric over steps, where it was measured; of many steps, the means of equal stretches of them."""
     seen = [(int(row["step"]), float(row[key])) for row in run.rows if row.get(key) is not None]
     if len(seen) <= POINTS:

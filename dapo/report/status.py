@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from dapo.report.endings import cause_of, ended_said, here_said, next_said, pace_of
 from dapo.report.page_data import State, Status
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.words import counted
 
 ELSEWHERE = 600.0
@@ -30,7 +30,7 @@ _TITLES: dict[State, str] = {
 _WELL = ("running", "finished")
 
 
-def status_of(run: Run, now: float | None = None) -> Status:
+def status_of(run: RunContents, now: float | None = None) -> Status:
     """The state of a run, in words that end with what to type next.
 
     Args:
@@ -64,13 +64,13 @@ def status_of(run: Run, now: float | None = None) -> Status:
     )
 
 
-def _seconds(run: Run) -> float | None:
+def _seconds(run: RunContents) -> float | None:
     found = [row["time/step"] for row in run.rows if row.get("time/step") is not None]
     whole = sum(found)
     return float(whole) if found and math.isfinite(whole) else None
 
 
-def _state(run: Run, now: float) -> State:
+def _state(run: RunContents, now: float) -> State:
     said = str((run.status_record or {}).get("state"))
     if said == "running":
         return "running" if run.held or _elsewhere(run, now) else "killed"
@@ -84,7 +84,7 @@ def _state(run: Run, now: float) -> State:
     return "unfilled" if max(run.folder.stopped_files(), default=0) > run.last_step else "unknown"
 
 
-def _elsewhere(run: Run, now: float) -> bool:
+def _elsewhere(run: RunContents, now: float) -> bool:
     """On another machine: its lock may not be seen from here, so a recent update counts."""
     record = run.status_record or {}
     updated = _time(record, "updated")
@@ -93,7 +93,7 @@ def _elsewhere(run: Run, now: float) -> bool:
     return -CLOCKS_APART < now - updated < max(ELSEWHERE, 10 * (pace_of(run) or 0.0))
 
 
-def _steps(run: Run) -> int:
+def _steps(run: RunContents) -> int:
     if run.recipe is not None and not run.supervised:  # a supervised run counts its epochs' steps
         return run.recipe.trainer.steps
     steps = (run.status_record or {}).get("steps")
@@ -105,7 +105,7 @@ def _time(record: dict[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 < value < 1e11 else None
 
 
-def _written(run: Run) -> float | None:
+def _written(run: RunContents) -> float | None:
     """When metrics.jsonl was written last, for runs that do not say."""
     try:
         return run.folder.metrics.stat().st_mtime

@@ -14,7 +14,7 @@ from dapo.metrics.glossary import BESIDE
 from dapo.observe.metrics import Row, series
 from dapo.report.page_data import Timeline
 from dapo.report.phases import in_order, phases_of_row
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.thin import SPANS
 from dapo.types.protocols import Span
 
@@ -31,7 +31,7 @@ _SHARE = re.compile(r"policy/staleness_share/([0-9]{1,3})")
 Event = dict[str, Any]
 
 
-def spans_of(run: Run) -> tuple[list[Span], str]:
+def spans_of(run: RunContents) -> tuple[list[Span], str]:
     """A run's spans in order of time, and a sentence on where they come from where they were not recorded.
 
     A run without spans.jsonl has its phases' seconds in its metrics: they are laid one behind the other.
@@ -51,7 +51,7 @@ def spans_of(run: Run) -> tuple[list[Span], str]:
     return spans, "This run recorded no spans: each step's phases are laid one behind the other." if spans else ""
 
 
-def timeline_of(run: Run, limit: int = SPANS) -> Timeline:
+def timeline_of(run: RunContents, limit: int = SPANS) -> Timeline:
     """The page's timeline, in at most ``limit`` spans (but one a phase): those of neighbouring steps are merged."""
     spans, note = spans_of(run)
     origin = spans[0].start if spans else 0.0
@@ -124,7 +124,7 @@ def _merge(spans: Sequence[Span], bucket: dict[int, int]) -> list[Span]:
     return sorted(merged, key=lambda span: span.start)
 
 
-def trace_of(runs: Sequence[tuple[str, Run]]) -> dict[str, Any]:
+def trace_of(runs: Sequence[tuple[str, RunContents]]) -> dict[str, Any]:
     """A trace that Perfetto opens: a process for each (label, run), a track for each phase, counters beside them.
 
     Every run starts at 0, so that runs of different days lie below one another.
@@ -170,7 +170,7 @@ def _slices(spans: Sequence[Span], pid: int, tid: int, origin: float) -> Iterato
         }
 
 
-def _counters(run: Run, spans: Sequence[Span], pid: int, origin: float) -> Iterator[Event]:
+def _counters(run: RunContents, spans: Sequence[Span], pid: int, origin: float) -> Iterator[Event]:
     """Metrics at the end of their steps, where the time of that is known."""
     ends: dict[int, float] = {}
     for span in spans:

@@ -12,9 +12,9 @@ from dapo.observe.files import replacing
 from dapo.report.bundle import Budget, bundle_of
 from dapo.report.compare import labels_of
 from dapo.report.page import page_html
-from dapo.report.page_data import Bundle
+from dapo.report.page_data import PageData
 from dapo.report.pictures import draw
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.trace import trace_of
 
 _BASE64 = 4 / 3
@@ -23,15 +23,15 @@ _FILLED = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ReportFiles:
     """What was written, and what the page says."""
 
     files: list[Path]
-    bundle: Bundle
+    bundle: PageData
     notes: list[str] = field(default_factory=list)  # on what was not drawn
 
 
-def write_report(runs: Sequence[Run], folder: Path, limit: int = 10_000_000) -> Written:
+def write_report(runs: Sequence[RunContents], folder: Path, limit: int = 10_000_000) -> ReportFiles:
     """Write the report of one or several runs.
 
     Args:
@@ -55,10 +55,10 @@ def write_report(runs: Sequence[Run], folder: Path, limit: int = 10_000_000) -> 
         raise DataError(
             f"{folder} cannot be written: {error.strerror or error}. Name another one with --out."
         ) from None
-    return Written(files, bundle, notes)
+    return ReportFiles(files, bundle, notes)
 
 
-def _page(runs: Sequence[Run], limit: int) -> tuple[str, Bundle]:
+def _page(runs: Sequence[RunContents], limit: int) -> tuple[str, PageData]:
     """The page, with as many rollouts as fit beside everything else."""
     budget, size = Budget(rollout_bytes=0), 0
     for _ in range(4):

@@ -30,7 +30,7 @@ def most_rows(live: int) -> int:
     return live + live // 4 + 16 * 8
 
 
-class Segment:
+class PoolSegment:
     """The rows of one pool within a decode batch: the live ones, and free slots behind them that compute along."""
 
     def __init__(self, pool: Pool, start: int, rows: int, width: int, write: Tensor, mask: Tensor) -> None:
@@ -72,7 +72,7 @@ class DecodeBatch:
     """The rows in the order of this step, with everything that moves on by one per step in one tensor."""
 
     def __init__(
-        self, seats: IntArray, segments: list[Segment], counters: Tensor, positions: Tensor, live: Tensor | None
+        self, seats: IntArray, segments: list[PoolSegment], counters: Tensor, positions: Tensor, live: Tensor | None
     ) -> None:
         self.seats = seats  # [live rows]
         self.segments = segments
@@ -282,7 +282,9 @@ class SlotCache:
         moving = self._placed(counters)
         positions, mask, write_at = moving[:n], moving[n : 2 * n], moving[2 * n :].view(n, kinds)
         segments = [
-            Segment(pool, rows.start, rows.stop - rows.start, int(lengths[rows].max()) + 1, write_at[rows], mask[rows])
+            PoolSegment(
+                pool, rows.start, rows.stop - rows.start, int(lengths[rows].max()) + 1, write_at[rows], mask[rows]
+            )
             for pool, rows in zip(live, spans, strict=True)
         ]
         return DecodeBatch(seats, segments, moving, positions, self._living(live, spans) if any(spare) else None)

@@ -26,7 +26,7 @@ from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.fused import FusedDecoder
 from dapo.rollout.graphs import StepGraphs, make_graphs
-from dapo.rollout.inbox import Inbox, check_idle, lost_to_the_machine
+from dapo.rollout.inbox import EngineInbox, check_idle, lost_to_the_machine
 from dapo.rollout.pools import Prefilled
 from dapo.rollout.requests import Gate, sequence_of, token_count
 from dapo.rollout.roster import Roster
@@ -84,7 +84,7 @@ class EmbeddedEngine:
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model, loaded.exact_positions, loaded.tokenizer)
-        self._inbox = Inbox(self._gate)
+        self._inbox = EngineInbox(self._gate)
         self._waiting: Counter[bytes] = Counter()  # queued requests by what stands before their next token
         self._prefilled: dict[bytes, tuple[Prefilled, int]] = {}  # of sequences that queued requests still need
         self._stats = Counter[str]()

@@ -19,7 +19,7 @@ from torch import Tensor
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.rollout.generic import sampling_mode
-from dapo.rollout.inbox import Inbox, check_idle, lost_to_the_machine
+from dapo.rollout.inbox import EngineInbox, check_idle, lost_to_the_machine
 from dapo.rollout.requests import Gate, sequence_of
 from dapo.rollout.roster import Roster
 from dapo.rollout.sampling import draw_mixed
@@ -85,7 +85,7 @@ class GenerateEngine:
         self.clock = 0
         self.version = 0
         self._gate = Gate.of(loaded.model, loaded.exact_positions, loaded.tokenizer)
-        self._inbox = Inbox(self._gate)
+        self._inbox = EngineInbox(self._gate)
         self._stats = Counter[str]()
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:

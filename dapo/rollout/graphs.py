@@ -39,7 +39,7 @@ class Recording(Protocol):
         """Give back what it holds."""
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Makes recordings."""
 
     def record(self, work: Work) -> Recording:
@@ -95,7 +95,7 @@ class StepGraphs:
         required: a failure is an error, not a warning.
     """
 
-    def __init__(self, recorder: Recorder | None, rows: int, like: Tensor, *, required: bool = False) -> None:
+    def __init__(self, recorder: GraphRecorder | None, rows: int, like: Tensor, *, required: bool = False) -> None:
         self._recorder, self._required = recorder, required
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self._hidden = torch.zeros(rows, like.shape[-1], dtype=like.dtype, device=like.device)
@@ -151,7 +151,7 @@ class StepGraphs:
         self._recordings[shapes] = recording
         return recording
 
-    def _record(self, recorder: Recorder, step: Callable[[], Tensor], made: Tensor) -> Recording | None:
+    def _record(self, recorder: GraphRecorder, step: Callable[[], Tensor], made: Tensor) -> Recording | None:
         def work() -> None:
             made.copy_(step())
 

@@ -24,7 +24,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TurnResult:
     """What a turn brought."""
 
     events: list[SampleEvent]  # ticks are the engine's own
@@ -34,7 +34,7 @@ class Answer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As a call with four values: a thousand engines send so many that looking up their fields is what costs."""
-        return Answer, (self.events, self.clock, self.stats, self.seconds)
+        return TurnResult, (self.events, self.clock, self.stats, self.seconds)
 
 
 class EngineHost:
@@ -55,7 +55,7 @@ class EngineHost:
         """Who answers."""
         return HostFacts(self._engine.capacity, self._engine.clock, os.getpid(), socket.gethostname())
 
-    def turn(self, requests: Sequence[SampleRequest], steps: int) -> Answer:
+    def turn(self, requests: Sequence[SampleRequest], steps: int) -> TurnResult:
         """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended."""
         began, engine = time.perf_counter(), self._engine
         engine.submit(requests)
@@ -69,21 +69,21 @@ class EngineHost:
                 break
         return self._answer(events, began)
 
-    def abort(self, keys: Sequence[Key]) -> Answer:
+    def abort(self, keys: Sequence[Key]) -> TurnResult:
         """The named responses as far as they got."""
         began = time.perf_counter()
         events = self._engine.abort(keys)
         self._unfinished.difference_update(keys)
         return self._answer(events, began)
 
-    def replay(self, journal: Sequence[tuple[Literal["turn", "abort"], tuple[Any, ...]]]) -> Answer:
+    def replay(self, journal: Sequence[tuple[Literal["turn", "abort"], tuple[Any, ...]]]) -> TurnResult:
         """Turns and aborts once more, to come to where another engine was. What ended in them is known."""
         began = time.perf_counter()
         for method, args in journal:
             getattr(self, method)(*args)
         return self._answer([], began)
 
-    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"]) -> Answer:
+    def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"]) -> TurnResult:
         """Let the engine read new weights. Its counters may have moved: responses under way are computed anew."""
         began = time.perf_counter()
         self._engine.load(ticket, in_flight)
@@ -102,5 +102,5 @@ class EngineHost:
         self._unfinished.clear()
         self._engine.close()
 
-    def _answer(self, events: list[SampleEvent], began: float) -> Answer:
-        return Answer(events, self._engine.clock, self._engine.stats(), time.perf_counter() - began)
+    def _answer(self, events: list[SampleEvent], began: float) -> TurnResult:
+        return TurnResult(events, self._engine.clock, self._engine.stats(), time.perf_counter() - began)

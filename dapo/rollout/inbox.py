@@ -61,7 +61,7 @@ def lost_to_the_machine() -> Iterator[None]:
         raise
 
 
-class Inbox:
+class EngineInbox:
     """Waiting requests, and responses that ended before they were asked for, of an engine in this process."""
 
     def __init__(self, gate: Gate) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dapo.errors import EngineError
 from dapo.processes.transport import Call, FindsPlaces, Host, HostLost, HostSpec, Transport
-from dapo.rollout.host import Answer, HostFacts
+from dapo.rollout.host import HostFacts, TurnResult
 from dapo.types.batch import PASSING, Key, SampleRequest, TensorSum, Ticket
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _LOOK = 1.0  # seconds between two looks at whoever sends weights
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     """Of an engine's patience with its pool, and the other way round. Seconds."""
 
     start: float = 600.0  # until a started engine answers
@@ -32,7 +32,7 @@ class NoPlaceError(EngineError):
     """No machine had a place for a new host in time, and nobody knows when one will."""
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Who published the newest weights, where their ticket leads nowhere later on."""
 
     def again(self) -> Ticket | None:
@@ -51,7 +51,7 @@ class Weights:
 
     ticket: Ticket | None = None
     sums: Mapping[str, TensorSum] | None = None  # that the engines told of them; None: not asked, or not to be read
-    source: Source | None = None  # of tickets that pass
+    source: WeightSource | None = None  # of tickets that pass
 
     @property
     def route(self) -> str:
@@ -114,7 +114,7 @@ class Member:
     index: int
     spec: HostSpec
     transport: Transport
-    limits: Limits
+    limits: PoolLimits
     weights: Weights
     now: Callable[[], float]
     journals: bool  # it shall be led to where it was, when it comes back
@@ -125,7 +125,6 @@ class Member:
     waits: bool = False  # for weights, as the newest ones cannot be had any more
     facts: HostFacts | None = None
     owned: dict[Key, SampleRequest] = field(default_factory=dict)  # unfinished here, those in the mail included
-    crowding: float = 0.0  # unfinished responses for each that decodes at once; every group asks all engines for it
     mail: list[SampleRequest] = field(default_factory=list)  # that go with the next turn
     flight: Flight | None = None
     opening: list[tuple[str, Call]] = field(default_factory=list)  # asked of a new host, not looked at yet
@@ -154,6 +153,11 @@ class Member:
     def capacity(self) -> int:
         """0 before the first answer."""
         return 0 if self.facts is None else self.facts.capacity
+
+    @property
+    def crowding(self) -> float:
+        """Unfinished responses for each that decodes at once."""
+        return len(self.owned) / max(1, self.capacity)
 
     @property
     def stands(self) -> bool:
@@ -262,7 +266,7 @@ class Member:
                 self.facts, self.clock, self.own_stats = answer, answer.clock, Counter()
             elif method == "checksums":
                 self._compare(answer)
-            elif isinstance(answer, Answer):
+            elif isinstance(answer, TurnResult):
                 self.heard(answer)
 
     def _compare(self, found: Mapping[str, TensorSum] | None) -> None:
@@ -309,7 +313,7 @@ class Member:
             self.journal.append((flight.method, flight.args))
         return answer
 
-    def heard(self, answer: Answer) -> int:
+    def heard(self, answer: TurnResult) -> int:
         """Keep its counters; returns its clock before this answer."""
         before, self.clock = self.clock, answer.clock
         self.own_stats = Counter({name: int(value) for name, value in answer.stats.items()})
@@ -319,24 +323,17 @@ class Member:
         """They go with the next turn."""
         self.owned.update((request.key, request) for request in requests)
         self.mail += requests
-        self.weigh()
 
     def take_all(self) -> list[SampleRequest]:
         """What it has, in the order in which it came; it has nothing afterwards."""
         requests = list(self.owned.values())
         self.owned, self.mail = {}, []
         self.new_journal()
-        self.weigh()
         return requests
-
-    def weigh(self) -> None:
-        """After ``owned`` has changed."""
-        self.crowding = len(self.owned) / max(1, self.capacity)
 
     def forget(self, key: Key) -> None:
         """A response came back from here."""
         del self.owned[key]
-        self.weigh()
         if not self.owned:
             self.new_journal()
 

@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 from dapo.errors import ClusterError, EngineError
 from dapo.processes.transport import HostSpec, Transport
-from dapo.rollout.crew import Crew, keys_of
-from dapo.rollout.host import Answer
+from dapo.rollout.engine_processes import EngineProcesses, keys_of
+from dapo.rollout.host import TurnResult
 from dapo.rollout.inbox import check_idle, check_requests
-from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Source
+from dapo.rollout.member import Flight, Member, NoPlaceError, PoolLimits, WeightSource
 from dapo.rollout.requests import Gate, empty_event, ended_before
 from dapo.rollout.tally import Tally
 from dapo.system import memory_of
@@ -64,24 +64,24 @@ class EnginePool:
         *,
         turn_steps: int = 64,
         lockstep: bool = False,
-        limits: Limits | None = None,
+        limits: PoolLimits | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.version, self.clock = 0, 0
-        self.lockstep, self.turn_steps, self.limits = lockstep, turn_steps, limits or Limits()
+        self.lockstep, self.turn_steps, self.limits = lockstep, turn_steps, limits or PoolLimits()
         self._gate, self._now = gate, now
         self._present: set[Key] = set()  # submitted, and not handed out yet
         self._owner: dict[Key, tuple[int, int]] = {}  # of what is unfinished: engine and incarnation
         self._homeless: dict[Key, SampleRequest] = {}  # unfinished, while every engine starts
         self._ended: list[SampleEvent] = []  # not handed out yet
-        self._round: dict[int, Answer] = {}  # lockstep: of a round whose other turns are under way
+        self._round: dict[int, TurnResult] = {}  # lockstep: of a round whose other turns are under way
         self._told: dict[int, Any] = {}  # what each engine said when all were asked
         self._restarts = 0
         self._why = "the pool was closed"
         self._tally = Tally()
-        self._crew = Crew(transport, specs, self.limits, self._lost, now, journals=lockstep)
+        self._processes = EngineProcesses(transport, specs, self.limits, self._lost, now, journals=lockstep)
         try:
-            self._crew.open()
+            self._processes.open()
         except BaseException:
             self.close()
             raise
@@ -91,7 +91,7 @@ class EnginePool:
     @property
     def capacity(self) -> int:
         """Of all engines that are there or will be again."""
-        return max(1, sum(member.capacity for member in self._crew.members if not member.gone))
+        return max(1, sum(member.capacity for member in self._processes.members if not member.gone))
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Give each group to the engine with the fewest unfinished responses for its capacity.
@@ -122,8 +122,8 @@ class EnginePool:
         while not self._ended and (self._owner or self._homeless):
             self._check_left()
             self._depart()
-            if self._crew.all_wait():
-                self._crew.rest(until, self._why)
+            if self._processes.all_wait():
+                self._processes.rest(until, self._why)
             self._hear(until)
             if self._now() >= until:
                 break
@@ -132,12 +132,12 @@ class EnginePool:
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
         """Wait for the turns under way, and take back. What a lost engine had comes back as it was submitted."""
         named = self._present & set(self._present if keys is None else keys)
-        while self._round or any(not named.isdisjoint(member.owned) for member in self._crew.flying.values()):
+        while self._round or any(not named.isdisjoint(member.owned) for member in self._processes.flying.values()):
             self._hear()
         for key in named & self._homeless.keys():
             del self._homeless[key]
             self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
-        for member in self._crew.members:
+        for member in self._processes.members:
             if mine := [key for key in member.owned if key in named]:
                 self._recall(member, mine)
         while not named.isdisjoint(self._owner):
@@ -152,14 +152,14 @@ class EnginePool:
         """
         check_idle(len(self._owner) + len(self._homeless), in_flight)
         self._check_left()
-        weights = self._crew.weights
-        for member in self._crew.at_work():
+        weights = self._processes.weights
+        for member in self._processes.at_work():
             if member.owned:  # what comes out depends on both weights from here on, and a new engine has one of them
                 member.journal = None
         before, weights.ticket, weights.sums = weights.ticket, ticket, None
-        opening = self._crew.open_waiting()
+        opening = self._processes.open_waiting()
         told = self._ask_all("load", ticket, in_flight)
-        while weights.passing() and self._crew.are_opening(opening):
+        while weights.passing() and self._processes.are_opening(opening):
             self._hear(weights.watched(self._now()))
         refused = {index: said for index, said in told.items() if isinstance(said, Exception)}
         if refused and weights.came_again(ticket, next(iter(refused.values()))):
@@ -169,12 +169,12 @@ class EnginePool:
         if refused and len(refused) == len(told):  # it is not the engines' fault
             raise next(iter(refused.values()))
         for index, error in refused.items():
-            self._crew.give_up(self._crew.members[index], error, None)
+            self._processes.give_up(self._processes.members[index], error, None)
         self.version = ticket.version
         while not self.members():
             self._check_left()
             self._hear()
-        self._crew.drop(before)
+        self._processes.drop(before)
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Those that all engines have.
@@ -182,7 +182,7 @@ class EnginePool:
         Raises:
             EngineError: they differ, or an engine says that it holds something old.
         """
-        return self._crew.in_common(self.checksums_each())
+        return self._processes.in_common(self.checksums_each())
 
     def sleep(self) -> None:
         """Tell every engine."""
@@ -190,22 +190,22 @@ class EnginePool:
 
     def stats(self) -> Metrics:
         """Sums over engines, lost ones included."""
-        return self._crew.stats()
+        return self._processes.stats()
 
     def busy_seconds(self) -> float:
         """Seconds within turns, the mean over engines."""
-        return self._tally.busy / len(self._crew.members)
+        return self._tally.busy / len(self._processes.members)
 
     def close(self) -> None:
         """Let the engines hand back what they hold, and end their hosts."""
-        self._crew.close()
+        self._processes.close()
         for mine in (self._present, self._owner, self._homeless, self._ended, self._round):
             mine.clear()
 
     def processes(self) -> list[ProcessState]:
         """Return each engine as it is now, with its turns since the last call."""
         found = []
-        for member in self._crew.members:
+        for member in self._processes.members:
             ended, seconds = self._tally.last.get(member.name, (None, None))
             facts = member.facts
             here = facts is not None and facts.machine == os.uname().nodename
@@ -229,12 +229,12 @@ class EnginePool:
 
     def members(self) -> list[int]:
         """Engines at work, by the numbers under which a request may ask for one of them."""
-        return [member.index for member in self._crew.at_work()]
+        return [member.index for member in self._processes.at_work()]
 
-    def weights_from(self, source: Source) -> Callable[[], list[tuple[int, int]]]:
+    def weights_from(self, source: WeightSource) -> Callable[[], list[tuple[int, int]]]:
         """Who publishes, asked again for engines that come later; gives those that load the next weights at once."""
-        self._crew.weights.source = source
-        return self._crew.present
+        self._processes.weights.source = source
+        return self._processes.present
 
     def checksums_each(self) -> Mapping[int, Mapping[str, TensorSum] | None]:
         """By engine. From here on, one that comes back must have the same.
@@ -245,9 +245,9 @@ class EnginePool:
         found: dict[int, Mapping[str, TensorSum] | None] = {}
         for index, said in self._ask_all("checksums").items():
             if isinstance(said, Exception):
-                raise EngineError(f"{self._crew.members[index].name}: {said}") from said
+                raise EngineError(f"{self._processes.members[index].name}: {said}") from said
             found[index] = said
-        self._crew.weights.sums = next((sums for sums in found.values() if sums is not None), None)
+        self._processes.weights.sums = next((sums for sums in found.values() if sums is not None), None)
         return found
 
     def metrics(self) -> Metrics:
@@ -257,7 +257,7 @@ class EnginePool:
     # ------------------------------------------------------------------ routing
 
     def _check_left(self) -> None:
-        if self._crew.nobody_left():
+        if self._processes.nobody_left():
             raise EngineError(
                 f"no engine of the pool is left: {self._why}. Of at most {self.limits.restarts} restarts "
                 f"(cluster.max_engine_restarts) {self._restarts} were made"
@@ -277,9 +277,9 @@ class EnginePool:
 
     def _member_for(self, request: SampleRequest) -> Member | None:
         """The one that it asks for, if that is at work; else the least crowded, ties by number. None: all start."""
-        if request.engine is not None and self._crew.members[request.engine].at_work:
-            return self._crew.members[request.engine]
-        return min(self._crew.at_work(), key=attrgetter("crowding"), default=None)
+        if request.engine is not None and self._processes.members[request.engine].at_work:
+            return self._processes.members[request.engine]
+        return min(self._processes.at_work(), key=attrgetter("crowding"), default=None)
 
     def _hand_out(self, named: set[Key], order: Callable[[SampleEvent], Any]) -> list[SampleEvent]:
         out = [event for event in self._ended if event.key in named]
@@ -301,35 +301,35 @@ class EnginePool:
         member.mail = [request for request in member.mail if request.key not in unsent]
         self._give_back(member, sorted(unsent))
         if rest := [key for key in keys if key not in unsent]:
-            self._crew.ask(member, "abort", rest)
+            self._processes.ask(member, "abort", rest)
 
     # ------------------------------------------------------------------ asking and hearing
 
     def _depart(self) -> None:
         """A turn for every engine that has work and no turn; in lockstep, when the round before is over."""
-        if self.lockstep and (self._crew.flying or self._round):
+        if self.lockstep and (self._processes.flying or self._round):
             return
         if self._homeless and self.members():
             waiting, self._homeless = list(self._homeless.values()), {}
             self._assign(waiting)
-        for member in self._crew.at_work():
+        for member in self._processes.at_work():
             if member.owned and member.flight is None:
                 mail, member.mail = member.mail, []
-                self._crew.ask(member, "turn", mail, self.turn_steps)
+                self._processes.ask(member, "turn", mail, self.turn_steps)
 
     def _ask_all(self, method: str, *args: Any) -> dict[int, Any]:
         """Ask every engine at work, when their turns are over; what each said, exceptions included."""
-        while self._crew.flying or self._round:
+        while self._processes.flying or self._round:
             self._hear()
         self._told = {}
-        for member in self._crew.at_work():
-            self._crew.ask(member, method, *args)
-        while self._crew.flying:
-            self._hear(self._crew.weights.watched(self._now()) if method == "load" else math.inf)
+        for member in self._processes.at_work():
+            self._processes.ask(member, method, *args)
+        while self._processes.flying:
+            self._hear(self._processes.weights.watched(self._now()) if method == "load" else math.inf)
         return dict(sorted(self._told.items()))
 
     def _hear(self, until: float = math.inf) -> None:
-        for member, flight, answer in self._crew.hear(until):
+        for member, flight, answer in self._processes.hear(until):
             if flight.method == "turn":
                 self._tally.turn(member.name, answer.seconds)
                 self._round[member.index] = answer
@@ -337,10 +337,10 @@ class EnginePool:
                 self._take(member, answer, self.clock, 0.0)
                 self._give_back(member, keys_of(flight))  # what it knew nothing of
             else:
-                if isinstance(answer, Answer):  # of a load
+                if isinstance(answer, TurnResult):  # of a load
                     member.heard(answer)
                 self._told[member.index] = answer
-        if self._round and not (self.lockstep and self._crew.flying):
+        if self._round and not (self.lockstep and self._processes.flying):
             self._close_round()
 
     def _close_round(self) -> None:
@@ -352,12 +352,12 @@ class EnginePool:
         share = 1.0 if self.lockstep else 1.0 / max(1, len(self.members()))
         longest = 0
         for index, answer in sorted(answers.items()):
-            member = self._crew.members[index]
+            member = self._processes.members[index]
             longest = max(longest, math.ceil((answer.clock - member.clock) * share))
             self._take(member, answer, self.clock, share)
         self.clock += max(1, longest)
 
-    def _take(self, member: Member, answer: Answer, base: int, share: float) -> None:
+    def _take(self, member: Member, answer: TurnResult, base: int, share: float) -> None:
         """Keep the events of what is still its own; their ticks become the pool's."""
         before = member.heard(answer)
         for event in answer.events:
@@ -370,10 +370,10 @@ class EnginePool:
 
     def _lost(self, member: Member, error: Exception, flight: Flight | None) -> None:
         """An engine is gone. Where it had work, that is made again."""
-        self._crew.weights.left()
+        self._processes.weights.left()
         self._why = f"{member.name} was lost last ({error})"
         placeless = isinstance(error, NoPlaceError)  # nothing was started
-        waits = placeless and any(other is not member for other in self._crew.at_work())
+        waits = placeless and any(other is not member for other in self._processes.at_work())
         again = waits or self._restarts < self.limits.restarts
         at_once = again and self.lockstep and member.at_work and not placeless
         replays = at_once and member.journal is not None
@@ -389,7 +389,7 @@ class EnginePool:
                 return
             if again:
                 member.at_work = False
-                self._crew.start_again(member)
+                self._processes.start_again(member)
         except (OSError, ClusterError) as refused:  # the machine or the cluster starts nothing more
             log.warning("%s cannot be started again (%s): the others go on", member.name, refused)
             again = False
@@ -403,7 +403,7 @@ class EnginePool:
     def _say_lost(
         self, member: Member, error: Exception, sent: int, *, again: bool, at_once: bool, waits: bool
     ) -> None:
-        others = any(not other.gone for other in self._crew.members if other is not member)
+        others = any(not other.gone for other in self._processes.members if other is not member)
         after = ", and it is not started again: cluster.max_engine_restarts is used up"
         if waits:
             after = ", and it is started when there is one"
@@ -421,7 +421,7 @@ class EnginePool:
         if flight is None:
             return
         if flight.method == "checksums" or (replays and flight.method in ("turn", "abort")):
-            self._crew.ask(member, flight.method, *flight.args)
+            self._processes.ask(member, flight.method, *flight.args)
         elif flight.method == "turn":
             mail, member.mail = member.mail, []
-            self._crew.ask(member, "turn", mail, self.turn_steps)
+            self._processes.ask(member, "turn", mail, self.turn_steps)

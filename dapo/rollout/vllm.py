@@ -31,7 +31,7 @@ from dapo.links import install
 from dapo.models.weights import check_named, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_made import Response, name_of
+from dapo.rollout.vllm_made import VllmResponse, name_of
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
@@ -89,7 +89,7 @@ class VllmEngine:
         self._shapes: dict[str, list[int]] = {}  # of what was published, by name
         self._lost = False  # a step failed: what was made is here, and vLLM is not asked again
         self._many_workers = settings.tensor_parallel_size > 1
-        self._responses: dict[str, Response] = {}  # by vLLM's request id
+        self._responses: dict[str, VllmResponse] = {}  # by vLLM's request id
         self._pending: list[SampleEvent] = []  # ended without a token of vLLM's
         self._stats = Counter[str]()
         if _living:
@@ -124,7 +124,7 @@ class VllmEngine:
                     _sampling_params(request, self._gate.vocabulary),
                     priority=request.priority,
                 )
-            self._responses[name] = Response(request)
+            self._responses[name] = VllmResponse(request)
 
     def _check(self, request: SampleRequest, present: set[Key]) -> None:
         self._gate.check(request)

@@ -21,9 +21,19 @@ import numpy as np
 from dapo.errors import EngineError
 from dapo.rollout.requests import Queue, empty_event, sequence_of
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_http import ABORT, GENERATE, LATER, Answer, Unreachable, Wire, generate_body, refusal, words
+from dapo.rollout.vllm_http import (
+    ABORT,
+    GENERATE,
+    LATER,
+    ServerResponse,
+    Unreachable,
+    Wire,
+    generate_body,
+    refusal,
+    words,
+)
 from dapo.rollout.vllm_lease import ServerLease
-from dapo.rollout.vllm_route import Published, WeightRoute
+from dapo.rollout.vllm_route import PublishedFolder, WeightRoute
 from dapo.rollout.vllm_startup import ServerFacts
 from dapo.rollout.vllm_waiting import AGAIN, Waiting, tell_slow
 from dapo.types.batch import Key, SampleEvent, SampleRequest
@@ -81,8 +91,8 @@ class Dispatcher:
         self.counts = Counter[str]()
         self._wire, self._name, self._slots, self._facts = wire, name, slots, facts
         self._patience, self._heartbeat, self._strings = patience, heartbeat, strings
-        self._wanted: Published | None = None
-        self._loaded: Published | None = None
+        self._wanted: PublishedFolder | None = None
+        self._loaded: PublishedFolder | None = None
         self._published: dict[str, int] = {}  # version by label
         self._well = False
         self._mending: asyncio.Task[None] | None = None
@@ -117,7 +127,7 @@ class Dispatcher:
         with suppress(TimeoutError):
             await self._until(lambda: bool(self.ended or self.failure or self.refused or not self.unfinished), timeout)
 
-    async def publish(self, weights: Published) -> None:
+    async def publish(self, weights: PublishedFolder) -> None:
         """Returns when the server holds ``weights``."""
         self._published[weights.label] = weights.version
         self._wanted = weights
@@ -178,7 +188,7 @@ class Dispatcher:
         if status != 200:
             return await self._refuse(flight, status, payload)
         try:
-            answer = Answer.read(payload).up_to_stop(flight.request, self._strings)
+            answer = ServerResponse.read(payload).up_to_stop(flight.request, self._strings)
         except ValueError as error:
             return self._lose(flight, f"an answer that cannot be read: {error}")
         versions = answer.versions(self._published)

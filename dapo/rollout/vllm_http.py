@@ -257,7 +257,7 @@ def generate_body(request: SampleRequest, request_id: str, *, priority: bool) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerResponse:
     """One response as the server gave it."""
 
     token_ids: IntArray
@@ -267,7 +267,7 @@ class Answer:
     complete: bool = False  # with a stop string
 
     @classmethod
-    def read(cls, payload: Any) -> Answer:
+    def read(cls, payload: Any) -> ServerResponse:
         """Take apart what ``/inference/v1/generate`` answered.
 
         Raises:
@@ -293,14 +293,14 @@ class Answer:
         logprobs[logprobs <= _NOT_FINITE] = np.nan
         return cls(tokens, logprobs, spans, finish)
 
-    def up_to_stop(self, request: SampleRequest, strings: StopStrings | None) -> Answer:
+    def up_to_stop(self, request: SampleRequest, strings: StopStrings | None) -> ServerResponse:
         """The answer up to its first stop string, as every engine ends it: a server that knows them ends there too, or
         a little later, and one that was started without a tokenizer goes on to the limit."""
         count = None if strings is None else strings.end(request, self.token_ids[: self.finite], self.finite)
         if count is None:
             return self
         labels = tuple((label, start, min(end, count)) for label, start, end in self.labels if start < count)
-        return Answer(self.token_ids[:count], self.logprobs[:count], labels, "stop", complete=True)
+        return ServerResponse(self.token_ids[:count], self.logprobs[:count], labels, "stop", complete=True)
 
     def ended(self) -> tuple[FinishReason, str | None]:
         """How the response ended, and why where it failed."""

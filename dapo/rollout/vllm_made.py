@@ -14,7 +14,7 @@ from dapo.types.enums import FinishReason
 _KNOWN = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-class End(NamedTuple):
+class Ending(NamedTuple):
     """How a response has ended, and why it failed if it did."""
 
     finish: FinishReason
@@ -22,7 +22,7 @@ class End(NamedTuple):
 
 
 @dataclass(slots=True)
-class Response:
+class VllmResponse:
     """What vLLM has made of one request so far."""
 
     request: SampleRequest
@@ -30,7 +30,7 @@ class Response:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def take_in(self, new: Any, version: int, strings: StopStrings | None) -> End | None:
+    def take_in(self, new: Any, version: int, strings: StopStrings | None) -> Ending | None:
         """Add what a step of vLLM brought.
 
         Args:
@@ -43,18 +43,18 @@ class Response:
         """
         logprobs = new.logprobs.logprobs
         if not np.isfinite(logprobs).all():
-            return End(FinishReason.FAILED, "the model's logits are not finite")
+            return Ending(FinishReason.FAILED, "the model's logits are not finite")
         self.token_ids += new.token_ids
         self.logprobs += logprobs
         self.versions += [version] * len(new.token_ids)
         if strings is not None and (end := strings.end(self.request, self.token_ids, len(new.token_ids))):
             del self.token_ids[end:], self.logprobs[end:], self.versions[end:]
-            return End(FinishReason.STOP)
+            return Ending(FinishReason.STOP)
         if new.finish_reason is None:
             return None
         if new.finish_reason in _KNOWN:
-            return End(_KNOWN[new.finish_reason])
-        return End(FinishReason.FAILED, f"vLLM ended it with {new.finish_reason!r}")
+            return Ending(_KNOWN[new.finish_reason])
+        return Ending(FinishReason.FAILED, f"vLLM ended it with {new.finish_reason!r}")
 
     def event(self, finish: FinishReason, tick: int, reason: str | None = None) -> SampleEvent:
         return SampleEvent(

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedFolder:
     """A set of weights on disk, under a label that no other set and no other trainer uses."""
 
     label: str
@@ -39,7 +39,7 @@ class WeightRoute:
         self._extension: bool | None = None  # the server has our worker extension; None: not tried yet
         self._paused = False  # by us, and no /resume was confirmed since
 
-    async def load(self, weights: Published, seconds: float) -> None:
+    async def load(self, weights: PublishedFolder, seconds: float) -> None:
         """What is in flight stands still meanwhile; its keys and values are computed again under the new weights.
 
         Raises:

@@ -25,7 +25,7 @@ from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_dispatch import Dispatcher
 from dapo.rollout.vllm_http import Unreachable, Wire
 from dapo.rollout.vllm_lease import TRAINER, ServerLease
-from dapo.rollout.vllm_route import Published, WeightsFolder
+from dapo.rollout.vllm_route import PublishedFolder, WeightsFolder
 from dapo.rollout.vllm_startup import ServerFacts, inspect
 from dapo.rollout.vllm_sums import together
 from dapo.types.batch import Key, Metrics, SampleEvent, SampleRequest, TensorSum, Ticket
@@ -81,7 +81,7 @@ class ServerEngine:
         self._folder = weights.path.resolve()
         self._deletes = weights.deletes
         self._remove_folder = weights.deletes and (weights.own or not self._folder.exists())
-        self._published: Published | None = None
+        self._published: PublishedFolder | None = None
         self._pending: list[SampleEvent] = []
         self._clock_seen = -1
         self._busy, self._since = 0.0, math.inf
@@ -201,7 +201,7 @@ class ServerEngine:
         except FileNotFoundError as error:
             raise EngineError(f"the weights of version {ticket.version} cannot be loaded: {error}") from error
         label = f"{self._name}-{folder.name.removeprefix(SETS)}"  # by which the server knows whose weights it holds
-        fresh, old = Published(label, ticket.version, folder), self._published
+        fresh, old = PublishedFolder(label, ticket.version, folder), self._published
         self._published = fresh  # from here on what a server that was away has to be given
         self._call(self._dispatcher.publish(fresh))
         self.version = ticket.version

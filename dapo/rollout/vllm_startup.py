@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dapo.errors import EngineError
-from dapo.rollout.vllm_http import GENERATE, LATER, Answer, Unreachable, Wire, not_vllm, refusal, words
+from dapo.rollout.vllm_http import GENERATE, LATER, ServerResponse, Unreachable, Wire, not_vllm, refusal, words
 from dapo.rollout.vllm_lease import ServerLease
 from dapo.rollout.vllm_waiting import Waiting
 
@@ -203,7 +203,7 @@ async def _probe_logprobs(wire: Wire, vocabulary: int, patience: float) -> bool:
         await ask(max_tokens=1, temperature=1.0)  # one without our extension may have fewer rows, and dies of this
     except Unreachable as error:
         raise EngineError(_too_few(wire, vocabulary, str(error))) from error
-    certain = Answer.read(await ask(max_tokens=_CERTAIN, temperature=0.5, top_k=1)).logprobs
+    certain = ServerResponse.read(await ask(max_tokens=_CERTAIN, temperature=0.5, top_k=1)).logprobs
     if len(certain) != _CERTAIN:
         raise EngineError(
             f"the vLLM server at {wire.address} made {len(certain)} tokens where {_CERTAIN} were asked for; look at "
@@ -245,7 +245,7 @@ def _accepted(wire: Wire, vocabulary: int, sent: int, status: int, payload: Any)
     if status != 200:
         raise EngineError(refusal(wire.address, GENERATE, status, payload))
     try:
-        Answer.read(payload)
+        ServerResponse.read(payload)
     except ValueError as error:
         raise EngineError(not_vllm(wire.address, GENERATE, payload, f"a response ({error})")) from error
     return payload

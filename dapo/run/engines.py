@@ -24,7 +24,7 @@ from dapo.models.tokenizer import load_tokenizer
 from dapo.processes.threads import ThreadTransport
 from dapo.processes.transport import HostSpec, Transport
 from dapo.rollout.factory import EngineSpec, ServerAccess, engine_host, make_engine
-from dapo.rollout.member import Limits
+from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
@@ -202,7 +202,7 @@ def start_engine(
         Gate(facts.vocabulary, min(filter(None, (facts.positions, facts.exact_positions)), default=None), strings),
         turn_steps=deployment.turn_steps,
         lockstep=deployment.lockstep,
-        limits=Limits(cluster.start_timeout, cluster.engine_timeout, cluster.max_engine_restarts),
+        limits=PoolLimits(cluster.start_timeout, cluster.engine_timeout, cluster.max_engine_restarts),
     )
 
 

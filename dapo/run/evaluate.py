@@ -16,7 +16,7 @@ from dapo.errors import AccuracyUnknown, DataError
 from dapo.loop.evaluation_metrics import by_set_of, paired_difference, result_of
 from dapo.observe.answers import read_answers, write_answers
 from dapo.observe.console import Console
-from dapo.observe.evaluation_table import Difference, Shown, as_object, comparison, table
+from dapo.observe.evaluation_table import AccuracyDifference, Shown, as_object, comparison, table
 from dapo.observe.log import warnings_to
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.stopped import silent_said
@@ -127,7 +127,7 @@ def shown_as(model: str, step: int | None, samples: int, result: EvaluationResul
 
 
 def _print(found: Shown, result: EvaluationResult, other: tuple[Shown, EvaluationResult] | None, as_json: bool) -> None:
-    differences: dict[str, Difference] = {}
+    differences: dict[str, AccuracyDifference] = {}
     if other is not None:
         ours, theirs = by_set_of(result.responses), by_set_of(other[1].responses)
         both = [name for name in ours if name in theirs]
@@ -135,7 +135,7 @@ def _print(found: Shown, result: EvaluationResult, other: tuple[Shown, Evaluatio
             raise DataError(
                 f"there is nothing to compare: one has the sets {', '.join(ours)}, the other {', '.join(theirs)}"
             )
-        differences = {name: Difference(*paired_difference(ours[name], theirs[name])) for name in both}
+        differences = {name: AccuracyDifference(*paired_difference(ours[name], theirs[name])) for name in both}
     mean = mean_of_estimates([d.estimate for d in differences.values()]) if differences else None
     shown = [found] if other is None else [found, other[0]]
     if as_json:

@@ -16,7 +16,7 @@ from dapo.config.schema import Lora, Recipe
 from dapo.errors import ModelError
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import LearnerHosts, WorkerHere, Workers
-from dapo.learner.publisher import Audience
+from dapo.learner.publisher import Receivers
 from dapo.learner.sharding import Shape
 from dapo.learner.worker import RankPlace, Worker, open_worker
 from dapo.models.load import find_device
@@ -76,8 +76,8 @@ def make_learner(
         ModelError: the model cannot be loaded in its process.
         LearnerLost: a process did not start.
     """
-    audience = make_audience(recipe, deployment, places)
-    meeting = ExitStack()
+    receivers = make_receivers(recipe, deployment, places)
+    rendezvous = ExitStack()
     workers: Workers
     try:
         if deployment.learner == "here":
@@ -85,33 +85,33 @@ def make_learner(
             workers = WorkerHere(_worker(recipe, loaded, training=training))
         else:
             assert weights is not None  # engines beside it have weights of their own
-            specs = worker_specs(recipe, deployment, facts.name, meeting, places)
+            specs = worker_specs(recipe, deployment, facts.name, rendezvous, places)
             workers = LearnerHosts(transport_of(run, places), specs, recipe.learner.timeout)
         asynchronous = recipe.checkpoint.asynchronous
-        learner = LearnerDriver(workers, weights, asynchronous=asynchronous, audience=audience, meeting=meeting)
+        learner = LearnerDriver(workers, weights, asynchronous=asynchronous, receivers=receivers, rendezvous=rendezvous)
     except BaseException:
-        meeting.close()
+        rendezvous.close()
         raise
     for note in learner.notes:
         if loaded is None or note not in loaded.notes:  # the model of this process is the same one
             say(note)
     # A pool deletes weights itself; where they can be had only just after a publish, both know of each other.
-    audience.deletes = isinstance(engine, EnginePool)
-    if audience.route in PASSING and isinstance(engine, EnginePool):
-        audience.present = engine.weights_from(learner.publisher)
+    receivers.deletes = isinstance(engine, EnginePool)
+    if receivers.route in PASSING and isinstance(engine, EnginePool):
+        receivers.present = engine.weights_from(learner.publisher)
     return learner
 
 
-def make_audience(recipe: Recipe, deployment: Deployment, places: Places | None) -> Audience:
+def make_receivers(recipe: Recipe, deployment: Deployment, places: Places | None) -> Receivers:
     """Return how the learner's workers publish; for a broadcast with the store where its members meet."""
     if deployment.route != "broadcast":
-        return Audience(deployment.route)
+        return Receivers(deployment.route)
     store, address = serve(_host(places))
-    return Audience("broadcast", store, address, recipe.learner.timeout)
+    return Receivers("broadcast", store, address, recipe.learner.timeout)
 
 
 def worker_specs(
-    recipe: Recipe, deployment: Deployment, model: str, meeting: ExitStack, places: Places | None
+    recipe: Recipe, deployment: Deployment, model: str, rendezvous: ExitStack, places: Places | None
 ) -> list[HostSpec]:
     """Return what each process of the learner is made of.
 
@@ -119,7 +119,7 @@ def worker_specs(
         recipe: the recipe.
         deployment: who runs where.
         model: folder or hub name, where the processes find it. A built-in one is made once, by the driver.
-        meeting: gets what the processes need to find each other.
+        rendezvous: gets what the processes need to find each other.
         places: where they run; None: on this machine.
     """
     learner = recipe.learner
@@ -129,10 +129,10 @@ def worker_specs(
         (name,) = deployment.learner_hosts
         return [HostSpec(name, start_worker, (recipe,), environment)]
     if places is None:
-        address = f"file://{Path(_meeting_folder(meeting)) / 'meeting'}"
+        address = f"file://{Path(_rendezvous_folder(rendezvous)) / 'rendezvous'}"
     else:
         store, address = serve(_host(places))
-        meeting.callback(lambda: store)  # it lives as long as somebody holds it
+        rendezvous.callback(lambda: store)  # it lives as long as somebody holds it
         if places.cuda:
             environment["LOCAL_RANK"] = "0"  # of the devices that a rank sees, which are its own
     reshard = {"auto": None, "true": True, "false": False}[learner.reshard_after_forward]
@@ -198,7 +198,7 @@ def _host(places: Places | None) -> str:
 _MEETINGS = "dapo-ranks-"
 
 
-def _meeting_folder(held: ExitStack) -> str:
+def _rendezvous_folder(held: ExitStack) -> str:
     """Make a folder for the file in which ranks of this machine meet, and delete it after them."""
     parent = Path(tempfile.gettempdir())
     delete_left(parent, _MEETINGS)

@@ -38,7 +38,7 @@ def make_texts(recipe: Recipe, tokenizer: Any) -> Texts:
             f"rollout.stop: {', '.join(map(repr, within))} is a part of a tag of data.thinking, which is a special "
             "token here: no engine would stop at it, and the text would be cut there. Take it out"
         )
-    reader = Written(tokenizer, [token for ids in kept.values() for token in ids]) if kept else tokenizer
+    reader = TagWritingTokenizer(tokenizer, [token for ids in kept.values() for token in ids]) if kept else tokenizer
     return Texts(
         make_decode(reader, data.response_prefix),
         response_prefix=data.response_prefix or "",
@@ -65,7 +65,7 @@ def specials(tokenizer: Any) -> frozenset[int]:
     return frozenset([*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)])
 
 
-class Written:
+class TagWritingTokenizer:
     """A tokenizer that writes some of its special tokens out (Magistral's ``[THINK]``): tags of thinking stand in the
     text of a response then, as they do where they are no special tokens.
 

@@ -410,11 +410,11 @@ PASSING: frozenset[Route] = frozenset({"broadcast", "ipc"})
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class BroadcastGroup:
     """Where the sender and the receivers of a broadcast find each other: a store that the driver keeps."""
 
     address: str  # of that store; see ``dapo.models.rendezvous``
-    group: str  # of these very processes, in their present incarnations
+    name: str  # of these very processes, in their present incarnations
     number: int  # of the publish
     receivers: int
     seconds: float  # that one waits for the others
@@ -422,7 +422,7 @@ class Meeting:
     @property
     def key(self) -> str:
         """Unlike that of any other publish."""
-        return f"{self.group}/{self.number}"
+        return f"{self.name}/{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +441,7 @@ class Ticket:
     route: Route
     address: str  # shared: in ``dapo.models.weights``; folder, object_store: a path, the same for learner and engine
     names: tuple[str, ...]  # of the tensors, as in the checkpoint: parameters (a tied one once) and persistent buffers
-    meeting: Meeting | None = None  # broadcast
+    group: BroadcastGroup | None = None  # broadcast
     handles: bytes = b""  # ipc: pickled, by device
     shipment: Shipment | None = None  # object_store
 

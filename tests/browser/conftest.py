@@ -15,7 +15,7 @@ import pytest
 from page_samples import Seen, sample_bundle
 
 from dapo.report.page import page_html
-from dapo.report.page_data import Bundle
+from dapo.report.page_data import PageData
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
@@ -40,7 +40,11 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Seen]]:
     pages: list[Seen] = []
 
     def open_page(
-        bundle: Bundle | None = None, link: str = "", scheme: str = "light", width: int = 1400, text: str | None = None
+        bundle: PageData | None = None,
+        link: str = "",
+        scheme: str = "light",
+        width: int = 1400,
+        text: str | None = None,
     ) -> Seen:
         path = tmp_path / f"page{len(pages)}.html"
         path.write_text(text or page_html(bundle or sample_bundle()), encoding="utf-8")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dapo.metrics.glossary import lookup
-from dapo.report.page_data import Bundle, FamilyView, GroupView, Response, RunView, Tokens
+from dapo.report.page_data import FamilyView, GroupView, PageData, ResponseView, RunView, Tokens
 
 STEPS = 20
 VERDICTS = ("kept", "all_correct", "all_wrong", "kept")
@@ -69,7 +69,7 @@ def sample_tokens(pieces: list[str]) -> Tokens:
     }
 
 
-def sample_response(sample: int, text: str, correct: bool, tokens: bool = False) -> Response:
+def sample_response(sample: int, text: str, correct: bool, tokens: bool = False) -> ResponseView:
     pieces = [f"{' ' if i else ''}{word}" for i, word in enumerate(text.split(" "))] + ["<eos>"]
     return {
         "sample": sample,
@@ -225,7 +225,7 @@ def sample_run(name: str = "sample", seed: int | None = 1, shift: float = 0.0, *
 
 def sample_bundle(
     *runs: RunView, bands: dict[str, Any] | None = None, families: list[FamilyView] | None = None
-) -> Bundle:
+) -> PageData:
     views = list(runs) or [sample_run()]
     keys = {key for run in views for key in run["curves"]["values"]} | {"train/gap_mean"}
     glossary: dict[str, Any] = {}

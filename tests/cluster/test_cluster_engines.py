@@ -13,7 +13,7 @@ from number_engine import GATE, MortalEngine, NumberEngine, sums, ticket, token
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
-from dapo.rollout.member import Limits
+from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Key, SampleRequest, SamplingParams
 
@@ -65,7 +65,7 @@ def test_a_process_that_dies_in_a_turn(transport, tmp_path, how, lockstep):
     assert pool.checksums() == sums(1)
     asked = requests()
     whole = seen(pool, asked)
-    order.write_text(str(pool._crew.members[1].clock + 5))  # in the middle of its next turn
+    order.write_text(str(pool._processes.members[1].clock + 5))  # in the middle of its next turn
     again = seen(pool, asked)
     assert not order.exists()
     if lockstep:
@@ -89,10 +89,10 @@ def test_a_process_that_freezes_in_a_turn(transport, tmp_path, lockstep):
     mortal = HostSpec("engine-1", EngineHost, (MortalEngine, 3, str(order), int(signal.SIGSTOP)))
     plain = HostSpec("engine-0", EngineHost, (NumberEngine, 3))
     pool = EnginePool(
-        transport, [plain, mortal], GATE, lockstep=lockstep, limits=Limits(engine=60.0), now=lambda: watch[0]
+        transport, [plain, mortal], GATE, lockstep=lockstep, limits=PoolLimits(engine=60.0), now=lambda: watch[0]
     )
     pool.load(ticket(1))
-    process = pool._crew.members[1].facts.process
+    process = pool._processes.members[1].facts.process
     order.write_text("3")
     asked = [SampleRequest(r.key, r.prompt_ids, r.sampling, r.seed, engine=1) for r in requests()]
     pool.submit(asked)

@@ -20,7 +20,7 @@ from dapo.loop.stopping import Stopping
 from dapo.observe.metrics import read_metrics
 from dapo.processes import watch
 from dapo.processes.ray_head import OwnCluster
-from dapo.rollout.crew import Crew
+from dapo.rollout.engine_processes import EngineProcesses
 from dapo.rollout.pool import EnginePool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), NEEDS_RAY]
@@ -184,14 +184,14 @@ def test_a_raylet_of_this_machine_that_is_lost_takes_its_engines_and_the_run_is_
 
 
 def test_a_head_that_is_lost_while_engines_start_is_named_in_the_error(recipe, monkeypatch):
-    shot, start, run = Shot(monkeypatch), Crew.open, recipe.parent / "at-the-start"
+    shot, start, run = Shot(monkeypatch), EngineProcesses.open, recipe.parent / "at-the-start"
 
-    def losing(crew):
+    def losing(processes):
         shot.fire(HEAD)
-        start(crew)
+        start(processes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Crew, "open", losing)
+        patch.setattr(EngineProcesses, "open", losing)
         said = dapo("train", recipe, *OVER, *RAY, f"run.name={run.name}", expect=1).stderr
     shot.wait_for_the_end_of_all()
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]

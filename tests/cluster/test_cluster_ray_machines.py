@@ -22,7 +22,7 @@ from dapo.processes.placement import plan_places
 from dapo.processes.ray_head import OwnCluster
 from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
-from dapo.rollout.member import Limits
+from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Key, SampleRequest, SamplingParams
 
@@ -54,7 +54,7 @@ def on(machine, process):
 
 def away_of(pool, machine):
     """The one engine of a pool that is on that machine."""
-    (away,) = [member for member in pool._crew.members if on(machine, member.facts.process)]
+    (away,) = [member for member in pool._processes.members if on(machine, member.facts.process)]
     return away
 
 
@@ -76,7 +76,7 @@ def pool(cluster, tmp_path):
     cluster.place(plan_places([], names, cpus=float(CPUS), colocate=False), 600.0)
     transport = cluster.transport(tmp_path / "output")
     hosts = [HostSpec(name, EngineHost, (NumberEngine, 3)) for name in names]
-    made = EnginePool(transport, hosts, GATE, lockstep=False, limits=Limits(restarts=1))
+    made = EnginePool(transport, hosts, GATE, lockstep=False, limits=PoolLimits(restarts=1))
     made.load(ticket(1))
     yield made
     made.close()

@@ -43,7 +43,8 @@ def test_a_kill_changes_nothing_in_lockstep(recipe, whole, when, monkeypatch):
 
     def shooting(pool):
         """Shoot by the number of the round: in lockstep that depends on no clock, as the number of calls would."""
-        begins = not pool._crew.flying and not pool._round and any(member.owned for member in pool._crew.at_work())
+        processes = pool._processes
+        begins = not processes.flying and not pool._round and any(member.owned for member in processes.at_work())
         due = begins and len(rounds) in (5, 25)
         if due and when == "between two turns":
             shoot(pool)
@@ -53,7 +54,7 @@ def test_a_kill_changes_nothing_in_lockstep(recipe, whole, when, monkeypatch):
         rounds.extend([True] * begins)
 
     def shoot(pool):
-        shots.append(pool._crew.members[len(shots)].facts.process)
+        shots.append(pool._processes.members[len(shots)].facts.process)
         os.kill(shots[-1], signal.SIGKILL)
 
     monkeypatch.setattr(EnginePool, "_depart", shooting)

@@ -123,7 +123,7 @@ def engines_have_the_learners_weights_after_each_publish(s: Subject) -> None:
 def a_ticket_names_every_parameter(s: Subject) -> None:
     ticket = s.learner.publish(1)
     s.pool.load(ticket)
-    loaded = load_model(s.pool._crew.members[0].spec.args[0].facts.name, dtype=torch.bfloat16)
+    loaded = load_model(s.pool._processes.members[0].spec.args[0].facts.name, dtype=torch.bfloat16)
     assert {name for name, _ in loaded.model.named_parameters()} == set(ticket.names)
 
 
@@ -144,7 +144,7 @@ def an_engine_that_comes_back_has_them_too(s: Subject) -> None:
     """Its process was killed behind the publish."""
     s.pool.load(s.learner.publish(1))
     sums = _check_same(s, 1)
-    member = s.pool._crew.members[1]
+    member = s.pool._processes.members[1]
     member.transport.kill(member.host)
     assert s.pool.checksums_each().keys() == {0}
     while len(s.pool.members()) < 2:

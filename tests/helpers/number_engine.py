@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dapo.rollout.inbox import Inbox, check_idle
+from dapo.rollout.inbox import EngineInbox, check_idle
 from dapo.rollout.requests import Gate
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import SampleEvent, TensorSum, Ticket
@@ -57,7 +57,7 @@ class NumberEngine:
         """``stale``: weights that stay those of version 0, as a forgotten tied head does."""
         self.capacity, self.stale = slots, stale
         self.version = self.clock = 0
-        self.inbox, self.active = Inbox(GATE), {}  # key -> (request, tokens, versions)
+        self.inbox, self.active = EngineInbox(GATE), {}  # key -> (request, tokens, versions)
         self.counts = dict.fromkeys(("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps"), 0)
 
     def submit(self, requests):

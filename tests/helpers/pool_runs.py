@@ -38,7 +38,7 @@ def shoot_at_the_second_publish(monkeypatch) -> tuple[list[str], list[int]]:
     def shooting(pool, ticket, in_flight="abort"):
         routes.append(ticket.route)
         if len(routes) == 2:
-            shots.append(pool._crew.members[1].facts.process)
+            shots.append(pool._processes.members[1].facts.process)
             os.kill(shots[0], signal.SIGKILL)
         load(pool, ticket, in_flight)
 

@@ -35,10 +35,10 @@ OBJECTIVES = {
 class RankStage:
     """In a rank's process: has joined the others, and holds one rank of each learner."""
 
-    def __init__(self, rank: int, ranks: int, meeting: str) -> None:
+    def __init__(self, rank: int, ranks: int, rendezvous: str) -> None:
         torch.set_num_threads(1)
         self.rank = rank
-        RankPlace(rank, Shape(ranks), meeting, 120.0).join(torch.device("cpu"))
+        RankPlace(rank, Shape(ranks), rendezvous, 120.0).join(torch.device("cpu"))
         self.held = {}
 
     def make(self, number: int, model: dict, learner: dict, objective: str, shape: Shape, reference=None) -> None:
@@ -92,10 +92,10 @@ class Stage:
     def __init__(self, transport, ranks: int, folder: Path) -> None:
         self.transport, self.ranks, self.folder = transport, ranks, folder
         self.numbers = itertools.count()
-        meeting = f"file://{folder}/meeting-{ranks}"
+        rendezvous = f"file://{folder}/rendezvous-{ranks}"
         self.hosts = [
             transport.start(
-                HostSpec(f"rank-{rank}-of-{ranks}", RankStage, (rank, ranks, meeting), {"OMP_NUM_THREADS": "1"})
+                HostSpec(f"rank-{rank}-of-{ranks}", RankStage, (rank, ranks, rendezvous), {"OMP_NUM_THREADS": "1"})
             )
             for rank in range(ranks)
         ]

@@ -218,7 +218,7 @@ class NoCorrection(CorrectionKind):
     kind: Literal["none"] = "none"
 
 
-class Report(CorrectionKind):
+class ReportOnly(CorrectionKind):
     """w = 1, and the gap is in the metrics as always"""
 
     kind: Literal["report"] = "report"
@@ -272,6 +272,14 @@ class MaskOffPolicy(CorrectionKind):
 
 
 Correction = Annotated[
-    Auto | NoCorrection | Report | Untruncated | Truncate | TruncateSequence | MaskToken | MaskSequence | MaskOffPolicy,
+    Auto
+    | NoCorrection
+    | ReportOnly
+    | Untruncated
+    | Truncate
+    | TruncateSequence
+    | MaskToken
+    | MaskSequence
+    | MaskOffPolicy,
     OneOf(),
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dapo.links import addressed
 from dapo.report.page_data import Advice
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.report.rules import cost, learning, policy, responses, sampling
 from dapo.report.rules.facts import RANK, Facts, Rule
 
@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
 """In order of importance among those of equal severity."""
 
 
-def advice_of(run: Run) -> list[Advice]:
+def advice_of(run: RunContents) -> list[Advice]:
     """What the rules find, the worst first. A number that was not measured lets its rule be silent."""
     facts = Facts(run)
     found = [advice for rule in RULES for advice in rule.advice(facts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dapo.observe.text import number, percent
 from dapo.report.phases import phases_of_row
-from dapo.report.rules.facts import Facts, Found, Rule, Severity
+from dapo.report.rules.facts import Facts, Finding, Rule, Severity
 from dapo.words import counted
 
 IDLE, GENERATING = 0.4, 0.4
@@ -30,14 +30,14 @@ def phase_seconds(facts: Facts) -> dict[str, float]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def idle_slots(facts: Facts) -> Found | None:
+def idle_slots(facts: Facts) -> Finding | None:
     """In the steps at the end, and only where generating is a large part of the time."""
     use, seconds = facts.late("sampling/slot_use"), phase_seconds(facts)
     generating = seconds.get("generate", 0.0) / max(sum(seconds.values()), 1e-9)
     if use is None or use >= IDLE or generating < GENERATING:
         return None
     first, last = facts.late_steps("sampling/slot_use")
-    return Found(
+    return Finding(
         "note",
         "The engine is half idle",
         f"In the last steps {percent(use, 0)} of the slots are busy, and {percent(generating, 0)} of the time goes "
@@ -49,7 +49,7 @@ def idle_slots(facts: Facts) -> Found | None:
     )
 
 
-def time_beside(facts: Facts) -> Found | None:
+def time_beside(facts: Facts) -> Finding | None:
     """What is neither generating nor learning, by its largest part."""
     seconds = phase_seconds(facts)
     whole = sum(seconds.values())
@@ -64,10 +64,10 @@ def time_beside(facts: Facts) -> Found | None:
         parts = ", ".join(f"{name} {percent(value / whole, 0)}" for name, value in beside.items() if value)
         said, move = f"{percent(sum(beside.values()) / whole, 0)} of the time trains nothing: {parts}.", ""
         keys = [f"time/{name}" for name in beside]
-    return Found("warn", "Much time goes beside learning", said, facts.first_step, facts.last_step, keys, move)
+    return Finding("warn", "Much time goes beside learning", said, facts.first_step, facts.last_step, keys, move)
 
 
-def who_waits(facts: Facts) -> Found | None:
+def who_waits(facts: Facts) -> Finding | None:
     """In the steps at the end of a run whose engines work beside the learner: who of both had nothing to do."""
     staleness = facts.setting("rollout.max_staleness", 0)
     step = facts.late("time/step")
@@ -95,10 +95,10 @@ def who_waits(facts: Facts) -> Found | None:
         severity, title = "note", "The learner waits for engines"
         move = "More engines (rollout.engines, rollout.slots), or fewer devices for the learner (learner.ranks)."
     keys = ["time/engine_idle", "time/learner_idle", "policy/staleness_mean"]
-    return Found(severity, title, shares, first, last, keys, move)
+    return Finding(severity, title, shares, first, last, keys, move)
 
 
-def processes_lost(facts: Facts) -> Found | None:
+def processes_lost(facts: Facts) -> Finding | None:
     """Losses of engines over the whole run, and restarts of the learner in the last attempt."""
     engines = facts.total("cluster/engine_losses")
     if not engines:
@@ -110,7 +110,7 @@ def processes_lost(facts: Facts) -> Found | None:
     where = f"in {len(steps)} of {counted(facts.steps, 'step')}"
     gone = [process["name"] for process in facts.run.processes if not process["alive"]]
     still = f" At the last step {', '.join(gone[:4])} did not work." if gone else ""
-    return Found(
+    return Finding(
         "bad" if often and gone else "warn" if often or gone else "note",
         times,
         f"{times} {where}; {again:,.0f} responses that they had begun were made again.{still}",
@@ -120,7 +120,7 @@ def processes_lost(facts: Facts) -> Found | None:
     )
 
 
-def thrown_away(facts: Facts) -> Found | None:
+def thrown_away(facts: Facts) -> Finding | None:
     """Tokens of kept groups that settings discard; rejected ones are the price of the filter."""
     generated, lost = facts.total("sampling/generated_tokens"), facts.total("cost/discarded_tokens")
     if not generated or lost / generated < WASTED:
@@ -128,7 +128,7 @@ def thrown_away(facts: Facts) -> Found | None:
     where = facts.where("cost/discarded_tokens", bool)
     paths = ("algorithm.dynamic_sampling.surplus", "algorithm.dynamic_sampling.unfinished")
     unset = [path for path in paths if facts.setting(path) != "carry"]
-    return Found(
+    return Finding(
         "note",
         "Good work is thrown away",
         f"{percent(lost / generated, 0)} of the generated tokens were surplus or unfinished, and discarded.",
@@ -139,7 +139,7 @@ def thrown_away(facts: Facts) -> Found | None:
     )
 
 
-def memory_growth(facts: Facts) -> Found | None:
+def memory_growth(facts: Facts) -> Finding | None:
     """In the second half, when everything has been allocated once."""
     steps, values = facts.series("memory/peak_rss_mib")
     if len(values) < GROWTH_STEPS:
@@ -148,7 +148,7 @@ def memory_growth(facts: Facts) -> Found | None:
     if last - half < max(GROWTH_MIB, GROWTH * half):
         return None
     rate = (last - half) / (steps[-1] - steps[len(steps) // 2])
-    return Found(
+    return Finding(
         "warn",
         "Memory keeps growing",
         f"Since step {steps[len(steps) // 2]} the peak grew from {number(half)} to {number(last)} MiB, "

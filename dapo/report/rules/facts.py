@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dapo.report.endings import checkpoint_steps
 from dapo.report.page_data import Advice
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 
 Severity = Literal["bad", "warn", "note"]
 RANK: dict[Severity, int] = {"bad": 0, "warn": 1, "note": 2}
@@ -21,7 +21,7 @@ FEWEST, MOST, SHARE = 3, 20, 5
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class WorstStretch:
     """The worst stretch of a metric: its mean there, and the first and the last step on the wrong side of a bound."""
 
     mean: float
@@ -30,7 +30,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class AccuracyPoint:
     """A held-out accuracy and its 95 % interval (None where it was not recorded)."""
 
     step: int
@@ -46,7 +46,7 @@ class Evaluation:
 class Facts:
     """A run's metrics as the rules read them. A number that was not measured, or is not finite, is not there."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunContents) -> None:
         self.run = run
         self.rows = [row for row in run.rows if row.get("step")]  # step 0 trains nothing
         self._series: dict[str, tuple[list[int], list[float]]] = {}
@@ -65,7 +65,7 @@ class Facts:
         return int(self.rows[-1]["step"]) if self.rows else 0
 
     @cached_property
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[AccuracyPoint]:
         """Held-out accuracies in order of steps, step 0 included."""
         found = []
         for row in self.run.rows:
@@ -73,7 +73,7 @@ class Facts:
             if accuracy is not None:
                 low, high = row.get("validation/accuracy_low"), row.get("validation/accuracy_high")
                 interval = None if low is None or high is None else (float(low), float(high))
-                found.append(Evaluation(int(row["step"]), float(accuracy), interval))
+                found.append(AccuracyPoint(int(row["step"]), float(accuracy), interval))
         return found
 
     @cached_property
@@ -120,7 +120,7 @@ class Facts:
         early, late = self.early(key), self.late(key)
         return None if early is None or late is None else (early, late)
 
-    def highest(self, key: str, bound: float, width: int = FEWEST) -> Stretch | None:
+    def highest(self, key: str, bound: float, width: int = FEWEST) -> WorstStretch | None:
         """The greatest mean of ``width`` steps in a row, where it is ``bound`` or more.
 
         A run that is shorter is taken whole.
@@ -131,7 +131,7 @@ class Facts:
         over = [n for n, mean in enumerate(means) if mean >= bound]
         if not over:
             return None
-        return Stretch(max(means[n] for n in over), steps[over[0]], steps[over[-1] + width - 1])
+        return WorstStretch(max(means[n] for n in over), steps[over[0]], steps[over[-1] + width - 1])
 
     def where(self, key: str, holds: Callable[[float], bool]) -> list[int]:
         """Steps at which the number is so."""
@@ -164,7 +164,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Finding:
     """What a rule says when it speaks. ``move`` is given where it depends on what was found."""
 
     severity: Severity
@@ -184,7 +184,7 @@ class Rule:
     trigger: str
     matters: str
     move: str
-    find: Callable[[Facts], Found | None] = field(repr=False)
+    find: Callable[[Facts], Finding | None] = field(repr=False)
 
     def advice(self, facts: Facts) -> Iterator[Advice]:
         """What the rule has to say, if anything."""
@@ -202,7 +202,7 @@ class Rule:
             )
 
 
-def half_of_difference(a: Evaluation, b: Evaluation) -> float:
+def half_of_difference(a: AccuracyPoint, b: AccuracyPoint) -> float:
     """Half of the 95 % interval of the difference of two evaluations, taken as independent (the same problems are
     asked, so the true one is smaller)."""
     return math.hypot(a.half, b.half)

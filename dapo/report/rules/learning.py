@@ -5,7 +5,7 @@ from __future__ import annotations
 from dapo.metrics.glossary import lookup
 from dapo.observe.text import clean, number, percent, shorten
 from dapo.report.endings import export_command
-from dapo.report.rules.facts import Evaluation, Facts, Found, Rule, half_of_difference
+from dapo.report.rules.facts import AccuracyPoint, Facts, Finding, Rule, half_of_difference
 
 FLAT_EVALUATIONS, FLAT_STEPS, SOLVED = 4, 50, 0.95
 """Evaluations and steps before nothing gained means something; accuracy that leaves nothing to gain."""
@@ -19,7 +19,7 @@ DIVERSITY = 0.03
 """Fall of pass@k that counts, where it is also more than the interval of the accuracy."""
 
 
-def validation_fell(facts: Facts) -> Found | None:
+def validation_fell(facts: Facts) -> Finding | None:
     """From the best evaluation to the last, by more than the interval of their difference."""
     found = facts.evaluations
     if len(found) < 2:
@@ -49,14 +49,14 @@ def validation_fell(facts: Facts) -> Found | None:
     return _fell(facts, f"{said}; {moved}: the updates {why}.", best, _calmer(facts, best))
 
 
-def _fell(facts: Facts, said: str, best: Evaluation, move: str) -> Found:
+def _fell(facts: Facts, said: str, best: AccuracyPoint, move: str) -> Finding:
     first, last = facts.evaluations[0], facts.evaluations[-1]
     gained = last.accuracy - first.accuracy > half_of_difference(first, last)
     keys = ["validation/accuracy", "validation/greedy_accuracy", "reward/accuracy"]
-    return Found("warn" if gained else "bad", "Held-out accuracy falls", said, best.step, last.step, keys, move)
+    return Finding("warn" if gained else "bad", "Held-out accuracy falls", said, best.step, last.step, keys, move)
 
 
-def _calmer(facts: Facts, best: Evaluation) -> str:
+def _calmer(facts: Facts, best: AccuracyPoint) -> str:
     """What to do about updates that destroy."""
     kept = _checkpoint(facts, best)
     if kept is not None:
@@ -65,7 +65,7 @@ def _calmer(facts: Facts, best: Evaluation) -> str:
     return f"{_best_kept(facts, best)} Start again, and {_SMALLER}."
 
 
-def _best_kept(facts: Facts, best: Evaluation) -> str:
+def _best_kept(facts: Facts, best: AccuracyPoint) -> str:
     """Where the best model is, if anywhere."""
     kept = _checkpoint(facts, best)
     if kept is not None:
@@ -75,7 +75,7 @@ def _best_kept(facts: Facts, best: Evaluation) -> str:
     return "No checkpoint from before the fall is kept (checkpoint.best=validation/accuracy keeps the best one)."
 
 
-def _checkpoint(facts: Facts, best: Evaluation) -> int | None:
+def _checkpoint(facts: Facts, best: AccuracyPoint) -> int | None:
     """The checkpoint nearest to the best evaluation, of those whose own nearest evaluation is as good but for chance;
     of two that are as near the later one counts, so that none from within the fall is named."""
     good = []
@@ -86,7 +86,7 @@ def _checkpoint(facts: Facts, best: Evaluation) -> int | None:
     return min(good, key=lambda step: abs(step - best.step), default=None)
 
 
-def no_learning(facts: Facts) -> Found | None:
+def no_learning(facts: Facts) -> Finding | None:
     """No evaluation is above the first by more than chance, over a long time."""
     found = facts.evaluations
     if len(found) < FLAT_EVALUATIONS or found[-1].step - found[0].step < FLAT_STEPS:
@@ -104,7 +104,7 @@ def no_learning(facts: Facts) -> Found | None:
     )
     if training:
         said += f" Training accuracy went from {percent(training[0])} to {percent(training[1])}."
-    return Found(
+    return Finding(
         "warn",
         "Nothing is learned",
         said,
@@ -114,7 +114,7 @@ def no_learning(facts: Facts) -> Found | None:
     )
 
 
-def reward_without_accuracy(facts: Facts) -> Found | None:
+def reward_without_accuracy(facts: Facts) -> Finding | None:
     """The sum of rewards rises and accuracy falls: something else pays."""
     change = facts.change("reward/raw")
     if change is None or change[1] - change[0] < REWARD_UP * max(1.0, abs(change[0])) or facts.accuracy_change > -MOVED:
@@ -127,7 +127,7 @@ def reward_without_accuracy(facts: Facts) -> Found | None:
         early, late = facts.change(most) or (0.0, 0.0)
         name = shorten(clean(most.removeprefix("reward/"), newlines=False), 60)
         paid = f" The reward `{name}` went from {number(early)} to {number(late)}."
-    return Found(
+    return Finding(
         "bad",
         "The reward rises and accuracy falls",
         f"The mean reward rose from {number(change[0])} to {number(change[1])} while training accuracy fell from "
@@ -138,7 +138,7 @@ def reward_without_accuracy(facts: Facts) -> Found | None:
     )
 
 
-def diversity(facts: Facts) -> Found | None:
+def diversity(facts: Facts) -> Finding | None:
     """Of the largest k that the first and the last evaluation share."""
     rows = [row for row in facts.run.rows if row.get("validation/accuracy") is not None]
     if len(rows) < 2:
@@ -158,7 +158,7 @@ def diversity(facts: Facts) -> Found | None:
     rise = last["validation/accuracy"] - first["validation/accuracy"]
     if rise <= 0 or before - after <= noise:
         return None
-    return Found(
+    return Finding(
         "warn",
         "Answers lose their variety",
         f"Accuracy of one answer rose from {percent(first['validation/accuracy'])} to "

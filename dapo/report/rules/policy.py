@@ -7,7 +7,7 @@ import statistics
 from dapo.observe.text import number, percent
 from dapo.observe.view import CLIPPED, COLLAPSED
 from dapo.report.endings import export_command
-from dapo.report.rules.facts import Facts, Found, Rule
+from dapo.report.rules.facts import Facts, Finding, Rule
 
 SOLVED = 0.95
 """Training accuracy from which a low entropy is only certainty. (The quickstart goes from 42 to 90 % at a third of its
@@ -27,7 +27,7 @@ KL, KL_LARGE = 0.03, 0.1
 RATIO, RATIO_STEPS = 100.0, 3
 
 
-def entropy_collapse(facts: Facts) -> Found | None:
+def entropy_collapse(facts: Facts) -> Finding | None:
     """Low against its own beginning, since what is normal depends on the model and the task."""
     change = facts.change("train/entropy")
     if facts.run.supervised:  # whoever imitates comes to be sure of what is imitated
@@ -45,7 +45,7 @@ def entropy_collapse(facts: Facts) -> Found | None:
     )
     title = "The entropy is near zero: the problems are solved" if solved else "The entropy collapsed"
     first, last = facts.span("train/entropy", lambda value: value < COLLAPSED * early)
-    return Found(
+    return Finding(
         "note" if solved else "bad", title, said, first, last, ["train/entropy", "reward/accuracy"],
         "Nothing, or take harder problems." if solved else _explore(facts, first),
     )  # fmt: skip
@@ -62,7 +62,7 @@ def _explore(facts: Facts, fallen: int) -> str:
     return f"{said} with a lower learner.learning_rate; raise algorithm.clip.high{warm}. {_ALWAYS_SAME}"
 
 
-def entropy_explosion(facts: Facts) -> Found | None:
+def entropy_explosion(facts: Facts) -> Finding | None:
     """Growth alone may be exploration (clip-higher lets it grow); with falling accuracy it is decay."""
     change = facts.change("train/entropy")
     if change is None or change[0] <= 0:
@@ -73,7 +73,7 @@ def entropy_explosion(facts: Facts) -> Found | None:
     said = f"The entropy grew from {number(change[0])} to {number(change[1])} nats a token ({times:.1f} times)"
     said += f", and training accuracy fell by {100 * lost:.1f} points." if lost >= LOST else "."
     first, last = facts.span("train/entropy", lambda value: value >= EXPLODED * change[0])
-    return Found(
+    return Finding(
         "bad" if lost >= LOST else "warn",
         "The entropy grows: answers become random",
         said,
@@ -83,7 +83,7 @@ def entropy_explosion(facts: Facts) -> Found | None:
     )
 
 
-def clip_share(facts: Facts) -> Found | None:
+def clip_share(facts: Facts) -> Finding | None:
     """A sequence ratio (GSPO) is clipped in whole responses, so its shares are large by design; CISPO's cap takes no
     token's gradient."""
     if facts.setting("algorithm.loss.ratio") == "sequence" or facts.setting("algorithm.loss.kind") == "cispo":
@@ -102,7 +102,7 @@ def clip_share(facts: Facts) -> Found | None:
                 worst = stretch
     if worst is None:
         return None
-    return Found(
+    return Finding(
         "bad" if worst.mean >= CLIPPED_MUCH else "warn",
         "Many tokens are clipped",
         f"At the worst the clip cut the gradient of {', '.join(parts)} of the tokens: each batch moves the policy "
@@ -113,7 +113,7 @@ def clip_share(facts: Facts) -> Found | None:
     )
 
 
-def sampler_gap(facts: Facts) -> Found | None:
+def sampler_gap(facts: Facts) -> Finding | None:
     """Look at tokens of the current weights where they are known: older ones differ because the policy moved.
 
     With ``top_p`` or ``top_k`` the difference is the mass that sampling kept, so it says nothing about the engine.
@@ -125,7 +125,7 @@ def sampler_gap(facts: Facts) -> Found | None:
     large, corrected = facts.highest(key, GAP), facts.highest("train/correction_share", CORRECTED)
     change = facts.change(key)
     if large is not None:
-        return Found(
+        return Finding(
             "bad" if large.mean >= GAP_LARGE else "warn",
             "Sampler and learner disagree",
             f"For the same token their log-probabilities differ by {number(large.mean)} nats on average at the worst.",
@@ -134,7 +134,7 @@ def sampler_gap(facts: Facts) -> Found | None:
             keys,
         )
     if change is not None and change[1] >= GAP_FLOOR and change[1] >= GAP_GROWTH * change[0]:
-        return Found(
+        return Finding(
             "warn",
             "The gap between sampler and learner grows",
             f"Their log-probabilities of the same token differed by {number(change[0])} nats on average at the "
@@ -144,7 +144,7 @@ def sampler_gap(facts: Facts) -> Found | None:
             keys,
         )
     if corrected is not None:
-        return Found(
+        return Finding(
             "warn",
             "Many tokens have their correction capped",
             f"The importance correction of {percent(corrected.mean)} of the tokens was capped or masked at the worst.",
@@ -155,7 +155,7 @@ def sampler_gap(facts: Facts) -> Found | None:
     return None
 
 
-def sync_gap(facts: Facts) -> Found | None:
+def sync_gap(facts: Facts) -> Finding | None:
     """The check after each publish: what the engine runs against what the learner has, by what the check let pass."""
     known = dict(zip(*facts.series("train/sync_accepted"), strict=True))
     otherwise = facts.setting("trainer.sync_check_tolerance", 0.05)  # of a run that did not record it
@@ -164,7 +164,7 @@ def sync_gap(facts: Facts) -> Found | None:
     if not over:
         return None
     worst, _, gap, accepted = max(over)
-    return Found(
+    return Finding(
         "bad" if worst >= 1.0 else "warn",
         "After a publish the engine is not what the learner is",
         f"Right after weights were handed over, log-probabilities differed by {number(gap)} nats at the worst; above "
@@ -175,7 +175,7 @@ def sync_gap(facts: Facts) -> Found | None:
     )
 
 
-def gradient_spikes(facts: Facts) -> Found | None:
+def gradient_spikes(facts: Facts) -> Finding | None:
     """Against the run's own median: the scale of a gradient depends on the model."""
     usual = [value for value in facts.values("train/grad_norm") if value > 0]
     if len(usual) < SPIKES_FEWEST:
@@ -187,7 +187,7 @@ def gradient_spikes(facts: Facts) -> Found | None:
     often = len(spikes) >= max(SPIKES_FEWEST, SPIKES_OFTEN * facts.steps)
     worst = max(facts.values("train/grad_norm_max"))
     steps = "1 step" if len(spikes) == 1 else f"{len(spikes)} steps"
-    return Found(
+    return Finding(
         "warn" if often else "note",
         "The gradient spikes",
         f"In {steps} of {facts.steps} it was {SPIKE:.0f} times its median ({number(median)}) and more, up to "
@@ -198,7 +198,7 @@ def gradient_spikes(facts: Facts) -> Found | None:
     )
 
 
-def skipped_steps(facts: Facts) -> Found | None:
+def skipped_steps(facts: Facts) -> Finding | None:
     """Any skipped step is a number that was not finite; the run stops after ``learner.max_skipped_steps`` in a row."""
     skipped, empty = facts.total("train/skipped_steps"), facts.total("train/empty_steps")
     lost = [row["step"] for row in facts.rows if "train/loss" in row and row["train/loss"] is None]
@@ -211,7 +211,7 @@ def skipped_steps(facts: Facts) -> Found | None:
     if empty:
         parts.append(f"{int(empty)} had no token with loss")
     bad = bool(lost) or skipped >= SPIKES_FEWEST
-    return Found(
+    return Finding(
         "bad" if bad else "warn",
         "Optimiser steps moved nothing",
         f"Of {facts.total('train/optimizer_steps'):,.0f} optimiser steps " + " and ".join(parts) + ".",
@@ -221,12 +221,12 @@ def skipped_steps(facts: Facts) -> Found | None:
     )
 
 
-def policy_jumps(facts: Facts) -> Found | None:
+def policy_jumps(facts: Facts) -> Finding | None:
     """How far a batch of updates moves the policy from the old one (the sampler's, or the learner's before them)."""
     keys = ["train/approx_kl", "train/ratio_max", "train/ratio_min"]
     far = facts.highest("train/approx_kl", KL)
     if far is not None:
-        return Found(
+        return Finding(
             "bad" if far.mean >= KL_LARGE else "warn",
             "Each step moves the policy far",
             f"Over three steps the policy was up to {number(far.mean)} nats a token from the old one, that of "
@@ -238,7 +238,7 @@ def policy_jumps(facts: Facts) -> Found | None:
     extreme = facts.where("train/ratio_max", lambda value: value >= RATIO)
     if len(extreme) < RATIO_STEPS:
         return None
-    return Found(
+    return Finding(
         "note",
         "Single tokens have extreme ratios",
         f"In {len(extreme)} steps some token was {RATIO:.0f} times as likely as when it was sampled and more, up to "

@@ -7,7 +7,7 @@ from collections import Counter
 
 from dapo.observe.text import clean, number, percent, shorten
 from dapo.observe.view import CUT_OFF
-from dapo.report.rules.facts import Facts, Found, Rule
+from dapo.report.rules.facts import Facts, Finding, Rule
 
 LONGER, SHORTER, BETTER = 1.5, 0.6, 0.02
 """Times the first mean length; gain in training accuracy that makes it welcome."""
@@ -24,7 +24,7 @@ _UNSCORED = "validation/unscored"
 _REASON = f"{_UNSCORED}_"
 
 
-def verifier_failures(facts: Facts) -> Found | None:
+def verifier_failures(facts: Facts) -> Finding | None:
     """Over the whole run: what was not scored is lost, whenever it was."""
     unscored, responses = facts.total("reward/unscored"), facts.total("sampling/responses")
     share = unscored / responses if responses else 0.0
@@ -37,7 +37,7 @@ def verifier_failures(facts: Facts) -> Found | None:
         if count
     )
     where = facts.where("reward/unscored", bool)
-    return Found(
+    return Finding(
         "bad" if share >= UNSCORED_MUCH else "warn" if share >= UNSCORED else "note",
         "Responses could not be scored",
         f"{unscored:,.0f} of {responses:,.0f} responses ({percent(share)}) have no score"
@@ -48,7 +48,7 @@ def verifier_failures(facts: Facts) -> Found | None:
     )
 
 
-def held_out_unscored(facts: Facts) -> Found | None:
+def held_out_unscored(facts: Facts) -> Finding | None:
     """Over all evaluations: a held-out accuracy of the responses that could be scored is not that of all."""
     rows = [row for row in facts.run.rows if row.get("validation/responses")]
     hit = [row for row in rows if row.get("validation/unscored")]
@@ -71,7 +71,7 @@ def held_out_unscored(facts: Facts) -> Found | None:
         else ""
     )
     share = unscored / responses
-    return Found(
+    return Finding(
         "bad" if share >= UNSCORED_MUCH or told is None else "warn" if share >= UNSCORED else "note",
         "Held-out responses could not be scored",
         f"{unscored:,.0f} of {responses:,.0f} held-out responses ({percent(share)}) have no accuracy"
@@ -83,14 +83,14 @@ def held_out_unscored(facts: Facts) -> Found | None:
     )
 
 
-def engine_failures(facts: Facts) -> Found | None:
+def engine_failures(facts: Facts) -> Finding | None:
     """Responses that the engine lost."""
     failed, responses = facts.total("sampling/failed"), facts.total("sampling/responses")
     if failed <= 0:
         return None
     share = failed / max(responses, failed)
     where = facts.where("sampling/failed", bool)
-    return Found(
+    return Finding(
         "bad" if share >= UNSCORED_MUCH else "warn",
         "The engine could not finish responses",
         f"{failed:,.0f} responses failed in the engine ({percent(share)} of those that ended).",
@@ -100,7 +100,7 @@ def engine_failures(facts: Facts) -> Found | None:
     )
 
 
-def length_drift(facts: Facts) -> Found | None:
+def length_drift(facts: Facts) -> Finding | None:
     """Longer answers are welcome where accuracy rises with them; the wrong ones alone never are."""
     change = facts.change("response/length_mean")
     correct, wrong = facts.change("response/length_correct_mean"), facts.change("response/length_wrong_mean")
@@ -115,7 +115,7 @@ def length_drift(facts: Facts) -> Found | None:
             f"wrong ones {number(wrong[0])} to {number(wrong[1])})"
         )
         if times < LONGER and wrong[1] / wrong[0] >= WRONG_ONLY * correct[1] / correct[0] and wrong[1] > wrong[0]:
-            return Found(
+            return Finding(
                 "warn",
                 "Wrong answers grow longer",
                 f"From the beginning to the end wrong answers went from {number(wrong[0])} to {number(wrong[1])} "
@@ -132,7 +132,7 @@ def length_drift(facts: Facts) -> Found | None:
     said = f"The mean length went from {number(change[0])} to {number(change[1])} tokens{apart}"
     accuracy = facts.change("reward/accuracy") or (None, None)
     said += f", and training accuracy from {percent(accuracy[0])} to {percent(accuracy[1])}."
-    return Found(
+    return Finding(
         "note" if gain >= BETTER else "warn",
         "Answers grow longer" if longer else "Answers grow shorter",
         said,
@@ -144,7 +144,7 @@ def length_drift(facts: Facts) -> Found | None:
     )  # fmt: skip
 
 
-def truncated(facts: Facts) -> Found | None:
+def truncated(facts: Facts) -> Finding | None:
     """High, or growing from little."""
     late, change = facts.late("response/truncated_share"), facts.change("response/truncated_share")
     if late is None:
@@ -156,7 +156,7 @@ def truncated(facts: Facts) -> Found | None:
     first, last = facts.span("response/truncated_share", lambda value: value >= bound)
     was = f" ({percent(change[0])} at the beginning)" if change else ""
     limit = facts.setting("rollout.max_response_tokens")
-    return Found(
+    return Finding(
         "bad" if late >= CUT_MUCH else "warn",
         "Many answers are cut off",
         f"In the last steps {percent(late)} of the responses reach the limit{f' of {limit:,} tokens' if limit else ''}"
@@ -168,7 +168,7 @@ def truncated(facts: Facts) -> Found | None:
     )
 
 
-def penalties(facts: Facts) -> Found | None:
+def penalties(facts: Facts) -> Finding | None:
     """A penalty that most responses get in full no longer tells them apart."""
     share, mean = facts.late("response/penalized"), facts.late("response/penalty_mean")
     factor = facts.setting("algorithm.overlong_punishment.factor", 1.0)
@@ -177,7 +177,7 @@ def penalties(facts: Facts) -> Found | None:
     if not many and not full:
         return None
     first, last = facts.late_steps("response/penalized")
-    return Found(
+    return Finding(
         "warn",
         "The length penalty is everywhere",
         f"In the last steps {percent(share)} of the trained responses are penalised, by {number(mean)} on average.",
@@ -187,7 +187,7 @@ def penalties(facts: Facts) -> Found | None:
     )
 
 
-def rewards_clamped(facts: Facts) -> Found | None:
+def rewards_clamped(facts: Facts) -> Finding | None:
     """A second reward on top of a full first one is clamped away, and its mean rises all the same."""
     stretch = facts.highest("reward/clamped", CLAMPED)
     if stretch is None:
@@ -197,7 +197,7 @@ def rewards_clamped(facts: Facts) -> Found | None:
     least, most = min(facts.values("reward/raw_min"), default=low), max(facts.values("reward/raw_max"), default=high)
     bounds = [("source_min", least, least < low), ("source_max", most, most > high)]
     wider = " and ".join(f"{scaling}.{name}={value:g}" for name, value, outside in bounds if outside)
-    return Found(
+    return Finding(
         "bad" if stretch.mean >= CLAMPED_MUCH else "warn",
         "Rewards are clamped",
         f"At the worst {percent(stretch.mean)} of the trained responses had a reward outside {low:g} to {high:g}, "

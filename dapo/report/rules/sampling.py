@@ -7,7 +7,7 @@ from typing import Any
 from dapo.observe.text import number, percent
 from dapo.observe.why import why
 from dapo.report.endings import unfilled_said
-from dapo.report.rules.facts import Facts, Found, Rule
+from dapo.report.rules.facts import Facts, Finding, Rule
 from dapo.report.status import status_of
 from dapo.types.evidence import HEALTHY, Shares
 
@@ -25,14 +25,14 @@ APART = 0.3
 _VERDICTS = ("kept", "all_correct", "all_wrong", "uniform", "out_of_band", "too_few_scored")
 
 
-def batch_unfilled(facts: Facts) -> Found | None:
+def batch_unfilled(facts: Facts) -> Finding | None:
     """The run ended for it: the words are those that the collector found, which saw every group."""
     status = status_of(facts.run)
     if status["state"] != "unfilled":
         return None
     met, cause, further = unfilled_said(facts.run)
     step = status["step"] + 1
-    return Found(
+    return Finding(
         "bad",
         f"Step {step} could not fill its batch",
         cause or met,  # what was met is the run's end, and told there
@@ -43,7 +43,7 @@ def batch_unfilled(facts: Facts) -> Found | None:
     )
 
 
-def batch_hard_to_fill(facts: Facts) -> Found | None:
+def batch_hard_to_fill(facts: Facts) -> Finding | None:
     """By the last steps, in the words of the console: what is kept now matters, not what was."""
     mode = facts.setting("algorithm.dynamic_sampling.mode", "filter")
     kept = facts.late("sampling/acceptance_rate")
@@ -60,7 +60,7 @@ def batch_hard_to_fill(facts: Facts) -> Found | None:
         said += f"{_steps(len(caps))} met the cap or the end of the data and trained on a smaller or filled batch. "
     poor = facts.span("sampling/acceptance_rate", lambda value: value < HEALTHY) if kept < HEALTHY else ()
     steps = [*poor, *caps]
-    return Found(
+    return Finding(
         "bad" if kept < SCARCE else "warn",
         "The batch is hard to fill" if kept < HEALTHY else "Some steps met their cap",
         said + (f"Likely cause: {why(shares)}" if kept < HEALTHY else ""),
@@ -71,7 +71,7 @@ def batch_hard_to_fill(facts: Facts) -> Found | None:
     )
 
 
-def few_groups_teach(facts: Facts) -> Found | None:
+def few_groups_teach(facts: Facts) -> Finding | None:
     """Without refills such a batch is simply smaller, without a message."""
     mode = facts.setting("algorithm.dynamic_sampling.mode", "filter")
     kept = facts.late("sampling/acceptance_rate")
@@ -79,7 +79,7 @@ def few_groups_teach(facts: Facts) -> Found | None:
         return None
     shares = late_shares(facts)
     first, last = facts.span("sampling/acceptance_rate", lambda value: value < HEALTHY)
-    return Found(
+    return Finding(
         "bad" if kept < SCARCE else "warn",
         "Few groups teach",
         f"In the last steps {percent(kept, 0)} of the groups hold both right and wrong responses "
@@ -92,13 +92,13 @@ def few_groups_teach(facts: Facts) -> Found | None:
     )
 
 
-def data_too_easy(facts: Facts) -> Found | None:
+def data_too_easy(facts: Facts) -> Finding | None:
     """Only where the batch still fills: else ``batch_hard_to_fill`` says it."""
     share, kept = facts.late("groups/all_correct_share"), facts.late("sampling/acceptance_rate")
     if share is None or share < EASY or kept is None or kept < HEALTHY:
         return None
     first, last = facts.span("groups/all_correct_share", lambda value: value >= EASY)
-    return Found(
+    return Finding(
         "warn" if share >= EASY_MUCH else "note",
         "Most problems are solved",
         f"In the last steps {percent(share, 0)} of the judged groups are all correct: they are generated, and teach "
@@ -110,13 +110,13 @@ def data_too_easy(facts: Facts) -> Found | None:
     )
 
 
-def data_too_hard(facts: Facts) -> Found | None:
+def data_too_hard(facts: Facts) -> Finding | None:
     """As above, at the other end."""
     share, kept = facts.late("groups/all_wrong_share"), facts.late("sampling/acceptance_rate")
     if share is None or share < HARD or kept is None or kept < HEALTHY:
         return None
     first, last = facts.span("groups/all_wrong_share", lambda value: value >= HARD)
-    return Found(
+    return Finding(
         "note",
         "Most problems are never solved",
         f"In the last steps {percent(share, 0)} of the judged groups are all wrong: they are generated, and teach "
@@ -128,13 +128,13 @@ def data_too_hard(facts: Facts) -> Found | None:
     )
 
 
-def many_refills(facts: Facts) -> Found | None:
+def many_refills(facts: Facts) -> Finding | None:
     """Each group that is missing is asked for by itself: the estimate of the acceptance rate lags behind."""
     prompts = facts.setting("rollout.prompts_per_step")
     stretch = facts.highest("sampling/refills", REFILLS * prompts) if prompts else None
     if stretch is None:
         return None
-    return Found(
+    return Finding(
         "note",
         "Prompts are sent in many small refills",
         f"Up to {number(stretch.mean)} refills a step for a batch of {prompts} groups.",
@@ -144,7 +144,7 @@ def many_refills(facts: Facts) -> Found | None:
     )
 
 
-def old_groups(facts: Facts) -> Found | None:
+def old_groups(facts: Facts) -> Finding | None:
     """Ages near the limit, and groups dropped at it."""
     limit = facts.setting("algorithm.dynamic_sampling.max_age", 4)
     stretch = facts.highest("groups/age_mean", max(OLD_LEAST, OLD * limit))
@@ -152,7 +152,7 @@ def old_groups(facts: Facts) -> Found | None:
     expired = facts.total("cost/expired_tokens") / generated if generated else 0.0
     if expired >= EXPIRED:
         where = facts.where("cost/expired_tokens", bool)
-        return Found(
+        return Finding(
             "warn",
             "Tokens expire",
             f"{percent(expired)} of the generated tokens were dropped at the age limit of {limit} versions.",
@@ -163,7 +163,7 @@ def old_groups(facts: Facts) -> Found | None:
         )
     if stretch is None:
         return None
-    return Found(
+    return Finding(
         "warn",
         "What trains is old",
         f"The trained groups were begun with weights {stretch.mean:.1f} versions older than those that they trained, "
@@ -174,13 +174,13 @@ def old_groups(facts: Facts) -> Found | None:
     )
 
 
-def kept_misleads(facts: Facts) -> Found | None:
+def kept_misleads(facts: Facts) -> Finding | None:
     """The accuracy of kept groups is pulled towards one half; who watches it sees little of what is learned."""
     raw, kept = facts.late("reward/accuracy"), facts.late("reward/accuracy_kept")
     if raw is None or kept is None or abs(raw - kept) < APART:
         return None
     first, last = facts.late_steps("reward/accuracy")
-    return Found(
+    return Finding(
         "note",
         "Accuracy of kept groups says little here",
         f"In the last steps the policy answers {percent(raw, 0)} of its training prompts right, and {percent(kept, 0)} "

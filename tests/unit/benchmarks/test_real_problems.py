@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.data.formats import Problem
+from dapo.data.formats import RawProblem
 from dapo.data.load import load_problems
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -65,7 +65,7 @@ def test_an_answer_is_what_follows_the_last_mark(tasks):
 
 def test_work_is_shown_step_by_step(tasks):
     def asked(text):
-        return Problem(text, "")
+        return RawProblem(text, "")
 
     assert tasks.euclid(asked("GCD of these numbers: 46, 8. Give")) == "46%8=6 8%6=2 6%2=0"
     assert tasks.euclid(asked("of these: 8, 24.")) == "8%24=8 24%8=0"
@@ -93,22 +93,22 @@ def test_what_all_texts_share_is_found_at_both_ends(tasks):
 
 
 def test_equal_problems_are_on_one_side_and_about_three_tenths_are_held_out(tasks):
-    sides = [tasks.is_held_out(Problem(f"How many apples has Anna after {n} days?", ""), 3) for n in range(1000)]
+    sides = [tasks.is_held_out(RawProblem(f"How many apples has Anna after {n} days?", ""), 3) for n in range(1000)]
     assert 240 < sum(sides) < 360
-    twice = [Problem(text, "") for text in ("How many apples has Anna, then?", "how many APPLES has Anna then")]
+    twice = [RawProblem(text, "") for text in ("How many apples has Anna, then?", "how many APPLES has Anna then")]
     assert tasks.is_held_out(twice[0], 3) == tasks.is_held_out(twice[1], 3)
 
 
 def test_held_out_problems_are_counted_and_taken_out(tasks):
-    held_out = [Problem("State the answer to this: 3 + 4 =", "7")]
-    problems = [Problem(f"State the answer to this: {text} =", "7") for text in ("3 + 4", "3 - 4", "5 + 4")]
+    held_out = [RawProblem("State the answer to this: 3 + 4 =", "7")]
+    problems = [RawProblem(f"State the answer to this: {text} =", "7") for text in ("3 + 4", "3 - 4", "5 + 4")]
     assert tasks.leaks(problems, held_out) == {"problems": 3, "exact": 1, "taken_out": 2}
     kept = tasks.without_held_out([(p, "7") for p in problems], held_out)
     assert [p.problem for p, _ in kept] == ["State the answer to this: 5 + 4 ="]
 
 
 def test_examples_without_a_response_are_not_written(tasks, tmp_path):
-    path = tasks.write_examples(tmp_path / "x.jsonl", [(Problem("a", "1"), "1"), (Problem("b", "2"), "")])
+    path = tasks.write_examples(tmp_path / "x.jsonl", [(RawProblem("a", "1"), "1"), (RawProblem("b", "2"), "")])
     assert [json.loads(line) for line in Path(path).read_text().splitlines()] == [{"prompt": "a", "response": "1"}]
 
 

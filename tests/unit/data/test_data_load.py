@@ -11,7 +11,7 @@ import pytest
 
 from dapo.config.schema import Data, TrainSource
 from dapo.data import prepare
-from dapo.data.load import Overlap, find_conflicts, load_problems, overlap_key
+from dapo.data.load import SharedProblems, find_conflicts, load_problems, overlap_key
 from dapo.errors import DataError
 from dapo.types.batch import content_id
 
@@ -191,7 +191,7 @@ def test_problems_of_validation_are_taken_out_of_training_by_content(tmp_path: P
     assert texts(prepared.validation["held"]) == [f"{LONG}.", "4   +7 ="]
     assert prepared.report.train[0].in_validation == 3
     # two problems, one of them in two wordings: both counts are said in one line
-    assert prepared.report.overlap == {"held": Overlap(problems=2, records=3), "other": Overlap()}
+    assert prepared.report.overlap == {"held": SharedProblems(problems=2, records=3), "other": SharedProblems()}
     assert (
         "overlap     2 problems of held stood in the training data, in 3 of its records, which were taken out"
         in prepared.report.lines()

@@ -15,7 +15,7 @@ import pytest
 from dapo.config.explain import explain
 from dapo.config.settings import settings
 from dapo.importing.convert import import_text
-from dapo.importing.reading import Line
+from dapo.importing.reading import RecipeLine
 from tests.unit.importing import defaults_for_tests as facts
 
 
@@ -25,7 +25,7 @@ def test_what_is_not_said_is_as_it_is_there(system: str, ours: str) -> None:
     made = import_text(text, name, system=system)
     theirs, own = facts.DEFAULTS[system][ours], settings()[ours].default
     assert (ours in made.reading.lines) == (theirs != own)  # a default that is ours as well has no line
-    assert made.reading.lines.get(ours, Line(own, "", given=False)).value == theirs
+    assert made.reading.lines.get(ours, RecipeLine(own, "", given=False)).value == theirs
 
 
 def test_ms_swifts_rate_is_that_of_an_adapter_unless_all_is_trained() -> None:

@@ -12,7 +12,7 @@ from inline_transport import InlineTransport
 from dapo.errors import LearnerLost
 from dapo.learner import publisher as module
 from dapo.learner.hosts import LearnerHosts
-from dapo.learner.publisher import Audience, Publisher
+from dapo.learner.publisher import Publisher, Receivers
 from dapo.processes.transport import HostSpec
 from dapo.types.batch import Shipment, Ticket
 
@@ -21,7 +21,7 @@ class Process:
     """A learner's process that notes what it is asked."""
 
     def __init__(self, rank):
-        self.rank, self.meetings, self.delivers = rank, [], True
+        self.rank, self.groups, self.delivers = rank, [], True
         self.asked = []
 
     def describe(self):
@@ -30,9 +30,9 @@ class Process:
     def give_back(self):
         self.asked.append("give_back")
 
-    def send(self, meeting):
+    def send(self, group):
         self.asked.append("send")
-        self.meetings.append(meeting)
+        self.groups.append(group)
         return self.delivers
 
     def lend(self):
@@ -48,8 +48,8 @@ class Scene:
         specs = [HostSpec(f"rank-{p.rank}", lambda p=p: p) for p in self.processes]
         self.hosts = LearnerHosts(self.transport, specs, 600.0)
         self.members, self.folders = [(0, 1), (1, 1)], []
-        self.audience = Audience(route, SimpleNamespace(), "store://here:4711/key", 60.0, lambda: self.members)
-        self.publisher = Publisher(self.hosts, ("a", "b"), self.in_folder, self.audience)
+        self.receivers = Receivers(route, SimpleNamespace(), "store://here:4711/key", 60.0, lambda: self.members)
+        self.publisher = Publisher(self.hosts, ("a", "b"), self.in_folder, self.receivers)
 
     def in_folder(self, version):
         self.folders.append(version)
@@ -76,28 +76,28 @@ def test_a_group_lasts_as_long_as_its_members_do():
         (0, "broadcast", ("a", "b")),
         (1, "broadcast", ("a", "b")),
     ]
-    first, second = (t.meeting for t in tickets)
+    first, second = (t.group for t in tickets)
     assert (first.address, first.receivers, first.seconds) == ("store://here:4711/key", 2, 60.0)
     assert second == replace(first, number=second.number)
     assert second.key != first.key
     scene.members = [(0, 1), (1, 2)]  # one of them is another one by now
-    third = scene.publisher.publish(2).meeting
-    assert third.group != first.group
+    third = scene.publisher.publish(2).group
+    assert third.name != first.name
     scene.members = [(0, 1)]
-    assert scene.publisher.publish(3).meeting.receivers == 1
+    assert scene.publisher.publish(3).group.receivers == 1
     assert scene.folders == []
     scene.publisher.moved()  # the last broadcast is over by then
-    assert [m.number for m in scene.processes[1].meetings] == [1, 2, 3, 4]
+    assert [m.number for m in scene.processes[1].groups] == [1, 2, 3, 4]
 
 
 def test_a_broadcast_that_did_not_reach_all_is_followed_by_another_group():
     scene = Scene("broadcast")
     scene.deliver(False)
-    first = scene.publisher.publish(0).meeting
+    first = scene.publisher.publish(0).group
     assert scene.publisher.again() == Ticket(0, "folder", "/sets/1", ("a", "b"))
     scene.deliver()
-    second = scene.publisher.publish(1).meeting
-    assert second.group != first.group
+    second = scene.publisher.publish(1).group
+    assert second.name != first.name
 
 
 @pytest.mark.parametrize("route", ["broadcast", "ipc"])
@@ -124,26 +124,26 @@ def test_memory_is_lent_by_every_process():
     assert pickle.loads(ticket.handles) == {"GPU 0": [("a", 0)], "GPU 1": [("a", 1)]}
 
 
-def meetings_of(monkeypatch, function):
+def calls_of(monkeypatch, function):
     """Those with which that function is called."""
     called = []
-    monkeypatch.setattr(module, function, lambda store, meeting: called.append(meeting))
+    monkeypatch.setattr(module, function, lambda store, group: called.append(group))
     return called
 
 
-def test_a_meeting_is_called_off_once_it_is_open(monkeypatch):
-    called = meetings_of(monkeypatch, "call_off")
+def test_a_publish_is_called_off_once_it_is_open(monkeypatch):
+    called = calls_of(monkeypatch, "call_off")
     scene = Scene("broadcast")
     scene.publisher.call_off()
-    meeting = scene.publisher.publish(0).meeting
+    group = scene.publisher.publish(0).group
     scene.publisher.call_off()
     scene.publisher.moved()
     scene.publisher.call_off()  # it is over
-    assert called == [meeting]
+    assert called == [group]
 
 
 def test_receivers_of_a_sender_that_is_lost_go_home(monkeypatch):
-    called = meetings_of(monkeypatch, "send_home")
+    called = calls_of(monkeypatch, "send_home")
     scene = Scene("broadcast")
     scene.publisher.look()
     scene.publisher.publish(0)
@@ -151,11 +151,11 @@ def test_receivers_of_a_sender_that_is_lost_go_home(monkeypatch):
     scene.publisher.publish(1)
     assert called == []
     scene = Scene("broadcast")
-    meeting = scene.publisher.publish(0).meeting
+    group = scene.publisher.publish(0).group
     scene.transport.kill(scene.transport.hosts[0])
     while not called:  # the other one may say what it saw
         scene.publisher.look()
-    assert called == [meeting]
+    assert called == [group]
     with pytest.raises(LearnerLost, match="rank-0 was killed"):
         scene.publisher.again()
 

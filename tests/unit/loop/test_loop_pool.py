@@ -19,7 +19,7 @@ from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
-from dapo.rollout.member import Limits
+from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Prompt, SamplingParams
 from dapo.types.protocols import Done
@@ -32,7 +32,7 @@ def specs(*sizes, kind=NumberEngine):
 
 
 def make_pool(transport, lockstep, kind=EnginePool):
-    limits = Limits(restarts=10**6)
+    limits = PoolLimits(restarts=10**6)
     return kind(
         transport, specs(3, 5, 4), GATE, turn_steps=4, lockstep=lockstep, limits=limits,
         now=getattr(transport, "watch", lambda: 0.0),
@@ -131,7 +131,7 @@ def overlapped(engine):
 
 
 def pool_of(transport, *sizes):
-    limits = Limits(restarts=10)
+    limits = PoolLimits(restarts=10)
     return EnginePool(transport, specs(*sizes), GATE, turn_steps=4, lockstep=True, limits=limits, now=lambda: 0.0)
 
 
@@ -192,7 +192,7 @@ def test_the_sync_check_asks_every_engine():
     assert found["train/sync_tensors"] == 3 * 2
     assert found["train/sync_gap"] == 0
     assert learner.asked == [3]  # engines with the same weights say the same, and it is computed once
-    assert all(member.clock >= 10 for member in pool._crew.members)
+    assert all(member.clock >= 10 for member in pool._processes.members)
 
 
 def test_the_sync_check_names_the_engine_with_a_stale_tensor():

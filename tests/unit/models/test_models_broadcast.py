@@ -11,7 +11,7 @@ import torch
 from dapo.errors import EngineError
 from dapo.models.broadcast import Broadcaster, call_off, send_home
 from dapo.models.rendezvous import LOOPBACK, serve
-from dapo.types.batch import Meeting, Ticket
+from dapo.types.batch import BroadcastGroup, Ticket
 
 CPU = torch.device("cpu")
 PATIENCE = 120.0
@@ -41,33 +41,33 @@ def store(served):
 
 @pytest.fixture
 def group(served, request):
-    """Meetings of one group, by the number of the publish."""
+    """Publishes of one group, by their number."""
 
-    def meeting(number, receivers, name="", seconds=PATIENCE):
-        return Meeting(served[1], f"{request.node.name}{name}", number, receivers, seconds)
+    def members(number, receivers, name="", seconds=PATIENCE):
+        return BroadcastGroup(served[1], f"{request.node.name}{name}", number, receivers, seconds)
 
-    return meeting
-
-
-def ticket(meeting):
-    return Ticket(meeting.number, "broadcast", meeting.key, (), meeting=meeting)
+    return members
 
 
-def take(end, meeting, into=None):
+def ticket(members):
+    return Ticket(members.number, "broadcast", members.key, (), group=members)
+
+
+def take(end, members, into=None):
     """What one receiver got; ``into``: hears of each tensor as it comes."""
     found = {}
-    for name, tensor in end.receive(ticket(meeting), CPU):
+    for name, tensor in end.receive(ticket(members), CPU):
         found[name] = tensor
         if into is not None:
             into(name)
     return found
 
 
-def publish(sender, receivers, meeting, tensors, dtype=torch.float32, **taking):
+def publish(sender, receivers, members, tensors, dtype=torch.float32, **taking):
     """Whether all took part, and what each receiver got: tensors, or the error that it raised."""
     with ThreadPoolExecutor(len(receivers) + 1) as pool:
-        sent = pool.submit(sender.send, meeting, tensors, dtype)
-        got = [pool.submit(take, end, meeting, **taking.get(f"r{n}", {})) for n, end in enumerate(receivers)]
+        sent = pool.submit(sender.send, members, tensors, dtype)
+        got = [pool.submit(take, end, members, **taking.get(f"r{n}", {})) for n, end in enumerate(receivers)]
         return sent.result(), [one.exception() or one.result() for one in got]
 
 
@@ -91,20 +91,20 @@ def test_what_arrives_is_what_was_sent_to_the_bit_and_again_in_the_same_group(gr
     assert [id(one) for one in groups] == [id(one) for one in first]
 
 
-def test_a_meeting_that_is_called_off_holds_up_nobody_and_the_next_one_is_another_group(group, store):
+def test_a_publish_that_is_called_off_holds_up_nobody_and_the_next_one_is_another_group(group, store):
     """One of two receivers never comes, which the driver knows."""
     sender, there = Broadcaster(), Broadcaster()
-    meeting = group(1, 2)
+    members = group(1, 2)
     with ThreadPoolExecutor(2) as pool:
-        sent = pool.submit(sender.send, meeting, weights(1), torch.float32)
-        got = pool.submit(take, there, meeting)
-        store.wait([f"{meeting.key}/here/1"])
-        call_off(store, meeting)
+        sent = pool.submit(sender.send, members, weights(1), torch.float32)
+        got = pool.submit(take, there, members)
+        store.wait([f"{members.key}/here/1"])
+        call_off(store, members)
         assert sent.result() is False
         with pytest.raises(EngineError, match=r"version 1 did not come by broadcast: it was called off"):
             got.result()
     with pytest.raises(EngineError, match="called off"):
-        take(Broadcaster(), meeting)  # whoever comes later goes home as well
+        take(Broadcaster(), members)  # whoever comes later goes home as well
     sent, (found,) = publish(sender, [there], group(2, 1, "again"), weights(2))
     assert sent
     assert same(found, weights(2))
@@ -160,11 +160,11 @@ def test_receivers_do_not_wait_for_what_a_sender_cannot_send(group):
 
 
 def test_receivers_are_sent_home_whose_sender_is_gone(group, store):
-    meeting = group(1, 1)
+    members = group(1, 1)
     with ThreadPoolExecutor(1) as pool:
-        got = pool.submit(take, Broadcaster(), meeting)
-        store.wait([f"{meeting.key}/here/1"])
-        send_home(store, meeting)
+        got = pool.submit(take, Broadcaster(), members)
+        store.wait([f"{members.key}/here/1"])
+        send_home(store, members)
         assert "it was called off" in str(got.exception(PATIENCE / 2))
 
 
@@ -173,13 +173,13 @@ def test_a_sender_that_does_not_come_is_not_waited_for_without_end(group):
         take(Broadcaster(), group(1, 1, seconds=0.2))
     with socket.socket() as silent:  # the driver is gone, and with it the place to meet at
         silent.bind((LOOPBACK, 0))
-        gone = Meeting(f"store://{LOOPBACK}:{silent.getsockname()[1]}/key", "gone", 1, 1, 0.2)
+        gone = BroadcastGroup(f"store://{LOOPBACK}:{silent.getsockname()[1]}/key", "gone", 1, 1, 0.2)
         with pytest.raises(EngineError, match=r"its sender did not come within 0.2 s"):
             take(Broadcaster(), gone)
 
 
 def test_an_engine_on_another_kind_of_device_is_refused(group, store):
-    meeting = group(1, 1)
-    store.set(f"{meeting.key}/begin", '["nccl", []]')
+    members = group(1, 1)
+    store.set(f"{members.key}/begin", '["nccl", []]')
     with pytest.raises(EngineError, match="sends by nccl, and this engine computes on cpu"):
-        take(Broadcaster(), meeting)
+        take(Broadcaster(), members)

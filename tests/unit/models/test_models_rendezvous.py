@@ -79,8 +79,8 @@ def test_a_broadcast_is_met_on_the_loopback_unless_there_are_other_machines(port
     here = "127.0.0.2"
     places = None if one_machine is None else SimpleNamespace(one_machine=one_machine, here=here)
     made = recipe("broadcast")
-    audience = learners.make_audience(made, deployment_of(made), places)
-    assert listening()[port(audience.address)] == {here if one_machine is False else LOOPBACK}
+    receivers = learners.make_receivers(made, deployment_of(made), places)
+    assert listening()[port(receivers.address)] == {here if one_machine is False else LOOPBACK}
 
 
 def test_processes_that_know_the_address_meet():

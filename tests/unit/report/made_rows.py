@@ -12,7 +12,7 @@ from typing import Any
 from dapo.config import load_recipe
 from dapo.config.schema import Recipe
 from dapo.observe.run_folder import RunFolder
-from dapo.report.reader import Run
+from dapo.report.reader import RunContents
 from dapo.types.evidence import Cause, Example, Shares, StopEvidence
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def run_of(
     said: str = "",
     evidence: Any = None,
     **more: Any,
-) -> Run:
+) -> RunContents:
     """A run with these rows, whose recipe is the quickstart's with ``overrides``; ``evidence`` goes through JSON."""
     steps = recipe(*overrides).trainer.steps
     last = made[-1]["step"] if made else 0
@@ -67,7 +67,7 @@ def run_of(
     }
     if evidence is not None:
         record["evidence"] = json.loads(json.dumps(asdict(evidence)))
-    return Run(**{**given, "status_record": {**record, "updated": 1e9 + 60}, **more})
+    return RunContents(**{**given, "status_record": {**record, "updated": 1e9 + 60}, **more})
 
 
 UNFILLED = StopEvidence(
@@ -81,7 +81,7 @@ UNFILLED = StopEvidence(
 )
 
 
-def unfilled_run(folder: RunFolder | None = None, log_tail: Sequence[str] = (), **changes: Any) -> Run:
+def unfilled_run(folder: RunFolder | None = None, log_tail: Sequence[str] = (), **changes: Any) -> RunContents:
     """A run whose 55th batch could not be filled; ``changes``: of ``UNFILLED``. It goes through the file's JSON."""
     more = {"folder": folder} if folder else {}
     evidence = replace(UNFILLED, **changes)

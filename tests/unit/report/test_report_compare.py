@@ -2,7 +2,7 @@ import pytest
 
 from dapo.observe.run_folder import RunFolder
 from dapo.report.compare import bands_of, families, labels_of
-from dapo.report.reader import Run, read_run
+from dapo.report.reader import RunContents, read_run
 
 
 def made(tmp_path, name, family="f", **series):
@@ -11,7 +11,7 @@ def made(tmp_path, name, family="f", **series):
     steps = sorted({step for values in series.values() for step in values})
     rows = [{"step": s, **{k: v[s] for k, v in series.items() if s in v}} for s in steps]
     seed = len(list(tmp_path.iterdir()))  # another for each run
-    return Run(RunFolder(tmp_path / name), name.split("/")[-1], rows=rows, family=family, seed=seed)
+    return RunContents(RunFolder(tmp_path / name), name.split("/")[-1], rows=rows, family=family, seed=seed)
 
 
 def test_a_band_by_hand(tmp_path):
@@ -56,7 +56,7 @@ def test_unknown_recipes_are_no_family(tmp_path):
 
 def test_labels_tell_runs_apart(tmp_path):
     def labels(*names):
-        return labels_of([Run(RunFolder(tmp_path / name), name.split("/")[-1]) for name in names])
+        return labels_of([RunContents(RunFolder(tmp_path / name), name.split("/")[-1]) for name in names])
 
     assert labels("a", "b") == ["a", "b"]
     assert labels("x/a", "y/a", "b") == ["x/a", "y/a", f"{tmp_path.name}/b"]

@@ -2,7 +2,7 @@
 
 from dapo.observe.run_folder import RunFolder
 from dapo.report.comparison import compare_families, name_families
-from dapo.report.reader import Run, read_run
+from dapo.report.reader import RunContents, read_run
 
 
 def run_of(tmp_path, family, seed, values, key="validation/accuracy", half=None):
@@ -11,7 +11,7 @@ def run_of(tmp_path, family, seed, values, key="validation/accuracy", half=None)
     path.mkdir()
     ends = lambda v: {} if half is None else {f"{key}_low": v - half, f"{key}_high": v + half}  # noqa: E731
     rows = [{"step": step, key: value, **ends(value)} for step, value in values.items()]
-    return Run(RunFolder(path), path.name, rows=rows, family=family, seed=seed)
+    return RunContents(RunFolder(path), path.name, rows=rows, family=family, seed=seed)
 
 
 def test_equal_seeds_are_paired(tmp_path):

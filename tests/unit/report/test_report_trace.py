@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.spans import Span
-from dapo.report.reader import Run, read_run
+from dapo.report.reader import RunContents, read_run
 from dapo.report.trace import merge_to, timeline_of, trace_of
 
 SPANS = st.lists(
@@ -25,7 +25,7 @@ SPANS = st.lists(
 
 
 def run_of(tmp_path, spans=(), rows=()):
-    return Run(RunFolder(tmp_path), "run", rows=list(rows), spans=list(spans))
+    return RunContents(RunFolder(tmp_path), "run", rows=list(rows), spans=list(spans))
 
 
 def slices(trace):
@@ -64,7 +64,7 @@ def test_every_run_is_a_process_that_starts_at_zero(tmp_path):
 @given(SPANS)
 def test_slices_of_one_track_never_overlap(spans):
     tracks = defaultdict(list)
-    for event in slices(trace_of([("run", Run(RunFolder("nowhere"), "run", spans=spans))])):
+    for event in slices(trace_of([("run", RunContents(RunFolder("nowhere"), "run", spans=spans))])):
         assert event["dur"] >= 0
         tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     assert sum(map(len, tracks.values())) == len(spans)

@@ -15,7 +15,7 @@ from number_engine import GATE, VOCABULARY, NumberEngine, Numbers, sums, ticket,
 from dapo.errors import ClusterError, EngineError
 from dapo.processes.transport import HostSpec
 from dapo.rollout.host import EngineHost
-from dapo.rollout.member import Limits
+from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.types.batch import Key, Partial, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
@@ -129,7 +129,7 @@ def test_a_turn_is_so_many_steps():
 def test_a_time_limit_means_nothing_yet():
     """An engine that does not answer holds up nobody who asks for so long only; then it is lost."""
     transport = FaultyTransport(lambda name, method: "freeze" if (name, method) == ("engine-1", "turn") else None)
-    pool = make_pool(4, 4, transport=transport, limits=Limits(engine=300.0), now=transport.watch)
+    pool = make_pool(4, 4, transport=transport, limits=PoolLimits(engine=300.0), now=transport.watch)
     requests = [request(0, tokens=30), request(1, tokens=3)]
     pool.submit(requests)
     seen = []
@@ -295,7 +295,7 @@ def test_in_lockstep_an_engine_without_room_is_not_waited_for(method, caplog):
     first = Once("engine-1", method, "before", 2 if method == "load" else 1)
 
     transport = Full(first)
-    pool = make_pool(2, 2, transport=transport, lockstep=True, limits=Limits(start=60.0), now=transport.watch)
+    pool = make_pool(2, 2, transport=transport, lockstep=True, limits=PoolLimits(start=60.0), now=transport.watch)
     requests = work()
     pool.submit(requests)
     if method == "turn":
@@ -327,7 +327,7 @@ def test_in_lockstep_an_engine_without_room_is_not_waited_for(method, caplog):
 def test_an_engine_waits_for_a_place_as_long_as_others_work(caplog):
     """Hours, if need be: that costs no restart, and it has the weights of then when it comes."""
     transport = Full(Once("engine-1", "turn", "before"))
-    limits = Limits(start=60.0, restarts=1)
+    limits = PoolLimits(start=60.0, restarts=1)
     pool = make_pool(2, 2, transport=transport, limits=limits, now=transport.watch)
     for version in range(1, 6):
         pool.submit(requests := work())
@@ -351,7 +351,7 @@ def test_an_engine_waits_for_a_place_as_long_as_others_work(caplog):
 @pytest.mark.parametrize("engines", [1, 2])
 def test_where_nobody_works_a_place_is_waited_for_with_an_end(engines, lockstep):
     transport = Full(lambda name, called: "before" if called == "turn" else None)
-    limits = Limits(start=60.0, restarts=3)
+    limits = PoolLimits(start=60.0, restarts=3)
     pool = make_pool(*[2] * engines, transport=transport, lockstep=lockstep, limits=limits, now=transport.watch)
     pool.submit(work())
     with pytest.raises(EngineError, match=r"no engine .*no machine had a place .* at most 3 restarts .* 3 were made"):
@@ -361,7 +361,7 @@ def test_where_nobody_works_a_place_is_waited_for_with_an_end(engines, lockstep)
 
 def test_an_engine_in_lockstep_waits_for_a_place_when_its_restarts_are_used_up():
     transport = Full(Once("engine-1", "turn", "before"))
-    limits = Limits(start=60.0, restarts=1)
+    limits = PoolLimits(start=60.0, restarts=1)
     pool = make_pool(2, 2, transport=transport, lockstep=True, limits=limits, now=transport.watch)
     pool.submit(work())
     check_whole(work(), [*drain(pool).values()])
@@ -392,10 +392,10 @@ def test_where_nothing_can_be_started_the_others_go_on(refused, lockstep, caplog
 
 def test_a_new_engine_must_have_the_weights_of_the_others():
     transport = FaultyTransport(Once("engine-1", "turn", "before"))
-    pool = make_pool(3, 3, transport=transport, version=2, limits=Limits(restarts=2))
+    pool = make_pool(3, 3, transport=transport, version=2, limits=PoolLimits(restarts=2))
     assert pool.checksums() == sums(2)
     stale = HostSpec("engine-1", EngineHost, (NumberEngine, 3, ("head.weight",)))
-    pool._crew.members[1].spec = stale  # what comes back forgets a tensor
+    pool._processes.members[1].spec = stale  # what comes back forgets a tensor
     pool.submit(work())
     check_whole(work(), [*drain(pool).values()])
     assert pool.members() == [0]
@@ -415,7 +415,7 @@ def test_a_stale_tensor_on_one_engine_is_named():
 @pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
 def test_restarts_are_bounded_and_nothing_is_lost_when_nobody_is_left(lockstep, caplog):
     transport = FaultyTransport(lambda name, method: "before" if method == "turn" else None)
-    pool = make_pool(3, 3, transport=transport, lockstep=lockstep, limits=Limits(restarts=5))
+    pool = make_pool(3, 3, transport=transport, lockstep=lockstep, limits=PoolLimits(restarts=5))
     requests = work()
     pool.submit(requests)
     with pytest.raises(EngineError, match=r"no engine.*cluster.max_engine_restarts"):
@@ -491,7 +491,7 @@ def test_weights_that_no_engine_takes_are_refused_and_one_that_cannot_is_lost():
         pool.load(ticket(1))
     assert pool.metrics()["cluster/engine_losses"] == 0
     Picky.refuses = set()
-    pool._crew.members[1].host.thing._engine.refuses = {2}
+    pool._processes.members[1].host.thing._engine.refuses = {2}
     pool.load(ticket(2))
     assert pool.metrics()["cluster/engine_losses"] == 1
     pool.submit(work())
@@ -508,7 +508,7 @@ def test_an_engine_that_cannot_be_made_is_told_at_once():
         EnginePool(InlineTransport(), [*specs(2), HostSpec("engine-1", EngineHost, (breaks, 2))], GATE)
     transport = FaultyTransport(lambda name, method: "freeze" if name == "engine-1" else None)
     with pytest.raises(EngineError, match=r"engine-1 did not start within 7 s \(cluster.start_timeout\)"):
-        EnginePool(transport, specs(2, 2), GATE, limits=Limits(start=7.0), now=transport.watch)
+        EnginePool(transport, specs(2, 2), GATE, limits=PoolLimits(start=7.0), now=transport.watch)
     with pytest.raises(EngineError, match="did not start"):
         EnginePool(FaultyTransport(lambda name, method: "before"), specs(2), GATE)
 
@@ -527,7 +527,9 @@ def test_an_engine_that_is_lost_while_it_starts_is_started_once_more(caplog):
     with pytest.raises(EngineError, match="did not start, twice: engine-0 was killed"):
         EnginePool(FaultyTransport(lambda name, method: "before"), specs(2), GATE)
     with pytest.raises(EngineError, match="did not start: engine-0 was killed"):
-        EnginePool(FaultyTransport(Once("engine-0", "describe", "before")), specs(2), GATE, limits=Limits(restarts=0))
+        EnginePool(
+            FaultyTransport(Once("engine-0", "describe", "before")), specs(2), GATE, limits=PoolLimits(restarts=0)
+        )
 
 
 # ---------------------------------------------------------------------- 200 random kills
@@ -540,7 +542,7 @@ def test_random_kills_lose_nothing_and_count_nothing_twice(lockstep):
     for seed in range(400):
         dice = random.Random(seed)
         transport = FaultyTransport(lambda *_: None)
-        limits = Limits(restarts=10**6)
+        limits = PoolLimits(restarts=10**6)
         pool = EnginePool(
             transport, specs(*(dice.randint(1, 4) for _ in range(dice.randint(1, 4)))), GATE,
             turn_steps=dice.choice([1, 3, 8]), lockstep=lockstep, limits=limits, now=transport.watch,
@@ -548,9 +550,9 @@ def test_random_kills_lose_nothing_and_count_nothing_twice(lockstep):
         transport.fault = lambda *_, dice=dice: _fault(dice)
         _random_work(pool, dice)
         transport.fault = lambda *_: None
-        while pool._crew._starting:  # what was lost while it started is found out, too
+        while pool._processes._starting:  # what was lost while it started is found out, too
             pool._hear()
-        assert len(pool.members()) == len(pool._crew.members)
+        assert len(pool.members()) == len(pool._processes.members)
         losses = pool.metrics()["cluster/engine_losses"]
         assert losses == len(transport.faults)
         kills += len(transport.faults)

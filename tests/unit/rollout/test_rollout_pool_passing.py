@@ -1,4 +1,4 @@
-"""A pool whose weights come by a ticket that leads nowhere later on: engines that come late, and meetings that fail."""
+"""A pool whose weights come by a ticket that leads nowhere later on: late engines, and broadcasts that fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Learner:
     def publish(self, version, *, fails=False):
         self.version, self.busy = version, False
         self.said.append(("publish", version, self.present()))
-        ticket = Ticket(version, "broadcast", f"meeting {version}", WEIGHTS)
+        ticket = Ticket(version, "broadcast", f"broadcast {version}", WEIGHTS)
         if not fails:
             Present.open.add(ticket.address)
         return ticket
@@ -93,7 +93,7 @@ def test_while_the_learner_works_it_waits_for_the_next_ones():
     learner.learn()
     pool.submit(work())
     check_whole(work(), [*drain(pool).values()])
-    while pool._crew._starting[1].opening:
+    while pool._processes._starting[1].opening:
         pool._hear()
     assert pool.members() == [0]
     pool.load(learner.publish(2), "keep")
@@ -109,7 +109,7 @@ def test_where_all_wait_work_waits_too_unless_nobody_will_publish():
     learner.learn()
     pool.submit([request(0)])
     assert pool.poll(0.0) == []
-    while pool._crew._starting[0].opening:
+    while pool._processes._starting[0].opening:
         pool._hear()
     assert pool.poll(0.0) == []
     with pytest.raises(EngineError, match=r"every engine of the pool was lost.*broadcast.*weight_transfer=folder"):
@@ -127,13 +127,13 @@ def test_a_publish_that_nobody_received_is_made_up_for(lockstep, caplog):
     assert transport.killed == []
     assert learner.said[-1] == ("again", 2)
     assert [r.getMessage() for r in caplog.records] == [
-        "the weights of version 2 are published again: meeting 2 is over"
+        "the weights of version 2 are published again: broadcast 2 is over"
     ]
 
 
 @pytest.mark.parametrize("lockstep", [True, False], ids=["lockstep", "free"])
 def test_an_engine_lost_while_it_takes_weights_holds_up_nobody(lockstep):
-    """The others hear that the meeting is off, and all of them get the weights by a ticket that lasts."""
+    """The others hear that the broadcast is off, and all of them get the weights by a ticket that lasts."""
     pool, learner, _ = scene(lockstep=lockstep, fault=Once("engine-1", "load", "before"))
     pool.load(learner.publish(2, fails=True))
     assert ("off", 2) in learner.said
@@ -169,7 +169,7 @@ def test_who_sends_is_looked_at_as_long_as_engines_take_weights():
 def test_a_learner_that_is_lost_meanwhile_is_no_loss_of_the_engine_that_asks_it(caplog):
     pool, learner, transport = scene(fault=Once("engine-1", "turn", "before"))
     pool.submit(work())
-    while 1 not in pool._crew._starting:
+    while 1 not in pool._processes._starting:
         pool._depart()
         pool._hear()
     learner.lost = True  # while engine-1 starts with weights that are the newest no more

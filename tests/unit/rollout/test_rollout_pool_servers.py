@@ -15,7 +15,7 @@ from dapo.config import schema
 from dapo.processes.threads import ThreadTransport
 from dapo.processes.transport import HostSpec
 from dapo.rollout.factory import EngineSpec, ServerAccess, engine_host
-from dapo.rollout.member import Limits
+from dapo.rollout.member import PoolLimits
 from dapo.rollout.pool import EnginePool
 from dapo.rollout.requests import Gate
 from dapo.rollout.vllm_route import WeightsFolder
@@ -57,7 +57,7 @@ def make_pool(servers, tmp_path):
             )
             for server, n in zip(servers, slots, strict=True)
         ]
-        pools.append(EnginePool(ThreadTransport(), specs, Gate(40, 64), limits=Limits(**limits)))
+        pools.append(EnginePool(ThreadTransport(), specs, Gate(40, 64), limits=PoolLimits(**limits)))
         return pools[-1]
 
     yield make
@@ -117,6 +117,6 @@ def test_the_work_of_a_server_that_stays_away_goes_to_the_others(make_pool, serv
     events = drain(pool, 8)
     assert set(events) == {r.key for r in asked}
     assert {len(e.token_ids) for e in events.values()} == {4}
-    wait_for(lambda: pool._hear() or pool._crew.members[1].gone if pool._crew._starting else True)
+    wait_for(lambda: pool._hear() or pool._processes.members[1].gone if pool._processes._starting else True)
     assert pool.members() == [0]
     assert pool.metrics()["cluster/engine_losses"] == 2  # and once more, as it could not be reached again

@@ -9,7 +9,7 @@ import pytest
 from number_engine import Numbers
 
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_made import Response, name_of
+from dapo.rollout.vllm_made import VllmResponse, name_of
 from dapo.types.batch import Key, SampleRequest, SamplingParams
 from dapo.types.enums import FinishReason
 
@@ -17,7 +17,7 @@ KEY = Key("train", 4, 1)
 
 
 def response(*stop):
-    return Response(SampleRequest(KEY, np.array([5, 6]), SamplingParams(max_tokens=9, stop=stop), 7))
+    return VllmResponse(SampleRequest(KEY, np.array([5, 6]), SamplingParams(max_tokens=9, stop=stop), 7))
 
 
 def output(tokens, finish=None, logprobs=None):

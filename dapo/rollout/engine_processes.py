@@ -1,4 +1,4 @@
-"""The engines of a pool as hosts: started, asked, heard, found out when lost. What they work at is the pool's."""
+"""Start, call, restart and end the processes of a pool's engines. The pool decides what they work at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from dapo.errors import ClusterError, EngineError, LearnerLost
 from dapo.processes.transport import HostLost, HostSpec, Transport
-from dapo.rollout.member import Flight, Limits, Member, NoPlaceError, Weights
+from dapo.rollout.member import Flight, Member, NoPlaceError, PoolLimits, Weights
 from dapo.types.batch import Key, Metrics, TensorSum, Ticket
 
 log = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ COUNTERS = ("decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", 
 _GOODBYE = 10.0  # seconds for engines to hand back what they hold
 
 
-class Crew:
-    """Who is at work, and what was asked of whom.
+class EngineProcesses:
+    """The engines of a pool, and the calls under way at each.
 
     Args:
         transport: where hosts live.
@@ -38,7 +38,7 @@ class Crew:
         self,
         transport: Transport,
         specs: Sequence[HostSpec],
-        limits: Limits,
+        limits: PoolLimits,
         lost: Callable[[Member, Exception, Flight | None], None],
         now: Callable[[], float],
         *,
@@ -48,7 +48,7 @@ class Crew:
         self.members = [Member(n, spec, transport, limits, self.weights, now, journals) for n, spec in enumerate(specs)]
         self.flying: dict[int, Member] = {}  # the one that was asked first comes first
         self._starting: dict[int, Member] = {}
-        self._old: list[Ticket] = []  # weights that somebody may still be reading
+        self._old: list[Ticket] = []  # weights that an engine may still be reading
         self._transport, self._limits, self._lost, self._now = transport, limits, lost, now
 
     def open(self) -> None:
@@ -96,7 +96,7 @@ class Crew:
         return lost
 
     def stats(self) -> Metrics:
-        """Sums over engines and all that they were before they were lost."""
+        """Return the counters, summed over engines and their earlier incarnations."""
         total = Counter[str]()
         for member in self.members:
             total.update(member.stats)
@@ -104,32 +104,33 @@ class Crew:
         return {name: float(total[name]) for name in COUNTERS}
 
     def at_work(self) -> list[Member]:
+        """Return the engines that accept requests."""
         return [member for member in self.members if member.at_work]
 
     def present(self) -> list[tuple[int, int]]:
-        """Engines that the next weights are loaded by at once: number and incarnation of each."""
+        """Return number and incarnation of each engine that loads the next weights at once."""
         return [(member.index, member.incarnation) for member in self.members if member.at_work or member.stands]
 
     def open_waiting(self) -> list[Member]:
-        """Engines that waited for weights are given the newest; those."""
+        """Give the newest weights to engines that waited for some, and return these engines."""
         waiting = [member for member in self._starting.values() if member.stands]
         for member in waiting:
             member.open_with(self.weights.ticket)
         return waiting
 
     def are_opening(self, members: Sequence[Member]) -> bool:
-        """Whether one of them has not taken what it was given."""
+        """Return whether one of them has not taken what it was given."""
         return any(member.index in self._starting and member.opening for member in members)
 
     def all_wait(self) -> bool:
-        """Nobody is at work, and who starts can go no further before the next weights."""
+        """Return whether no engine is at work, and those that start have to wait for the next weights."""
         return bool(self._starting) and not self.at_work() and all(one.stands for one in self._starting.values())
 
     def rest(self, until: float, why: str) -> None:
-        """Where all wait: until then, or for nothing.
+        """Sleep until a time at which an engine may go on.
 
         Raises:
-            EngineError: there is no such time; nobody publishes meanwhile.
+            EngineError: there is no such time: no weights are published meanwhile.
         """
         if math.isinf(until):
             raise EngineError(
@@ -140,7 +141,7 @@ class Crew:
         time.sleep(max(0.0, until - self._now()))
 
     def in_common(self, told: Mapping[int, Mapping[str, TensorSum] | None]) -> Mapping[str, TensorSum] | None:
-        """Checksums that all engines have.
+        """Return the checksums that all engines have.
 
         Raises:
             EngineError: they differ.
@@ -157,17 +158,16 @@ class Crew:
         return next(iter(found.values()), None)
 
     def nobody_left(self) -> bool:
-        """None is at work, and none starts."""
+        """Return whether no engine is at work and none starts."""
         return all(member.gone for member in self.members)
 
     def start_again(self, member: Member) -> None:
-        """In the background: it is at work when it has the newest weights."""
+        """Start an engine in the background: it is at work when it has the newest weights."""
         member.start()
         self._starting[member.index] = member
 
     def drop(self, ticket: Ticket | None) -> None:
-        """Weights that are the newest no more: if they came through a folder, delete it when no engine can be reading
-        it."""
+        """Take note that weights are stale: delete their folder, if they have one, when no engine can be reading it."""
         if ticket is not None:
             self._old.append(ticket)
         reading = [member.opened for member in self._starting.values()]
@@ -178,7 +178,7 @@ class Crew:
                 shutil.rmtree(old.address, ignore_errors=True)
 
     def ask(self, member: Member, method: str, *args: Any) -> None:
-        """A call, which ``hear`` will hear of."""
+        """Begin a call; ``hear`` returns its answer."""
         member.ask(method, *args)
         self.flying[member.index] = member
 
@@ -215,13 +215,13 @@ class Crew:
             if member.index in heard or (late := member.overdue()) is None:
                 continue
             if isinstance(late, NoPlaceError) and member.flight is None and self.at_work():
-                member.wait_on()  # nobody waits for it
+                member.wait_on()  # no request waits for it
             else:
                 self.give_up(member, late, member.flight)
         return landed
 
     def give_up(self, member: Member, why: Exception, flight: Flight | None) -> None:
-        """End its host, frozen or not, and say so to whoever decides."""
+        """End the process, frozen or not, and report the loss to the pool."""
         self.flying.pop(member.index, None)
         self._starting.pop(member.index, None)
         member.end_host()
@@ -244,5 +244,5 @@ class Crew:
 
 
 def keys_of(flight: Flight | None) -> list[Key]:
-    """What an ``abort`` asked for."""
+    """Return the keys that an ``abort`` asked for."""
     return list(flight.args[0]) if flight is not None and flight.method == "abort" else []
