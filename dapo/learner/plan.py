@@ -98,7 +98,8 @@ def plan_step(
 def efficiency(plans: Sequence[RankStep], *, packed: bool = True, attention: float = 0.0) -> Stats:
     """Return ``train/lockstep_efficiency`` of a training step: the mean work of a rank over what all wait for.
 
-    Empty for one rank. Forward passes are priced like passes with a backward pass: each counts by its rows.
+    Empty for one rank, and for a step without passes. Forward passes are priced like passes with a backward pass: each
+    counts by its rows.
     """
     if len(plans) == 1:
         return {}
@@ -111,7 +112,7 @@ def efficiency(plans: Sequence[RankStep], *, packed: bool = True, attention: flo
         ]
         work += sum(map(sum, costs)) / len(plans)
         price += price_of(costs)
-    return stat("train/lockstep_efficiency", work, price)
+    return stat("train/lockstep_efficiency", work, price) if price else {}
 
 
 def check_in_step(planned: Sequence[Sequence[Pass]]) -> tuple[bool, ...]:

@@ -79,10 +79,13 @@ def test_bfloat16_with_float32_slices_is_bfloat16_with_masters(stages, folder):
     assert {tensor.dtype for tensor in found[2].values()} == {torch.float32}
     assert_equal(found, expected, 0.02)
     apart = alone(folder / "tied", "float32", "uneven")[1]
-    near, far = (
-        max(float((side[n] - g).norm() / g.norm()) for n, g in expected[1].items()) for side in (found[1], apart)
-    )
-    assert near < far / 3  # float32 itself is further away
+
+    def distance(gradients):
+        return float(torch.stack([(gradients[n] - g).norm() for n, g in expected[1].items()]).norm())
+
+    # Ranks pack other rows together than one process does, and bfloat16 rounds those sums otherwise: not equal, but
+    # closer than float32 is.
+    assert distance(found[1]) < 0.7 * distance(apart)
 
 
 def large_groups(stage, *args, **options):
@@ -102,7 +105,7 @@ def check_groups(rank):
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(rank.loaded.model.get_input_embeddings(), FSDPModule)
-    assert isinstance(rank.sharding.policy.output, FSDPModule)
+    assert isinstance(rank.step.sharding.policy.output, FSDPModule)
 
 
 @pytest.mark.parametrize("reshard", [False, True])
