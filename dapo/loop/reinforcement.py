@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from dapo.loop.algorithm import Algorithm
 from dapo.loop.evaluation import Evaluator
 from dapo.loop.idle import Idle, staleness
 from dapo.loop.method import Counters, Work
-from dapo.loop.notices import Notices
 from dapo.loop.overlap import Overlap
 from dapo.loop.sampling.account import wasted_seconds
 from dapo.loop.sampling.collector import StreamingCollector
@@ -19,8 +19,9 @@ from dapo.loop.sync_check import SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.metrics.stats import values
 from dapo.types.batch import Learned, LearnStep, Metrics, StepBatch
+from dapo.types.enums import Disposition
 from dapo.types.evaluation import EvaluationResult
-from dapo.types.evidence import DataEnded
+from dapo.types.evidence import Clamping, DataEnded, PoorBatch
 from dapo.types.protocols import EngineGroup, Learner, Recorder
 
 
@@ -164,3 +165,29 @@ class Reinforcement:
         self.collector.load(state["collector"])
         self.check_sync.load(state["sync_check"])
         self.algorithm.load(state["algorithm"])
+
+
+class Notices:
+    """Report poor batches and clamped rewards to the recorder, without repeating it in each step."""
+
+    def __init__(self, recorder: Recorder, algorithm: Algorithm) -> None:
+        self._recorder, self._algorithm = recorder, algorithm
+        self._poor_batches = 0  # in a row
+        self._told_of_clamping = False
+
+    def poor_batch(self, batch: StepBatch) -> None:
+        """Report a batch that ``train_partial`` or ``fill`` accepts: the first, second, fourth, eighth... in a row."""
+        useful = sum(group.disposition is not Disposition.FILLED for group in batch.groups_P)
+        poor = not useful or batch.metrics["sampling/cap_reached"]
+        self._poor_batches = self._poor_batches + 1 if poor else 0
+        if self._poor_batches and self._poor_batches.bit_count() == 1:
+            self._recorder.notice(batch.step, PoorBatch(useful, self._poor_batches, batch.shares))
+
+    def clamping(self, step: int, metrics: Metrics) -> None:
+        """Report once that scaling clamps rewards: what is clamped away teaches nothing, whatever its weight."""
+        if self._told_of_clamping or not metrics["reward/clamped"] > 0:  # nan: nothing was scored
+            return
+        self._told_of_clamping = True
+        low, high = self._algorithm.source_range or (-math.inf, math.inf)
+        least, greatest = metrics["reward/raw_min"], metrics["reward/raw_max"]
+        self._recorder.notice(step, Clamping(metrics["reward/clamped"], low, high, least, greatest))

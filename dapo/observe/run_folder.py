@@ -242,10 +242,6 @@ class RunFolder:
         """The model that a supervised run leaves."""
         return self.path / "export"
 
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
     def rollout_file(self, step: int) -> Path:
         return self.rollouts / f"step_{step:06d}.parquet"
 

@@ -80,11 +80,6 @@ class Deployment:
         return self.staleness > 0
 
     @property
-    def own_weights(self) -> bool:
-        """Whether each engine has weights of its own beside the learner's tensors."""
-        return self.kind == "vllm" or (self.route != "shared" and self.kind != "vllm_server")
-
-    @property
     def model_here(self) -> bool:
         """Whether the driver's process loads the model, for its learner or for its one engine that computes with it."""
         return self.learner == "here" or (self.kind in ("embedded", "given") and not self.pool)

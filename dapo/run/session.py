@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
+
+import torch
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.schema import Recipe
@@ -14,16 +17,20 @@ from dapo.loop.method import Method
 from dapo.loop.stopping import Deadline
 from dapo.loop.trainer import Trainer
 from dapo.metrics.phases import Phases
+from dapo.models.load import find_device
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import meter_of
+from dapo.observe.machine import FILE, append_machine, describe_machine
+from dapo.observe.run_folder import RunFolder
 from dapo.run.deployment import Deployment
 from dapo.run.learners import make_learner
 from dapo.run.parts import make_schedule
 from dapo.run.places import Places
+from dapo.system import memory_of
 from dapo.types.batch import Prompt
 from dapo.types.evidence import ClusterLost
 from dapo.types.model import ModelFacts
-from dapo.types.protocols import Engine, Learner, Recorder
+from dapo.types.protocols import Engine, HasProcesses, Learner, ProcessState, Recorder
 
 
 class Parts(Protocol):
@@ -114,3 +121,38 @@ class Session(Generic[P]):
     def close(self) -> None:
         """End all parts, also those after one that cannot be ended."""
         self.closing.close()
+
+
+def record_machine(folder: RunFolder, session: Session[Any], step: int) -> None:
+    """Add this process to ``RUN/machine.jsonl``: at a run's start and at each resume, ``step`` being the last done."""
+    places = session.places
+    device = find_device(session.recipe.model.device if places is None else "auto")
+    hosts = {} if places is None else places.where()  # on a cluster the devices are elsewhere, there may be none here
+    engine = "none" if session.parts.engine is None else session.recipe.rollout.engine
+    machine = describe_machine(step, engine, _accelerators(device), hosts)
+    append_machine(folder.path / FILE, machine)
+
+
+def processes_of(session: Session[Any]) -> Callable[[], list[ProcessState]] | None:
+    """Return a function that lists the processes of a run; None: the run has one process."""
+    deployment, engine = session.parts.deployment, session.parts.engine
+    places = session.places
+    where = {} if places is None else places.where()
+    here = os.uname().nodename
+    learner = [ProcessState(name, "learner", where.get(name, here)) for name in deployment.learner_hosts]
+    if not learner and not isinstance(engine, HasProcesses):
+        return None
+
+    def found() -> list[ProcessState]:
+        driver = ProcessState("driver", "driver", here, os.getpid(), memory_mib=memory_of(os.getpid()))
+        return [driver, *learner, *(engine.processes() if isinstance(engine, HasProcesses) else ())]
+
+    return found
+
+
+def _accelerators(device: torch.device) -> list[str]:
+    """Return the name and memory of a CUDA device, with CUDA's version; [] for a CPU."""
+    if device.type != "cuda":
+        return []
+    properties = torch.cuda.get_device_properties(device)
+    return [f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"]

@@ -33,7 +33,11 @@ Lane = Literal["train", "evaluate", "check"]
 
 
 class Key(NamedTuple):
-    """The identity of one response."""
+    """The identity of one response.
+
+    >>> Key("train", group=3, sample=0).lane
+    'train'
+    """
 
     lane: Lane
     group: int
@@ -54,7 +58,12 @@ def _listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One problem, rendered and tokenised."""
+    """One problem, rendered and tokenised.
+
+    >>> prompt = Prompt(content_id("3 + 4"), "3 + 4 =", np.array([5, 1, 6, 9]), "3 + 4", "7", "sums", {"level": 2})
+    >>> prompt.extra["level"]
+    2
+    """
 
     id: str  # content hash: equal problems have equal ids, whichever file and row they came from
     text: str  # what the model sees
@@ -86,7 +95,11 @@ def content_id(problem: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One stretch of an episode: what the model wrote, or what its environment replied."""
+    """One stretch of an episode: what the model wrote, or what its environment replied.
+
+    >>> Turn(first=12, stop=14, who="tool", text="7", seconds=0.2).text
+    '7'
+    """
 
     first: int  # index of its first token in the response
     stop: int  # index after its last token
@@ -107,7 +120,12 @@ MODEL = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished (or partial) response. All arrays are [response tokens]."""
+    """One finished (or partial) response. All arrays are [response tokens].
+
+    >>> response = Completion(np.array([7, 2]), np.float32([-0.1, -0.4]), np.int32([3, 4]), FinishReason.STOP, "7")
+    >>> len(response), response.truncated
+    (2, False)
+    """
 
     token_ids: IntArray
     logprobs: FloatArray  # the sampler's log-probability of each token, at the temperature in use
@@ -152,6 +170,11 @@ class Score:
 
     Training takes nothing from an unscored response. ``values`` keeps what the verifiers that did not fail said, so
     that an evaluation, which asks for the accuracy alone, does not depend on the others.
+
+    >>> Score({"accuracy": 1.0, "short": 0.5}, reward=1.25).accuracy
+    1.0
+    >>> Score(reason="timeout").scored
+    False
     """
 
     values: Mapping[str, float] = field(default_factory=dict)  # by reward name; "accuracy", in [0, 1], where scored
@@ -171,7 +194,14 @@ class Score:
 
 @dataclass(slots=True)
 class Group:
-    """The G responses to one prompt, keyed by the id that the collector issued (never by prompt text)."""
+    """The G responses to one prompt, keyed by the id that the collector issued (never by prompt text).
+
+    >>> prompt = Prompt("a1", "3 + 4 =", np.array([5, 1, 6, 9]), "3 + 4", "7", "sums")
+    >>> right = Completion(np.array([7, 2]), np.float32([-0.1, -0.4]), np.int32([3, 3]), FinishReason.STOP, "7")
+    >>> group = Group(0, prompt, [right, right], [Score({"accuracy": 1.0}, reward=1.0), Score(reason="crash")])
+    >>> group.scored().tolist(), group.accuracies().tolist()
+    ([True, False], [1.0, nan])
+    """
 
     id: int
     prompt: Prompt
@@ -203,7 +233,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. temperature 0 means greedy."""
+    """How tokens are drawn. temperature 0 means greedy.
+
+    >>> SamplingParams(max_tokens=1024, top_p=0.7).neutral
+    False
+    """
 
     max_tokens: int  # limit of the whole response, prefix included
     temperature: float = 1.0
@@ -220,7 +254,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The part of a response that exists already; an engine continues behind it."""
+    """The part of a response that exists already; an engine continues behind it.
+
+    >>> len(Partial(np.array([7]), np.float32([-0.1]), np.int32([3])))
+    1
+    """
 
     token_ids: IntArray
     logprobs: FloatArray
@@ -249,7 +287,11 @@ def _sampled(response: Completion | Partial) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Ask for one response. The uniform number behind token t is a function of (seed, t) alone."""
+    """Ask for one response. The uniform number behind token t is a function of (seed, t) alone.
+
+    >>> SampleRequest(Key("train", 3, 0), np.array([5, 1]), SamplingParams(64), seed=11).prefix is None
+    True
+    """
 
     key: Key
     prompt_ids: IntArray
@@ -265,6 +307,10 @@ class SampleEvent:
     """A response ended. Arrays hold only the tokens made since it was submitted (the prefix is not repeated).
 
     They belong to the receiver: an engine does not write to them again.
+
+    >>> made = (np.array([7, 2]), np.float32([-0.1, -0.4]), np.int32([3, 3]))
+    >>> SampleEvent(Key("train", 3, 0), *made, FinishReason.STOP, tick=2).finish.value
+    'stop'
     """
 
     key: Key
@@ -278,7 +324,11 @@ class SampleEvent:
 
 
 class TensorSum(NamedTuple):
-    """One tensor that an engine computes with, as a number that can be compared and sent."""
+    """One tensor that an engine computes with, as a number that can be compared and sent.
+
+    >>> TensorSum("bfloat16", 81234).value
+    81234
+    """
 
     dtype: str  # that it has in the engine: "float32", "bfloat16"
     value: int  # ``dapo.models.checksum.checksum`` of its values
@@ -307,7 +357,11 @@ def by_prompt(rows: Sequence[HasTokens]) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """A response of which only log-probabilities are wanted."""
+    """A response of which only log-probabilities are wanted.
+
+    >>> TokenRow(0, prompt_ids=np.array([5, 1]), token_ids=np.array([7, 2])).group
+    0
+    """
 
     group: int
     prompt_ids: IdArray  # [prompt tokens]
@@ -316,7 +370,13 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One response as the learner receives it. Arrays are [response tokens] unless said; log-probabilities in nats."""
+    """One response as the learner receives it. Arrays are [response tokens] unless said; log-probabilities in nats.
+
+    >>> tokens = {"token_ids": np.array([7, 2]), "loss_mask": np.array([True, False])}
+    >>> made = {"sampler_logprobs": np.float32([-0.1, -0.4]), "versions": np.int32([3, 3])}
+    >>> Row(0, 0, np.array([5, 1]), **tokens, **made, loss_weight=0.5, advantage=1.0).loss_weights().tolist()
+    [0.5, 0.0]
+    """
 
     group: int  # rows of one group share their prompt, which is computed once
     sample: int  # index of the response in its group
@@ -343,7 +403,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LearnStep:
-    """What the learner is told for one training step: everything, so that a step is one message."""
+    """What the learner is told for one training step: everything, so that a step is one message.
+
+    >>> LearnStep(minibatches=[[], []], learning_rates=[1e-6, 1e-6], version=3, epochs=2).first_pass
+    [[]]
+    """
 
     minibatches: Sequence[Sequence[Row]]  # one optimiser step each, pass by pass; groups never straddle them
     learning_rates: Sequence[float]  # of each optimiser step
@@ -371,7 +435,11 @@ Of = Literal["policy", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a training step said of itself."""
+    """What a training step said of itself.
+
+    >>> Learned(stats={}, traces=[]).traces
+    []
+    """
 
     stats: Mapping[str, Any]  # dapo.metrics.stats.Stats, by metric key
     traces: list[TokenTrace]  # of traced rows, in the order of the optimiser steps; rows without loss tokens have none
@@ -379,7 +447,12 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """What the learner computed of one response in its optimiser step. All arrays are [response tokens]."""
+    """What the learner computed of one response in its optimiser step. All arrays are [response tokens].
+
+    >>> numbers = [np.float32([number]) for number in (-0.2, -0.1, 0.9, 0.5)]
+    >>> TokenTrace(0, 0, *numbers, clip=np.int8([1])).clip.tolist()
+    [1]
+    """
 
     group: int
     sample: int
@@ -392,7 +465,11 @@ class TokenTrace:
 
 @dataclass(slots=True)
 class StepBatch:
-    """What one collect() returns: the groups to train on, and everything that was finished on the way."""
+    """What one collect() returns: the groups to train on, and everything that was finished on the way.
+
+    >>> StepBatch(4, groups_P=[], finished=[], metrics={"groups/dispatched": 32.0}).step
+    4
+    """
 
     step: int
     groups_P: list[Group]  # in training order
@@ -411,7 +488,11 @@ PASSING: frozenset[Route] = frozenset({"broadcast", "ipc"})
 
 @dataclass(frozen=True, slots=True)
 class BroadcastGroup:
-    """Where the sender and the receivers of a broadcast find each other: a store that the driver keeps."""
+    """Where the sender and the receivers of a broadcast find each other: a store that the driver keeps.
+
+    >>> BroadcastGroup("store://node-1:4711/run", "dapo-weights-1f", number=5, receivers=2, seconds=600.0).key
+    'dapo-weights-1f/5'
+    """
 
     address: str  # of that store; see ``dapo.models.rendezvous``
     name: str  # of these very processes, in their present incarnations
@@ -427,7 +508,11 @@ class BroadcastGroup:
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """Files of a folder that are to be there on the machine of whoever gets this: the transport carries them."""
+    """Files of a folder that are to be there on the machine of whoever gets this: the transport carries them.
+
+    >>> Shipment("/dev/shm/dapo/000005", parts=("object 17",)).folder
+    '/dev/shm/dapo/000005'
+    """
 
     folder: str
     parts: tuple[Any, ...]  # what the transport knows them by
@@ -435,7 +520,11 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where new weights lie. It travels from learner to engine by way of the driver; no tensor does."""
+    """Where new weights lie. It travels from learner to engine by way of the driver; no tensor does.
+
+    >>> Ticket(5, "folder", "runs/mine/weights/000005", ("model.norm.weight",)).route
+    'folder'
+    """
 
     version: int
     route: Route
@@ -448,7 +537,11 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file of a checkpoint, described by whoever wrote it, from what was to be written: nobody need read it again."""
+    """A file of a checkpoint, described by whoever wrote it, from what was to be written: nobody need read it again.
+
+    >>> SavedFile("learner/rank-0.safetensors", size=4096, crc32=0).size
+    4096
+    """
 
     name: str  # relative to the folder that its writer was given, with "/"
     size: int  # bytes

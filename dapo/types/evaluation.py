@@ -10,7 +10,11 @@ from dapo.types.batch import Completion, Metrics, Prompt, Score
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One response to one held-out problem."""
+    """One response to one held-out problem.
+
+    >>> Evaluated("held_out", 0, -1, prompt=None, completion=None, score=Score({"accuracy": 1.0}, 1.0)).sample
+    -1
+    """
 
     dataset: str
     problem: int  # index in its data set
@@ -22,7 +26,11 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationProgress:
-    """How far an evaluation is, in responses."""
+    """How far an evaluation is, in responses.
+
+    >>> EvaluationProgress(answered=8, scored=6, total=32).total
+    32
+    """
 
     answered: int  # ended in the engine
     scored: int  # judged by every verifier, or given up
@@ -31,6 +39,12 @@ class EvaluationProgress:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
+    """Measure of an evaluation, with every response that it was computed from.
+
+    >>> EvaluationResult({"validation/accuracy": 0.5}, responses=[]).silent
+    []
+    """
+
     metrics: Metrics
     responses: list[Evaluated]
     reasons: Mapping[str, str] = field(default_factory=dict)  # by set: the commonest reason of those without accuracy

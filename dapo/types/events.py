@@ -16,7 +16,11 @@ Numbers = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class ResponseSeen:
-    """One response of a group that a step finished."""
+    """One response of a group that a step finished.
+
+    >>> ResponseSeen("7", 2, False, 1.0, 1.0, 0.7, {"accuracy": 1.0}).reason is None
+    True
+    """
 
     text: str
     tokens: int
@@ -30,7 +34,11 @@ class ResponseSeen:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """One group that a step finished: trained on, held for a later step, or dropped."""
+    """One group that a step finished: trained on, held for a later step, or dropped.
+
+    >>> GroupSeen(0, "3 + 4 =", "3 + 4", "7", "sums", "kept", "trained", responses=()).verdict
+    'kept'
+    """
 
     id: int
     prompt: str  # what the model saw
@@ -44,7 +52,11 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSeen:
-    """One response to a held-out problem."""
+    """One response to a held-out problem.
+
+    >>> AnswerSeen("held_out", "3 + 4", "7", "8", accuracy=0.0, tokens=2, truncated=False, greedy=True).accuracy
+    0.0
+    """
 
     dataset: str
     problem: str
@@ -58,7 +70,11 @@ class AnswerSeen:
 
 @dataclass(frozen=True, slots=True)
 class StartEvent:
-    """The run begins, or goes on after a resume."""
+    """The run begins, or goes on after a resume.
+
+    >>> StartEvent("mine", Path("runs/mine"), first_step=0, steps=100, config={}).steps
+    100
+    """
 
     name: str
     folder: Path
@@ -72,7 +88,11 @@ class StartEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """A training step is done and recorded (step 0: the evaluation before the first one)."""
+    """A training step is done and recorded (step 0: the evaluation before the first one).
+
+    >>> StepEvent(4, {"reward/accuracy": 0.5}).metrics["reward/accuracy"]
+    0.5
+    """
 
     step: int
     metrics: Numbers  # as in metrics.jsonl
@@ -81,7 +101,11 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEvent:
-    """The held-out problems were answered."""
+    """The held-out problems were answered.
+
+    >>> EvaluationEvent(10, {"validation/accuracy": 0.6}).step
+    10
+    """
 
     step: int
     metrics: Numbers  # validation/...
@@ -90,7 +114,11 @@ class EvaluationEvent:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEvent:
-    """A checkpoint was written."""
+    """A checkpoint was written.
+
+    >>> CheckpointEvent(10, Path("runs/mine/checkpoints/step_000010")).folder.name
+    'step_000010'
+    """
 
     step: int
     folder: Path
@@ -98,7 +126,11 @@ class CheckpointEvent:
 
 @dataclass(frozen=True, slots=True)
 class EndEvent:
-    """The run ended: nothing comes after it."""
+    """The run ended: nothing comes after it.
+
+    >>> EndEvent(100, finished=True).why
+    ''
+    """
 
     step: int
     finished: bool  # it got to its end; False: interrupted, or ended by an error

@@ -48,6 +48,9 @@ class Hopeless:
 
     By each one's pass rate until then: the last visit chose these prompts, so it says nothing of how often they are
     solved.
+
+    >>> Hopeless(prompts=3, solved=1, mixed=0.2, mixed_larger=0.6).prompts
+    3
     """
 
     prompts: int
@@ -64,7 +67,11 @@ ENVIRONMENT = "environment: "
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What became of the groups that were judged. Shares of groups unless said; they need not add up to 1."""
+    """What became of the groups that were judged. Shares of groups unless said; they need not add up to 1.
+
+    >>> Shares(kept=0.25, all_wrong=0.75, judged=40, prompts_per_step=32, group_size=16).judged
+    40
+    """
 
     kept: float = 0.0
     all_correct: float = 0.0
@@ -90,7 +97,11 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class CollectProgress:
-    """How far the batch of a step is, after a judged group."""
+    """How far the batch of a step is, after a judged group.
+
+    >>> CollectProgress(step=4, kept=20, wanted=32, judged=50, shares=Shares()).wanted
+    32
+    """
 
     step: int
     kept: int  # groups ready to train, those carried into the step included
@@ -103,7 +114,11 @@ class CollectProgress:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One response of a rejected group. Untrusted text."""
+    """One response of a rejected group. Untrusted text.
+
+    >>> Example("3 + 4", "7", "8", accuracy=0.0).response
+    '8'
+    """
 
     problem: str
     answer: str  # the gold answer
@@ -114,7 +129,11 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class StopEvidence:
-    """A step could not fill its batch, and the recipe says ``cap.then: stop``."""
+    """A step could not fill its batch, and the recipe says ``cap.then: stop``.
+
+    >>> StopEvidence("cap.groups", 20.0, kept=3, wanted=32, shares=Shares(), cause=Cause.TOO_HARD).cause.value
+    'too_hard'
+    """
 
     met: Met
     limit: float | None  # of a cap: groups for each group of the batch, or tokens
@@ -128,7 +147,11 @@ class StopEvidence:
 
 @dataclass(frozen=True, slots=True)
 class UnscoredEvidence:
-    """Not one response of a step, and of those right before it, could be scored."""
+    """Not one response of a step, and of those right before it, could be scored.
+
+    >>> UnscoredEvidence(responses=32, reasons={"timeout": 32}, engine=False).kind
+    'unscored'
+    """
 
     responses: int
     reasons: Mapping[str, int]  # responses by the commonest reasons
@@ -138,7 +161,11 @@ class UnscoredEvidence:
 
 @dataclass(frozen=True, slots=True)
 class SilentEvidence:
-    """Of these held-out sets not one response has an accuracy."""
+    """Of these held-out sets not one response has an accuracy.
+
+    >>> SilentEvidence({"held_out": "timeout"}, engine=False).kind
+    'silent'
+    """
 
     reasons: Mapping[str, str]  # by set: the commonest reason
     engine: bool  # the engine finished none of them
@@ -147,7 +174,11 @@ class SilentEvidence:
 
 @dataclass(frozen=True, slots=True)
 class DataEnded:
-    """No prompt is left: the run is at its end before ``trainer.steps``."""
+    """No prompt is left: the run is at its end before ``trainer.steps``.
+
+    >>> DataEnded(steps=40, retired=False).kind
+    'data_ended'
+    """
 
     steps: int  # training steps that are done
     retired: bool  # every prompt is retired; False: ``data.epochs`` are over
@@ -156,7 +187,11 @@ class DataEnded:
 
 @dataclass(frozen=True, slots=True)
 class NoGain:
-    """``trainer.early_stop``: the metric was not better for too long, so the run is at its end."""
+    """``trainer.early_stop``: the metric was not better for too long, so the run is at its end.
+
+    >>> NoGain("validation/accuracy", times=5, patience=5, best=0.6, best_step=40).best_step
+    40
+    """
 
     metric: str
     times: int  # in a row
@@ -168,7 +203,11 @@ class NoGain:
 
 @dataclass(frozen=True, slots=True)
 class OutOfTime:
-    """``trainer.max_hours``: no time for another step; a resume goes on."""
+    """``trainer.max_hours``: no time for another step; a resume goes on.
+
+    >>> OutOfTime(hours=4.0, passed=14_000.0, longest=130.0).kind
+    'out_of_time'
+    """
 
     hours: float
     passed: float  # seconds since the command began
@@ -178,7 +217,11 @@ class OutOfTime:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost:
-    """Nothing starts on the run's Ray cluster any more. What runs there may go on for a while; a resume goes on."""
+    """Nothing starts on the run's Ray cluster any more. What runs there may go on for a while; a resume goes on.
+
+    >>> ClusterLost("head", "node-1:6379").silent
+    False
+    """
 
     part: Literal["head", "machine"]  # its gcs_server; the raylet of the driver's own machine
     address: str  # of the head
@@ -191,7 +234,11 @@ Evidence = StopEvidence | UnscoredEvidence | SilentEvidence | DataEnded | NoGain
 
 @dataclass(frozen=True, slots=True)
 class PoorBatch:
-    """``cap.then: train_partial`` or ``fill`` goes on where a batch did not fill."""
+    """``cap.then: train_partial`` or ``fill`` goes on where a batch did not fill.
+
+    >>> PoorBatch(useful=3, in_a_row=2, shares=None).useful
+    3
+    """
 
     useful: int  # groups to learn from
     in_a_row: int  # steps of which that is so, this one included
@@ -200,7 +247,11 @@ class PoorBatch:
 
 @dataclass(frozen=True, slots=True)
 class Clamping:
-    """Reward scaling clamps rewards away: what differs beyond its range teaches nothing, whatever its weight."""
+    """Reward scaling clamps rewards away: what differs beyond its range teaches nothing, whatever its weight.
+
+    >>> Clamping(share=0.1, low=0.0, high=1.0, least=0.0, greatest=1.2).greatest
+    1.2
+    """
 
     share: float  # of the rewards of a step
     low: float  # the range of the scaling
@@ -211,7 +262,11 @@ class Clamping:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutLoss:
-    """A supervised run measured its held-out sets."""
+    """A supervised run measured its held-out sets.
+
+    >>> HeldOutLoss(loss=0.7).loss
+    0.7
+    """
 
     loss: float  # nats a token, over the tokens of all sets; nan: they have none
 
@@ -225,14 +280,22 @@ Signal = Literal["Ctrl-C", "SIGTERM"]
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A first signal: the step is finished and saved."""
+    """A first signal: the step is finished and saved.
+
+    >>> Interrupted("SIGTERM").cause
+    'SIGTERM'
+    """
 
     cause: Signal
 
 
 @dataclass(frozen=True, slots=True)
 class LeftAtOnce:
-    """A second signal: the process ends in the middle of a step."""
+    """A second signal: the process ends in the middle of a step.
+
+    >>> LeftAtOnce(saved=40, folder="runs/mine/checkpoints").saved
+    40
+    """
 
     saved: int | None  # step of the last checkpoint
     folder: str  # of the checkpoints

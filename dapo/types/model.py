@@ -14,7 +14,10 @@ from dapo.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A causal language model without its weights. Picklable; equal for the loaded model and for its folder alone."""
+    """A causal language model without its weights. Picklable; equal for the loaded model and for its folder alone.
+
+    Example: ``dapo.models.facts.read_facts`` reads those of a model's folder, ``facts_of`` those of a loaded model.
+    """
 
     name: str  # folder or hub name that it is loaded from
     dtype: str  # of the learner's parameters: "float32", "bfloat16"

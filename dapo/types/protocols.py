@@ -38,7 +38,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Handle(Protocol[T_co]):
-    """The result of a call that may still be running."""
+    """The result of a call that may still be running.
+
+    Example: ``Done``; a call to processes is ``dapo.learner.hosts.Pending``.
+    """
 
     def done(self) -> bool:
         """Whether ``result`` would answer at once."""
@@ -81,7 +84,10 @@ class Mapped(Generic[T, T_co]):
 
 
 class Engine(Protocol):
-    """Turns requests into responses."""
+    """Turns requests into responses.
+
+    Example: ``dapo.rollout.embedded.EmbeddedEngine``; docs/engines.md writes one.
+    """
 
     shares_weights: bool  # the engine reads the learner's tensors; otherwise every publish is checked
     version: int  # of the weights that the next token will be made with
@@ -151,7 +157,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class WorksAlone(Protocol):
-    """An engine that goes on between two calls."""
+    """An engine that goes on between two calls.
+
+    Example: ``dapo.rollout.vllm_server.ServerEngine``.
+    """
 
     def busy_seconds(self) -> float:
         """Seconds in which it had responses under way since it was made; of several engines their mean."""
@@ -159,7 +168,10 @@ class WorksAlone(Protocol):
 
 @runtime_checkable
 class EngineGroup(Protocol):
-    """An engine that is several, each with weights of its own; what an ``Engine`` has goes for all of them together."""
+    """An engine that is several, each with weights of its own; what an ``Engine`` has goes for all of them together.
+
+    Example: ``dapo.rollout.pool.EnginePool``.
+    """
 
     def members(self) -> Sequence[int]:
         """Those at work, by the numbers under which a request may ask for one (``SampleRequest.engine``)."""
@@ -177,14 +189,20 @@ class EngineGroup(Protocol):
 
 @runtime_checkable
 class HasProcesses(Protocol):
-    """An engine whose work is done by other processes."""
+    """An engine whose work is done by other processes.
+
+    Example: ``dapo.rollout.pool.EnginePool``.
+    """
 
     def processes(self) -> Sequence[ProcessState]:
         """Return the processes as they are now, with their turns since the last call."""
 
 
 class Learner(Protocol):
-    """Owns the policy and its optimiser, here or elsewhere: calls that compute answer with a handle."""
+    """Owns the policy and its optimiser, here or elsewhere: calls that compute answer with a handle.
+
+    Example: ``dapo.learner.driver.LearnerDriver``.
+    """
 
     def learn(self, step: LearnStep) -> Handle[Learned]:
         """A whole training step: for each minibatch one optimiser step on the gradient of the plain sum of
@@ -227,6 +245,8 @@ class Scorer(Protocol):
     """Score responses, at once or in worker processes. Every submitted key comes back exactly once.
 
     A scorer may also be ``MayBeQuick``.
+
+    Example: ``dapo.rewards.compose.CompositeScorer``.
     """
 
     def submit(self, key: Key, prompt: Prompt, completion: Completion) -> None: ...
@@ -239,7 +259,10 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class MayBeQuick(Protocol):
-    """Say whether a scorer is quick, which decides the default of ``dynamic_sampling.verdict_lag``."""
+    """Say whether a scorer is quick, which decides the default of ``dynamic_sampling.verdict_lag``.
+
+    Example: ``dapo.rewards.compose.CompositeScorer``.
+    """
 
     @property
     def quick(self) -> bool:
@@ -250,6 +273,8 @@ class PromptStream(Protocol):
     """Give an endless or finite sequence of prompts; its position is a small JSON-able state.
 
     A stream may also be one of ``HasSources``, ``HasLevels``, ``HasPasses`` and ``LearnsAccuracy``.
+
+    Example: ``dapo.data.stream.EpochStream``.
     """
 
     @property
@@ -266,7 +291,10 @@ class PromptStream(Protocol):
 
 @runtime_checkable
 class HasSources(Protocol):
-    """Name the data sources of a prompt stream, for the metrics ``source/<name>/...``."""
+    """Name the data sources of a prompt stream, for the metrics ``source/<name>/...``.
+
+    Example: ``dapo.data.mixture.MixtureStream``.
+    """
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -275,7 +303,10 @@ class HasSources(Protocol):
 
 @runtime_checkable
 class HasLevels(Protocol):
-    """Name the levels of a prompt stream's sources, for the metrics ``source/<name>/level``."""
+    """Name the levels of a prompt stream's sources, for the metrics ``source/<name>/level``.
+
+    Example: ``dapo.data.mixture.MixtureStream``.
+    """
 
     def levels(self) -> Mapping[str, int]:
         """Return the present level of each source that has levels, by its name."""
@@ -283,7 +314,10 @@ class HasLevels(Protocol):
 
 @runtime_checkable
 class HasPasses(Protocol):
-    """Say when a prompt stream has offered each prompt once, where that differs from ``size``."""
+    """Say when a prompt stream has offered each prompt once, where that differs from ``size``.
+
+    Example: ``dapo.data.mixture.MixtureStream``.
+    """
 
     @property
     def pass_length(self) -> int:
@@ -292,7 +326,10 @@ class HasPasses(Protocol):
 
 @runtime_checkable
 class LearnsAccuracy(Protocol):
-    """Adapt a prompt stream to the accuracy of its prompts."""
+    """Adapt a prompt stream to the accuracy of its prompts.
+
+    Example: ``dapo.data.mixture.MixtureStream``.
+    """
 
     def judged(self, prompt: Prompt, accuracy: float) -> None:
         """Take in the mean accuracy of a judged group of ``prompt``, over the responses that vote."""
@@ -300,7 +337,11 @@ class LearnsAccuracy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of one phase, phases inside it included, or several merged: a line of RUN/spans.jsonl. In seconds."""
+    """One stretch of one phase, phases inside it included, or several merged: a line of RUN/spans.jsonl. In seconds.
+
+    >>> Span(4, "generate", start=1_700_000_000.0, seconds=3.0, busy=2.5, count=2).count
+    2
+    """
 
     step: int
     name: str
@@ -312,7 +353,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A process of a run: ``ProcessState("engine-1", "engine", "node-2", restarts=3)``."""
+    """A process of a run.
+
+    >>> ProcessState("engine-1", "engine", "node-2", restarts=3).alive
+    True
+    """
 
     name: str
     role: str  # driver | learner | engine
@@ -327,7 +372,10 @@ class ProcessState:
 
 
 class Recorder(Protocol):
-    """Where a run shows itself: metrics file, rollout files, console, trackers."""
+    """Where a run shows itself: metrics file, rollout files, console, trackers.
+
+    Example: ``dapo.observe.recorder.RunRecorder``.
+    """
 
     def step(self, step: int, metrics: Metrics, finished: Sequence[Group], traces: Sequence[TokenTrace]) -> None: ...
 
