@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
 from dapo.config import Recipe
 from dapo.config.deployment import engine_count, engine_kind, engine_slots, is_pool, overlaps
-from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes
+from dapo.models.memory import LayerSizes, activation_bytes, forward_bytes, graph_bytes, head_bytes
 from dapo.types.model import ModelFacts
 
 _GIB = 1024**3
@@ -37,6 +37,7 @@ class Memory:
     apart: bool = False  # the engine's device is no rank's
     fixed: bool = False  # the cache is taken once, for all slots
     graphs: int = 0  # of the embedded engine's recorded decode steps
+    checking: int = 0  # of the learner's forward pass after each publish, while the engine is awake
 
     @property
     def resident(self) -> int:
@@ -51,7 +52,7 @@ class Memory:
     @property
     def generating(self) -> int:
         """While the engine works."""
-        return self.engine + self.cache + self.graphs + (0 if self.apart else self.resident)
+        return self.engine + self.cache + self.graphs + (0 if self.apart else self.resident + self.checking)
 
     @property
     def total(self) -> int:
@@ -104,7 +105,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     copies = own or ((is_pool(recipe) or recipe.learner.ranks > 1) and not elsewhere)
     merged = with_adapter and not copies
     rows = layer.queries + 2 * layer.keys + 2 * layer.ffn + merged * (layer.queries + layer.ffn)
-    fused = embedded * facts.layers * layer.hidden * rows * size
+    fused = embedded * (not layer.experts) * facts.layers * layer.hidden * rows * size
     copied, fused = engines * copies * n * engine_size, engines * fused
     longest = longest_prompt + recipe.rollout.max_response_tokens
     cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, engine_size, fixed=embedded and on_card)
@@ -126,6 +127,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         held=held,
         fixed=embedded and on_card,
         graphs=graphs,
+        checking=_checking_bytes(recipe, facts, longest_prompt) if copies else 0,
     )
     return whole if recipe.learner.ranks == 1 else _of_a_rank(whole, recipe, facts)
 
@@ -146,6 +148,23 @@ def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, 
     responses = recipe.rollout.prompts_per_step * recipe.rollout.group_size
     sequences = responses if None in slots else min(responses, sum(filter(None, slots)))
     return sequences * longest * facts.layers * facts.key_values * size
+
+
+def _checking_bytes(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> int:
+    """Return the most that the learner takes to check the engines' weights, with its layers where ranks gather them.
+
+    Each engine answers the same few prompts; a rank computes whole groups of answers.
+    """
+    from dapo.loop.sync_check import RESPONSES, TOKENS
+    from dapo.run.held import BYTES
+
+    learner, size, answers = recipe.learner, BYTES[recipe.model.dtype], TOKENS * engine_count(recipe)
+    groups = -(-RESPONSES // max(1, learner.ranks // learner.context_parallel))
+    most = max(learner.microbatch_tokens, longest_prompt + TOKENS)
+    tokens = min(groups * (longest_prompt + answers), most) // learner.context_parallel
+    gathered = gathered_numbers(recipe, facts) * size if learner.ranks > 1 else 0
+    head = head_bytes(min(groups * answers, most), facts.vocabulary, size)
+    return forward_bytes(layer_sizes(facts), tokens, size) + head + gathered
 
 
 def _graph_bytes(recipe: Recipe, facts: ModelFacts, longest: int) -> int:
@@ -191,10 +210,24 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
 
 def layer_sizes(facts: ModelFacts) -> LayerSizes:
     """Widths of the model's layers."""
-    heads = facts.fingerprint.get("num_attention_heads") or max(1, facts.hidden // max(facts.head_size, 1))
+    experts, chosen = facts.experts
+    config = facts.config if experts else {}
     return LayerSizes(
-        facts.hidden, facts.ffn, heads, queries=heads * facts.head_size, keys=facts.kv_heads * facts.head_size
+        facts.hidden,
+        config.get("moe_intermediate_size") or facts.ffn,
+        facts.queries // max(facts.head_size, 1),
+        queries=facts.queries,
+        keys=facts.kv_heads * facts.head_size,
+        experts=experts,
+        chosen=chosen,
+        shared=_shared_width(config),
     )
+
+
+def _shared_width(config: Mapping[str, Any]) -> int:
+    """Return the width of experts that compute every token, as Qwen2-MoE or DeepSeek and GLM name it; 0: none."""
+    each = (config.get("n_shared_experts") or 0) * (config.get("moe_intermediate_size") or 0)
+    return config.get("shared_expert_intermediate_size") or each
 
 
 def memory_lines(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> Iterator[str]:
@@ -282,6 +315,11 @@ def _engine_memory_lines(recipe: Recipe, memory: Memory) -> Iterator[str]:
         yield (
             f"while it generates, vLLM takes {share:.0%} of a card for weights and cache, needed or not "
             f"(rollout.vllm.gpu_memory_utilization): {taken}; responses that its cache cannot hold wait"
+        )
+    if memory.checking and not memory.apart and recipe.model.device != "cpu":
+        yield (
+            f"beside it{on} the learner's pass that checks published weights, while the engine is awake: at most "
+            f"{size_text(memory.checking)}"
         )
     if memory.graphs:
         yield (

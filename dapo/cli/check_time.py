@@ -55,7 +55,9 @@ class Work:
     operations: float
 
 
-def step_work(recipe: Recipe, facts: ModelFacts, prompt: float, card: Card | None = None) -> Work:
+def step_work(
+    recipe: Recipe, facts: ModelFacts, prompt: float, card: Card | None = None, memory: Memory | None = None
+) -> Work:
     """Return the bytes that decoding reads and the operations that learning makes in a step.
 
     Args:
@@ -63,38 +65,41 @@ def step_work(recipe: Recipe, facts: ModelFacts, prompt: float, card: Card | Non
         facts: of its model.
         prompt: mean tokens of a prompt.
         card: a GPU whose memory bounds the responses that decode at once; None: nothing does.
+        memory: of the run, which the embedded engine's cache has to fit in.
     """
     rollout, size = recipe.rollout, _bytes(recipe.model.dtype)
     responses, mean = rollout.prompts_per_step * rollout.group_size, MEAN_LENGTH * rollout.max_response_tokens
     filtered = recipe.algorithm.dynamic_sampling.mode == "filter"
     generated, trained = responses * mean / (KEPT if filtered else 1.0), responses * mean
     rows: float = min(sum(slots or _ROWS for slots in engine_slots(recipe)), responses)
-    if card is not None and engine_kind(recipe) == "vllm":
-        rows = max(1.0, min(rows, engine_count(recipe) * _rows_of_cache(recipe, facts, card, prompt + mean / 2)))
+    if card is not None:
+        rows = max(
+            1.0, min(rows, engine_count(recipe) * _rows_of_cache(recipe, facts, card, prompt + mean / 2, memory))
+        )
     untied = not facts.fingerprint.get("tied", True)
-    matrices = facts.parameters - untied * facts.vocabulary * facts.hidden  # a step looks up its embeddings
-    experts, share = experts_of(facts)
-    read = matrices - experts * (1 - share) ** (rows / engine_count(recipe))  # experts that no response is routed to
+    embeddings = untied * facts.vocabulary * facts.hidden  # which a step looks up
+    count, chosen = facts.experts
+    idle = (1 - chosen / count) ** (rows / engine_count(recipe)) if count else 0.0  # an expert for all responses
+    read = facts.parameters - embeddings - facts.expert_parameters * idle
     step = engine_count(recipe) * read * size + rows * (prompt + mean / 2) * facts.layers * facts.key_values * size
     tokens = trained + rollout.prompts_per_step * prompt
-    active = matrices - experts * (1 - share)
-    return Work(generated, trained, generated / rows * step, 2.0 * active * tokens * _passes(recipe))
+    operations = 2.0 * (facts.active - embeddings) * tokens * _passes(recipe)
+    return Work(generated, trained, generated / rows * step, operations)
 
 
-def experts_of(facts: ModelFacts) -> tuple[int, float]:
-    """Return the parameters of all experts and the share of them that computes a token; (0, 1) without experts."""
-    config = facts.config
-    count = next(
-        (config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), 0
-    )
-    chosen = config.get("num_experts_per_tok")
-    if not count or not chosen:
-        return 0, 1.0
-    return sum(math.prod(shape) for name, shape in facts.shapes.items() if ".experts." in name), chosen / count
+def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float, memory: Memory | None) -> float:
+    """Return the responses of ``tokens`` tokens whose keys and values one engine holds on GPUs of this kind.
 
+    The embedded engine reserves each slot at its full length; ``memory`` says what a slot takes. A server: any number.
+    """
+    if engine_kind(recipe) == "embedded" and memory is not None and memory.fixed:
+        from dapo.rollout.slots import MOST_SLOTS
 
-def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float) -> float:
-    """Return the responses of ``tokens`` tokens whose keys and values one vLLM engine holds on GPUs of this kind."""
+        slots = sum(number or MOST_SLOTS for number in engine_slots(recipe)) / engine_count(recipe)
+        room = card.memory / SPARE - (memory.generating - memory.cache)
+        return slots * min(1.0, max(room, 0.0) / memory.cache)
+    if engine_kind(recipe) != "vllm":
+        return math.inf
     vllm, devices = recipe.rollout.vllm, engine_devices(recipe)
     size = _bytes(vllm.dtype or recipe.model.dtype)
     cache = vllm.gpu_memory_utilization * card.memory * devices - facts.parameters * size
@@ -108,17 +113,18 @@ def lockstep_efficiency(recipe: Recipe, facts: ModelFacts, prompt: float) -> flo
 
     Lengths of a minibatch are lognormal around ``MEAN_LENGTH`` of the limit: sigma 0.6 between groups, 0.35 within one.
     """
-    from dapo.learner.balance import attention_share
+    from dapo.learner.balance import attention_of
     from dapo.learner.plan import efficiency, plan_step
     from dapo.metrics.stats import values
     from dapo.types.batch import LearnStep
 
-    if recipe.learner.ranks == 1:
-        return 1.0
     rollout, learner = recipe.rollout, recipe.learner
-    attention = attention_share(facts.layers, facts.hidden, facts.parameters)
+    units = learner.ranks // learner.context_parallel  # ranks that share rows are planned for as one
+    if units == 1:
+        return 1.0
+    attention = attention_of(facts)
     rows = _drawn_rows(learner.minibatch_prompts or rollout.prompts_per_step, recipe, round(prompt))
-    plans = plan_step(LearnStep([rows], [0.0], 0), learner.microbatch_tokens, ranks=learner.ranks, attention=attention)
+    plans = plan_step(LearnStep([rows], [0.0], 0), learner.microbatch_tokens, ranks=units, attention=attention)
     return values(efficiency(plans, attention=attention))["train/lockstep_efficiency"]
 
 
@@ -199,7 +205,7 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
     engines, beside = (devices_of_engines(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
     cards = ranks + engines if beside else max(ranks, engines)
     for card in fitting:
-        generate, learn = step_seconds(step_work(recipe, facts, prompt, card), card)
+        generate, learn = step_seconds(step_work(recipe, facts, prompt, card, memory), card)
         generate, learn = generate / engines, learn / ranks / waiting
         both = max(generate, learn) if overlaps(recipe) else generate + learn
         parts = [f"{generate:.0f} s to generate", f"{learn:.0f} s to learn" + " meanwhile" * overlaps(recipe)]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dapo.types.batch import HasTokens
+from dapo.types.model import ModelFacts
 
 EXTRA_PASSES = 2
 """Passes a rank that are tried beyond the fewest possible."""
@@ -53,9 +54,19 @@ def attention_share(layers: int, width: int, parameters: int) -> float:
     """Return the price of one pair of tokens in attention, in units of one token's matrix products.
 
     A token costs 2 x ``parameters`` operations of matrix products. A pair costs 4 x ``width`` in each layer: a product
-    for the score and one for the value. ``width``: heads x head size.
+    for the score and one for the value.
+
+    Args:
+        layers: of the model.
+        width: heads x head size.
+        parameters: those that compute a token; of experts the chosen ones.
     """
     return 2 * layers * width / parameters
+
+
+def attention_of(facts: ModelFacts) -> float:
+    """Return ``attention_share`` of a model."""
+    return attention_share(facts.layers, facts.queries, facts.active)
 
 
 def price_of(plan: Sequence[Sequence[float]]) -> float:

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from dapo.algorithms.objective import Objective
 from dapo.errors import LearnerError
-from dapo.learner.balance import attention_share
+from dapo.learner.balance import attention_of
 from dapo.learner.checkpoint import CheckpointPart
 from dapo.learner.metrics import TokenRecord
 from dapo.learner.old_logprobs import OldLogprobs
@@ -108,7 +108,7 @@ class Worker:
             microbatch_tokens=self.settings.microbatch_tokens,
             packed=self.loaded.packed,
             zero_advantage_is_free=self.step.objective.zero_advantage_is_free,
-            attention=_attention(self.loaded),
+            attention=attention_of(facts_of(self.loaded)),
             names=tuple(model_tensors(self.loaded.model)),
             notes=self.loaded.notes,
             process=os.getpid(),
@@ -308,11 +308,6 @@ class Worker:
             return checksum(part, dtype) if self.rank == 0 else 0
         first, _ = own_rows(tensor)
         return checksum(part, dtype, first=first * int(np.prod(tensor.shape[1:]))) if self._speaks else 0
-
-
-def _attention(loaded: LoadedModel) -> float:
-    facts = facts_of(loaded)
-    return attention_share(facts.layers, facts.hidden, facts.parameters)
 
 
 # ---------------------------------------------------------------------- one of several

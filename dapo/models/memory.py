@@ -18,6 +18,14 @@ class LayerSizes:
     heads: int  # of queries
     queries: int  # heads x head size
     keys: int  # key-value heads x head size
+    experts: int = 0  # of a layer's feed-forward; 0: it is dense, and ``ffn`` its width
+    chosen: int = 0  # experts that compute a token, each ``ffn`` wide
+    shared: int = 0  # width of what computes every token beside them
+
+    @property
+    def width(self) -> int:
+        """Width of the feed-forward that computes one token."""
+        return self.chosen * self.ffn + self.shared if self.experts else self.ffn
 
 
 def layer_bytes(layer: LayerSizes, size: int) -> int:
@@ -25,11 +33,13 @@ def layer_bytes(layer: LayerSizes, size: int) -> int:
 
     Two norms work in float32 and keep their input, its scale, the normalised input and the output. Attention keeps
     queries, keys, values, its output and a log-sum-exp for each head. The feed-forward keeps gate, activation, up and
-    their product.
+    their product. Each expert of a token also keeps the token on its way in and out, its weight and four indices; the
+    router keeps a float32 number for each expert.
     """
     norms = 2 * (4 * layer.hidden + 2 * size * layer.hidden + 4)
     attention = size * (2 * layer.queries + 2 * layer.keys) + 4 * layer.heads
-    return norms + attention + 4 * size * layer.ffn
+    routed = layer.chosen * (2 * size * layer.hidden + size + 4 * 8) + 4 * layer.experts
+    return norms + attention + 4 * size * layer.width + routed
 
 
 def activation_bytes(layer: LayerSizes, layers: int, tokens: int, size: int, *, checkpointing: bool) -> int:
@@ -42,6 +52,11 @@ def activation_bytes(layer: LayerSizes, layers: int, tokens: int, size: int, *, 
     kept = layers * layer.hidden * size + own if checkpointing else layers * own
     last_norm = layer.hidden * (4 + 2 * size)
     return tokens * (kept + own + last_norm)
+
+
+def forward_bytes(layer: LayerSizes, tokens: int, size: int) -> int:
+    """Return a bound of the bytes of a forward pass without gradients: one layer's tensors, and the last norm."""
+    return tokens * (layer_bytes(layer, size) + layer.hidden * (4 + 2 * size))
 
 
 def head_bytes(rows: int, vocabulary: int, size: int) -> int:

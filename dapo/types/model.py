@@ -46,6 +46,33 @@ class ModelFacts:
         """Numbers in the key-value cache per token and layer."""
         return 2 * self.kv_heads * self.head_size
 
+    @property
+    def queries(self) -> int:
+        """Width of attention: heads x head size."""
+        heads = self.fingerprint.get("num_attention_heads") or max(1, self.hidden // max(self.head_size, 1))
+        return int(heads) * self.head_size
+
+    @property
+    def experts(self) -> tuple[int, int]:
+        """Return the experts of a layer, and how many of them compute a token; (0, 0) for a dense model."""
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        count = next((self.config[name] for name in names if self.config.get(name)), 0)
+        chosen = self.config.get("num_experts_per_tok") or 0
+        return (count, chosen) if count and chosen else (0, 0)
+
+    @property
+    def expert_parameters(self) -> int:
+        """How many numbers the weights of all experts are."""
+        if not self.experts[0]:
+            return 0
+        return sum(math.prod(shape) for name, shape in self.shapes.items() if ".experts." in name)
+
+    @property
+    def active(self) -> int:
+        """How many numbers of the weights compute a token: of the experts those of its share."""
+        count, chosen = self.experts
+        return self.parameters - (self.expert_parameters * (count - chosen) // count if count else 0)
+
 
 def check_fingerprint(saved: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
     """Compare the model that a checkpoint was made of with the loaded one, both as JSON has them.

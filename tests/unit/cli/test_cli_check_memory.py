@@ -17,7 +17,6 @@ from dapo.cli.check_time import (
     SPARE,
     Card,
     Work,
-    experts_of,
     needed_memory,
     step_seconds,
     step_work,
@@ -29,7 +28,7 @@ from dapo.models.load import load_model
 from dapo.models.memory import LayerSizes, activation_bytes, graph_bytes, head_bytes, layer_bytes
 from dapo.models.packing import pack
 from dapo.models.policy import Policy, hidden_states
-from dapo.models.tiny import make_tiny_model
+from dapo.models.tiny import SIGNED_SUM_WORDS, make_tiny_model, make_word_tokenizer
 from dapo.rollout.cache import SlotCache
 from dapo.rollout.pools import CacheShape, Prefilled
 from dapo.types.batch import TokenRow
@@ -345,7 +344,7 @@ def test_recordings_count_where_steps_are_recorded(sections, architecture, count
     facts = facts_with(10**9, fingerprint={"architecture": architecture, "num_attention_heads": 2})
     memory = estimate_memory(recipe, facts, 20)
     assert (memory.graphs > 0) == counted
-    assert memory.generating == memory.engine + memory.cache + memory.graphs + memory.resident
+    assert memory.generating == memory.engine + memory.cache + memory.graphs + memory.resident + memory.checking
     told = "\n".join(memory_lines(recipe, facts, 20))
     assert ("by arithmetic that no card confirmed" in told) == counted
     if counted:  # 512 slots, 64 recordings; asleep while the learner works
@@ -362,8 +361,9 @@ def test_experts_that_a_token_is_not_routed_to_cost_no_learning():
     shapes = {"layers.0.mlp.experts.0.up.weight": (100, 80), "layers.0.attention.weight": (10, 200)}
     config = {"num_experts": 8, "num_experts_per_tok": 2}
     facts = replace(facts_with(10_000), shapes=shapes, config=config)
-    assert experts_of(facts) == (8000, 0.25)
-    assert experts_of(facts_with(10_000)) == (0, 1.0)
+    assert (facts.experts, facts.expert_parameters, facts.active) == ((8, 2), 8000, 4000)
+    dense = facts_with(10_000)
+    assert (dense.experts, dense.expert_parameters, dense.active) == ((0, 0), 0, 10_000)
     recipe = recipe_with(rollout={"engine": "vllm", "slots": 4}, model={"device": "auto"})
     sparse, dense = (step_work(recipe, one, 10.0) for one in (facts, replace(facts, config={})))
     assert sparse.operations / dense.operations == pytest.approx((10_000 - 6000) / 10_000)
@@ -377,3 +377,72 @@ def test_a_cache_bounds_the_responses_that_decode_at_once():
     assert step_work(recipe, facts, 10.0, card) == step_work(recipe, facts, 10.0)  # 1 MiB holds all 8
     long = recipe_with(rollout={"engine": "vllm", "vllm": {"kv_cache_mib": 1}, "max_response_tokens": 16_000})
     assert step_work(long, facts, 10.0, card).decode_bytes > step_work(long, facts, 10.0).decode_bytes
+
+
+def test_the_embedded_engines_slots_are_bounded_by_the_memory_beside_the_learner():
+    """6 GB stay beside the cache of 512 slots, 20 GB: a GPU of 17.6 GB has room for half of it."""
+    facts, card = facts_with(10_000), Card("", 17.6e9, 1.0, 1.0)
+    recipe = recipe_with(rollout={"prompts_per_step": 400}, model={"device": "cuda"})
+    held = Memory(weights=6 * 10**9, gradients=0, optimiser=0, activations=0, head=0, engine=0, cache=20 * 10**9)
+    fixed = replace(held, fixed=True)
+    few = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"slots": 256})})
+    assert step_work(recipe, facts, 10.0, card, fixed) == step_work(few, facts, 10.0)
+    assert step_work(recipe, facts, 10.0, card, replace(fixed, cache=30 * 10**9)).decode_bytes > (
+        step_work(few, facts, 10.0).decode_bytes
+    )
+
+
+MIXTURES = [
+    ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 999}),
+    ("Qwen3Moe", {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 48, "intermediate_size": 999}),
+    ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}),
+    ("Qwen2Moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 999,
+                  "shared_expert_intermediate_size": 96}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "sizes"), MIXTURES, ids=["Qwen3", "Qwen3-wider", "Mixtral", "Qwen2-shared"])
+def test_a_layer_of_experts_keeps_the_bytes_that_autograd_saves(tmp_path, kind, sizes):
+    """One layer more costs what the formula says, but for the norms of queries and keys and a shared expert's gate."""
+    import transformers
+
+    counted = {}
+    for layers in (1, 3):
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=80, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+            eos_token_id=1, max_position_embeddings=512, **sizes, **({"head_dim": 16} if "Qwen3" in kind else {}),
+        )  # fmt: skip
+        folder = tmp_path / str(layers)
+        getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+        make_word_tokenizer(SIGNED_SUM_WORDS).save_pretrained(folder)
+        loaded = load_model(folder, dtype="bfloat16", device="cpu", attention_mode="packed")
+        batch = batch_of(loaded)
+        counted[layers] = saved_bytes(loaded, lambda m=loaded, b=batch: hidden_states(m, b))
+    facts = facts_of(loaded)
+    queries, keys = 64, 32
+    per_token = (counted[3] - counted[1]) / 2 / batch.input_ids.numel()
+    if kind == "Qwen3Moe":
+        per_token -= 6 * (queries + keys) + 4 * (4 + 2)  # two more norms
+    if kind == "Qwen2Moe":
+        per_token -= 2 * 64 + 2
+    assert per_token == pytest.approx(layer_bytes(layer_sizes(facts), 2), rel=0.01)
+    assert facts.active == facts.parameters - facts.expert_parameters * 3 // 4
+
+
+def test_the_pass_that_checks_published_weights_counts_beside_an_engine_that_is_awake():
+    """Four prompts of 1,000 tokens, 16 of each of two engines' answers: two ranks take two groups each."""
+    facts = facts_with(4 * 10**9)
+    sections = {"model": {"dtype": "bfloat16", "device": "cuda"}, "learner": {"ranks": 2, "microbatch_tokens": 10_000}}
+    both = recipe_with(rollout={"engine": "vllm", "engines": 2}, **sections)
+    memory = estimate_memory(both, facts, 1000)
+    layer, tokens = layer_sizes(facts), 2 * (1000 + 2 * 16)
+    gathered = 2 * (2 * (4 * 10**9 - 2 * 50 * 8) // 2)
+    own = tokens * (layer_bytes(layer, 2) + 8 * 8) + head_bytes(2 * 2 * 16, 50, 2)
+    assert memory.checking == pytest.approx(own + gathered, rel=1e-6)
+    assert memory.generating == memory.engine + memory.cache + memory.resident + memory.checking
+    assert any("checks published weights, while the engine is awake" in line for line in memory_lines(both, facts, 10))
+    beside = recipe_with(rollout={"engine": "vllm", "engines": 2, "max_staleness": 2}, **sections)
+    apart = estimate_memory(beside, facts, 1000)
+    assert apart.generating == apart.engine + apart.cache
+    shared = estimate_memory(recipe_with(model={"device": "cuda"}), facts, 1000)
+    assert shared.checking == 0  # the engine computes with the learner's own tensors: no pass compares them
