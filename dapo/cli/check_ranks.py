@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dapo.config import Recipe
-from dapo.config.deployment import engine_count, engine_devices, engine_kind, overlaps
+from dapo.config.deployment import engine_count, engine_devices, engine_kind, is_colocated, overlaps
 from dapo.types.model import ModelFacts
+from dapo.words import counted
 
 if TYPE_CHECKING:  # numpy comes with it
     from dapo.types.batch import Route
@@ -65,11 +66,11 @@ def devices_of_engines(recipe: Recipe) -> int:
 
 
 def engines_apart(recipe: Recipe) -> bool:
-    """Whether engines have devices that no rank has: those that work beside the learner, and on a cluster of several
-    machines those of several devices."""
+    """Return whether engines have devices that no rank has: servers, those that work beside the learner, and on a
+    cluster those that share no places with ranks."""
     elsewhere = overlaps(recipe) or engine_kind(recipe) == "vllm_server"
-    machines = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
-    return elsewhere or (machines and engine_devices(recipe) > 1)
+    cluster = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
+    return elsewhere or (cluster and not is_colocated(recipe))
 
 
 def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]:
@@ -104,8 +105,8 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
     yield f"through /dev/shm of one machine ({MEMORY[0] / 1e9:g} GB/s in, {MEMORY[1] / 1e9:g} out): {local:,.1f} s"
     if _several_machines(recipe):
         yield (
-            f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {seconds:,.1f} s, since every "
-            "engine reads it over the same network"
+            f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {seconds:,.1f} s, since "
+            f"{counted(_readers(recipe), 'machine')} read it over the same network"
         )
 
 
@@ -116,7 +117,7 @@ def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
     count, deployment = facts.parameters * size, deployment_of(recipe)
     match deployment.route:
         case "folder" if _several_machines(recipe):
-            return count / DISK[0] + count * deployment.engines / DISK[1]
+            return count / DISK[0] + count * _readers(recipe) / DISK[1]
         case "folder":
             return count / MEMORY[0] + count / MEMORY[1]
         case "broadcast":
@@ -126,6 +127,15 @@ def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
         case "object_store":
             return count / shards(recipe) / STORE[0] + count / STORE[1]
     return 0.0
+
+
+def _readers(recipe: Recipe) -> int:
+    """Return the machines that read a set of weights: engines of one machine read it from its memory once it is there.
+
+    Where nobody says how many machines there are, each engine counts as one.
+    """
+    machines = recipe.slurm.nodes if recipe.slurm.nodes > 1 else recipe.cluster.nodes or engine_count(recipe)
+    return min(machines, engine_count(recipe))
 
 
 def _several_machines(recipe: Recipe) -> bool:

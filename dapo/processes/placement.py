@@ -18,7 +18,8 @@ class Place:
 
     bundle: int
     cpus: float
-    gpus: float
+    gpus: float  # that it asks for
+    shared: tuple[int, ...] = ()  # devices of the bundle, by their order there, that it is told of and does not ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,9 @@ def plan_places(
         engines: names of its engines.
         cpus: processors of a bundle.
         rank_gpus: devices of a rank, 0 or 1.
-        engine_gpus: devices of an engine; 0 or 1 with ``colocate``.
-        colocate: rank n and engine n share bundle n, as they work in turns; else each host has its own.
+        engine_gpus: devices of an engine.
+        colocate: ranks and engines share bundles, as they work in turns: as many ranks as an engine has devices, in
+            their order, and one engine. Else each host has its own.
     """
     places: dict[str, Place] = {}
     if not colocate:
@@ -139,6 +141,8 @@ def plan_places(
         for number, name in enumerate([*ranks, *engines]):
             places[name] = Place(number, cpus, bundles[number].gpus)
         return Plan(tuple(bundles), places)
+    if engine_gpus > 1:
+        return _wide_places(ranks, engines, cpus, engine_gpus)
     both = min(len(ranks), len(engines))
     for names, gpus in ((ranks, rank_gpus), (engines, engine_gpus)):
         for number, name in enumerate(names):
@@ -146,6 +150,19 @@ def plan_places(
             places[name] = Place(number, cpus * share, gpus * share)
     count, gpus = max(len(ranks), len(engines)), max(rank_gpus, engine_gpus)
     return Plan((Bundle(cpus, gpus),) * count, places)
+
+
+def _wide_places(ranks: Sequence[str], engines: Sequence[str], cpus: float, width: int) -> Plan:
+    """Bundles of ``width`` devices each. Nobody asks for a part of one: two halves could be of the same device."""
+    count = max(-(-len(ranks) // width), len(engines))
+    places = {
+        name: Place(n // width, cpus * (_SHARE if n // width < len(engines) else 1.0), 0, (n % width,))
+        for n, name in enumerate(ranks)
+    }
+    for n, name in enumerate(engines):
+        beside = min(width, max(0, len(ranks) - n * width))
+        places[name] = Place(n, cpus * (width - beside * _SHARE), 0, tuple(range(width)))
+    return Plan((Bundle(cpus * width, width),) * count, places)
 
 
 def misfit(plan: Plan, nodes: Sequence[Node]) -> str:

@@ -67,6 +67,7 @@ class RayCluster:
     def __init__(self, address: str | OwnCluster) -> None:
         self._group: Any = None
         self.plan = Plan((), {})
+        self._devices: Mapping[int, Sequence[str]] = {}
         self._transports: list[RayTransport] = []
         self._closing = contextlib.ExitStack()
         named, folder = (address, None) if isinstance(address, str) else (address.address, address.folder)
@@ -132,6 +133,7 @@ class RayCluster:
             raise
         machines = placement_group_table(self._group)["bundles_to_node_id"]
         self.plan = plan.granted([machines[number] for number in range(len(bundles))])
+        self._devices = _devices_of(self.plan, self._group)
 
     def _check_size(self, plan: Plan) -> None:
         if why := misfit(plan, self.nodes()):
@@ -139,7 +141,7 @@ class RayCluster:
 
     def transport(self, output: Path | None) -> RayTransport:
         """For hosts in the places of the plan; what they print goes to files of the folder ``output``."""
-        transport = RayTransport(self.plan.places, self._group, output)
+        transport = RayTransport(self.plan.places, self._group, output, self._devices)
         self.lost.add_done_callback(lambda lost: transport.lose(lost_said(lost.result())))
         self._transports.append(transport)
         return transport
@@ -259,11 +261,18 @@ class RayTransport(PackedTransport[RayHost]):
         places: of hosts, by their names; any other host may be anywhere and takes nothing.
         group: the placement group of those places.
         output: folder for what hosts print, on a file system that their machines share; None: it is dropped.
+        devices: names of a bundle's devices on its machine, by the bundle's number, where hosts share several.
     """
 
-    def __init__(self, places: Mapping[str, Place], group: Any, output: Path | None = None) -> None:
+    def __init__(
+        self,
+        places: Mapping[str, Place],
+        group: Any,
+        output: Path | None = None,
+        devices: Mapping[int, Sequence[str]] | None = None,
+    ) -> None:
         super().__init__()
-        self._places, self._group = places, group
+        self._places, self._group, self._devices = places, group, devices or {}
         self._output = None if output is None else str(output.absolute())
         self._lost = ""  # how the cluster was
 
@@ -283,7 +292,7 @@ class RayTransport(PackedTransport[RayHost]):
             ClusterError: the cluster is lost.
         """
         place = self._places.get(spec.name, _FREE)
-        order = order_of(spec, sees_devices=bool(place.gpus), output=self._output)
+        order = order_of(spec, devices=self._visible(place), output=self._output)
         host = RayHost(order, place, self._group, self._told)
         with self._told:
             if self._lost:
@@ -291,6 +300,10 @@ class RayTransport(PackedTransport[RayHost]):
             self._hosts.append(host)
         host.line.start()
         return host
+
+    def _visible(self, place: Place) -> str | None:
+        """Return the devices that a host may see: Ray's choice, some of its bundle's, or none of its machine's."""
+        return None if place.gpus else ",".join(self._devices[place.bundle][number] for number in place.shared)
 
     def has_place(self, host: RayHost) -> bool:
         """Whether Ray has made its actor."""
@@ -336,6 +349,31 @@ class RayTransport(PackedTransport[RayHost]):
         for host in mine:
             host.reap(0.0 if self._lost else _PATIENCE)  # whoever asks a head that is gone is not waited for
             self._hosts.remove(host)
+
+
+def _devices_of(plan: Plan, group: Any) -> dict[int, list[str]]:
+    """Return the names of each bundle's devices on its machine, where hosts share several of them.
+
+    A task that takes all of a bundle's devices asks Ray: hosts cannot, as those that share ask for none.
+    """
+    shared = sorted({place.bundle for place in plan.places.values() if place.shared})
+    asked = [
+        ray.remote(_own_devices)
+        .options(
+            num_cpus=0,
+            num_gpus=plan.bundles[number].gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+            runtime_env={"env_vars": passed_on()},
+        )
+        .remote()
+        for number in shared
+    ]
+    return dict(zip(shared, ray.get(asked), strict=True))
+
+
+def _own_devices() -> list[str]:
+    """Return the names of the devices that Ray gave to this task."""
+    return [str(device) for device in ray.get_gpu_ids()]
 
 
 def check_left() -> None:

@@ -53,11 +53,17 @@ class Order:
     output: str | None  # folder for what the host prints; its parent, the run's folder, has to be there
 
 
-def order_of(spec: HostSpec, *, sees_devices: bool, output: str | None) -> Order:
-    """The order of a host. What cannot travel is refused here."""
+def order_of(spec: HostSpec, *, devices: str | None, output: str | None) -> Order:
+    """Return the order of a host. What cannot travel is refused here.
+
+    Args:
+        spec: of the host.
+        devices: of its machine that it may see, as ``CUDA_VISIBLE_DEVICES`` has them; None: those that Ray gives it.
+        output: folder for what it prints.
+    """
     environment = {"PYTHONPATH": os.pathsep.join(own_paths()), **spec.environment}
-    if not sees_devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # those of the machine are others'
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
     return Order(spec.name, packed((spec.make, spec.args)), environment, str(Path.cwd()), output)
 
 

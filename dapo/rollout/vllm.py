@@ -28,7 +28,7 @@ from torch import Tensor
 from dapo.config.schema import Vllm
 from dapo.errors import EngineError
 from dapo.links import install
-from dapo.models.weights import check_named, tensors_of, write_weights
+from dapo.models.weights import check_named, read_shapes, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
 from dapo.rollout.vllm_made import VllmResponse, name_of
@@ -42,6 +42,8 @@ from dapo.types.model import ModelFacts
 from dapo.types.seeds import generator_seed
 
 _DEFAULT_SLOTS = 256
+_FILES = ("folder", "object_store")
+"""Routes whose tickets lead to files that other processes of this machine can read."""
 
 _living: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 
@@ -184,11 +186,16 @@ class VllmEngine:
             )
         self._check_usable()
         check_named(ticket, self._parameters)
-        incoming = tensors_of(ticket, self._device)
+        files = Path(ticket.address) if self._many_workers and ticket.route in _FILES else None
+        incoming = iter(()) if files is not None else tensors_of(ticket, self._device)
+        shapes = {} if files is None else read_shapes(files)  # before anything is touched
         with self._losing("taking new weights"):
             if self._asleep:
                 self._engine.wake_up(["weights"])
-            self._take(ticket, incoming)
+            if files is not None:
+                self._read(ticket, files, shapes)
+            else:
+                self._take(ticket, incoming)
             if self._asleep:
                 self._engine.wake_up(["kv_cache"])
                 self._asleep = False
@@ -212,7 +219,16 @@ class VllmEngine:
                 self._engine.collective_rpc("load_published", kwargs={"weights_path": folder})
         else:
             self._engine.collective_rpc("load_published", kwargs={"tensors": tensors()})
-        if left := sorted(set(ticket.names) - came.keys()):
+        self._check_taken(ticket)
+
+    def _read(self, ticket: Ticket, folder: Path, shapes: dict[str, list[int]]) -> None:
+        """Let each worker map the published files, and copy its own part of every tensor."""
+        self._shapes = shapes
+        self._engine.collective_rpc("load_published", kwargs={"weights_path": str(folder)})
+        self._check_taken(ticket)
+
+    def _check_taken(self, ticket: Ticket) -> None:
+        if left := sorted(set(ticket.names) - self._shapes.keys()):
             raise EngineError(f"vLLM took none of {len(left)} tensors that were published ({', '.join(left[:3])})")
 
     def checksums(self) -> Mapping[str, TensorSum] | None:

@@ -59,7 +59,7 @@ class Deployment:
     lockstep: bool  # engines of a pool take turns of equal length, so that a run repeats its digits
     staleness: int  # versions of weights that generation may be behind; 0: learner and engines take turns
     engine_devices: int  # devices that one engine uses, if the machine has devices
-    colocated: bool = False  # rank n and engine n share a place on a Ray cluster
+    colocated: bool = False  # ranks and engines share places on a Ray cluster
     turn_steps: int = 0  # decode steps of a turn of a pool
     overlap_turns: int | None = None  # turns of generation beside a learning step; None: until that step ends
     urls: tuple[str, ...] = ()  # of servers
@@ -137,7 +137,9 @@ class Deployment:
         if self.engine_devices > 1:
             lines.append(f"devices: {self.engine_devices} for each engine")
         if self.colocated:
-            lines.append("devices: rank n and engine n share one")
+            width = self.engine_devices
+            shared = "rank n and engine n share one" if width == 1 else f"{width} ranks and an engine share {width}"
+            lines.append(f"devices: {shared}")
         return lines
 
 

@@ -189,8 +189,16 @@ def describe_plan(plan: Plan) -> str:
     """``2 bundles of 1 CPU: rank-0 and engine-0 share one, ...``, in few words."""
     kinds = {bundle: plan.bundles.count(bundle) for bundle in plan.bundles}
     bundles = " and ".join(f"{count} of {bundle}" for bundle, count in kinds.items())
-    shared = len(plan.places) - len(plan.bundles)
-    turns = f"; {shared} of them for a rank and an engine in turns" if shared else ""
+    kinds_in: dict[int, set[str]] = {}
+    for name, place in plan.places.items():
+        kinds_in.setdefault(place.bundle, set()).add(name.partition("-")[0])
+    shared = sum(len(inside) > 1 for inside in kinds_in.values())
+    whose = (
+        "ranks and an engine"
+        if any(len(place.shared) > 1 for place in plan.places.values())
+        else "a rank and an engine"
+    )
+    turns = f"; {shared} of them for {whose} in turns" if shared else ""
     return (
         f"{len(plan.places)} hosts in {len(plan.bundles)} bundles, {amounts(plan.cpus, plan.gpus)} ({bundles}{turns})"
     )

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from desk import Desk
 from number_engine import GATE, NumberEngine, sums, ticket, token
 from pool_runs import OVER, train
 from ray_machines import CPUS, join
@@ -66,6 +67,26 @@ def cluster(head, machine):
     made = RayCluster(head.address)
     yield made
     made.close()
+
+
+def test_ranks_and_engines_of_several_devices_see_those_of_their_bundle(head, tmp_path):
+    """Four devices that Ray is told of: each is one rank's, and one of two that an engine sees."""
+    from dapo.processes.ray import RayCluster
+
+    ranks, engines = [f"rank-{n}" for n in range(3)], ["engine-0", "engine-1"]
+    plan = plan_places(ranks, engines, cpus=1.0, rank_gpus=1, engine_gpus=2, colocate=True)
+    assert plan.gpus == 4
+    with closing(join(head.address, cpus=4, gpus=4)), closing(RayCluster(head.address)) as cluster:
+        cluster.place(plan, 600.0)
+        transport = cluster.transport(tmp_path / "output")
+        hosts = {name: transport.start(HostSpec(name, Desk)) for name in [*engines, *ranks, "elsewhere"]}
+        asked = {name: transport.call(host, "variable", "CUDA_VISIBLE_DEVICES") for name, host in hosts.items()}
+        seen = {name: transport.get(call) for name, call in asked.items()}
+        transport.close()
+    assert seen.pop("elsewhere") == ""
+    assert seen["engine-0"] == f"{seen['rank-0']},{seen['rank-1']}"
+    assert seen["engine-1"].split(",")[0] == seen["rank-2"]
+    assert sorted(f"{seen['engine-0']},{seen['engine-1']}".split(",")) == ["0", "1", "2", "3"]
 
 
 @pytest.fixture

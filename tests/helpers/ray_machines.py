@@ -43,10 +43,11 @@ class Machine:
         self.said.close()
 
 
-def join(address: str) -> Machine:
+def join(address: str, cpus: int = CPUS, gpus: int = 0) -> Machine:
     """A further machine of the cluster at ``address``, once it is one. Ray gives up on its own raylet after half a
-    minute, which is too little on a busy machine: it is then asked again."""
-    command = ["start", f"--address={address}", f"--num-cpus={CPUS}", "--block", "--disable-usage-stats"]
+    minute, which is too little on a busy machine: it is then asked again. Ray believes the numbers that it is told."""
+    command = ["start", f"--address={address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+    command += ["--block", "--disable-usage-stats"]
     while True:
         reading, writing = os.pipe()
         guarded = GuardedProcess(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from vllm_parts import Published, drain, perturbed, request, start, true_logprobs
@@ -121,6 +123,38 @@ def test_two_workers_share_the_model_and_take_weights_through_a_folder(plain):
                 np.testing.assert_allclose(
                     event.logprobs, true_logprobs(plain, PROMPT, event.token_ids, 0.7), atol=5e-5
                 )
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "workers", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(300)])], ids=["stand-in", "two"]
+)
+def test_workers_read_published_files_themselves(plain, tmp_path, monkeypatch, workers):
+    """No second set of files is written. The parts of ranks are joined; what lacks one is refused before a touch."""
+    engine = start(plain, tensor_parallel_size=workers)
+    engine._many_workers = True
+
+    def written(*_):
+        raise AssertionError("the weights were written once more")
+
+    monkeypatch.setattr("dapo.rollout.vllm.write_weights", written)
+    try:
+        for version in (1, 2):
+            perturbed(plain, seed=version)
+            engine.load(Published(plain.model).ticket(version, tmp_path))
+            assert engine._shapes.keys() == {name for name, _ in Published(plain.model).named_tensors()}
+            engine.submit([request((version, i), PROMPT, seed=i) for i in range(4)])
+            for event in drain(engine).values():
+                np.testing.assert_allclose(
+                    event.logprobs, true_logprobs(plain, PROMPT, event.token_ids, 0.7), atol=5e-5
+                )
+        ticket = Published(plain.model).ticket(3, tmp_path)
+        (file,) = Path(ticket.address).iterdir()
+        file.rename(file.with_name("rank-00000-of-00002.safetensors"))
+        with pytest.raises(FileNotFoundError, match="rank-00001-of-00002"):
+            engine.load(ticket)
+        assert engine.version == 2
     finally:
         engine.close()
 

@@ -25,8 +25,8 @@ class Cluster(Section, resume="free"):
     gpus_per_node: Annotated[int, Field(ge=0, le=1024)] | None = None
     """With ``launch.backend: ray``: devices that each of its machines must have. Null: as many as there are."""
     colocate: bool | None = None
-    """With ``launch.backend: ray``: rank n and engine n share processors and device, since they work in turns. Null:
-    unless ``rollout.max_staleness`` lets them work at the same time, or an engine takes several devices."""
+    """With ``launch.backend: ray``: an engine shares processors and devices with as many ranks as it has devices, since
+    they work in turns. Null: unless ``rollout.max_staleness`` lets them work at the same time."""
     cpus_per_host: Annotated[float, Field(gt=0, le=1024)] | None = None
     """With ``launch.backend: ray``: CPUs that a rank or an engine asks the cluster for (a rank and an engine that
     share: together). Null: ``run.threads``. Less than 1 lets several of them share a core."""

@@ -59,7 +59,7 @@ def test_on_a_ray_cluster_also_a_single_engine_lives_elsewhere():
         ([], True),
         (["rollout.max_staleness=2"], False),
         (["cluster.colocate=false"], False),
-        ([*VLLM, "rollout.vllm.tensor_parallel_size=2"], False),
+        ([*VLLM, "rollout.vllm.tensor_parallel_size=2"], True),
         ([*VLLM], True),
     ],
 )
@@ -131,10 +131,6 @@ def test_lockstep_is_for_engines_that_repeat_themselves(overrides, lockstep):
         (["launch.backend=ray", "rollout.engine=vllm_server", TWO], ["launch.backend", "nothing", "learner.ranks"]),
         (["launch.backend=ray", "cluster.address=ray://a:10001"], ["cluster.address", "HOST:PORT"]),
         (["launch.backend=ray", "cluster.colocate=true", "rollout.max_staleness=2"], ["cluster.colocate", "same time"]),
-        (
-            ["launch.backend=ray", *VLLM, "rollout.vllm.tensor_parallel_size=2", "cluster.colocate=true"],
-            ["cluster.colocate", "tensor_parallel_size"],
-        ),
         (["cluster.cpus_per_host=0"], ["cluster.cpus_per_host", "> 0"]),
         (["rollout.engines=2", "rollout.slots=[4,4,4]"], ["rollout.slots", "3 numbers for 2 engines"]),
         (["rollout.engines=2", "rollout.slots=[4,0]"], ["rollout.slots", "from 1 to 65,536"]),
@@ -156,6 +152,7 @@ def test_what_does_not_go_together_is_refused(overrides, words):
 RANKS = ("learner.ranks=2", "rollout.engines=2")
 BESIDE = ("rollout.engine=vllm", "rollout.max_staleness=2")
 ON_RAY = ("launch.backend=ray", *RANKS)
+WIDE = ("rollout.engine=vllm", "rollout.vllm.tensor_parallel_size=2")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +187,8 @@ def test_a_route_that_leads_to_the_engines(route, over):
         ("object_store", ("rollout.engine=vllm_server", TWO, "learner.ranks=2"), "a vLLM server reads new weights"),
         ("ipc", (*RANKS, "model.device=cpu"), "memory of a CUDA device is lent"),
         ("ipc", (*ON_RAY, "cluster.colocate=false"), "have to share a device"),
+        ("ipc", (*RANKS, *WIDE), "would gather on one of the engine's devices"),
+        ("broadcast", (*RANKS, *WIDE), "would gather on one of the engine's devices"),
     ],
 )
 def test_a_route_that_leads_nowhere_is_refused(route, over, why):

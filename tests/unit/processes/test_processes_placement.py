@@ -37,6 +37,40 @@ def test_apart_each_has_its_own():
     ]
 
 
+def test_as_many_ranks_as_an_engine_has_devices_share_its_bundle():
+    """Three engines of two devices, five ranks: the third bundle has one rank. Nobody asks for a part of a device."""
+    ranks, engines = [f"rank-{n}" for n in range(5)], ["engine-0", "engine-1", "engine-2"]
+    plan = plan_places(ranks, engines, cpus=4.0, rank_gpus=1, engine_gpus=2, colocate=True)
+    assert plan.bundles == (Bundle(8.0, 2),) * 3
+    assert plan.places == {
+        "rank-0": Place(0, 2.0, 0, (0,)),
+        "rank-1": Place(0, 2.0, 0, (1,)),
+        "rank-2": Place(1, 2.0, 0, (0,)),
+        "rank-3": Place(1, 2.0, 0, (1,)),
+        "rank-4": Place(2, 2.0, 0, (0,)),
+        "engine-0": Place(0, 4.0, 0, (0, 1)),
+        "engine-1": Place(1, 4.0, 0, (0, 1)),
+        "engine-2": Place(2, 6.0, 0, (0, 1)),
+    }
+    more = plan_places(ranks, engines[:1], cpus=1.0, rank_gpus=1, engine_gpus=4, colocate=True)
+    assert more.bundles == (Bundle(4.0, 4),) * 2
+    assert more.places["rank-4"] == Place(1, 1.0, 0, (0,))
+
+
+@given(st.integers(0, 9), st.integers(0, 4), st.integers(2, 4))
+def test_devices_of_a_shared_bundle_have_one_rank_and_one_engine_at_most(ranks, engines, width):
+    names = [f"r{n}" for n in range(ranks)], [f"e{n}" for n in range(engines)]
+    plan = plan_places(*names, cpus=3.0, rank_gpus=1, engine_gpus=width, colocate=True)
+    assert plan.gpus >= max(ranks, engines * width)
+    assert plan.gpus - max(ranks, engines * width) < width
+    for kind in "re":
+        taken = [(one.bundle, device) for name, one in plan.places.items() if name[0] == kind for device in one.shared]
+        assert len(taken) == len(set(taken)) == (ranks if kind == "r" else engines * width)
+    for number, bundle in enumerate(plan.bundles):
+        assert sum(place.cpus for place in plan.places.values() if place.bundle == number) <= bundle.cpus
+        assert all(device < bundle.gpus for p in plan.places.values() if p.bundle == number for device in p.shared)
+
+
 @pytest.mark.parametrize("colocate", [True, False])
 @pytest.mark.parametrize(("ranks", "engines"), [(0, 1), (2, 0), (3, 3), (1, 4), (4, 1)])
 def test_no_bundle_is_given_out_twice(ranks, engines, colocate):

@@ -83,10 +83,16 @@ def test_beside_each_other_a_single_learner_has_a_place_too():
     assert names(plan_of(recipe(), cuda=False)) == {"engine-0": 0}
 
 
-def test_an_engine_of_several_devices_has_a_bundle_with_all_of_them():
-    wide = recipe("learner.ranks=4", "rollout.engine=vllm", "rollout.engines=2", "rollout.vllm.tensor_parallel_size=2")
-    assert plan_of(wide, cuda=True).bundles == (Bundle(1.0, 1),) * 4 + (Bundle(1.0, 2),) * 2
+def test_an_engine_of_several_devices_shares_a_bundle_with_as_many_ranks():
+    own = ("learner.ranks=4", "rollout.engine=vllm", "rollout.engines=2", "rollout.vllm.tensor_parallel_size=2")
+    wide = recipe(*own)
+    plan = plan_of(wide, cuda=True)
+    assert plan.bundles == (Bundle(2.0, 2),) * 2
+    assert names(plan) == {"rank-0": 0, "rank-1": 0, "rank-2": 1, "rank-3": 1, "engine-0": 0, "engine-1": 1}
+    assert describe_plan(plan).endswith("2 of them for ranks and an engine in turns)")
     assert plan_of(wide, cuda=False).gpus == 0
+    apart = recipe(*own, "cluster.colocate=false")
+    assert plan_of(apart, cuda=True).bundles == (Bundle(1.0, 1),) * 4 + (Bundle(1.0, 2),) * 2
 
 
 @pytest.mark.parametrize(
