@@ -19,6 +19,7 @@ WATCH_PARENT = "DAPO_WATCH_PARENT"
 """Environment variable: the guard asks a process to end with its parent, since the kernel does not see to it."""
 NO_MPS = "it has no float64, which the checks at loading and adapters need, and nothing was run on one; set it to cpu"
 """Why `model.device: mps` is refused."""
+_DEVICES = Path("/dev")
 _SHARED_MEMORY = Path("/dev/shm")
 _MEMORY_FACTS = Path("/proc/meminfo")
 _LOOK = 1.0  # seconds between two looks at the parent where nothing reports its end
@@ -28,6 +29,18 @@ def core_count() -> int:
     """Return the number of cores that this process may use; without affinity, the number of cores."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return (len(affinity(0)) if affinity else os.cpu_count()) or 1
+
+
+def gpu_count() -> int:
+    """Return the number of NVIDIA GPUs that this process may use, without asking CUDA for them.
+
+    ``CUDA_VISIBLE_DEVICES`` counts up to its first -1, as CUDA reads it; without it the devices of the system count.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return sum(path.name.removeprefix("nvidia").isdecimal() for path in _DEVICES.glob("nvidia[0-9]*"))
+    names = [name.strip() for name in named.split(",")]
+    return next((n for n, name in enumerate(names) if name in ("", "-1")), len(names))
 
 
 def memory_of(process: int) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.cli.check_ranks import devices_of_engines, engines_apart, gathered_numbers, shards
 from dapo.config import Recipe
-from dapo.config.deployment import engine_count, engine_kind, engine_slots, is_pool, overlaps
+from dapo.config.deployment import engine_count, engine_kind, engine_slots, is_pool, keeps_8_bits, overlaps
 from dapo.models.memory import LayerSizes, activation_bytes, forward_bytes, graph_bytes, head_bytes
 from dapo.types.model import ModelFacts
 
@@ -108,7 +108,7 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
     fused = embedded * (not layer.experts) * facts.layers * layer.hidden * rows * size
     copied, fused = engines * copies * n * engine_size, engines * fused
     longest = longest_prompt + recipe.rollout.max_response_tokens
-    cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, engine_size, fixed=embedded and on_card)
+    cache = 0 if elsewhere else _cache_bytes(recipe, facts, longest, key_value_size(recipe), fixed=embedded and on_card)
     # On a card vLLM hands all back while the learner works, the embedded engine its cache; working beside it, neither.
     asleep = on_card and not overlaps(recipe) and (embedded or (own and recipe.rollout.vllm.sleep))
     graphs = _graph_bytes(recipe, facts, longest) if embedded and on_card else 0
@@ -130,6 +130,16 @@ def estimate_memory(recipe: Recipe, facts: ModelFacts, longest_prompt: int) -> M
         checking=_checking_bytes(recipe, facts, longest_prompt) if copies else 0,
     )
     return whole if recipe.learner.ranks == 1 else _of_a_rank(whole, recipe, facts)
+
+
+def key_value_size(recipe: Recipe) -> int:
+    """Return the bytes of a number of the engine's key-value cache."""
+    from dapo.run.held import BYTES
+
+    vllm = recipe.rollout.vllm
+    if engine_kind(recipe) != "vllm":
+        return BYTES[recipe.model.dtype]
+    return 1 if keeps_8_bits(recipe) else BYTES[vllm.dtype or recipe.model.dtype]
 
 
 def _cache_bytes(recipe: Recipe, facts: ModelFacts, longest: int, size: int, *, fixed: bool) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dapo.cli.check_memory import LARGE, Memory, size_text
+from dapo.cli.check_memory import LARGE, Memory, key_value_size, size_text
 from dapo.cli.check_ranks import devices_of_engines, engines_apart, publish_seconds
 from dapo.config import Recipe
 from dapo.config.checks import ratio_against
@@ -81,7 +81,8 @@ def step_work(
     count, chosen = facts.experts
     idle = (1 - chosen / count) ** (rows / engine_count(recipe)) if count else 0.0  # an expert for all responses
     read = facts.parameters - embeddings - facts.expert_parameters * idle
-    step = engine_count(recipe) * read * size + rows * (prompt + mean / 2) * facts.layers * facts.key_values * size
+    cached = (prompt + mean / 2) * facts.layers * facts.key_values * key_value_size(recipe)
+    step = engine_count(recipe) * read * size + rows * cached
     tokens = trained + rollout.prompts_per_step * prompt
     operations = 2.0 * (facts.active - embeddings) * tokens * _passes(recipe)
     return Work(generated, trained, generated / rows * step, operations)
@@ -105,7 +106,7 @@ def _rows_of_cache(recipe: Recipe, facts: ModelFacts, card: Card, tokens: float,
     cache = vllm.gpu_memory_utilization * card.memory * devices - facts.parameters * size
     if vllm.kv_cache_mib is not None:
         cache = vllm.kv_cache_mib * 1024**2
-    return max(cache, 0.0) / (tokens * facts.layers * facts.key_values * size)
+    return max(cache, 0.0) / (tokens * facts.layers * facts.key_values * key_value_size(recipe))
 
 
 def lockstep_efficiency(recipe: Recipe, facts: ModelFacts, prompt: float) -> float:
@@ -181,6 +182,16 @@ def needed_memory(memory: Memory) -> float:
     return max(memory.learning, least) * SPARE
 
 
+def holds(recipe: Recipe, memory: Memory, card: Card) -> bool:
+    """Return whether a card holds the run: also beside the share of it that vLLM takes while it generates."""
+    if needed_memory(memory) > card.memory:
+        return False
+    vllm = recipe.rollout.vllm
+    if engine_kind(recipe) != "vllm" or memory.apart or vllm.kv_cache_mib is not None:
+        return True
+    return vllm.gpu_memory_utilization * card.memory + memory.resident + memory.checking <= card.memory
+
+
 def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float) -> Iterator[str]:
     """Tokens of a step and hours of the run on each known card that holds it; nothing for small models and CPUs.
 
@@ -200,7 +211,7 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
         "`dapo check --try 4` measures on your card"
     )
     yield f"a step: about {work.generated:,.0f} tokens generated, {work.trained:,.0f} trained on"
-    fitting = [card for card in CARDS if card.memory >= needed_memory(memory)]
+    fitting = [card for card in CARDS if holds(recipe, memory, card)]
     ranks = recipe.learner.ranks
     engines, beside = (devices_of_engines(recipe), engines_apart(recipe)) if ranks > 1 else (1, False)
     cards = ranks + engines if beside else max(ranks, engines)

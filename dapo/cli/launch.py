@@ -93,13 +93,13 @@ def _check_secrets(loaded: LoadedRecipe, overrides: Sequence[str]) -> None:
 
 def _over_machines(recipe: Recipe) -> list[str]:
     """What the machines of a job mean for the run in it."""
-    from dapo.config.check_slurm import gpus_per_node
+    from dapo.config.check_slurm import gpus_per_option
 
     slurm, cluster = recipe.slurm, recipe.cluster
     if slurm.nodes == 1:  # of a run that had more
         return ["cluster.nodes=1"] if cluster.nodes is not None and cluster.nodes > 1 else []
     wanted = ["launch.backend=ray", f"cluster.nodes={slurm.nodes}"]
-    return [*wanted, f"cluster.gpus_per_node={gpus}"] if (gpus := gpus_per_node(slurm)) else wanted
+    return [*wanted, f"cluster.gpus_per_node={gpus}"] if (gpus := gpus_per_option(slurm.options)) else wanted
 
 
 def _job(recipe: Recipe, run: Path, said: str, *, resume: bool = False, overrides: Sequence[str] = ()) -> Job:
@@ -191,9 +191,9 @@ def _kept(folder: Path, text: str) -> str:
 
 
 def _machine(recipe: Recipe) -> str:
-    from dapo.config.check_slurm import gpus_per_node
+    from dapo.config.check_slurm import gpus_per_option
 
-    gpus, cores = gpus_per_node(recipe.slurm), recipe.slurm.options.get("cpus-per-task")
+    gpus, cores = gpus_per_option(recipe.slurm.options), recipe.slurm.options.get("cpus-per-task")
     has = [f"{gpus} GPUs"] * bool(gpus)
     has += [f"{cores} cores"] * bool(cores)
     return f"machine with {' and '.join(has)}" if has else "machine"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dapo.config.problems import Problem
-from dapo.config.schema import Recipe, Slurm
+from dapo.config.schema import Recipe
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
 _PLAIN = re.compile(r" *[\w@%+=:,./-][\w@%+=:,./#^~-]*( +[\w@%+=:,./-][\w@%+=:,./#^~-]*)* *")
@@ -29,9 +30,9 @@ _OURS = {
 """Options that the script has itself, and the setting that decides each; None: the script needs its own value."""
 
 
-def gpus_per_node(slurm: Slurm) -> int:
+def gpus_per_option(options: Mapping[str, Any]) -> int:
     """Return the number in the option ``gpus-per-node``, such as 8 in ``h100:8``; 0: none is asked for."""
-    number = str(slurm.options.get("gpus-per-node", "")).rpartition(":")[2]
+    number = str(options.get("gpus-per-node", "")).rpartition(":")[2]
     return int(number) if number.isdecimal() else 0
 
 

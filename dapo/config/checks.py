@@ -17,7 +17,8 @@ from dapo.config.check_programs import check_programs
 from dapo.config.check_sft import check_sft
 from dapo.config.check_slurm import check_slurm
 from dapo.config.check_stopping import check_stopping
-from dapo.config.deployment import check_pool, check_ranks, check_transfer, engine_kind
+from dapo.config.counts import check_gpus
+from dapo.config.deployment import check_pool, check_ranks, check_transfer, engine_kind, keeps_8_bits
 from dapo.config.problems import Problem
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Recipe
@@ -238,6 +239,7 @@ _OF_THE_ENGINE = {
     "max_model_len": "data.max_prompt_tokens and rollout.max_response_tokens",
     "gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
     "kv_cache_memory_bytes": "rollout.vllm.kv_cache_mib",
+    "kv_cache_dtype": "rollout.vllm.kv_cache_dtype",
     "tensor_parallel_size": "rollout.vllm.tensor_parallel_size",
     "enforce_eager": "rollout.vllm.enforce_eager",
     "enable_sleep_mode": "rollout.vllm.sleep",
@@ -271,6 +273,7 @@ def _engine(r: Recipe) -> Iterator[Problem]:
     elif rollout.embedded.cuda_graphs and r.model.device == "cpu":
         move = "asks for CUDA graphs, and model.device is cpu; take it out, and a card gets them anyway"
         yield Problem("rollout.embedded.cuda_graphs", move, True)
+    yield from _eight_bits(r)
     if kind in ("vllm", "vllm_server"):
         for path, value in (
             ("rollout.temperature", rollout.temperature),
@@ -291,6 +294,18 @@ def _engine(r: Recipe) -> Iterator[Problem]:
                 "rollout.vllm.tensor_parallel_size)"
             )
             yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
+
+
+def _eight_bits(r: Recipe) -> Iterator[Problem]:
+    path = "rollout.vllm.kv_cache_dtype"
+    if not keeps_8_bits(r):
+        return
+    if correction_kind(r) in ("none", "report"):
+        move = (
+            "the engine samples from other probabilities than the learner computes, and nothing corrects it: set "
+            "algorithm.old_logprobs=learner and algorithm.correction.kind=truncate, or take this out"
+        )
+        yield Problem(path, move, "fp8")
 
 
 def schedule_steps(r: Recipe) -> int:
@@ -396,5 +411,6 @@ _CHECKS = (
     check_ranks,
     check_stopping,
     check_slurm,
+    check_gpus,
     check_sft,
 )

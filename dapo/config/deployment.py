@@ -76,10 +76,15 @@ def engine_devices(recipe: Recipe) -> int:
     return recipe.rollout.vllm.tensor_parallel_size if engine_kind(recipe) == "vllm" else 1
 
 
+def keeps_8_bits(recipe: Recipe) -> bool:
+    """Return whether the engine keeps keys and values in 8 bits."""
+    return engine_kind(recipe) == "vllm" and recipe.rollout.vllm.kv_cache_dtype == "fp8"
+
+
 def is_colocated(recipe: Recipe) -> bool:
-    """Return whether rank n and engine n share a place on a Ray cluster (``cluster.colocate``)."""
+    """Return whether ranks and engines share places on a Ray cluster (``cluster.colocate``)."""
     asked = recipe.cluster.colocate
-    return not overlaps(recipe) and engine_devices(recipe) == 1 if asked is None else asked
+    return not overlaps(recipe) if asked is None else asked
 
 
 def engine_slots(recipe: Recipe) -> list[int | None]:
@@ -160,9 +165,6 @@ def _check_ray(r: Recipe) -> Iterator[Problem]:
     if cluster.colocate and overlaps(r):
         move = "ranks and engines work at the same time with rollout.max_staleness above 0 and cannot take turns"
         yield Problem("cluster.colocate", move, True)
-    if cluster.colocate and engine_devices(r) > 1:
-        move = "an engine of several devices (rollout.vllm.tensor_parallel_size) has places of its own; take it out"
-        yield Problem("cluster.colocate", move, True)
 
 
 def check_transfer(r: Recipe) -> Iterator[Problem]:
@@ -201,6 +203,11 @@ def _not_by(r: Recipe) -> str:
         return (
             "in lockstep a lost engine is led back to where it was, and beside a learner at work these weights cannot "
             "be had again"
+        )
+    if route in ("broadcast", "ipc") and engine_devices(r) > 1:
+        return (
+            "all tensors would gather on one of the engine's devices (rollout.vllm.tensor_parallel_size), where they "
+            "may not fit; by folder or object_store each worker takes its own part"
         )
     if route == "ipc" and r.model.device == "cpu":
         return "memory of a CUDA device is lent, and model.device is cpu"

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from dapo.config.check_sft import for_sft, read_by_sft, read_by_train, unread_by_sft, unread_by_train
 from dapo.config.checks import check
+from dapo.config.counts import count_auto
 from dapo.config.files import RESOLVED, check_plain, parse_value, parse_yaml, read_recipe_file, resolve_paths
 from dapo.config.kinds import spelled, spelled_value, take_out
 from dapo.config.presets import preset_settings
@@ -164,8 +165,9 @@ def _load(
     preset, unread_of_preset, contradictions = _fitting(str(own.get("preset", "dapo")), own)
     problems += contradictions
     merged = merge(preset, own)
-    merged, missing = resolve_paths(implied_reward(follow_staleness(merged), own), path.parent if path else Path.cwd())
-    problems += missing
+    merged, uncounted = count_auto(implied_reward(follow_staleness(merged), own))
+    merged, missing = resolve_paths(merged, path.parent if path else Path.cwd())
+    problems += [*uncounted, *missing]
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
@@ -262,7 +264,7 @@ def _left_idle(
     made_of = {"model": {"path": recipe.model.path}, "data": {"train": recipe.model_dump()["data"]["train"]}}
     below = merge(_fitting(str(beneath.get("preset", "dapo")), beneath)[0], merge(beneath, made_of))
     try:
-        alone = Recipe.model_validate(follow_staleness(below))
+        alone = Recipe.model_validate(count_auto(follow_staleness(below))[0])
     except ValidationError:
         return set()  # the file is no recipe by itself: nothing is known about what it reads
     return idle - {

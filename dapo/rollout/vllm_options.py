@@ -62,6 +62,8 @@ def engine_args(
         args["kv_cache_memory_bytes"] = settings.kv_cache_mib * _MIB
     elif not cuda:
         args["kv_cache_memory_bytes"] = _cpu_cache_bytes(facts, longest, slots)
+    if settings.kv_cache_dtype != "auto":
+        args["kv_cache_dtype"] = settings.kv_cache_dtype
     args |= settings.engine_args
     if fp32_head:
         args["hf_overrides"] = {"head_dtype": "float32"} | args.get("hf_overrides", {})

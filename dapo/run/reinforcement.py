@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.check_data import source_name
+from dapo.config.deployment import keeps_8_bits
 from dapo.config.schema import Recipe
 from dapo.config.secrets import redact
 from dapo.data.load import PreparedData, prepare
@@ -24,7 +25,7 @@ from dapo.loop.sampling.collector import BatchShape, Pace, StreamingCollector
 from dapo.loop.sampling.episodes import Episodes
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts
-from dapo.loop.sync_check import SyncCheck
+from dapo.loop.sync_check import MOST, MOST_OF_8_BITS, SyncCheck
 from dapo.metrics.phases import Phases
 from dapo.models.builtin import is_builtin
 from dapo.models.facts import facts_of
@@ -180,6 +181,7 @@ class RewardParts:
             make_sampling(self.recipe, self.facts),
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
+            most=MOST_OF_8_BITS if keeps_8_bits(self.recipe) else MOST,
         )
 
     def stream(self) -> PromptStream:

@@ -112,6 +112,16 @@ def test_an_update_that_stops_arriving_is_caught_during_the_run(tmp_path, monkey
         train(small(tmp_path))
 
 
+def test_keys_and_values_of_8_bits_pass_the_sync_check_and_are_corrected(tmp_path):
+    """vLLM's CPU build keeps them, too. The gap is far above that of float32, and the correction sees it."""
+    eight = small(tmp_path, "rollout.vllm.kv_cache_dtype=fp8", "trainer.steps=2")
+    train(eight)
+    for row in read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]:
+        assert 1e-4 < row["train/sync_gap"] < row["train/sync_accepted"] <= 0.2
+        assert row["train/gap_mean"] != 0.0
+        assert row["train/correction_mean"] > 0
+
+
 def test_weights_go_through_a_folder_where_there_are_several_workers(tmp_path):
     """The route of tensor parallelism, with one worker: two would take half a minute to start."""
     loaded = small(tmp_path)

@@ -81,7 +81,8 @@ class Learner(Section):
     """Optimiser steps in a row that may be skipped for non-finite gradients before the run stops."""
     ranks: Annotated[int, Field(ge=1, le=1 << 16), FREE] = 1
     """Processes that share the model and each optimiser step (FSDP2), one for each device. 1: the learner is the
-    program's own process."""
+    program's own process. ``auto``: all GPUs of the machine or of the job (``slurm.options.gpus-per-node``), less those
+    of engines that work at the same time."""
     replicas: Annotated[Positive, FREE] = 1
     """Copies of the model, each cut over ranks / replicas (HSDP): less to gather over slow links, more memory."""
     context_parallel: Annotated[Positive, FREE] = 1

@@ -28,6 +28,10 @@ class Vllm(Section, resume="free"):
     kv_cache_mib: Positive | None = None
     """Memory for keys and values in MiB; None: on a CPU enough for all slots, at most a quarter of what is free; on a
     GPU what ``gpu_memory_utilization`` leaves."""
+    kv_cache_dtype: Annotated[Literal["auto", "fp8"], ASK] = "auto"
+    """Type of keys and values. ``auto``: the engine's own. ``fp8``: 8 bits (e4m3) on a GPU, so twice as many responses
+    fit and decoding reads half as much of them. The sampler's log-probabilities then differ from the learner's, and
+    ``algorithm.correction`` has to correct that."""
     tensor_parallel_size: Parallel = 1
     """Devices that share the engine's model."""
     enforce_eager: bool | None = None
@@ -78,8 +82,9 @@ class Rollout(Section):
     """Responses that decode at once in an engine; None: chosen from the model's size (embedded), else 64 (generate) or
     256. A list has a number for each engine of a pool."""
     engines: Parallel = 1
-    """Engines, each with weights of its own. Above 1 they live in processes of their own (docs/scaling.md). With
-    ``vllm_server`` the addresses in ``rollout.server.url`` are the engines."""
+    """Engines, each with weights of its own. Above 1 they live in processes of their own (docs/scaling.md). ``auto``:
+    as many as the GPUs of the machine or of the job hold, counted as for ``learner.ranks``. With ``vllm_server`` the
+    addresses in ``rollout.server.url`` are the engines."""
     turn_steps: Many = 64
     """Decode steps of an engine of a pool between two looks at it: fewer see ended responses sooner, more cost less."""
     lockstep: bool | None = None

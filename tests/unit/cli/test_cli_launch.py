@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch):
 
 def test_a_job_is_written_and_handed_over(here, capsys):
     assert (
-        main(["launch", "mine.yaml", "trainer.steps=7", "slurm.options.time=60", "slurm.options.gpus-per-node=8"]) == 0
+        main(["launch", "mine.yaml", "learner.ranks=8", "slurm.options.time=60", "slurm.options.gpus-per-node=8"]) == 0
     )
     said = capsys.readouterr().out
     job = here / "runs" / ".jobs" / "mine"
@@ -47,11 +47,11 @@ def test_a_job_is_written_and_handed_over(here, capsys):
     assert f"{job}/job-42.txt" in said
     script = (job / "job.sh").read_text()
     assert "#SBATCH --time=60\n" in script
-    assert "# From mine.yaml with trainer.steps=7 slurm.options.time=60 slurm.options.gpus-per-node=8.\n" in script
+    assert "# From mine.yaml with learner.ranks=8 slurm.options.time=60 slurm.options.gpus-per-node=8.\n" in script
     # what the job will read is what was asked for, whatever becomes of the file
     (here / "mine.yaml").unlink()
     as_submitted = load_recipe(job / "recipe.yaml").recipe
-    assert (as_submitted.trainer.steps, as_submitted.slurm.options["gpus-per-node"]) == (7, 8)
+    assert (as_submitted.learner.ranks, as_submitted.slurm.options["gpus-per-node"]) == (8, 8)
 
 
 def test_a_job_that_waits_keeps_its_recipe_when_another_of_that_name_is_submitted(here):
@@ -249,9 +249,10 @@ def test_lines_that_are_whole_together_are_taken(here):
 
 
 def test_several_machines_are_a_ray_cluster_of_as_many(here, capsys):
-    over = ["slurm.nodes=2", "slurm.options.gpus-per-node=8", "rollout.engines=4"]
+    over = ["slurm.nodes=2", "slurm.options.gpus-per-node=8", "learner.ranks=auto", "rollout.engines=auto"]
     assert main(["launch", "mine.yaml", *over]) == 0
     job = here / "runs" / ".jobs" / "mine"
     recipe = load_recipe(job / "recipe.yaml").recipe
     assert (recipe.launch.backend, recipe.cluster.nodes, recipe.cluster.gpus_per_node) == ("ray", 2, 8)
+    assert (recipe.learner.ranks, recipe.rollout.engines) == (16, 16)
     assert "launch.backend=ray cluster.address=$RAY_ADDRESS" in (job / "job.sh").read_text()

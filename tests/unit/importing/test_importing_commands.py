@@ -169,6 +169,7 @@ def test_a_job_that_holds_its_command_in_a_variable_is_read(system: str | None) 
     lines["model.path"], lines["data.train.0.task"] = "builtin/signed-sum", "signed_sum"
     del lines["data.train.0.task"]
     recipe = recipe_from_dict({**nested(lines), "data": {"train": [{"task": "signed_sum"}]}}).recipe
+    assert (recipe.learner.ranks, recipe.rollout.engines) == (16, 16)
     assert (recipe.slurm.nodes, recipe.slurm.options["time"]) == (2, "4:0:0")
 
 

@@ -1,0 +1,118 @@
+"""Count ranks and engines from the GPUs that there are: ``learner.ranks: auto``, ``rollout.engines: auto``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from dapo.config.check_slurm import gpus_per_option
+from dapo.config.deployment import engine_devices, engine_kind, is_colocated, overlaps
+from dapo.config.problems import Problem
+from dapo.config.schema import Recipe
+from dapo.system import gpu_count
+
+_RANKS, _ENGINES = "learner.ranks", "rollout.engines"
+
+
+def count_auto(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return settings with a number in place of each ``auto``, and why there is none.
+
+    A job has ``slurm.nodes`` x ``slurm.options.gpus-per-node`` GPUs, a Ray cluster ``cluster.nodes`` x
+    ``cluster.gpus_per_node``, and otherwise those of this machine count. Without any GPU the number is 1. Ranks and
+    engines that take turns share all of them; where they work at the same time one takes what the other leaves.
+    """
+    asked = [key for key in (_RANKS, _ENGINES) if _at(given, key) == "auto"]
+    if not asked:
+        return dict(given), []
+    total = _total(given)
+    if total is None:
+        move = "counts the GPUs of a cluster: give cluster.nodes and cluster.gpus_per_node, or a number here"
+        return _filled(given, dict.fromkeys(asked, 1)), [Problem(key, move, "auto") for key in asked]
+    width = _number(given, "rollout.vllm.tensor_parallel_size") if _at(given, "rollout.engine") == "vllm" else 1
+    engine = str(_at(given, "rollout.engine") or "embedded")
+    one = engine == "vllm_server" or ":" in engine  # servers are counted by their addresses
+    apart = _number(given, "rollout.max_staleness", 0) > 0 and not one
+    if apart and len(asked) == 2:
+        move = (
+            "ranks and engines work at the same time (rollout.max_staleness) and share no GPU: give a number to one of "
+            f"{_RANKS} and {_ENGINES}; auto takes the rest"
+        )
+        return _filled(given, dict.fromkeys(asked, 1)), [Problem(key, move, "auto") for key in asked]
+    ranks = total - apart * width * _number(given, _ENGINES)
+    engines = 1 if one else (total - apart * _number(given, _RANKS)) // width
+    counts = {_RANKS: ranks, _ENGINES: engines}
+    problems = [
+        Problem(key, f"there are {total} GPUs, and none is left for it: give the other one a lower number", "auto")
+        for key in asked
+        if counts[key] < 1 and total > 1
+    ]
+    return _filled(given, {key: max(1, counts[key]) for key in asked}), problems
+
+
+def gpus_used(recipe: Recipe) -> int:
+    """Return how many GPUs ranks and engines of a recipe take; servers are not counted."""
+    if recipe.model.device == "cpu":
+        return 0
+    ranks = recipe.learner.ranks
+    if recipe.run.stage == "sft" or engine_kind(recipe) in ("vllm_server", "own"):
+        return ranks
+    engines = recipe.rollout.engines * engine_devices(recipe)
+    cluster = recipe.launch.backend == "ray" or recipe.slurm.nodes > 1
+    shared = is_colocated(recipe) if cluster else not overlaps(recipe)
+    return max(ranks, engines) if shared else ranks + engines
+
+
+def check_gpus(recipe: Recipe) -> Iterator[Problem]:
+    """Yield a problem if a job reserves GPUs that nothing of the recipe uses.
+
+    A server in the job, and lines of ``slurm.setup`` that may start one, have use of their own for them.
+    """
+    slurm = recipe.slurm
+    each = gpus_per_option(slurm.options)
+    if not each or slurm.setup or engine_kind(recipe) == "vllm_server":
+        return
+    total, used = slurm.nodes * each, gpus_used(recipe)
+    if used < total:
+        many = f" on {slurm.nodes} machines" if slurm.nodes > 1 else ""
+        move = (
+            f"reserves {total} GPUs{many}, and ranks and engines use {used}: set {_RANKS}: auto and {_ENGINES}: auto, "
+            "which use all of them, or ask for fewer"
+        )
+        if recipe.model.device == "cpu":
+            move = f"reserves {total} GPUs{many}, and model.device is cpu: take it out, or set model.device: auto"
+        yield Problem("slurm.options.gpus-per-node", move, slurm.options["gpus-per-node"])
+
+
+def _total(given: Mapping[str, Any]) -> int | None:
+    """Return the GPUs of the job, the cluster or this machine; None: a cluster of which too little is said."""
+    if _at(given, "model.device") == "cpu":
+        return 1
+    options = _at(given, "slurm.options")
+    if each := gpus_per_option(options if isinstance(options, Mapping) else {}):
+        return _number(given, "slurm.nodes") * each
+    if _at(given, "launch.backend") == "ray" or _number(given, "slurm.nodes") > 1:
+        nodes, gpus = _at(given, "cluster.nodes"), _at(given, "cluster.gpus_per_node")
+        return nodes * gpus if isinstance(nodes, int) and isinstance(gpus, int) and nodes * gpus > 0 else None
+    return max(1, gpu_count())
+
+
+def _at(given: Mapping[str, Any], path: str) -> Any:
+    here: Any = given
+    for name in path.split("."):
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return here
+
+
+def _number(given: Mapping[str, Any], path: str, otherwise: int = 1) -> int:
+    """Return a whole number; ``otherwise`` for anything else, which is refused later."""
+    found = _at(given, path)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else otherwise
+
+
+def _filled(given: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    result = deepcopy(dict(given))
+    for path, count in counts.items():
+        section, name = path.split(".")
+        result[section] = {**result[section], name: count}
+    return result
