@@ -339,7 +339,7 @@ def truncation(room: Room) -> None:
         equal = torch.equal(whole[0][settled], few[0][settled]) and torch.equal(whole[1][settled], few[1][settled])
         room.expect_true(f"{name}: tokens and log-probabilities of the order of all, to the bit", equal)
         took = [median_seconds(partial(draw, logits, uniform, law, few), room.device, 5) for few in (None, FEW)]
-        room.note(f"{name}: drawing by the order of all", 1000 * took[0], "ms")
+        room.rate(f"{name}: drawing by the order of all", 1000 * took[0], "ms")
         room.note(f"{name}: over drawing from candidates", took[0] / took[1])
 
 

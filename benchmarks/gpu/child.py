@@ -42,7 +42,8 @@ def run_parts(
 
     def write(part: Part, row: Row) -> None:
         known.append({"part": part.name, **row})
-        tell({"event": "row", "part": part.name, **row})
+        if device != "cpu" or not row.get("rate"):
+            tell({"event": "row", "part": part.name, **{key: value for key, value in row.items() if key != "rate"}})
 
     for part in parts:
         tell({"event": "start", "part": part.name})

@@ -13,9 +13,9 @@ _HEAT = 0.3  # seconds
 
 def card_limits(room: Room) -> None:
     """A large copy, and a large product of random numbers (zeros run faster than data does)."""
-    room.note(BANDWIDTH, _bandwidth(room), "B/s", main=True)
-    room.note(PEAK, _product(room, torch.bfloat16, room.sized(8192, 256)), "FLOP/s", main=True)
-    room.note("float32 matrix peak", _product(room, torch.float32, room.sized(4096, 256)), "FLOP/s")
+    room.rate(BANDWIDTH, _bandwidth(room), "B/s", main=True)
+    room.rate(PEAK, _product(room, torch.bfloat16, room.sized(8192, 256)), "FLOP/s", main=True)
+    room.rate("float32 matrix peak", _product(room, torch.float32, room.sized(4096, 256)), "FLOP/s")
 
 
 def _bandwidth(room: Room) -> float:

@@ -222,6 +222,34 @@ PLAN: tuple[Part, ...] = (
         spoils=True,  # its groups, compiled code and captured graphs
     ),
     _part(
+        "check",
+        "two_processes",
+        45,
+        "check_processes:two_processes",
+        "a learner that reached a third of the memory leaves a second process more than the other two thirds, in turns",
+    ),
+    _part(
+        "check",
+        "ipc",
+        25,
+        "check_processes:ipc",
+        "another process reads the learner's weights where they lie (CUDA IPC)",
+    ),
+    _part(
+        "check",
+        "long_row",
+        60,
+        "check_large:long_row",
+        "one row of 22,528 tokens at 32B's widths: peak memory against `dapo check`'s arithmetic",
+    ),
+    _part(
+        "check",
+        "experts",
+        60,
+        "check_large:experts",
+        "layers of experts at Qwen3-30B-A3B's widths: engine, learner, recomputed layers, memory",
+    ),
+    _part(
         "benchmark",
         "learn_0.5b",
         30,

@@ -15,8 +15,7 @@ from benchmarks.gpu.room import Row
 BAD = ("failed", "error", "timeout", "died")
 _REHEARSED = (
     "**No card was here.** Each number is of a CPU at tiny sizes. They show that the code runs and computes what it "
-    "should; rates, shares of a bound and seconds say nothing of a card, and what only a card can show is named at the "
-    "end."
+    "should. Rates are left out, since a CPU's say nothing of a card. What only a card can show is named at the end."
 )
 _ROWS, _TABLE, LOG = "results.jsonl", "table.md", "log.txt"
 
@@ -100,8 +99,9 @@ class Results:
         return lines
 
     def short(self) -> list[str]:
-        """The numbers that the run was made for."""
-        return [f"- `{row['part']}`: {told(row)}" for row in self.rows if row.get("main")]
+        """The numbers that the run was made for, and why parts did not go well."""
+        bad = [f"- `{name}` {self.ends[name]['status']}: {_cell(self.ends[name]['said'])}" for name in self.bad]
+        return [f"- `{row['part']}`: {told(row)}" for row in self.rows if row.get("main")] + bad
 
     def not_shown(self) -> list[str]:
         """By name: what nobody knows after this run."""

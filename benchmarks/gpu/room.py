@@ -53,6 +53,12 @@ class Room:
         """Something found that nothing is asked of; ``main``: it is told at once, and again at the end."""
         self._add({"what": what, "value": _plain(value), "unit": unit, **({"main": True} if main else {})})
 
+    def rate(self, what: str, value: Any, unit: str = "", *, main: bool = False) -> None:
+        """As ``note``, of how fast something is: nobody is told of a rehearsal's, which says nothing of a card."""
+        self._add(
+            {"what": what, "value": _plain(value), "unit": unit, "rate": True, **({"main": True} if main else {})}
+        )
+
     def expect(
         self, what: str, value: Any, *, at_most: float = math.inf, at_least: float = -math.inf, unit: str = ""
     ) -> bool:

@@ -39,9 +39,9 @@ def decode(room: Room, size: str) -> None:
         rates[rows] = _embedded(room, loaded, shape, rows, bandwidth)
         if room.on_card:
             plain = _embedded(room, loaded, shape, rows, bandwidth, graphs=False)
-            room.note(f"{rows} rows: with graphs over without", rates[rows] / plain)
+            room.rate(f"{rows} rows: with graphs over without", rates[rows] / plain)
     theirs = _generate(room, loaded, shape, many)
-    room.note(f"embedded over generate, {many} rows", rates[many] / theirs, main=True)
+    room.rate(f"embedded over generate, {many} rows", rates[many] / theirs, main=True)
 
 
 def _has_room(room: Room, shape: Shape) -> None:
@@ -80,23 +80,23 @@ def _embedded(
         raise Skipped("the time was over")
     rate = rows * made / took
     what = f"embedded ({engine.decoder_name}), {rows} rows" + (", no graphs" if graphs is False else "")
-    room.note(f"{what}: a step of the first responses, recordings included", 1000 * first / done, "ms")
+    room.rate(f"{what}: a step of the first responses, recordings included", 1000 * first / done, "ms")
     if recorded is not None:
         room.expect_true(f"{what}: decodes by graphs", recorded.broken is None, recorded.broken or "")
         room.note(f"{what}: steps that were replays, of {engine.clock}", recorded.replayed)
     main = graphs is None
-    room.note(f"{what}: decode", rate, "tokens/s", main=main)
-    room.note(f"{what}: a step", 1000 * took / made, "ms")
+    room.rate(f"{what}: decode", rate, "tokens/s", main=main)
+    room.rate(f"{what}: a step", 1000 * took / made, "ms")
     if room.on_card:
         room.note(f"{what}: peak memory", peak_bytes(room.device), "B")
     if bandwidth:
         mean = len(prompts[0]) + 4 + made / 2
         bound = bounds.decode_bound(shape, rows, mean, bandwidth)
-        room.note(f"{what}: memory bound", bound, "tokens/s")
-        room.note(f"{what}: share of the memory bound (aim at 256 rows: 0.7)", rate / bound, main=main)
+        room.rate(f"{what}: memory bound", bound, "tokens/s")
+        room.rate(f"{what}: share of the memory bound (aim at 256 rows: 0.7)", rate / bound, main=main)
         if peak := room.found("card_limits", PEAK):
             floor = bounds.decode_floor(shape, rows, mean, bandwidth, peak)
-            room.note(f"{what}: share of what reads and products allow", rate / floor, main=main)
+            room.rate(f"{what}: share of what reads and products allow", rate / floor, main=main)
     return rate
 
 
@@ -121,7 +121,7 @@ def _drawing(room: Room, shape: Shape, rows: int) -> None:
     logits = torch.randn(rows, shape.vocabulary, device=room.device, generator=generator)
     uniform = torch.rand(rows, 1, dtype=torch.float64, device=room.device, generator=generator)
     took = median_seconds(partial(draw, logits, uniform, Law()), room.device, 10)
-    room.note(f"{rows} rows: drawing a token of each", 1000 * took, "ms")
+    room.rate(f"{rows} rows: drawing a token of each", 1000 * took, "ms")
 
 
 def _prompts(shape: Shape, rows: int, tokens: int) -> list[Any]:
@@ -151,5 +151,5 @@ def _generate(room: Room, loaded: LoadedModel, shape: Shape, rows: int) -> float
         steps = int(max(8, min(most, room.left / 2 / step))) if room.on_card else most
         took = run(short + steps) - first
     rate = rows * steps / max(took, 1e-9)
-    room.note(f"generate, {rows} rows: decode", rate, "tokens/s")
+    room.rate(f"generate, {rows} rows: decode", rate, "tokens/s")
     return rate

@@ -28,7 +28,7 @@ def learn(room: Room, size: str) -> None:
     peak = room.found("card_limits", PEAK)
     free = torch.cuda.mem_get_info()[0] * _RESERVE if room.on_card else 1e12
     for checkpointing in (False, True):
-        shape = _fitting(whole, free, tokens, checkpointing)
+        shape = fitting(whole, free, tokens, checkpointing)
         name = f"{'with' if checkpointing else 'without'} checkpointing"
         if shape is None:
             room.note(f"{name}: does not fit into free memory", free, "B")
@@ -42,10 +42,10 @@ def learn(room: Room, size: str) -> None:
         attended = bounds.attended_tokens(prompt, response, group)
         count, predicted = tokens * microbatches, sum(len(row.token_ids) for row in rows)
         operations = bounds.training_operations(shape, count, attended, predicted)
-        room.note(f"{name}: training", count / took, "tokens/s", main=True)
-        room.note(f"{name}: operations needed", operations / took, "FLOP/s")
+        room.rate(f"{name}: training", count / took, "tokens/s", main=True)
+        room.rate(f"{name}: operations needed", operations / took, "FLOP/s")
         if peak:
-            room.note(f"{name}: share of the matrix peak (aim at 7B layers: 0.5)", operations / took / peak, main=True)
+            room.rate(f"{name}: share of the matrix peak (aim at 7B layers: 0.5)", operations / took / peak, main=True)
 
 
 def _timed(
@@ -75,7 +75,7 @@ def _timed(
     return shape, None
 
 
-def _fitting(whole: Shape, free: float, tokens: int, checkpointing: bool) -> Shape | None:
+def fitting(whole: Shape, free: float, tokens: int, checkpointing: bool) -> Shape | None:
     """The shape with as many of its layers as can be trained in ``free`` bytes; None: not even one."""
     sizes = layer_sizes(whole)
     fixed = head_bytes(1024, whole.vocabulary, 2) + activation_bytes(sizes, 0, tokens, 2, checkpointing=checkpointing)

@@ -93,9 +93,9 @@ def _sample(
     reset_peak(room.device)
     took = seconds(generate, room.device)
     peaks["generate"] = max(peaks["generate"], peak_bytes(room.device))
-    room.note(f"{what}: generate", took, "s")
+    room.rate(f"{what}: generate", took, "s")
     made = sum(len(event.token_ids) for event in events)
-    room.note(f"{what}: generated tokens a second", made / took, "tokens/s", main=True)
+    room.rate(f"{what}: generated tokens a second", made / took, "tokens/s", main=True)
     if engine.graphs is not None:
         share = (_replays(engine) - replays) / (engine.clock - clock)
         room.note(f"{what}: decode steps that were replays, share", share)
@@ -122,8 +122,8 @@ def _learn(room: Room, learner: LearnerDriver, kept: list[Row], step: int, peaks
     took = seconds(lambda: found.append(learner.learn(work).result()), room.device)
     peaks["learn"] = max(peaks["learn"], peak_bytes(room.device))
     tokens = sum(len(row.token_ids) for row in kept)
-    room.note(f"{what}: learn", took, "s")
-    room.note(f"{what}: trained tokens a second", tokens / took, "tokens/s", main=True)
+    room.rate(f"{what}: learn", took, "s")
+    room.rate(f"{what}: trained tokens a second", tokens / took, "tokens/s", main=True)
     norm = found[0].stats["train/grad_norm_max"].value
     room.expect_true(f"{what}: the gradient is a number other than 0", math.isfinite(norm) and norm > 0, str(norm))
 

@@ -113,10 +113,12 @@ class _Recorder(Recorder):
     def _tell(self, number: int, row: dict[str, float]) -> None:
         for phase in _PHASES:
             if f"time/{phase}" in row:
-                self._room.note(f"step {number}: {phase}", row[f"time/{phase}"], "s")
-        for name in ("sampling/generated_tokens", "sampling/trained_tokens", "time/tokens_per_second"):
+                self._room.rate(f"step {number}: {phase}", row[f"time/{phase}"], "s")
+        for name in ("sampling/generated_tokens", "sampling/trained_tokens"):
             if name in row:
                 self._room.note(f"step {number}: {name}", row[name])
+        if "time/tokens_per_second" in row:
+            self._room.rate(f"step {number}: time/tokens_per_second", row["time/tokens_per_second"])
         finite = all(np.isfinite(row[key]) for key in ("train/loss", "train/grad_norm"))
         self._room.expect_true(f"step {number}: loss and gradient are numbers", finite)
 

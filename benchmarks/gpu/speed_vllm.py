@@ -36,10 +36,10 @@ def decode(room: Room, size: str) -> None:
     finally:
         engine.close()
         learner.close()
-    room.note(f"vLLM, {rows} rows: decode", rate, "tokens/s", main=True)
+    room.rate(f"vLLM, {rows} rows: decode", rate, "tokens/s", main=True)
     if bandwidth := room.found("card_limits", BANDWIDTH):
         bound = bounds.decode_bound(shape, rows, len(prompts[0]) + steps / 2, bandwidth)
-        room.note(f"vLLM, {rows} rows: share of the memory bound", rate / bound, main=True)
+        room.rate(f"vLLM, {rows} rows: share of the memory bound", rate / bound, main=True)
     ours = room.found(f"decode_{size}", f"embedded (fused), {rows} rows: decode")
     if ours:
-        room.note("embedded over vLLM", ours / rate)
+        room.rate("embedded over vLLM", ours / rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import select
@@ -18,8 +19,8 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import runner as running
-from benchmarks.gpu.child import installed, warm
-from benchmarks.gpu.plan import PLAN, REHEARSAL_SECONDS, TOTAL_SECONDS, WARM
+from benchmarks.gpu.child import installed, run_parts, warm
+from benchmarks.gpu.plan import PLAN, REHEARSAL_SECONDS, TOTAL_SECONDS, WARM, Part
 from benchmarks.gpu.results import Results, folder_for
 from benchmarks.gpu.room import Room
 from benchmarks.gpu.runner import Runner
@@ -156,9 +157,31 @@ def test_a_card_that_is_gone_is_not_replaced_by_the_cpu(tmp_path):
     assert ends["behind"] == ends["last"] == ("died", "the card does not answer any more: burnt")
     assert results.bad == ["burns", "behind", "last"]
     assert [row["value"] for row in rows(results.folder) if row["event"] == "row"] == [True]
-    assert results.short() == ["- `good`: on the card: yes"]
+    short = results.short()
+    assert short[0] == "- `good`: on the card: yes"
+    assert "`burns` died: its process ended with signal SIGSEGV" in short[1]  # where an end alone is kept, the reasons
+    assert [line.split("`")[1] for line in short[1:]] == results.bad
     assert "good: on the card: yes" in said[1]  # at once, before the part has ended
-    assert "## In short\n\n- `good`: on the card: yes\n" in (results.folder / "table.md").read_text()
+    assert "## In short\n\n- `good`: on the card: yes\n- `burns` died: " in (results.folder / "table.md").read_text()
+
+
+@pytest.mark.parametrize(("device", "told"), [("cpu", ["seen"]), ("cuda", ["seen", "speed"])])
+def test_rates_of_a_rehearsal_are_told_to_nobody(monkeypatch, device, told):
+    """Later parts find them all the same: their code runs as on a card."""
+    found, rows = [], []
+
+    def run(part, room):
+        if part.name == "first":
+            room.note("seen", 1)
+            room.rate("speed", 7.0, "tokens/s", main=True)
+        else:
+            found.append(room.found("first", "speed"))
+
+    monkeypatch.setattr("benchmarks.gpu.child.call", run)
+    parts = [Part(name, "check", 60.0, "") for name in ("first", "second")]
+    run_parts(parts, device, math.inf, rows.append, [], lambda device: True)
+    assert [row["what"] for row in rows if row["event"] == "row"] == told
+    assert found == [7.0]
 
 
 def made(tmp_path, ends, results=True):
