@@ -265,7 +265,7 @@ def _own_folder(walls: _Walls) -> str:
 
 
 def _start_deleter() -> int:
-    """Return a pipe to a process, of nobody here, that deletes folders: many take longer than their program did."""
+    """Start a process that deletes folders, which may take longer than their programs did; return a pipe to it."""
     reading, writing = os.pipe()
     between = os.fork()
     if between == 0:
