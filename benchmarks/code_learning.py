@@ -47,6 +47,10 @@ def chain_of(seed: int, index: int) -> Chain:
     return [(chance.choice(list(OPERATIONS)), chance.randint(1, 9)) for _ in range(3)]
 
 
+def held_out() -> list[Chain]:
+    return [chain_of(2000, index) for index in range(128)]
+
+
 def problem_of(chain: Chain) -> str:
     return " ".join(f"{name} {digit}" for name, digit in chain) + " program"
 
@@ -112,12 +116,11 @@ def one_seed(folder: Path, seed: int, steps: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "base").exists():
         make_tiny_model(folder / "base", "llama", heads=2, seed=seed, words=WORDS)
-    held_out = [chain_of(2000, index) for index in range(128)]
-    asked = {problem_of(chain) for chain in held_out}
+    asked = {problem_of(chain) for chain in held_out()}
     train = [chain for index in range(2000) if problem_of(chain := chain_of(100 + seed, index)) not in asked]
     taught = [chain for index in range(4000) if problem_of(chain := chain_of(1000 + seed, index)) not in asked]
     write_lines(folder / "train.jsonl", [record(chain) for chain in train])
-    write_lines(folder / "held_out.jsonl", [record(chain) for chain in held_out])
+    write_lines(folder / "held_out.jsonl", [record(chain) for chain in held_out()])
     chance = random.Random(seed)
     examples = [{"prompt": problem_of(chain), "response": program_of(chain, chance)} for chain in taught]
     write_lines(folder / "examples.jsonl", examples)
@@ -140,6 +143,7 @@ def write(work: Path, seeds: Sequence[int]) -> str:
     from matplotlib.figure import Figure
 
     machine = describe_machine()
+    problems = len({problem_of(chain) for chain in held_out()})  # dapo keeps each once
     curves = {
         seed: series(read_metrics(work / f"seed{seed}" / "runs" / "dapo" / "metrics.jsonl"), ACCURACY) for seed in seeds
     }
@@ -155,7 +159,7 @@ def write(work: Path, seeds: Sequence[int]) -> str:
         "",
         f"{machine['cpu']}, Python {machine['python']}, commit {machine['commit']}, {machine['date']}: "
         f"`{machine['command']}`.",
-        "Held-out accuracy (127 problems, one sampled program each) by `kind: code` in the sandbox.",
+        f"Held-out accuracy ({problems} problems, one sampled program each) by `kind: code` in the sandbox.",
         "",
         "| seed | after `dapo sft` | after DAPO | steps |",
         "| --- | --- | --- | --- |",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -79,6 +80,31 @@ def post(url: str, body: Any, timeout: float, key: str | None = None, *, limit: 
         reason = getattr(error, "reason", error)
         text = str(reason) or type(reason).__name__
         raise HttpError(_without(text, key)) from None
+
+
+def read_key(variable: str, setting: str, service: str) -> str:
+    """Return a service's key.
+
+    Args:
+        variable: the environment variable that holds it.
+        setting: that names the variable.
+        service: whose key it is, in words.
+
+    Raises:
+        ValueError: it is not set, or cannot be sent. The message does not show it.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ValueError(
+            f"the environment variable {variable} ({setting}) is not set; set it to the key of {service} where the run "
+            "starts"
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(
+            f"the environment variable {variable} ({setting}) holds characters that a header cannot; expected the key "
+            f"of {service} in one line of ASCII"
+        )
+    return key
 
 
 def _refuse(error: urllib.error.HTTPError, key: str | None) -> NoReturn:

@@ -58,6 +58,8 @@ def _lines(made: Completion, reason: str | None, playing: Playing) -> Iterator[s
     ends |= {"reply": "a reply left no token for the model", "error": f"it failed: {reason}"}
     scores = ", ".join(f"{name} {value:g}" for name, value in made.scores.items())
     yield f"{ends[made.ended or 'error']}; {f'scores: {scores}' if scores else 'no scores'}"
+    if playing.sandbox is not None:
+        yield playing.sandbox
     if playing.speech.end_of_turn:
         yield f"the chat template keeps earlier turns; {playing.speech.end_of_turn!r} ends a turn"
     else:

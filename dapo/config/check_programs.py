@@ -11,6 +11,7 @@ from dapo.config.schema import Recipe, Reward, Sandbox
 _CODE = ("tests", "entry_point", "partial", "memory_mib")
 _SERVICE = ("url", "api", "batch", "concurrency", "retries", "outage_limit", "api_key_variable")
 _ASKED = ("model", "template", "options")  # of the forms that are not ours
+_PYTHON = "python"  # of ``environment.tools``
 PLACES = ("problem", "prompt", "response", "answer")
 """What a template may hold in braces."""
 
@@ -26,7 +27,9 @@ def check_programs(r: Recipe) -> Iterator[Problem]:
         limit, memory = r.run.reward_memory_mib, r.rewards[n].memory_mib
         if limit is not None and memory > limit and r.sandbox.kind != "http":
             yield Problem(f"rewards.{n}.memory_mib", f"is more than run.reward_memory_mib ({limit}) allows", memory)
-    yield from _sandbox(r.sandbox, bool(programs))
+    yield from _sandbox(r.sandbox, bool(programs), _PYTHON in r.environment.tools)
+    if _PYTHON in r.environment.tools:
+        yield from _tool(r)
 
 
 def _unread(key: str, reward: Reward) -> Iterator[Problem]:
@@ -72,10 +75,24 @@ def _template(key: str, template: str) -> Iterator[Problem]:
         yield Problem(key, "has no {response}: every response would get the same score", template)
 
 
-def _sandbox(sandbox: Sandbox, used: bool) -> Iterator[Problem]:
-    if not used and sandbox != Sandbox():
-        yield Problem("sandbox", "is only read with a reward of kind: code")
+def _tool(r: Recipe) -> Iterator[Problem]:
+    """Check the limits of the tool ``python`` against those of the process that calls it."""
+    limit, memory = r.environment.memory_mib, r.sandbox.memory_mib
+    if limit is not None and memory > limit and r.sandbox.kind != "http":
+        yield Problem("sandbox.memory_mib", f"is more than environment.memory_mib ({limit}) allows", memory)
+    if r.sandbox.timeout >= r.environment.timeout:
+        why = f"has to be less than environment.timeout ({r.environment.timeout:g}), after which the response is lost"
+        yield Problem("sandbox.timeout", why, r.sandbox.timeout)
+
+
+def _sandbox(sandbox: Sandbox, judges: bool, calls: bool) -> Iterator[Problem]:
+    if not judges and not calls and sandbox != Sandbox():
+        yield Problem("sandbox", "is only read with a reward of kind: code, or with environment.tools: [python]")
         return
+    for name in ("timeout", "memory_mib"):
+        if not calls and _set(sandbox, name):
+            why = "is only read with environment.tools: [python]; a reward of kind: code has its own"
+            yield Problem(f"sandbox.{name}", why, getattr(sandbox, name))
     if sandbox.kind == "http" and sandbox.url is None:
         yield Problem("sandbox.url", "kind: http needs a url")
     if sandbox.kind != "http":

@@ -51,8 +51,8 @@ Patience = Annotated[float, Field(ge=1, le=86_400)]
 """Seconds that processes wait for each other: below one second a busy machine looks like a lost process."""
 Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 """``package.module:function`` of the user's, with the signature of the built-in one."""
-Address = Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$")]
-"""Of a service."""
+Address = Annotated[str, Field(pattern=r"^https?://[^\s/@]+(/\S*)?$")]
+"""Of a service; without credentials, for which ``api_key_variable`` is."""
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 """Name of an environment variable."""
 Pair = Annotated[tuple[float, float], Field(strict=False)]

@@ -17,6 +17,7 @@ from dapo.environments.formats import Reader, read_calls
 from dapo.environments.tools import Tool, ToolError, error_text, find_tool, result_text
 from dapo.errors import RecipeError
 from dapo.metrics.names import reward_name_problem
+from dapo.sandbox.runs import SandboxError
 from dapo.types.batch import Prompt
 from dapo.types.environment import Abilities, Call, ModelTurn, Reply, Said, Spoken
 
@@ -286,7 +287,7 @@ class Episode:
                 own = tool.name in self.form.method_tools
                 function = getattr(self.environment, tool.name) if own else tool.function
                 content = result_text(await self._call(lambda f=function, a=arguments: f(**a)))
-            except CallTimeout:
+            except (CallTimeout, SandboxError):  # no fault of the call
                 raise
             except (Exception, SystemExit) as error:
                 content, failed = error_text(error), failed + 1

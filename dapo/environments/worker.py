@@ -22,6 +22,7 @@ from typing import Any
 
 from dapo.environments.formats import FORMATS, Reader
 from dapo.environments.forms import CallTimeout, Episode, Form, WrongReply, form_of
+from dapo.environments.programs import PYTHON, ProgramSettings, python_tool
 from dapo.environments.tools import error_text
 from dapo.errors import RecipeError
 from dapo.hooks import load, user_line
@@ -40,10 +41,11 @@ class Load:
 
     kind: str | bytes | None  # None: tools alone
     args: dict[str, Any]
-    tools: tuple[str | bytes, ...]
+    tools: tuple[str | bytes, ...]  # hooks, or ``PYTHON``
     tool_format: str | bytes  # of ``FORMATS``, "none", or a hook
     timeout: float
     tell: bool  # what an environment raises is told to the model
+    programs: ProgramSettings | None = None  # of the tool ``python``
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
     """
 
     def loaded(hook: str | bytes, setting: str) -> Any:
+        if hook == PYTHON and what.programs is not None:
+            say("the sandbox of the tool python")
+            return python_tool(what.programs)
         name = hook if isinstance(hook, str) else "an object given from Python"
         say(f"{setting}: {name}")
         try:

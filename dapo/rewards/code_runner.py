@@ -151,7 +151,7 @@ def be_program(connection: socket.socket) -> None:
                 result = target(*positional, **named)
                 answer = {"result": pack(result), "args": pack(positional)}
         except BaseException as error:
-            answer = {"raised": type(error).__name__, "said": describe(error)}
+            answer = {"raised": [kind.__name__ for kind in type(error).__mro__], "said": describe(error)}
         send(connection, answer)
 
 
@@ -174,6 +174,16 @@ def describe(error: BaseException) -> str:
 
 
 # ------------------------------------------------------------------ the examiner
+
+
+def exception(names: Any, said: str) -> Exception:
+    """Return an exception of the first of these kinds that Python has and that takes a text."""
+    for name in names if isinstance(names, list) else []:
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with contextlib.suppress(TypeError):
+                return kind(said)
+    return RuntimeError(said)
 
 
 class Examiner:
@@ -218,9 +228,7 @@ class Examiner:
             self._ended = True
             raise ProgramEnded from None
         if "result" not in answer:
-            kind = getattr(builtins, str(answer.get("raised")), None)
-            known = isinstance(kind, type) and issubclass(kind, Exception)
-            raise (kind if known else RuntimeError)(str(answer.get("said")))  # type: ignore[misc]
+            raise exception(answer.get("raised"), str(answer.get("said")))
         for given, now in zip(args, unpack(answer["args"]), strict=True):
             if isinstance(given, list):
                 given[:] = now

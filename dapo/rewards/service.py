@@ -1,9 +1,10 @@
 """Reward ``service``: a judge or reward model behind HTTP, asked in batches by threads of the driver.
 
 Questions wait in a queue; up to ``concurrency`` requests are under way. Equal questions are asked once. A service that
-is away (no connection, no answer in time, 429, 502, 503, 504) is asked again, with growing pauses, until it was away
-for ``outage_limit`` seconds. One that answers with another error or with nonsense is asked ``retries`` times more; a
-batch is then asked question by question, so that one question cannot cost the others their scores.
+is away (no connection, no answer in time, 429, 502, 503, 504) is asked again, with growing pauses, until this question
+or all of them went unanswered for ``outage_limit`` seconds; later ones are then asked once each. A service that answers
+with another error or with nonsense is asked ``retries`` times more; a batch is then asked question by question, so that
+one question cannot cost the others their scores.
 
 The driver waits for nothing: ``submit`` and ``poll`` look at what the threads left.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import random
 import re
 import threading
@@ -25,7 +25,7 @@ from typing import Any
 
 from dapo.config.schema import Reward
 from dapo.errors import RewardError
-from dapo.http import HttpError, post
+from dapo.http import HttpError, post, read_key
 from dapo.rewards.function import describe, describe_error, load_function, read_values
 from dapo.rewards.judges import Outcome
 from dapo.types.batch import Completion, Prompt
@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 
 AWAY = (408, 425, 429, 502, 503, 504)
 """Answers that say: not now."""
-SCORE = r"[Ss]core:?\s*\**\s*(-?\d+(?:\.\d+)?)"
-"""How a reply of ``api: openai`` says its score, where the recipe does not say it."""
+SCORE = r"[Ss]core:?\s*\**\s*(-?(?:\d++(?:\.\d++)?+|\.\d++)(?:[eE][-+]?\d++)?+(?:\s*[/%]|,\d|\s+(?:out\s+)?of\b)?)"
+"""How a reply of ``api: openai`` says its score, where the recipe does not say it. It takes in what makes the number
+another one (``1/10``, ``50%``), so that the score is then none."""
 _SHORTEST, _LONGEST = 0.5, 30.0  # seconds of a pause
 _KEPT = 65_536  # verdicts that are remembered, for equal questions
 _TOLD = 30.0  # seconds without the service after which that is said, and again at each doubling
@@ -94,6 +95,7 @@ class ServicePool:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._closed = False
+        self._away_since: float | None = None  # no request was answered since
         self._tell_at = _TOLD
         self._random = random.Random(0)  # spreads pauses; no result depends on it
 
@@ -162,9 +164,11 @@ class ServicePool:
             try:
                 url, body = self._form.request(self._url, [each.question for each in batch.asked])
                 answer = post(url, body, self._reward.seconds, self._key)
+                self._answered()
                 outcomes = self._form.read(_json(answer), len(batch.asked))
             except HttpError as error:
                 if error.status is not None and error.status not in AWAY:
+                    self._answered()
                     if error.status < 500:
                         self._settle(batch, [f"service: {error}"[:400]] * len(batch.asked))
                         return
@@ -178,6 +182,11 @@ class ServicePool:
             else:
                 self._settle(batch, outcomes)
                 return
+
+    def _answered(self) -> None:
+        """Take note that the service is there."""
+        with self._told:
+            self._away_since, self._tell_at = None, _TOLD
 
     def _fails(self, batch: _Batch, why: str) -> bool:
         """Take note of an answer that was none; False: the batch is not asked again as it is."""
@@ -198,7 +207,9 @@ class ServicePool:
         """Take note of a service that is away; False: it was for too long."""
         now = time.monotonic()
         batch.away_since = now if batch.away_since is None else batch.away_since
-        away = now - batch.away_since
+        with self._told:
+            self._away_since = now if self._away_since is None else self._away_since
+            away = now - min(batch.away_since, self._away_since)
         if away >= self._reward.outage_limit:
             self._settle(batch, [f"service: away for {away:.0f} s: {why}"[:400]] * len(batch.asked))
             return False
@@ -243,13 +254,10 @@ class ServicePool:
 def _key(reward: Reward) -> str | None:
     if reward.api_key_variable is None:
         return None
-    key = os.environ.get(reward.api_key_variable)
-    if not key:
-        raise RewardError(
-            f"reward {reward.name!r}: the environment variable {reward.api_key_variable} (api_key_variable) is not "
-            "set; set it to the service's key where the run starts"
-        )
-    return key
+    try:
+        return read_key(reward.api_key_variable, "api_key_variable", f"the service {reward.url}")
+    except ValueError as error:
+        raise RewardError(f"reward {reward.name!r}: {error}") from None
 
 
 def _json(data: bytes) -> Any:

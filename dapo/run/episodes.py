@@ -12,12 +12,14 @@ from dapo.config.schema import Data, Recipe
 from dapo.data.chat import shows_tools
 from dapo.data.render import resolve_style
 from dapo.environments.pool import EnvironmentPool
+from dapo.environments.programs import PYTHON, ProgramSettings
 from dapo.environments.speech import PlainSpeech, TemplateSpeech, find_format, make_speech
 from dapo.environments.worker import Load
 from dapo.errors import RecipeError
 from dapo.hooks import given, is_object, load
 from dapo.loop.sampling.episodes import Episodes, Limits
 from dapo.loop.sampling.texts import Texts
+from dapo.sandbox.kinds import SandboxSettings, try_sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,14 @@ class Playing:
         speech: writes its replies.
         data: the recipe's section, with the schemas of tools where the chat template shows them.
         notes: what a person should know of it.
+        sandbox: a line that says what runs the programs of the tool ``python``; None: there is no such tool.
     """
 
     pool: EnvironmentPool
     speech: TemplateSpeech | PlainSpeech
     data: Data
     notes: tuple[str, ...]
+    sandbox: str | None = None
 
     def episodes(self, recipe: Recipe, texts: Texts, *, waits: bool) -> Episodes:
         """Return the episodes of a run; ``waits``: a late reply is waited for."""
@@ -63,6 +67,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
 
     Raises:
         RecipeError: it cannot be loaded, or the chat template cannot be appended to.
+        SandboxError: the tool ``python`` has no sandbox as the recipe wants it.
     """
     settings = recipe.environment
     if settings.kind is None:
@@ -78,7 +83,9 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
         tool_format=_format(recipe, tokenizer, chat=chat),
         timeout=settings.timeout,
         tell=settings.on_error == "tell",
+        programs=ProgramSettings(sandbox_of(recipe), recipe.sandbox.timeout, recipe.sandbox.memory_mib),
     )
+    sandbox = try_sandbox(sandbox_of(recipe)) if PYTHON in settings.tools else None
     pool = EnvironmentPool(what, workers=settings.workers or workers, memory_mib=settings.memory_mib, output=output)
     try:
         tools = list(pool.start().tools)
@@ -97,7 +104,13 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
     elif tools:
         names = ", ".join(tool["function"]["name"] for tool in tools)
         notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
-    return Playing(pool, speech, data, tuple(notes))
+    return Playing(pool, speech, data, tuple(notes), sandbox)
+
+
+def sandbox_of(recipe: Recipe) -> SandboxSettings:
+    """Return the recipe's sandbox, for rewards and tools."""
+    own = recipe.sandbox
+    return SandboxSettings(own.kind, own.require, own.url, own.api_key_variable)
 
 
 def _roles(recipe: Recipe) -> list[str]:

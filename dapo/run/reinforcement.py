@@ -34,7 +34,7 @@ from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.engines import check_engine, start_engine
-from dapo.run.episodes import Playing, start_environment
+from dapo.run.episodes import Playing, sandbox_of, start_environment
 from dapo.run.fits import check_fits
 from dapo.run.given import (
     NOTHING_GIVEN,
@@ -60,7 +60,6 @@ from dapo.run.sampling import make_sampling, make_validation_sampling, stop_toke
 from dapo.run.session import Session
 from dapo.run.texts import make_texts
 from dapo.run.weights import delete_weights, weights_folder
-from dapo.sandbox.kinds import SandboxSettings
 from dapo.system import core_count
 from dapo.types.batch import Prompt
 from dapo.types.evaluation import EvaluationProgress
@@ -84,7 +83,7 @@ def make_scorer(recipe: Recipe, output: Path | None = None) -> CompositeScorer:
         output=output,
         workers=worker_count(recipe),
         memory_mib=recipe.run.reward_memory_mib,
-        sandbox=SandboxSettings(**recipe.sandbox.model_dump()),
+        sandbox=sandbox_of(recipe),
     )
 
 
@@ -237,6 +236,8 @@ def reward_session(
         playing = start_environment(recipe, tokenizer, workers=worker_count(recipe), output=printed)
         if playing is not None:
             undo.callback(playing.pool.close)
+            if playing.sandbox is not None:
+                console.say(playing.sandbox)
             for note in playing.notes:
                 console.warn(note)
         data = _prepared(recipe, tokenizer, console, training, playing)

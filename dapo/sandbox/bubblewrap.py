@@ -16,6 +16,7 @@ from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
 DISK_BYTES = 64 << 20
 PROCESSES = 32
 _READ = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
+_CLOSED = ("--unshare-user", "--disable-userns")  # a program makes no namespaces of its own
 _CHUNK = 1 << 16
 _LIMITED = """
 import os, resource, sys
@@ -36,6 +37,7 @@ class BubblewrapSandbox:
     def __init__(self) -> None:
         """Describe a sandbox; ``start`` looks for the command and tries it."""
         self._command: str | None = None
+        self._options: tuple[str, ...] = ()
 
     def start(self) -> str:
         """Find bubblewrap and run a first program; see ``Sandbox``."""
@@ -45,11 +47,15 @@ class BubblewrapSandbox:
                 "sandbox.kind is bubblewrap, and there is no command `bwrap`: install the package bubblewrap, or use "
                 "sandbox.kind: local, which needs no installation"
             )
-        ran = self.run("print('ready')", timeout=60.0)
-        if ran.output != "ready\n":
+        for self._options in (_CLOSED, ()):
+            ran = self.run("print('ready')", timeout=60.0)
+            if ran.output == "ready\n":
+                break
+        else:
             said = (ran.errors.strip() or f"exit code {ran.exit_code}").splitlines()[-1]
             raise SandboxError(f"bubblewrap does not run a program here: {said}")
-        return f"sandbox: bubblewrap ({self._command}); its namespaces, a folder in memory, limits"
+        open_ = "" if self._options else "; OPEN: user namespaces, which bubblewrap closes from 0.8 on"
+        return f"sandbox: bubblewrap ({self._command}); its namespaces, a folder in memory, limits{open_}"
 
     def run(
         self, program: str, stdin: str = "", *, timeout: float = 5.0, memory_mib: int = 512, output: int = OUTPUT_BYTES
@@ -67,7 +73,7 @@ class BubblewrapSandbox:
             limits = [int(timeout) + 2, memory_mib << 20, DISK_BYTES, PROCESSES + _own_processes(), code.fileno()]
             inner = [os.path.realpath(sys.executable), "-I", "-S", "-c", _LIMITED, *map(str, limits)]
             started = subprocess.Popen(
-                [self._command, *_options(), *inner],
+                [self._command, *self._options, *_options(), *inner],
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -39,6 +39,9 @@ _DETACH = 2
 _CALLS: dict[str, tuple[int | None, int]] = {
     "clone": (56, 220),
     "ioctl": (16, 29),
+    "fcntl": (72, 25),
+    "prlimit64": (302, 261),
+    "socketpair": (53, 199),
     "pivot_root": (155, 41),
     "capset": (126, 91),
     "seccomp": (317, 277),
@@ -62,9 +65,25 @@ _DENIED: dict[str, tuple[int | None, int]] = {
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "shmat": (30, 196),
-    "msgget": (68, 186),
-    "semget": (64, 190),
     "mq_open": (240, 180),
+    # objects of System V and queues of others, by their numbers and names
+    "shmctl": (31, 195),
+    "msgget": (68, 186),
+    "msgctl": (71, 187),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "semget": (64, 190),
+    "semctl": (66, 191),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "mq_unlink": (241, 181),
+    # how others are scheduled, by the numbers of their processes
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
     # other programs, namespaces, mounts
     "execve": (59, 221),
     "execveat": (322, 281),
@@ -93,6 +112,7 @@ _DENIED: dict[str, tuple[int | None, int]] = {
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
+    "io_setup": (206, 0),
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
@@ -147,7 +167,10 @@ _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {  # which Landlock leav
 }
 _CLONE3 = 435
 _NAMESPACES = NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_USER | NEW_PIDS | NEW_NETWORK | 0x2000000  # the last: cgroups
-_TYPE_INTO_TERMINAL = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_IOCTLS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal
+_OWN_BY_IOCTL = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP: the kernel then signals that process
+_OWN_BY_FCNTL = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the same
+_UNIX, _STREAM, _PACKETS, _KIND = 1, 1, 5, 0xF
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _COLUMN, _AUDIT = _ARCHITECTURES.get(platform.machine(), (None, 0))
@@ -290,7 +313,7 @@ def signals_are_scoped(version: int) -> bool:
 
 # ------------------------------------------------------------------ seccomp
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -298,37 +321,62 @@ def _instruction(code: int, value: int, then: int = 0, otherwise: int = 0) -> by
     return struct.pack("=HBBI", code, then, otherwise, value)
 
 
+_REFUSE, _PASS = _instruction(_RETURN, _ERROR | errno.EPERM), _instruction(_RETURN, _ALLOW)
+
+
+def _argument(position: int) -> bytes:
+    """Load the lower half of a call's argument; no argument that is looked at here is longer."""
+    return _instruction(_LOAD, 16 + 8 * position)
+
+
 def _filter(signals: bool, attributes: bool) -> Iterator[bytes]:
     """Give the filter's instructions: a deny list, and refusals that depend on an argument."""
     assert _COLUMN is not None
-    refuse = _instruction(_RETURN, _ERROR | errno.EPERM)
     yield _instruction(_LOAD, 4)
     yield _instruction(_EQUAL, _AUDIT, 1, 0)
     yield _instruction(_RETURN, _KILL)  # a call of another architecture, whose numbers mean other things
     yield _instruction(_LOAD, 0)
     if _COLUMN == 0:  # the same for x32
         yield _instruction(_AT_LEAST, 0x40000000, 0, 1)
-        yield refuse
+        yield _REFUSE
     denied = {call[_COLUMN] for call in _DENIED.values()}
     denied |= set(_X86_ALONE.values()) if _COLUMN == 0 else set()
     denied |= set() if signals else {call[_COLUMN] for call in _SIGNALS.values()}
     denied |= set() if attributes else {call[_COLUMN] for call in _ATTRIBUTES.values()}
     for number in sorted(number for number in denied if number is not None):
         yield _instruction(_EQUAL, number, 0, 1)
-        yield refuse
+        yield _REFUSE
     yield _instruction(_EQUAL, _CLONE3, 0, 1)  # its flags cannot be read here; the C library then calls clone
     yield _instruction(_RETURN, _ERROR | errno.ENOSYS)
-    yield _instruction(_EQUAL, _number("clone"), 0, 4)
-    yield _instruction(_LOAD, 16)
-    yield _instruction(_ANY_BIT, _NAMESPACES, 0, 1)
-    yield refuse
-    yield _instruction(_RETURN, _ALLOW)
-    yield _instruction(_EQUAL, _number("ioctl"), 0, 4)
-    yield _instruction(_LOAD, 24)
-    yield _instruction(_EQUAL, _TYPE_INTO_TERMINAL[0], 1, 0)
-    yield _instruction(_EQUAL, _TYPE_INTO_TERMINAL[1], 0, 1)
-    yield refuse
-    yield _instruction(_RETURN, _ALLOW)
+    yield from _unless("clone", _argument(0), _instruction(_ANY_BIT, _NAMESPACES, 0, 1))
+    yield from _unless("prlimit64", _argument(0), _instruction(_EQUAL, 0, 1, 0))  # its own limits alone
+    yield from _unless(  # connected pairs alone: a datagram goes to any name, also to a path outside
+        "socketpair",
+        _argument(0),
+        _instruction(_EQUAL, _UNIX, 0, 4),
+        _argument(1),
+        _instruction(_AND, _KIND),
+        _instruction(_EQUAL, _STREAM, 2, 0),
+        _instruction(_EQUAL, _PACKETS, 1, 0),
+    )
+    yield from _unless("ioctl", _argument(1), *_one_of(*_IOCTLS, *(() if signals else _OWN_BY_IOCTL)))
+    if not signals:
+        yield from _unless("fcntl", _argument(1), *_one_of(*_OWN_BY_FCNTL))
+    yield _PASS
+
+
+def _unless(name: str, *tests: bytes) -> Iterator[bytes]:
+    """Look at the arguments of a call; the tests jump to a refusal, which follows them, or over it."""
+    yield _instruction(_EQUAL, _number(name), 0, len(tests) + 2)
+    yield from tests
+    yield _REFUSE
+    yield _PASS
+
+
+def _one_of(*values: int) -> Iterator[bytes]:
+    """Go on at the next instruction but these if the loaded value is one of them, and else one further."""
+    for position, value in enumerate(values, 1 - len(values)):
+        yield _instruction(_EQUAL, value, -position, int(position == 0))
 
 
 def deny_calls(*, signals: bool, attributes: bool) -> None:

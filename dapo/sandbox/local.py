@@ -35,6 +35,12 @@ _SERVER = (
     "import json, sys; sys.path.append(sys.argv[2]); from dapo.sandbox.server import main; "
     "main(int(sys.argv[1]), json.loads(sys.argv[3]))"
 )
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MALLOC_ARENA_MAX": "1",  # each arena takes 128 MiB of the address space: a dozen threads would fill it
+}
 _HOME = str(Path(__file__).resolve().parents[2])  # the folder that holds the package
 _START_LIMIT = 60.0  # seconds until the server has answered, on a busy machine
 _GRACE = 20.0  # seconds beyond a program's time limit after which the server counts as lost
@@ -179,7 +185,7 @@ class LocalSandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                env=_ENVIRONMENT,
                 cwd="/",
                 start_new_session=True,
             )

@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -52,6 +51,7 @@ class _Walls:
     landlock: int = 0  # its version; 0: none
     seccomp: bool = False
     user: int | None = None  # whom programs run as, where that is somebody else
+    deleter: int = -1  # where the folders are written that are to be deleted
 
 
 def main(descriptor: int, asked: dict[str, Any]) -> None:
@@ -75,6 +75,7 @@ def main(descriptor: int, asked: dict[str, Any]) -> None:
             _send(connection, {"failed": f"namespaces: {error}"})  # nothing half entered goes on
             return
     else:
+        walls.deleter = _start_deleter()
         with contextlib.suppress(OSError):
             kernel.adopt_orphans()
         if os.geteuid() == 0 and _nobody_can_read():
@@ -246,7 +247,7 @@ def _serve(
         _end(first)
     os.close(reading)
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.write(walls.deleter, folder.encode() + b"\n")
     if first < 0:
         return {"failed": failed}
     seconds = time.monotonic() - began
@@ -261,6 +262,42 @@ def _own_folder(walls: _Walls) -> str:
     if walls.user is not None:
         os.chown(folder, walls.user, walls.user)
     return folder
+
+
+def _start_deleter() -> int:
+    """Start a process that deletes folders, which may take longer than their programs did; return a pipe to it."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        if os.fork() == 0:
+            os.dup2(reading, 0)
+            os.closerange(3, 1024)  # the connection ends with the server, and so does this process
+            for line in sys.stdin:
+                _delete(line.rstrip("\n"))
+        os._exit(0)
+    os.close(reading)
+    os.waitpid(between, 0)
+    return writing
+
+
+def _delete(folder: str) -> None:
+    """Delete a program's folder. Folders in it are moved up first: it may be too deep to walk, or closed."""
+    count, waiting = 0, [folder]
+    with tempfile.TemporaryDirectory(prefix="dapo-sandbox-", ignore_cleanup_errors=True) as flat:
+        while waiting:
+            path = waiting.pop()
+            with contextlib.suppress(OSError):
+                os.chmod(path, 0o700)
+                for entry in list(os.scandir(path)):
+                    if entry.is_dir(follow_symlinks=False):
+                        count += 1
+                        waiting.append(f"{flat}/{count}")
+                        os.chmod(entry.path, 0o700)  # a folder that moves is written to
+                        os.rename(entry.path, waiting[-1])
+                    else:
+                        os.unlink(entry.path)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def _finish(code: int) -> NoReturn:
@@ -308,8 +345,25 @@ def _end(first: int) -> None:
         os.kill(first, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(first, 0)
-        while True:  # orphans of its group that this process adopted
-            os.waitpid(-1, 0)
+        while True:  # orphans that this process adopted; without seccomp they may have left the group
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+            orphans = _children()
+            for orphan in orphans:
+                os.kill(orphan, signal.SIGKILL)
+            for orphan in orphans or [-1]:
+                os.waitpid(orphan, 0)
+
+
+def _children() -> list[int]:
+    """Return the children of this process, also those that have ended; none where there is no /proc."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if int(Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                    found.append(int(name))
+    return found
 
 
 def _be_first(

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from typing import Any
 
-from dapo.http import HttpError, post
+from dapo.http import HttpError, post, read_key
 from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
 
 _GRACE = 30.0  # seconds beyond a program's time limit for the service and the network
@@ -46,12 +45,10 @@ class ServiceSandbox:
     ) -> Ran:
         """Run a program; see ``Sandbox``."""
         asked = {"code": program, "stdin": stdin, "timeout": timeout, "memory_mib": memory_mib, "output_bytes": output}
-        key = None if self._variable is None else os.environ.get(self._variable)
-        if self._variable is not None and not key:
-            raise SandboxError(
-                f"the environment variable {self._variable} (sandbox.api_key_variable) is not set; set it to the "
-                f"key of the sandbox at {self._url} where the run starts"
-            )
+        try:
+            key = self._variable and read_key(self._variable, "sandbox.api_key_variable", f"the sandbox at {self._url}")
+        except ValueError as error:
+            raise SandboxError(str(error)) from None
         try:
             answer = json.loads(post(self._url, asked, timeout + _GRACE, key, limit=8 * output + (1 << 20)))
             return _read(answer, output)

@@ -125,18 +125,17 @@ def test_the_reward_of_the_page_of_rewards():
 
 
 def test_the_tool_of_the_page_has_a_schema_and_its_recipe_is_one():
-    source, recipe = (b for b in blocks(ROOT / "docs/howto_tools.md") if b.language in ("python", "yaml"))
+    source, *recipes = (b for b in blocks(ROOT / "docs/howto_tools.md") if b.language in ("python", "yaml"))
     names: dict[str, object] = {}
     exec(source.body, names)
     tool = Tool.of(names["add"])
     assert tool.schema["function"]["description"] == "Add two numbers."
     assert tool.function(**tool.check({"a": 2})) == 2
-    settings = YAML(typ="safe").load(recipe.body)
-    data = {"data": {"train": [{"task": "signed_sum"}]}, "rewards": [{"kind": "task"}]}
-    assert (
-        recipe_from_dict({"model": {"path": "builtin/signed-sum"}, **data, **settings}).recipe.environment.max_turns
-        == 4
-    )
+    own = {"model": {"path": "builtin/signed-sum"}, "data": {"train": [{"task": "signed_sum"}]}}
+    own["rewards"] = [{"kind": "task"}]
+    typed, programs = (recipe_from_dict({**own, **YAML(typ="safe").load(each.body)}).recipe for each in recipes)
+    assert typed.environment.max_turns == 4
+    assert programs.environment.tools == ["python"]
 
 
 def test_the_judge_of_the_page_scores_a_run(finished, tmp_path):

@@ -207,6 +207,10 @@ class Sandbox(Section):
     ``files``: files and network. ``none``: nothing; programs of the model may then do what you may do."""
     url: Annotated[Address | None, FREE] = None
     """For ``http``: where programs are sent."""
+    timeout: Annotated[Seconds, FREE] = 5.0
+    """For the tool ``python``: seconds that a program may take. A reward of ``kind: code`` has its own."""
+    memory_mib: Annotated[int, Field(ge=64, le=1 << 20), FREE] = 512
+    """For the tool ``python``: address space of each process of a program, in MiB."""
     api_key_variable: Annotated[Variable | None, FREE] = None
     """For ``http``: environment variable with the key, sent as a bearer token. It is written nowhere."""
 

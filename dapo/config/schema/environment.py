@@ -15,8 +15,9 @@ class Environment(Section):
     class of yours (docs/environments.md). None: a response has one turn."""
     args: Annotated[dict[str, Any], FIXED] = Field(default_factory=dict)
     """Keyword arguments of your function or class."""
-    tools: Annotated[list[Hook], FIXED] = Field(default_factory=list)
-    """Typed functions that the model may call: ``package.module:function``. Their schemas go to the chat template."""
+    tools: Annotated[list[Literal["python"] | Hook], FIXED] = Field(default_factory=list)
+    """What the model may call: typed functions, ``package.module:function``, and ``python``, which runs a program in
+    the ``sandbox`` and returns what it prints. Their schemas go to the chat template."""
     tool_format: Annotated[Literal["auto", "hermes", "llama3", "mistral", "python", "none"] | Hook, FIXED] = "auto"
     """How the model writes a call. ``auto``: as its chat template shows one. ``package.module:function``: f(text)
     returns a list of (name, arguments)."""

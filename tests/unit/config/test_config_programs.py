@@ -34,6 +34,7 @@ CHAT = SERVICE | {"api": "openai", "model": "big", "template": "{response}"}
         ({"kind": "code", "url": "http://a"}, "rewards.0.url"),
         ({"kind": "service"}, "rewards.0.url"),
         (SERVICE | {"url": "ftp://a"}, "rewards.0.url"),
+        (SERVICE | {"url": "http://me:password@a/score"}, "rewards.0.url"),
         (SERVICE | {"tests": "other"}, "rewards.0.tests"),
         (SERVICE | {"template": "{response}"}, "rewards.0.template"),
         (SERVICE | {"parser": "a:b"}, "rewards.0.parser"),
@@ -61,6 +62,8 @@ def test_a_setting_that_is_missing_or_read_by_nobody_is_refused(reward: dict[str
         ({"url": "http://a"}, "sandbox.url"),
         ({"kind": "bubblewrap", "require": "none"}, "sandbox.require"),
         ({"kind": "bubblewrap", "api_key_variable": "A"}, "sandbox.api_key_variable"),
+        ({"timeout": 4.0}, "sandbox.timeout"),
+        ({"memory_mib": 64}, "sandbox.memory_mib"),
     ],
 )
 def test_a_sandbox_that_contradicts_itself_is_refused(sandbox: dict[str, Any], key: str) -> None:
@@ -71,6 +74,29 @@ def test_a_sandbox_that_contradicts_itself_is_refused(sandbox: dict[str, Any], k
 def test_a_sandbox_that_nobody_uses_is_refused() -> None:
     with pytest.raises(RecipeError, match="sandbox"):
         recipe({"kind": "exact"}, sandbox={"require": "none"})
+
+
+CALLS = {"kind": "tools", "tools": ["python"], "tool_format": "hermes"}
+
+
+def test_the_tool_python_uses_the_sandbox() -> None:
+    found = recipe({"kind": "exact"}, environment=CALLS, sandbox={"require": "files", "timeout": 2.0})
+    assert (found.sandbox.timeout, found.sandbox.memory_mib) == (2.0, 512)
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "environment", "key"),
+    [
+        ({"timeout": 30.0}, {}, "sandbox.timeout"),
+        ({"memory_mib": 1024}, {"memory_mib": 512}, "sandbox.memory_mib"),
+        ({}, {"tools": ["ruby"]}, "environment.tools"),
+    ],
+)
+def test_limits_of_the_tool_python_fit_its_process(
+    sandbox: dict[str, Any], environment: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(RecipeError, match=key.replace(".", r"\.")):
+        recipe({"kind": "exact"}, environment=CALLS | environment, sandbox=sandbox)
 
 
 def test_time_limits_are_those_of_the_kind() -> None:

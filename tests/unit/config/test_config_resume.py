@@ -27,7 +27,7 @@ FREE = {
     "model": "activation_checkpointing",
     "data": "epochs",
     "rewards.N": "timeout memory_mib url batch concurrency retries outage_limit api_key_variable",
-    "sandbox": "kind url api_key_variable",
+    "sandbox": "kind url timeout memory_mib api_key_variable",
     "environment": "timeout workers memory_mib",
     "rollout": "weight_transfer",
     "rollout.vllm": "gpu_memory_utilization kv_cache_mib tensor_parallel_size enforce_eager sleep",

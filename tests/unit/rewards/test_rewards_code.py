@@ -156,6 +156,25 @@ def test_a_method_is_an_entry_point(judges: dict[str, CodeJudge], entry_point: s
     assert passed(judges["apart"], program, tests, entry_point) == [True, True, False]
 
 
+@pytest.mark.parametrize("way", ["inside", "apart"])
+def test_an_exception_is_caught_by_the_names_of_its_kinds(judges: dict[str, CodeJudge], way: str) -> None:
+    program = (
+        "import json\n"
+        "class Mine(ValueError):\n    def __str__(self): raise RuntimeError\n"
+        "def f(x):\n"
+        "    if x == 'mine': raise Mine\n"
+        "    if x == 'key': {}['k']\n"
+        "    return json.loads(x) if x == '{' else x.encode('ascii')\n"
+    )
+    tests = [
+        f"try:\n    f({given!r})\n    assert False\nexcept {kind}: pass"
+        for given, kind in (("mine", "ValueError"), ("key", "LookupError"), ("{", "ValueError"), ("é", "UnicodeError"))
+    ]
+    assert passed(judges[way], program, tests, "f") == [True] * len(tests)
+    wrong = [test.partition("except")[0] + "except OSError: pass" for test in tests]
+    assert passed(judges[way], program, wrong, "f") == [False] * len(tests)
+
+
 def test_inputs_and_outputs_are_compared_outside(judges: dict[str, CodeJudge]) -> None:
     tests = [{"stdin": "1 2\n", "stdout": "3\n\n"}, {"stdin": "5 6", "stdout": "11"}]
     judge = judges["inside"]

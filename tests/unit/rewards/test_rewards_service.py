@@ -179,6 +179,39 @@ def test_an_outage_is_waited_for_and_ends() -> None:
     assert score.values == {"accuracy": 0.3}
 
 
+def test_one_outage_is_waited_for_once_however_many_questions_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is of the service: behind it nobody waits for another ``outage_limit``."""
+    clock = Clock()
+    monkeypatch.setattr(service, "time", clock)
+    monkeypatch.setattr(service.ServicePool, "_pause", lambda self, *_: clock.sleep(1.0))
+    with judge(lambda n, path, body, headers: (503, b"")) as service_:
+        scores = ask([f"{n}" for n in range(40)], url=service_.url, batch=1, concurrency=1, outage_limit=10.0)
+        assert all(score.reason and score.reason.startswith("service: away for") for score in scores)
+        assert len(service_.bodies) == 11 + 39, "the outage, and one try for each question behind it"
+
+
+def test_a_service_that_answers_again_has_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(service, "time", clock)
+    monkeypatch.setattr(service.ServicePool, "_pause", lambda self, *_: clock.sleep(1.0))
+    with judge(lambda n, path, body, headers: good(body) if n % 9 == 8 else (503, b"")) as service_:
+        scores = ask([f"{n}" for n in range(10)], url=service_.url, batch=1, concurrency=1, outage_limit=10.0)
+    assert all(score.scored for score in scores)
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def test_a_hanging_service_is_an_outage() -> None:
     with judge(lambda n, path, body, headers: (time.sleep(0.6 if n == 0 else 0), good(body))[1]) as service_:
         (score,) = ask(["abc"], url=service_.url, timeout=0.2)
@@ -234,6 +267,53 @@ def test_a_key_that_is_not_set_is_refused_at_the_start(monkeypatch: pytest.Monke
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(RewardError, match="JUDGE_KEY"):
         build_scorer([Reward(kind="service", url="http://127.0.0.1:1", api_key_variable="JUDGE_KEY")])
+
+
+def test_a_key_with_the_end_of_its_line_is_sent_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "a-secret-key\n")
+    seen = []
+
+    def behave(number: int, path: str, body: Any, headers: dict[str, str]) -> tuple[int, Any]:
+        seen.append(headers["Authorization"])
+        return good(body)
+
+    with judge(behave) as service_:
+        (score,) = ask(["abc"], url=service_.url, api_key_variable="JUDGE_KEY")
+    assert score.scored
+    assert seen == ["Bearer a-secret-key"]
+
+
+@pytest.mark.parametrize("key", ["a-secret\nkey", "a-secret-schlüssel"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with pytest.raises(RewardError, match="JUDGE_KEY") as caught:
+        build_scorer([Reward(kind="service", url="http://127.0.0.1:1", api_key_variable="JUDGE_KEY")])
+    assert "a-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("Score: 0.5", 0.5),
+        ("So it is.\n**Score:** 0.75.", 0.75),
+        ("Score: 0.1\nNo. Score: **1**", 1.0),
+        ("score 5e-1", 0.5),
+        ("Score: 1", 1.0),
+        ("Score: 1/10", None),
+        ("Score: 10 / 10", None),
+        ("Score: 50%", None),
+        ("Score: 1,5", None),
+        ("Score: 1 out of 10", None),
+        ("Score: 0.3, as I said. Score: 1/10", None),
+        ("Score: 0.5, 3 reasons", 0.5),
+        ("Score: .5", 0.5),
+    ],
+)
+def test_a_score_in_words_is_read_whole_or_not_at_all(reply: str, score: float | None) -> None:
+    answer = {"choices": [{"message": {"content": reply}}]}
+    with judge(lambda n, path, body, headers: (200, answer)) as service_:
+        (found,) = ask(["a"], url=service_.url, api="openai", model="big", template="{response}", retries=0)
+    assert found.values.get("accuracy") == score
 
 
 def test_a_chat_model_as_judge() -> None:

@@ -6,6 +6,7 @@ python attacks.py [WALL ...]      prints {"holds": [...], "found": {attack: what
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo.sandbox.local import DISK_MIB, PROCESSES, LocalSandbox
-from dapo.sandbox.runs import OUTPUT_BYTES, Ran
+from dapo.sandbox.runs import OUTPUT_BYTES, Ran, SandboxError
 
 SECRET = "the secret of this machine"
 
@@ -32,12 +33,19 @@ class World:
     writable: Path  # a folder that everybody may write to
     port: int  # of a TCP server, and of a UDP socket
     victim: int  # a process of the same user
-    heard: Callable[[], bool]  # whether something came by TCP or UDP
+    memory: int  # of System V, shared by everybody
+    heard: Callable[[], bool]  # whether something came by TCP, UDP or a Unix socket
+    left: list[Path]  # folders of programs that were there before
+
+    @staticmethod
+    def folders() -> list[Path]:
+        return list(Path(tempfile.gettempdir()).glob("dapo-sandbox-*"))
 
     def run(self, program: str, timeout: float = 20.0) -> Ran:
         ready = f"""
 import ctypes, os, sys, time, socket, signal, threading
 SECRET, FOLDER, PORT, VICTIM = {str(self.secret)!r}, {str(self.writable)!r}, {self.port}, {self.victim}
+SOCKET, MEMORY = {str(self.secret.parent / "socket")!r}, {self.memory}
 got = []
 def attempt(action, what=None):
     try:
@@ -54,7 +62,10 @@ def say():
     print(*got, sep="; ", flush=True)
 def call(name, *numbers):
     library = ctypes.CDLL(None, use_errno=True)
-    return library.syscall(*[ctypes.c_long(n) for n in (name, *numbers)])
+    found = library.syscall(*[ctypes.c_long(n) for n in (name, *numbers)])
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return found
 """
         return self.sandbox.run(ready + program, timeout=timeout)
 
@@ -153,9 +164,14 @@ for family in range(46):
     for kind in (1, 2, 3, 5):
         achieve(f"a socket of family {family}", lambda: socket.socket(family, kind))
 achieve("listened", lambda: socket.create_server(("127.0.0.1", 0)))
-achieve("io_uring", lambda: [][0:1] if call(425, 8, 0) >= 0 else open("/nothing"))
+achieve("io_uring", lambda: call(425, 8, 0))
 one, other = socket.socketpair()
 achieve("connected a pair", lambda: one.connect("/run/docker.sock"))
+def datagram(name):
+    one, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one.sendto(b"unix", name)
+achieve("a datagram to a path", lambda: datagram(SOCKET))
+achieve("a datagram to a name", lambda: datagram("\\0" + SOCKET))
 say()
 """)
     return "something arrived" if world.heard() else said(ran)
@@ -239,15 +255,12 @@ if library.umount2(b"/tmp", 2) == 0:
 achieve("chroot", lambda: os.chroot("/tmp"))
 achieve("root", lambda: os.setuid(0) if os.getuid() else open("/nothing"))
 clone, bpf = (56, 321) if platform.machine() == "x86_64" else (220, 280)
-child = call(clone, 0x10000000 | 17, 0, 0, 0, 0)
-if child == 0:
-    os._exit(0)
-if child > 0:
-    got.append("clone into a user namespace")
-if call(435, 0, 0) == 0:
-    got.append("clone3")
-if call(bpf, 0, 0, 0) >= 0:
-    got.append("bpf")
+def clone_into_namespace():
+    if call(clone, 0x10000000 | 17, 0, 0, 0, 0) == 0:
+        os._exit(0)
+achieve("clone into a user namespace", clone_into_namespace)
+achieve("clone3", lambda: call(435, 0, 0))
+achieve("bpf", lambda: call(bpf, 0, 0, 0))
 for program in ("/bin/sh", "/usr/bin/env", sys.executable, "/lib64/ld-linux-x86-64.so.2"):
     child = os.fork()
     if child == 0:
@@ -260,6 +273,84 @@ for program in ("/bin/sh", "/usr/bin/env", sys.executable, "/lib64/ld-linux-x86-
 say()
 """)
     )
+
+
+@attack("files")
+def changes_others(world: World) -> str | None:
+    """Limits, priorities and memory of the same user's processes can be named without a signal."""
+    ran = world.run("""
+import platform, resource
+column = 0 if platform.machine() == "x86_64" else 1
+def numbered(*numbers):
+    return numbers[column]
+achieve("set a limit", lambda: resource.prlimit(VICTIM, resource.RLIMIT_CORE, (0, 0)))
+achieve("read a limit", lambda: resource.prlimit(VICTIM, resource.RLIMIT_CORE))
+achieve("set a priority", lambda: os.setpriority(os.PRIO_PROCESS, VICTIM, 19))
+achieve("set a priority for I/O", lambda: call(numbered(251, 30), 1, VICTIM, 3 << 13))
+achieve("chose processors", lambda: os.sched_setaffinity(VICTIM, {0}))
+achieve("chose a scheduler", lambda: os.sched_setscheduler(VICTIM, os.SCHED_BATCH, os.sched_param(0)))
+achieve("removed shared memory", lambda: call(numbered(31, 195), MEMORY, 0, 0))
+say()
+""")
+    return said(ran) or (None if _ipc().shmctl(world.memory, 2, bytes(512)) == 0 else "shared memory is gone")
+
+
+@attack()
+def signals_through_a_file(world: World) -> str | None:
+    """The kernel signals the owner of a descriptor, and a process may name another as its owner."""
+    ran = world.run("""
+import fcntl
+reading, writing = os.pipe()
+def own(who):
+    fcntl.fcntl(reading, fcntl.F_SETOWN, who)
+    fcntl.fcntl(reading, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC)
+    os.write(writing, b"x")
+attempt(lambda: own(VICTIM), "signals go to another")
+attempt(lambda: fcntl.ioctl(reading, 0x8901, VICTIM.to_bytes(4, "little")), "another owns the file")
+time.sleep(0.1)
+""")
+    if not _lives(world.victim):
+        return "the victim was killed"
+    return None if ran.exit_code == 0 else f"the program did not end well: {ran}"
+
+
+@attack()
+def takes_what_all_share(world: World) -> str | None:
+    return said(
+        world.run("""
+import platform
+room = ctypes.c_long(0)
+achieve("asynchronous I/O, which all users share", lambda: call(206 if platform.machine() == "x86_64" else 0, 4096,
+        ctypes.addressof(room)))
+say()
+""")
+    )
+
+
+@attack()
+def leaves_a_folder(world: World) -> str | None:
+    """A folder that is too deep, or that its owner must not list, does not end the server and is deleted, too."""
+    ran = world.run("""
+os.mkdir("closed", 0o300)
+with open("closed/data", "w") as file:
+    file.write("x")
+os.mkdir("open")
+os.symlink(FOLDER, "open/link")
+os.mkdir("open/closed", 0)
+for _ in range(1100):
+    os.mkdir("deep")
+    os.chdir("deep")
+print("made")
+""")
+    if (ran.output, ran.exit_code) != ("made\n", 0):
+        return f"the program did not end well: {ran}"
+    until = time.monotonic() + 60
+    while left := [each for each in world.folders() if each not in world.left]:
+        if time.monotonic() > until:
+            return f"left {left}"
+        time.sleep(0.05)
+    return None
 
 
 @attack("forks")
@@ -399,8 +490,8 @@ while True:
 
 @attack()
 def stops_itself(world: World) -> str | None:
-    ran = world.run("os.kill(0, signal.SIGSTOP)", timeout=1.0)
-    return _left_over(world) if ran.exit_code is None else f"{ran}"
+    ran = world.run("os.kill(0, signal.SIGSTOP)\nprint('went on')", timeout=1.0)
+    return f"{ran}" if "went on" in ran.output else _left_over(world)
 
 
 @attack()
@@ -472,6 +563,10 @@ def _lives(process: int) -> bool:
         return False
 
 
+def _ipc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _left_over(world: World) -> str | None:
     """Say how many processes of the server live though no program runs."""
     server = world.sandbox._process
@@ -499,18 +594,25 @@ def world_of(sandbox: LocalSandbox) -> Iterator[World]:
         udp.bind(("127.0.0.1", port))
         tcp.setblocking(False)
         udp.setblocking(False)
+        unix = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) for _ in range(2)]
+        for each, name in zip(unix, (f"{folder}/socket", f"\0{folder}/socket"), strict=True):
+            each.bind(name)
+            each.setblocking(False)
+        Path(folder, "socket").chmod(0o777)
 
         def heard() -> bool:
-            for listen in (tcp.accept, lambda: udp.recv(64)):
+            for listening in (tcp, udp, *unix):
                 with contextlib.suppress(BlockingIOError):
-                    listen()
+                    listening.accept() if listening is tcp else listening.recv(64)
                     return True
             return False
 
         victim = subprocess.Popen(["sleep", "600"])
         stack.callback(victim.wait)
         stack.callback(victim.kill)
-        yield World(sandbox, secret, writable, port, victim.pid, heard)
+        memory = _ipc().shmget(0, 4096, 0o1666)
+        stack.callback(_ipc().shmctl, memory, 0, None)
+        yield World(sandbox, secret, writable, port, victim.pid, memory, heard, World.folders())
 
 
 def run_all(sandbox: LocalSandbox) -> dict[str, str | None]:
@@ -519,7 +621,10 @@ def run_all(sandbox: LocalSandbox) -> dict[str, str | None]:
     with world_of(sandbox) as world:
         for name, (function, needs) in ATTACKS.items():
             if not needs or needs in sandbox.holds:
-                found[name] = function(world)
+                try:
+                    found[name] = function(world)
+                except SandboxError as error:  # then a wrong program would have no verdict
+                    found[name] = str(error)
     return found
 
 

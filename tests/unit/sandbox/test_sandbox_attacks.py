@@ -20,6 +20,7 @@ WALLS = {
     "full": ("namespaces", "landlock", "seccomp"),
     "without-landlock": ("namespaces", "seccomp"),
     "files": ("landlock", "seccomp"),
+    "seccomp-alone": ("seccomp",),  # its deny list replaces what a younger Landlock would refuse
 }
 NOBODY = 65534
 
