@@ -87,7 +87,7 @@ def convert(r: Reading) -> None:
     if passed_on:
         r.put("slurm.options", passed_on, *founds)
     if "gpus-per-node" in passed_on:
-        gpus = r.find(KEY + "gpus-per-node") or r.find(KEY + "gres")
-        r.put("learner.ranks", "auto", gpus)
-        r.put("rollout.engines", "auto", gpus)
+        asked = r.find(KEY + "gpus-per-node") or r.find(KEY + "gres")
+        r.put("learner.ranks", "auto", asked)
+        r.put("rollout.engines", "auto", asked)
         r.say("all GPUs of the job learn and generate in turns: learner.ranks, rollout.engines (docs/scaling.md)")
