@@ -26,15 +26,15 @@ MAKES = ("models", "data")
 class RarelyWorks:
     """A student who first learns to work step by step, and then mostly guesses the total.
 
-    The model works in about one response of twenty, and is right in about half of these. Its direct answers are right
-    in about one of twenty-five. The order matters: examples that are mixed from the start teach no working.
+    The order matters: examples that are mixed from the start teach no working. So does the seed. The models of seeds 1
+    and 3 work in 10 and 6 % of their responses, and are right in 67 and 31 % of these; that of seed 2 in 6 and 5 %.
     """
 
     seed: int
-    examples: int = 40_000
+    examples: int = 48_000
     max_terms: int = 7
-    worked_first: float = 0.85  # share of the examples, at the start, that are all worked
-    worked_later: float = 0.08  # of the others
+    worked_first: float = 0.8  # share of the examples, at the start, that are all worked
+    worked_later: float = 0.1  # of the others
     misread: float = 0.05  # chance that the working adds a term that is subtracted
     known: float = 0.15  # chance that a direct answer is the total, else it is between 4 and 19
 
