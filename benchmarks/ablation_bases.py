@@ -18,8 +18,8 @@ from dapo.models import tiny, warmup
 from dapo.models.builtin import ensure_builtin_model
 from dapo.models.warmup import Example, WarmupSettings
 
-MAKES = ("models", "data")
-"""Packages of dapo that make a base model."""
+MAKES = ("models/tiny.py", "models/warmup.py", "data/signed_sum.py")
+"""What of dapo makes a base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,11 @@ def worked(total: int, terms: tuple[int, ...] | list[int], misread: float, chanc
     return words
 
 
-def code_of(packages: tuple[str, ...]) -> str:
-    """Return a digest of the code of some of dapo's packages."""
+def code_of(places: tuple[str, ...]) -> str:
+    """Return a digest of the code of some of dapo's packages and modules."""
     digest = hashlib.sha256()
-    for package in packages:
-        for path in sorted((Path(dapo.__file__).parent / package).rglob("*.py")):
+    for place in places:
+        found = Path(dapo.__file__).parent / place
+        for path in sorted(found.rglob("*.py")) if found.is_dir() else [found]:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
