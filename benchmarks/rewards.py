@@ -182,7 +182,9 @@ def main() -> None:
         serve()
         return
     from golden import tree_of
-    from machine import describe_machine
+    from machine import describe_machine, refuse_changes
+
+    refuse_changes(arguments.out)
 
     with ExitStack() as stack:
         trees = {name: stack.enter_context(tree_of(name)) for name in arguments.base} | {HERE_NAME: HERE.parent}
