@@ -148,7 +148,7 @@ TOKEN_LEVEL = Focused(
         "held_out_8": Measure("held-out length, step 8", at_step("length", 8)),
         "held_out_40": Measure("held-out length, step 40", at_step("length", 40)),
         "length": Measure("length in training", over_steps("finished_length", 1, 40)),
-        "accuracy_8": Measure("held-out accuracy, step 8, %", at_step("accuracy", 8), 100),
+        "accuracy_8": Measure("held-out accuracy, step 8, %", at_step("accuracy", 8), 100, page=False),
         "accuracy_40": Measure("held-out accuracy, step 40, %", at_step("accuracy", 40), 100),
         "cut_off": Measure("cut off, step 8, %", at_step("truncated", 8), 100, page=False),
         "clip_high": Measure("clipped high, %", over_steps("clip_high", 1, 40), 100, 2, page=False),
