@@ -147,7 +147,7 @@ TOKEN_LEVEL = Focused(
     measures={
         "held_out_8": Measure("held-out length, step 8", at_step("length", 8)),
         "held_out_40": Measure("held-out length, step 40", at_step("length", 40)),
-        "length": Measure("length in training", over_steps("finished_length", 1, 40)),
+        "length": Measure("length in training", over_steps("finished_length", 1, 40), page=False),
         "accuracy_8": Measure("held-out accuracy, step 8, %", at_step("accuracy", 8), 100, page=False),
         "accuracy_40": Measure("held-out accuracy, step 40, %", at_step("accuracy", 40), 100),
         "cut_off": Measure("cut off, step 8, %", at_step("truncated", 8), 100, page=False),
@@ -232,11 +232,11 @@ PASSES = Focused(
     small=3,
     measures={
         "quarter": Measure("accuracy at 25 % of the tokens, %", at_tokens(0.25), 100),
-        "half": Measure("at 50 %", at_tokens(0.5), 100),
+        "half": Measure("at 50 %", at_tokens(0.5), 100, page=False),
         "all": Measure("at 100 %", at_tokens(1.0), 100),
         "clip_high": Measure("clipped high, %", over_steps("clip_high", 1, 40), 100, 2),
         "clip_low": Measure("clipped low, %", over_steps("clip_low", 1, 40), 100, 2, page=False),
-        "entropy": Measure("entropy, steps 31 to 40, nats", over_steps("entropy", 31, 40), 1, 3),
+        "entropy": Measure("entropy, steps 31 to 40, nats", over_steps("entropy", 31, 40), 1, 3, page=False),
         "pass": Measure("pass@8 at the end, %", at_step("pass", 40), 100, page=False),
         "length": Measure("held-out length at the end", at_step("length", 40), page=False),
         "kept": Measure("groups kept, %", over_steps("kept", 1, 40), 100, 0, page=False),
