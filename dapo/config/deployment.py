@@ -247,6 +247,11 @@ def check_ranks(r: Recipe) -> Iterator[Problem]:
     if engine_kind(r) in ("generate", "own"):
         move = "computes with the learner's own tensors, which lie in other processes with learner.ranks above 1; "
         yield Problem("rollout.engine", f"{move}use embedded", r.rollout.engine)
+    if learner.cpu_offload and learner.optimizer == "adamw_8bit":
+        move = (
+            "updates on the GPU, and learner.cpu_offload keeps the moments in the processor's memory; use one of both"
+        )
+        yield Problem("learner.optimizer", move, learner.optimizer)
     if learner.cpu_offload and r.model.device == "cpu":
         yield Problem("learner.cpu_offload", "moves slices away from a CUDA device; model.device is cpu", True)
     if ":" in r.model.device:

@@ -251,16 +251,19 @@ def merge_squares(model: nn.Module) -> tuple[float, float]:
 
 def adapter_parameters(shapes: Mapping[str, tuple[int, ...]], lora: Lora) -> int:
     """Numbers that are trained, from the shapes of a model's parameters alone (see ``dapo.types.model``)."""
+    return sum(map(math.prod, adapter_shapes(shapes, lora)))
+
+
+def adapter_shapes(shapes: Mapping[str, tuple[int, ...]], lora: Lora) -> Iterator[tuple[int, ...]]:
+    """Yield the shape of each tensor that is trained."""
     if lora.rank is None:
-        return 0
-    count = 0
+        return
     for name, shape in shapes.items():
         layer, _, last = name.rpartition(".")
         if last == "weight" and len(shape) == 2 and is_target(layer, lora):
-            count += lora.rank * sum(shape)
+            yield from ((lora.rank, shape[1]), (shape[0], lora.rank))
         elif any(part in lora.modules_to_save for part in layer.split(".")):
-            count += math.prod(shape)
-    return count
+            yield shape
 
 
 def is_target(layer: str, lora: Lora) -> bool:

@@ -49,6 +49,10 @@ class Model(Section):
 
 
 class Learner(Section):
+    optimizer: Annotated[Literal["adamw", "adamw_8bit"], FIXED] = "adamw"
+    """``adamw_8bit``: AdamW's two moments in 8 bits with a scale for each block of numbers (arXiv 2110.02861), by
+    torchao (extra ``eight_bits``): 2 bytes a parameter instead of 8. Small tensors, and those whose rows are no
+    multiple of 64, stay in float32."""
     learning_rate: Rate = 1e-6
     """Peak learning rate."""
     betas: Pair = (0.9, 0.999)
