@@ -27,6 +27,14 @@ def engine_kind(recipe: Recipe) -> EngineKind:
     return "own" if ":" in engine else cast(EngineKind, engine)
 
 
+def sends_adapter(recipe: Recipe) -> bool:
+    """Return whether engines get an adapter by itself, and not merged into the weights."""
+    lora = recipe.model.lora
+    if lora.rank is None or lora.merge is not None:
+        return lora.rank is not None and lora.merge is False
+    return engine_kind(recipe) == "vllm" and recipe.model.dtype == "bfloat16" and not lora.modules_to_save
+
+
 def overlaps(recipe: Recipe) -> bool:
     """Return whether engines generate while the learner works."""
     return recipe.rollout.max_staleness > 0

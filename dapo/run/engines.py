@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dapo.config.checks import correction_kind, ratio_against
-from dapo.config.deployment import engine_kind, server_urls
+from dapo.config.deployment import engine_kind, sends_adapter, server_urls
 from dapo.config.schema import Recipe
 from dapo.errors import NotInstalled, RecipeError
 from dapo.links import install
@@ -232,6 +232,7 @@ def engine_specs(
         threads=recipe.run.threads,
         strings=stop_strings(recipe, facts) if vllm or servers else None,
         reserve=learner_holds(recipe, facts).beside_weights if beside else 0,
+        adapter=sends_adapter(recipe),
     )
     if not servers:
         return [replace(common, slots=slots) for slots in deployment.slots]
