@@ -10,6 +10,10 @@ _COUNTS = "one device for each rank, and so many for each engine; docs/scaling.m
 _MACHINES = f"of `dapo launch`; on a machine alone `learner.ranks` and `rollout.engines` count: {_COUNTS}"
 _PRODUCT = "with rows for each device and the devices a product in responses; divided by G"
 _RESUME = "dapo train --resume RUN"
+_ADAMW = {
+    **dict.fromkeys(["adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw", "paged_adamw_32bit"], "adamw"),
+    **dict.fromkeys(["adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"], "adamw_8bit"),
+}
 _SLEEPS = {"true": True, "false": False, "1": True, "2": True, "0": False}
 
 RUN: tuple[PeerKey, ...] = (
@@ -177,6 +181,8 @@ RUN: tuple[PeerKey, ...] = (
     ),
     *peer_keys("lr_scheduler_type scheduler.type scheduler.name", (TRL, SWIFT, NEMO), "learner.schedule"),
     *peer_keys("optimizer.name optimizer.type", NEMO, "", "AdamW is the only one"),
+    *peer_keys("optim", (TRL, SWIFT), "learner.optimizer", "AdamW, with moments in float32 or in 8 bits", _ADAMW),
+    *peer_keys("optim.optimizer", VERL, "learner.optimizer", "", {"adamw": "adamw", "adamw8bit": "adamw_8bit"}),
     *peer_keys("adam_beta1 adam_beta2", (TRL, SWIFT), "learner.betas"),
     *peer_keys("warmup_ratio lr_warmup_steps_ratio", (TRL, SWIFT, VERL), "learner.warmup", "in steps"),
     *peer_keys(

@@ -30,7 +30,15 @@ from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.metrics.stats import Stats, merge, stat
-from dapo.models.adapter import add_adapter, begin_adapter, merge_squares, published, relative
+from dapo.models.adapter import (
+    adapter_parts,
+    add_adapter,
+    apart,
+    begin_adapter,
+    merge_squares,
+    published,
+    relative,
+)
 from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
 from dapo.models.context import join_unit
@@ -109,7 +117,7 @@ class Worker:
             packed=self.loaded.packed,
             zero_advantage_is_free=self.step.objective.zero_advantage_is_free,
             attention=attention_of(facts_of(self.loaded)),
-            names=tuple(model_tensors(self.loaded.model)),
+            names=tuple(self._tensors()),
             notes=self.loaded.notes,
             process=os.getpid(),
             context_parallel=1 if self.loaded.unit is None else self.loaded.unit.size,
@@ -150,7 +158,7 @@ class Worker:
             stats.append(self._counted(updated))
         if step.refresh_reference and self.step.reference is not None:
             self.step.reference.refresh()
-        if self.loaded.adapter and step.minibatches:
+        if self.loaded.adapter and not self.loaded.sends_adapter and step.minibatches:
             stats.append(self._counted(stat("train/merge_error", self._merge_error())))
         return merge(stats), traces
 
@@ -182,13 +190,13 @@ class Worker:
         """
         self._weights_moved = False
         if self._speaks:
-            write_part(folder, self.rank, self._shards, model_tensors(self.loaded.model), self._dtype)
+            write_part(folder, self.rank, self._shards, self._tensors(), self._dtype)
         give_back()
 
     def send(self, group: BroadcastGroup) -> bool:
         """Broadcast the weights to engines, from rank 0; whether all of them took part, as far as this worker knows."""
         self._weights_moved = False
-        tensors = model_tensors(self.loaded.model)
+        tensors = self._tensors()
         sent = True
         if self.rank == 0:
             sent = HERE.send(group, tensors, self.loaded.dtype)
@@ -204,7 +212,7 @@ class Worker:
             LearnerError: the worker computes on no CUDA device.
         """
         self._weights_moved = False
-        device, handles, self._lent = lend(model_tensors(self.loaded.model), self.loaded.dtype)
+        device, handles, self._lent = lend(self._tensors(), self.loaded.dtype)
         give_back()
         return device, handles
 
@@ -214,7 +222,8 @@ class Worker:
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Return this worker's share of each sum: they add up, modulo 2^64, to the sum of the whole tensor."""
-        present = published(self.loaded.model, aliases=True)
+        model = self.loaded.model
+        present = apart(model) if self.loaded.sends_adapter else published(model, aliases=True)
         return once_each(
             [name for name in dtypes if name in present],
             lambda name: (present.same(name), dtypes[name]),
@@ -256,6 +265,10 @@ class Worker:
         self._checkpoint.close()
         if self.step.sharding is not None and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """Return what is published, by name."""
+        return adapter_parts(self.loaded.model) if self.loaded.sends_adapter else model_tensors(self.loaded.model)
 
     @property
     def _speaks(self) -> bool:

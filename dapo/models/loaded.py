@@ -54,6 +54,7 @@ class LoadedModel:
     fingerprint: dict[str, Any] = field(default_factory=dict)  # architecture, sizes: what a checkpoint must match
     exact_positions: int | None = None  # longest sequence whose rotations do not depend on its neighbours; None: any
     adapter: bool = False  # an adapter is trained, and nothing else
+    sends_adapter: bool = False  # engines get it by itself, not merged
     unit: Unit | None = None  # ranks that share each row; None: this process computes whole rows
     notes: tuple[str, ...] = ()  # what a person should know: why it is padded, which tokenizer was used
     _decoder: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)  # of which model

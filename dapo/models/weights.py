@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dapo.errors import EngineError
-from dapo.models.adapter import published
+from dapo.models.adapter import adapter_parts, is_adapter, published
 from dapo.models.broadcast import HERE
 from dapo.models.lending import borrowed
 from dapo.models.slices import own_part
@@ -80,7 +80,8 @@ def tensors_of(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tens
         FileNotFoundError: no such folder.
     """
     if ticket.route == "shared":
-        tensors = model_tensors(offered(ticket))
+        model = offered(ticket)
+        tensors = adapter_parts(model) if is_adapter(ticket.names) else model_tensors(model)
         if set(tensors) != set(ticket.names):
             other = sorted(set(tensors) ^ set(ticket.names))
             raise EngineError(

@@ -44,6 +44,7 @@ class EngineSpec:
     strings: StopStrings | None = None  # for vLLM; the other engines have the model's tokenizer
     reserve: int = 0  # bytes that a learner holds on the same device
     server: ServerAccess | None = None  # for vllm_server
+    adapter: bool = False  # the learner sends the adapter of ``model.lora`` by itself
 
 
 def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_weights: bool = False) -> Engine:
@@ -71,6 +72,7 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
             trust_remote_code=model.trust_remote_code,
             fp32_head=model.fp32_head,
             strings=spec.strings,
+            adapter_rank=model.lora.rank if spec.adapter else None,
         )
     if rollout.engine == "vllm_server":
         from dapo.rollout.vllm_server import ServerEngine

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from dapo.errors import EngineError
+from dapo.models.adapter import PREFIX, is_adapter
 from dapo.models.checksum import checksum, dtype_name
 from dapo.types.batch import TensorSum
 
 _PARTS = {"q": 0, "k": 1, "v": 2}
 _REARRANGED = ("query_key_value", "c_attn", "c_proj", "c_fc", "W_pack")  # turned or interleaved on their way in
+_WRAPPED = ".base_layer"
 _UNITS = 256  # unit vectors at once
 _WRAP = 2**64
 
@@ -38,8 +40,13 @@ class _Place:
 class _Reader:
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.own = dict(model.named_parameters(remove_duplicate=False))
-        self.modules = dict(model.named_modules(remove_duplicate=False))
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self.adapted = {name: module for name, module in modules.items() if hasattr(module, "lora_a_stacked")}
+        # vLLM wraps a layer that may get an adapter, and the layer is then the wrapper's ``base_layer``.
+        self.modules = {name.replace(_WRAPPED, ""): module for name, module in modules.items()}
+        self.own = {
+            name.replace(_WRAPPED, ""): tensor for name, tensor in model.named_parameters(remove_duplicate=False)
+        }
         self.last: tuple[str, Tensor] | None = None  # fused matrices are read once for all their parts
         self.claimed: set[str] = set()
 
@@ -72,6 +79,8 @@ class _Reader:
 
     def place(self, name: str, shape: Sequence[int]) -> _Place | None:
         """None: not where it is looked for, or in another form."""
+        if is_adapter([name]):
+            return self.adapter_place(name, shape)
         target, part = self.target(name)
         if target not in self.own or any(word in target for word in _REARRANGED):
             return None
@@ -102,6 +111,19 @@ class _Reader:
         if "ColumnParallelLinear" in kinds:
             return _Place(held, rank // replicas * held.shape[0], 0, rank % replicas == 0, size > 1)
         return _Place(held, 0, 0, rank == 0, False)
+
+    def adapter_place(self, name: str, shape: Sequence[int]) -> _Place | None:
+        """As ``place``, of A or B of the one adapter that vLLM applies."""
+        layer, _, kind = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
+        target, part = self.target(f"{layer}.weight")
+        wrapper = self.adapted.get(target.removesuffix(".weight"))
+        if wrapper is None or getattr(wrapper, "tp_size", 1) > 1:
+            return None
+        stacked = wrapper.lora_a_stacked if kind == "lora_A" else wrapper.lora_b_stacked
+        number = _PARTS.get(part, 0) if isinstance(part, str) else part or 0
+        if number >= len(stacked):
+            return None
+        return _Place(stacked[number][0, 0, : shape[0], : shape[1]], 0, 0, True, False)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from dapo.observe.files import no_room_in
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.trackers import make_trackers, missing_tracker
 from dapo.run.deployment import deployment_of
-from dapo.run.engines import missing_card, missing_key, missing_package, missing_peft
+from dapo.run.engines import missing_card, missing_key, missing_of_learner, missing_package
 from dapo.types.events import Callback
 
 
@@ -43,7 +43,7 @@ def lacking(recipe: Recipe) -> Iterator[str]:
     supervised = recipe.run.stage == "sft"
     if missing := missing_weights(recipe.model.path):
         yield missing
-    if missing := missing_peft(recipe) if supervised else missing_package(recipe):
+    if missing := missing_of_learner(recipe) if supervised else missing_package(recipe):
         yield missing
     if not supervised and (missing := missing_key(recipe)):
         yield missing

@@ -66,3 +66,26 @@ def test_explain_knows_keys_that_need_no_place_here() -> None:
     (said,) = explain("actor_rollout_ref.rollout.load_format")
     assert "of verl" in said
     assert "docs/engines.md" in said
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ours"),
+    [
+        ("adamw_8bit", "adamw_8bit"),
+        ("adamw_torch_8bit", "adamw_8bit"),
+        ("adamw_torch_fused", "adamw"),
+        ("lion_8bit", None),
+    ],
+)
+@pytest.mark.parametrize("system", ["trl", "ms-swift"])
+def test_moments_in_8_bits_stay_so(system: str, optimizer: str, ours: str | None) -> None:
+    text, name = facts.NOTHING_SAID[system]
+    made = import_text(f"{text} --optim {optimizer}", name, system=system).reading
+    assert getattr(made.lines.get("learner.optimizer"), "value", None) == ours
+    assert any(optimizer in apart.what for apart in made.apart) == (optimizer == "lion_8bit")
+
+
+def test_verls_optimizer_in_8_bits_stays_so() -> None:
+    text = "actor_rollout_ref: {model: {path: m}, actor: {optim: {optimizer: AdamW8bit}}}"
+    made = import_text(text, "a.yaml", system="verl").reading
+    assert made.lines["learner.optimizer"].value == "adamw_8bit"
