@@ -10,6 +10,7 @@ import cloudpickle
 
 from dapo.config.schema import Data, Recipe
 from dapo.data.chat import shows_tools
+from dapo.data.load import PreparedData, prepare
 from dapo.data.render import resolve_style
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.programs import PYTHON, ProgramSettings
@@ -39,6 +40,10 @@ class Playing:
     data: Data
     notes: tuple[str, ...]
     sandbox: str | None = None
+
+    def prepared(self, tokenizer: Any) -> PreparedData:
+        """Return the recipe's data; a prompt asks for the model's turn unless the environment speaks first."""
+        return prepare(self.data, tokenizer, ask=not self.pool.abilities.opens)
 
     def episodes(self, recipe: Recipe, texts: Texts, *, waits: bool) -> Episodes:
         """Return the episodes of a run; ``waits``: a late reply is waited for."""
@@ -94,6 +99,8 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
             raise RecipeError("environment.tool_format: none reads no calls, and the environment has tools; use auto")
         if tools:
             speech.check("tool")
+        if pool.abilities.opens:
+            speech.opening(())
     except BaseException:
         pool.close()
         raise

@@ -338,7 +338,7 @@ def _prepared(
 
     Data that are wrong, or too long for the model, are refused before weights are read.
     """
-    data = prepare(recipe.data if playing is None else playing.data, tokenizer)
+    data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
     for line in [*data.report.lines(training=training), *(seen_lines(data.train[0], tokenizer) if training else ())]:
         console.say(line)
     for warning in unknown_in_prompts(data, tokenizer) if training else ():
