@@ -250,6 +250,9 @@ def reward_session(
             undo.callback(places.close)
             undo.enter_context(places.told_if_lost())
             console.say(places.sentence())
+            if playing is not None:
+                playing = playing.moved(recipe, places.transport(folder), deployment.environment_hosts, printed)
+                undo.callback(playing.pool.close)
         loaded, facts = _model_of(recipe, deployment, console)
         check_fits(recipe, facts, data, training=training)
         weights = weights_folder(recipe, deployment, facts, folder, places)
