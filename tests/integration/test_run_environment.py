@@ -242,7 +242,7 @@ def test_a_plain_forward_pass_gives_the_log_probabilities_of_all_model_tokens(pl
 
 
 def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
-    """Nonsense in their place does nothing; at a single model token it does."""
+    """Nor any metric of the step. Nonsense in their place does nothing; at a single model token it does."""
     import dataclasses
 
     from dapo.run.parts import make_algorithm
@@ -250,6 +250,8 @@ def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
     from dapo.types.enums import Disposition
 
     session, learner, groups, saved = played
+
+    metrics = []
 
     def learned(change) -> dict[str, np.ndarray]:
         learner.load(saved)
@@ -259,7 +261,8 @@ def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
             altered.append(dataclasses.replace(group, completions_G=made, disposition=Disposition.TRAINED))
         batch = StepBatch(0, altered, altered)
         algorithm = make_algorithm(session.recipe)
-        learner.learn(algorithm.plan(batch, {}, version=0, rate=lambda number: 1e-2)).result()
+        done = learner.learn(algorithm.plan(batch, {}, version=0, rate=lambda number: 1e-2)).result()
+        metrics.append((without_clock(batch.metrics), {key: str(stat) for key, stat in done.stats.items()}))
         return {name: value.detach().numpy().copy() for name, value in session.loaded.model.named_parameters()}
 
     def nonsense(group, n, one, where):
@@ -274,3 +277,5 @@ def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
     single = learned(lambda group, n, one: nonsense(group, n, one, first) if (group, n) == (mixed.id, 0) else one)
     assert all(np.array_equal(plain[name], replies[name]) for name in plain)
     assert not all(np.array_equal(plain[name], single[name]) for name in plain)
+    assert metrics[0] == metrics[1]
+    assert metrics[0] != metrics[2]
