@@ -16,6 +16,8 @@ _ADAMW = {
 }
 _SLEEPS = {"true": True, "false": False, "1": True, "2": True, "0": False}
 
+_YOURS = "the code of an environment or a tool cannot come along; docs/environments.md"
+
 RUN: tuple[PeerKey, ...] = (
     # sizes
     *peer_keys("num_prompts_per_step", NEMO, "rollout.prompts_per_step"),
@@ -40,6 +42,20 @@ RUN: tuple[PeerKey, ...] = (
     ),
     *peer_keys("gradient_accumulation_steps", (SWIFT, TRL), "learner.minibatch_prompts", _PRODUCT),
     *peer_keys("micro_batch_size", AREAL, "learner.microbatch_tokens", "memory only: it cannot change the gradient"),
+    # several turns
+    *peer_keys("max_assistant_turns", VERL, "environment.max_turns"),
+    *peer_keys("max_rollout_turns", NEMO, "environment.max_turns"),
+    *peer_keys("generator.max_turns", SKYRL, "environment.max_turns"),
+    *peer_keys("max_tool_calling_iterations", TRL, "environment.max_turns", "turns, so one more than calls"),
+    *peer_keys("max_parallel_calls", VERL, "", "all calls of a turn are answered"),
+    *peer_keys("multi_turn.format tool_call_parser", VERL, "environment.tool_format"),
+    *peer_keys("max_tool_response_length", VERL, "environment.max_reply_tokens", "in tokens, there in characters"),
+    *peer_keys("tool_response_truncate_side", VERL, "", "the middle of a long reply is cut (`environment.long_reply`)"),
+    *peer_keys("tool_config_path", VERL, "environment.tools", _YOURS),
+    *peer_keys("interaction_config_path agent_loop_config_path", VERL, "environment.kind", _YOURS),
+    *peer_keys("environment_factory", TRL, "environment.kind", _YOURS),
+    *peer_keys("multi_turn_scheduler gym_env", SWIFT, "environment.kind", _YOURS),
+    *peer_keys("env_class", SKYRL, "environment.kind", _YOURS),
     # engines
     *peer_keys("use_vllm", (SWIFT, TRL), "rollout.engine", "true is `vllm`"),
     *peer_keys("vllm_mode", (SWIFT, TRL), "rollout.engine", "colocate is `vllm`, server is `vllm_server`"),
