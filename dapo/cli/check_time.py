@@ -183,14 +183,14 @@ def needed_memory(memory: Memory) -> float:
 
 
 def largest_share(recipe: Recipe, memory: Memory, card: Card) -> float:
-    """Return the share of a card that vLLM may take: what a learner on it keeps is the learner's. 1: all of it."""
+    """Return the share of a GPU that vLLM may take beside what the learner keeps there. 1: all of it."""
     if engine_kind(recipe) != "vllm" or memory.apart or recipe.rollout.vllm.kv_cache_mib is not None:
         return 1.0
     return max(0.0, 1 - (memory.resident + memory.checking) / card.memory)
 
 
 def holds(recipe: Recipe, memory: Memory, card: Card) -> bool:
-    """Return whether a card holds the run: also beside the share of it that vLLM takes while it generates."""
+    """Return whether a GPU holds the run: also beside the share of it that vLLM takes while it generates."""
     share = recipe.rollout.vllm.gpu_memory_utilization if engine_kind(recipe) == "vllm" else 0.0
     return needed_memory(memory) <= card.memory and share <= largest_share(recipe, memory, card)
 
@@ -238,7 +238,7 @@ def _none_fits(recipe: Recipe, memory: Memory) -> str:
         return f"no card known here holds {size_text(int(needed_memory(memory)))}; the largest is the {most.name}"
     share = math.floor(100 * largest_share(recipe, memory, most)) / 100
     return (
-        f"no card known here holds what vLLM takes ({recipe.rollout.vllm.gpu_memory_utilization:.0%} of it) beside "
+        f"no GPU known here holds what vLLM takes ({recipe.rollout.vllm.gpu_memory_utilization:.0%} of it) beside "
         f"{size_text(memory.resident + memory.checking)} of the learner: on the {most.name} "
         f"rollout.vllm.gpu_memory_utilization can be {share:g}"
     )

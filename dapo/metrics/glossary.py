@@ -231,7 +231,7 @@ def _clock() -> Iterator[Metric]:
     yield Metric(
         "memory/reserved_cuda_mib",
         "MiB",
-        "Memory of its card that a process of the learner had taken when it had learnt, cached memory included: the "
+        "GPU memory that a process of the learner had taken when it had learnt, cached memory included: the "
         "largest of all ranks. It gives back what is cached before engines wake. Not on a CPU.",
         "lower",
         clock=True,

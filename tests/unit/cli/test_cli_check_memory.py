@@ -257,7 +257,7 @@ def test_vllms_share_of_a_card_has_to_leave_room_for_the_learner():
     memory = Memory(weights=55 * 10**9, gradients=0, optimiser=0, activations=0, head=0, engine=3 * 10**9, cache=0)
     memory = replace(memory, checking=5 * 10**9)
     assert needed_memory(memory) < 80e9
-    (line,) = [one for one in time_lines(recipe, large, memory, 10.0) if one.startswith("no card known here")]
+    (line,) = [one for one in time_lines(recipe, large, memory, 10.0) if one.startswith("no GPU known here")]
     assert line.endswith(
         "(60% of it) beside 55.9 GiB of the learner: on the H200 rollout.vllm.gpu_memory_utilization can be 0.57"
     )
