@@ -139,7 +139,7 @@ def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
 def _readers(recipe: Recipe) -> int:
     """Return the machines that read a set of weights: engines of one machine read it from its memory once it is there.
 
-    Where nobody says how many machines there are, each engine counts as one.
+    If the number of machines is unknown, each engine counts as one.
     """
     machines = recipe.slurm.nodes if recipe.slurm.nodes > 1 else recipe.cluster.nodes or engine_count(recipe)
     return min(machines, engine_count(recipe))

@@ -46,7 +46,7 @@ from dapo.models.facts import facts_of
 from dapo.models.lending import lend
 from dapo.models.load import Inside, load_model, torch_dtype
 from dapo.models.loaded import LoadedModel
-from dapo.models.meter import give_back
+from dapo.models.meter import give_back, reserved
 from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
@@ -160,7 +160,7 @@ class Worker:
             self.step.reference.refresh()
         if self.loaded.adapter and not self.loaded.sends_adapter and step.minibatches:
             stats.append(self._counted(stat("train/merge_error", self._merge_error())))
-        return merge(stats), traces
+        return merge([*stats, reserved()]), traces
 
     def logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass], of: Of = "policy") -> list[FloatArray]:
         """Return the log-probability of every response token under the present weights, in the order of ``rows``.

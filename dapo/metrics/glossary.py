@@ -228,6 +228,15 @@ def _clock() -> Iterator[Metric]:
     yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
     where = "on the card, in this step, of the trainer's process; not on a CPU"
     yield Metric("memory/peak_cuda_mib", "MiB", f"Most memory that tensors held {where}.", "lower", clock=True)
+    yield Metric(
+        "memory/reserved_cuda_mib",
+        "MiB",
+        "GPU memory that a process of the learner had taken when it had learnt, cached memory included: the "
+        "largest of all ranks. It gives back what is cached before engines wake. Not on a CPU.",
+        "lower",
+        clock=True,
+        reduction="max",
+    )
     for name in COMPUTING:
         yield Metric(
             f"memory/peak_cuda_mib/{name}",

@@ -165,7 +165,7 @@ def _plan_computing(
 
 
 def _wide_places(ranks: Sequence[str], engines: Sequence[str], cpus: float, width: int) -> Plan:
-    """Bundles of ``width`` devices each. Nobody asks for a part of one: two halves could be of the same device."""
+    """Return bundles of ``width`` devices each. No host asks for a part of one: two halves may be of one device."""
     count = max(-(-len(ranks) // width), len(engines))
     places = {
         name: Place(n // width, cpus * (_SHARE if n // width < len(engines) else 1.0), 0, (n % width,))
