@@ -134,8 +134,8 @@ class SyncCheck:
             f"the sync check after step {step} failed: on {len(gap)} tokens sampled by {name} "
             f"right after new weights were published, its log-probabilities differ from the learner's by "
             f"{gap.mean():.4g} nats in the mean (accepted {accepted:.2g}{before}) and {gap.max():.4g} at most "
-            f"(accepted {self._largest * accepted:.2g}). The engine is not running the published weights, or computes in "
-            "another precision. Look at its version and options (docs/engines.md), or set another `rollout.engine`; "
+            f"(accepted {self._largest * accepted:.2g}). The engine is not running the published weights, or computes "
+            "in another precision. Look at its version and options (docs/engines.md), or set another `rollout.engine`; "
             "if the precision explains it, set `trainer.sync_check_tolerance` to the mean gap to accept."
         )
 

@@ -101,6 +101,12 @@ class VllmEngine:
         self._responses: dict[str, VllmResponse] = {}  # by vLLM's request id
         self._pending: list[SampleEvent] = []  # ended without a token of vLLM's
         self._stats = Counter[str]()
+        if facts.has_experts and not cuda:
+            raise EngineError(
+                f"{facts.name} is a mixture of experts, and vLLM's CPU build computes something else once it took new "
+                "weights (vLLM 0.32: log-probabilities of the very same weights were off by 1 to 9 nats); set "
+                "rollout.engine: embedded"
+            )
         if _living:
             raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
