@@ -122,7 +122,7 @@ class ExpertRoutes:
     def _of_sampler(self, row: Row) -> Routes | None:
         """Return what the engine did for a row, as far as the weights that made its last token did it.
 
-        Weights that changed under a response routed the tokens before them anew, and nobody recorded that.
+        Weights that changed under a response routed the tokens before them anew, which no engine recorded.
         """
         if EXTRA not in row.extra:
             raise LearnerError(

@@ -1,7 +1,7 @@
 """The routers of a mixture of experts: the experts that each token goes to, recorded and repeated.
 
-A *route* of a token is what all routers chose for it: numbers of experts [routers, k], counted from 1; 0 stands where
-nobody recorded a choice. Two computations of one model may choose otherwise where two experts are nearly tied, and then
+A *route* of a token is what all routers chose for it: numbers of experts [routers, k], counted from 1; 0 is an
+unrecorded choice. Two computations of one model may choose otherwise where two experts are nearly tied, and then
 differ by far more than rounding. A router that repeats a choice still weighs the experts by its own scores, so it has
 its gradient.
 """
@@ -62,7 +62,7 @@ class Pass:
 
 
 class Routing:
-    """The routers of one model, which from now on can be told what to choose.
+    """The routers of one model, whose choices can be given from now on.
 
     Args:
         model: of transformers.

@@ -22,7 +22,7 @@ ARCHITECTURES = {
     "glm4_moe": {"head_dim": 16, **_GROUPED, **_NAMED},
     "deepseek_v3": {"num_key_value_heads": 4, **_GROUPED, **_LATENT, **_NAMED},
     "gpt_oss": {"head_dim": 16, "num_local_experts": 8, "intermediate_size": 32, "sliding_window": 16},
-    "qwen3_next": {"head_dim": 16, "num_experts": 8, **_LINEAR, **_NAMED},
+    "qwen3_next": {"num_hidden_layers": 4, "head_dim": 16, "num_experts": 8, **_LINEAR, **_NAMED},
 }
 
 
