@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -359,7 +360,8 @@ def _group_experts(model: Any) -> None:
     """
     one_by_one = getattr(model.config, "_experts_implementation", None) == "eager"
     if one_by_one and model.get_input_embeddings().weight.dtype != torch.float64:
-        model.set_experts_implementation("grouped_mm")
+        with suppress(ValueError):  # an architecture without experts, or with one way only
+            model.set_experts_implementation("grouped_mm")
 
 
 def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str], inside: Inside) -> bool:
