@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_environment import check_environment
+from dapo.config.check_experts import check_experts
 from dapo.config.check_loss import check_loss
 from dapo.config.check_programs import check_programs
 from dapo.config.check_sft import check_sft
@@ -334,6 +335,10 @@ def _learner(r: Recipe) -> Iterator[Problem]:
         yield Problem("model.device", "expected `auto`, `cpu`, `cuda` or `cuda:N`", r.model.device)
 
 
+def _experts(r: Recipe) -> Iterator[Problem]:
+    yield from check_experts(r, ratio_against(r))
+
+
 def _names(r: Recipe) -> Iterator[Problem]:
     name = r.run.name
     if not name.strip() or "/" in name or name in (".", ".."):
@@ -407,6 +412,7 @@ _CHECKS = (
     check_pool,
     check_transfer,
     _learner,
+    _experts,
     check_staleness,
     check_ranks,
     check_stopping,

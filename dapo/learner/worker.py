@@ -158,6 +158,8 @@ class Worker:
             stats.append(self._counted(updated))
         if step.refresh_reference and self.step.reference is not None:
             self.step.reference.refresh()
+        if self.step.experts is not None:
+            stats.append(self._counted(self.step.experts.finish(shared=self.step.sharding is not None)))
         if self.loaded.adapter and not self.loaded.sends_adapter and step.minibatches:
             stats.append(self._counted(stat("train/merge_error", self._merge_error())))
         return merge([*stats, reserved()]), traces
@@ -280,11 +282,14 @@ class Worker:
         """Whether no other worker that has the same rows comes before it."""
         return self.loaded.unit is None or self.loaded.unit.place == 0
 
-    def _logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass]) -> list[FloatArray]:
+    def _logprobs(
+        self, rows: Sequence[HasTokens], passes: Sequence[Pass], *, learning: bool = False
+    ) -> list[FloatArray]:
         found: dict[int, FloatArray] = {}
         for planned in passes:
             if planned.rows:
-                found.update(zip(planned.rows, self.step.logprobs([rows[n] for n in planned.rows]), strict=True))
+                logprobs = self.step.logprobs([rows[n] for n in planned.rows], learning=learning)
+                found.update(zip(planned.rows, logprobs, strict=True))
             else:
                 self.step.empty_pass(backward=False)
         self.step.release()
@@ -300,7 +305,7 @@ class Worker:
         first = step.minibatches[: len(step.minibatches) // step.epochs]
         if step.ratio_against != "learner" or len(first) == 1:
             return [None] * len(first)
-        return [None if work is None else self._logprobs(work.rows, work.passes) for work in first]
+        return [None if work is None else self._logprobs(work.rows, work.passes, learning=True) for work in first]
 
     def _merge_error(self) -> float:
         """Return that of the rows of all ranks together."""

@@ -32,7 +32,7 @@ from dapo.models.adapter import is_adapter, write_adapter_parts
 from dapo.models.weights import check_named, read_shapes, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_made import VllmResponse, name_of
+from dapo.rollout.vllm_made import RouteShape, VllmResponse, name_of
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
@@ -63,6 +63,7 @@ class VllmEngine:
         strings: Finds stop strings, which vLLM is not told of; None: no request may have any.
         adapter_rank: Tickets bring an adapter of this rank alone, which vLLM applies itself; it reads the frozen
             weights from the model's folder.
+        record_routes: Give the experts of each token with a response (``dapo.models.routing``).
 
     Raises:
         EngineError: vLLM is not installed, or does not start with this model and these settings.
@@ -82,6 +83,7 @@ class VllmEngine:
         fp32_head: bool = False,
         strings: StopStrings | None = None,
         adapter_rank: int | None = None,
+        record_routes: bool = False,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
@@ -99,6 +101,12 @@ class VllmEngine:
         self._responses: dict[str, VllmResponse] = {}  # by vLLM's request id
         self._pending: list[SampleEvent] = []  # ended without a token of vLLM's
         self._stats = Counter[str]()
+        if facts.has_experts and not cuda:
+            raise EngineError(
+                f"{facts.name} is a mixture of experts, and vLLM's CPU build computes something else once it took new "
+                "weights (vLLM 0.32: log-probabilities of the very same weights were off by 1 to 9 nats); set "
+                "rollout.engine: embedded"
+            )
         if _living:
             raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
@@ -113,6 +121,9 @@ class VllmEngine:
             adapter_rank=adapter_rank,
         )
         args["trust_remote_code"] = trust_remote_code
+        self._routes = RouteShape.of(facts) if record_routes else None
+        if record_routes:
+            args["enable_return_routed_experts"] = True
         self._engine: Any = _start(args, None if cuda else facts.head_size)
         _living.add(self)
 
@@ -141,7 +152,7 @@ class VllmEngine:
                     lora_request=_adapter_request() if self._applies_adapter else None,
                     priority=request.priority,
                 )
-            self._responses[name] = VllmResponse(request)
+            self._responses[name] = VllmResponse(request, self._routes)
 
     def _check(self, request: SampleRequest, present: set[Key]) -> None:
         self._gate.check(request)

@@ -22,6 +22,7 @@ from dapo.types.batch import TensorSum
 _PARTS = {"q": 0, "k": 1, "v": 2}
 _REARRANGED = ("query_key_value", "c_attn", "c_proj", "c_fc", "W_pack")  # turned or interleaved on their way in
 _WRAPPED = ".base_layer"
+MIXTRAL = ".block_sparse_moe"  # its layers of experts
 _UNITS = 256  # unit vectors at once
 _WRAP = 2**64
 
@@ -35,6 +36,16 @@ class _Place:
     axis: int
     counted: bool  # False: another worker holds the same and counts it
     sharded: bool  # other workers may hold the rest
+
+
+def name_in(model: Any, name: str) -> str:
+    """Return what vLLM's ``model`` calls a published tensor, as far as it names layers of experts otherwise.
+
+    transformers calls them ``mlp`` in every architecture, vLLM keeps Mixtral's own name.
+    """
+    if ".mlp." in name and any(part.endswith(MIXTRAL) for part, _ in model.named_modules()):
+        return name.replace(".mlp.", f"{MIXTRAL}.", 1)
+    return name
 
 
 class _Reader:
@@ -52,6 +63,7 @@ class _Reader:
 
     def target(self, name: str) -> tuple[str, Any]:
         """vLLM's name for a tensor of the checkpoint, and which part of that it is (None: all)."""
+        name = name_in(self.model, name)
         part, mapper = None, getattr(self.model, "hf_to_vllm_mapper", None)
         if mapper is not None:
             name, part = mapper._map_name_with_shard(name) or (name, None)

@@ -233,6 +233,7 @@ def engine_specs(
         strings=stop_strings(recipe, facts) if vllm or servers else None,
         reserve=learner_holds(recipe, facts).beside_weights if beside else 0,
         adapter=sends_adapter(recipe),
+        record_routes=training and recipe.learner.router_replay == "sampler",
     )
     if not servers:
         return [replace(common, slots=slots) for slots in deployment.slots]

@@ -181,6 +181,7 @@ class RewardParts:
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
             most=MOST_OF_8_BITS if keeps_8_bits(self.recipe) else MOST,
+            near_ties=self.facts.has_experts and self.recipe.model.dtype != "float32",
         )
 
     def stream(self) -> PromptStream:

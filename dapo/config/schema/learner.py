@@ -100,6 +100,10 @@ class Learner(Section):
     reshard_after_forward: Annotated[Literal["auto", "true", "false"], FREE] = "auto"
     """Free a layer between its forward and its backward pass. ``auto``: from 3 billion parameters on; below, layers
     stay whole until the optimiser step, and gradients are summed over ranks once a step."""
+    router_replay: Annotated[Literal["off", "learner", "sampler"], FIXED] = "off"
+    """Of a mixture of experts, the choices of experts that the passes of a training step repeat. ``learner``: those of
+    the passes that compute the old log-probabilities. ``sampler``: those of the engine that made the response. ``off``:
+    none, each pass chooses anew."""
     cpu_offload: Annotated[bool, FREE] = False
     """Keep slices, gradients and AdamW's moments of a CUDA learner in the processor's memory: slower, much smaller."""
     timeout: Annotated[Patience, FREE] = 600.0
