@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dapo.errors import DataError, RecipeError
-from dapo.types.batch import MODEL
 
 CORRECT = 1.0
 """Accuracy from which a response counts as correct."""
@@ -156,6 +155,7 @@ def _line(problem: str, row: dict[str, Any], data: Any, form: Format) -> dict[st
     if form == "prompt":
         return {"prompt": problem, "response": row["response"]}
     from dapo.data.chat import with_instruction
+    from dapo.types.batch import MODEL
 
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     asked = {"role": "user", "content": with_instruction(problem, data)}

@@ -62,7 +62,7 @@ FIXED = {
     "rollout": "group_size",
     "environment": "kind args tools tool_format",
     "algorithm.reference": "refresh_every",
-    "learner": "router_replay",
+    "learner": "optimizer router_replay",
     "sft": "max_tokens overlong loss_on train validation",
     "sft.train.N": "name split fields size",
     "sft.validation.N": "name split fields size",
