@@ -35,6 +35,16 @@ def game(prompt, rng, seconds=0.0, turns=3):
     return {"accuracy": float(bool(text) and text[0] in "0123456789")}
 
 
+def known(prompt, rng):
+    """Two tries at the answer."""
+    turn = yield "?"
+    for _ in range(2):
+        if turn.text.strip() == prompt.answer:
+            return {"accuracy": 1.0}
+        turn = yield "+1"
+    return {"accuracy": 0.0}
+
+
 class Counting:
     """Says how often it was asked, and can be restored."""
 
@@ -105,6 +115,26 @@ def test_a_run_with_an_environment_keeps_its_books(whole):
             assert set(row["generated"][turn["first"] : turn["stop"]]) == {turn["who"] == MODEL}
     finished = sum(row["sampling/generated_tokens"] for row in rows)
     assert finished == rows[-1]["counters/generated_tokens"]
+
+
+def test_the_check_plays_an_episode_and_one_of_gold_answers(tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"problem": "1 +2 =", "answer": "=3"}\n')
+    path = recipe(tmp_path, section=SECTION.replace("my_game:game", "my_game:known"))
+    said = dapo("check", path.name, *QUICK, "data.train=[{path: sums.jsonl}]", cwd=tmp_path).stdout
+    shown = [line.strip() for line in said.partition("one episode, with canned turns\n")[2].splitlines()][:11]
+    assert shown == [
+        "[user] '?': 1 tokens, not trained",
+        "[assistant] '1 +2 =': 4 tokens, trained",
+        "[user] '+1': 1 tokens, not trained",
+        "[assistant] '=3': 2 tokens, trained",
+        "the environment ended it; scores: accuracy 1",
+        "with the gold answer '=3' in every turn:",
+        "[user] '?': 1 tokens, not trained",
+        "[assistant] '=3': 2 tokens, trained",
+        "the environment ended it; scores: accuracy 1",
+        "no chat template: replies are appended as raw text",
+        "",
+    ]
 
 
 def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):
