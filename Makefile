@@ -174,8 +174,8 @@ bench-real: setup ## train on public problem sets
 bench-pair: setup ## compare the speed of a step with BASE=REVISION
 	$(BIN)/python benchmarks/pair.py --base $(BASE)
 
-# What each part of DAPO does: eight seeds, under an hour on two cores, and it goes on where it was stopped.
-# `make bench-ablation ABLATION=` makes sixteen seeds.
+# What each part of DAPO does: eight seeds at most, about an hour on two cores, and it goes on where it was stopped.
+# `make bench-ablation ABLATION=` makes all seeds; `ABLATION="--small --table clip_higher"` makes one table.
 ABLATION ?= --small
 bench-ablation: setup ## measure what each part of DAPO does
 	$(BIN)/python benchmarks/ablation.py $(ABLATION) --work build/ablation --page docs/evidence.md

@@ -1,15 +1,17 @@
-"""What each part of DAPO does: the paper's ladder and the whole less one part, over seeds, on three small tasks.
+"""What each part of DAPO does: the paper's ladder and the whole less one part, and parts where they act, over seeds.
 
-    python benchmarks/ablation.py --work WORK --small              # eight seeds: under an hour on two cores
-    python benchmarks/ablation.py --work WORK                      # sixteen seeds, also of the variants
+    python benchmarks/ablation.py --work WORK --small              # eight seeds: an hour and a half on two cores
+    python benchmarks/ablation.py --work WORK                      # all seeds
     python benchmarks/ablation.py --work WORK --small --minutes 10 # as far as that goes; the same line goes on
     python benchmarks/ablation.py --work WORK --table parts --tasks rare --rows DAPO GRPO --seeds 1 2
+    python benchmarks/ablation.py --work WORK --table clip_higher token_level coin passes
 
-Rows, tasks and seeds stand in ``ablation_rows.py``. Every run of a task starts from the same base model; runs of one
-seed have the same order of prompts. Each of ``--jobs`` processes makes one run after the other on one thread, so equal
-time is counted in the run's own processor seconds, evaluation left out. Finished runs are kept in WORK by their
-settings, and are not made again unless the code that computes them changed; ``--keep`` takes those of other code as
-well, and the results name its commits. Results and figures go to ``benchmarks/results``, and a table into ``--page``.
+Tables, tasks, rows and seeds are listed in ``ablation_rows.py`` and ``ablation_focused.py``. Every run of a task starts
+from the same base model; runs of one seed have the same order of prompts. Each of ``--jobs`` processes makes one run
+after the other on one thread, so equal time is counted in the run's own processor seconds, evaluation left out. Runs
+are kept in WORK by their settings, and are not made again unless the code that computes them changed; ``--keep`` takes
+those of other code as well, and the results name its commits. Results and figures go to ``benchmarks/results``, and
+tables into ``--page``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
+from ablation_bases import base_model, code_of
+from ablation_focused import FOCUSED
+from ablation_focused_report import write_focused
 from ablation_report import Curve, Curves, write_results
-from ablation_rows import FULL, SEEDS, SMALL, SMALL_VARIANTS, TASKS, VARIANTS, Settings, Task, part_rows, recipe_of
-from machine import describe_machine
+from ablation_rows import FULL, SMALL, SMALL_VARIANTS, TASKS, VARIANTS, Settings, Table, part_rows, recipe_of
+from machine import describe_machine, refuse_changes
 
 import dapo
 from dapo.config import Recipe
 from dapo.errors import DapoError
-from dapo.models import tiny, warmup
-from dapo.models.builtin import ensure_builtin_model
-from dapo.models.warmup import WarmupSettings
 from dapo.observe.metrics import Row, read_metrics
 
 HERE = Path(__file__).resolve().parent
@@ -49,7 +51,12 @@ COMPUTES = ("algorithms", "config/schema", "data", "learner", "loop", "models", 
 """Packages whose change makes a finished run one of other code."""
 NO_FOLDER = "builtin/signed-sum"  # stands for a base model where a run is only named
 RUNS_A_WORKER = 40  # then fresh processes: what a run leaves in memory does not add up
-TABLES = {"parts": part_rows(), "variants": VARIANTS}
+TABLES = {
+    "parts": Table(part_rows(), TASKS, FULL),
+    "variants": Table(VARIANTS, TASKS, FULL, small=SMALL_VARIANTS),
+    **FOCUSED,
+}
+EVERY_TASK = {name: task for table in TABLES.values() for name, task in table.tasks.items()}
 
 POINTS = {
     "step": "step",
@@ -63,6 +70,9 @@ POINTS = {
 STEPS = {
     "entropy": "train/entropy",
     "clip_high": "train/clip_high",
+    "clip_low": "train/clip_low",
+    "training_accuracy": "reward/accuracy",
+    "worked": "reward/worked",
     "kept": "groups/kept_share",
     "finished_length": "response/length_mean",
     "trained_length": "response/length_trained_mean",
@@ -95,6 +105,7 @@ class Job:
 
 def main() -> None:
     options = arguments()
+    refuse_changes(options.out)
     commit = str(describe_machine()["commit"])
     jobs = list(plan(options, commit))
     print(f"{len(jobs)} runs, {sum(finished(job) is not None for job in jobs)} of them are finished", flush=True)
@@ -107,9 +118,13 @@ def main() -> None:
                 }
                 for row in rows_of(table, options.rows)
             }
-            for task in options.tasks
+            for task in tasks_of(table, options.tasks)
         }
-        write_results(table, found, described(found, options), options.out, options.page)
+        about = described(table, found, options)
+        if table in FOCUSED:
+            write_focused(table, FOCUSED[table], found, about, options.out, options.page)
+        else:
+            write_results(table, found, about, options.out, options.page)
     if failed:
         raise SystemExit("stopped by an error, and left out with its seed:\n" + "\n".join(failed))
 
@@ -117,9 +132,9 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", nargs="+", choices=list(TABLES), default=list(TABLES))
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=list(EVERY_TASK), help="only these, by name")
     parser.add_argument("--rows", nargs="+", help="only these, by name")
-    parser.add_argument("--small", action="store_true", help=f"{SMALL} seeds, {SMALL_VARIANTS} of the variants")
+    parser.add_argument("--small", action="store_true", help=f"{SMALL} seeds at most, {SMALL_VARIANTS} of the variants")
     parser.add_argument("--seeds", nargs="+", type=int, help="in place of those in ablation_rows.py")
     parser.add_argument("--steps", type=int, default=0, help="in place of the tasks' own")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at the same time")
@@ -130,26 +145,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--page", type=Path, help="page whose table is written anew, such as docs/evidence.md")
     options = parser.parse_args()
-    known = {row for table in TABLES.values() for row in table}
+    known = {row for table in TABLES.values() for row in table.rows}
     if wrong := set(options.rows or ()) - known:
         parser.error(f"no rows {', '.join(sorted(wrong))}; there are {', '.join(sorted(known))}")
     return options
 
 
 def rows_of(table: str, chosen: Sequence[str] | None) -> dict[str, Settings]:
-    return {row: settings for row, settings in TABLES[table].items() if not chosen or row in chosen or row == FULL}
+    of = TABLES[table]
+    return {row: given for row, given in of.rows.items() if not chosen or row in chosen or row == of.reference}
+
+
+def tasks_of(table: str, chosen: Sequence[str] | None) -> list[str]:
+    return [task for task in TABLES[table].tasks if not chosen or task in chosen]
 
 
 def seeds_of(table: str, options: argparse.Namespace) -> tuple[int, ...]:
     if options.seeds:
         return tuple(options.seeds)
-    return SEEDS[: SMALL if table == "parts" else SMALL_VARIANTS] if options.small else SEEDS
+    return TABLES[table].seeds[: TABLES[table].small] if options.small else TABLES[table].seeds
 
 
-def described(found: Mapping[str, Curves], options: argparse.Namespace) -> dict[str, Any]:
+def described(table: str, found: Mapping[str, Curves], options: argparse.Namespace) -> dict[str, Any]:
     """The machine, the commits that made the runs, and the command that makes them again anywhere."""
     runs = [curve for rows in found.values() for seeds in rows.values() for curve in seeds.values()]
-    asked = [f"--seeds {' '.join(map(str, options.seeds))}"] if options.seeds else ["--small"] * options.small
+    asked = [f"--table {table}"] if table in FOCUSED else []
+    asked += [f"--seeds {' '.join(map(str, options.seeds))}"] if options.seeds else ["--small"] * options.small
     asked += [f"--steps {options.steps}"] * bool(options.steps)
     return describe_machine() | {
         "commit": ", ".join(sorted({curve["commit"] for curve in runs})),
@@ -161,60 +182,23 @@ def described(found: Mapping[str, Curves], options: argparse.Namespace) -> dict[
 # ---------------------------------------------------------------------- runs
 
 
-def base_model(task: Task, cache: Path) -> Path:
-    """The folder of the task's base model, made if it is not there."""
-    if isinstance(task.base, str):
-        return ensure_builtin_model(task.base, cache)
-    digest = hashlib.sha256(
-        json.dumps(asdict(task.base), sort_keys=True).encode() + code_of(("models", "data")).encode()
-    )
-    folder = cache / f"ablation-{digest.hexdigest()[:12]}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as unfinished:
-            make_base(task.base, Path(unfinished) / "model")
-            (Path(unfinished) / "model").rename(folder)
-    return folder
-
-
-def make_base(settings: WarmupSettings, folder: Path) -> None:
-    """A tiny model that imitates sloppy students of another kind than the built-in ones."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    torch.set_num_threads(1)
-    tiny.make_tiny_model(folder, "llama", heads=2, seed=1)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    examples = warmup.demonstrations(settings, 1, tokenizer.get_vocab(), tokenizer.eos_token_id)
-    warmup.train(model, examples, settings, torch.Generator().manual_seed(1))
-    model.save_pretrained(folder)
-
-
-def code_of(packages: Sequence[str] = COMPUTES) -> str:
-    digest = hashlib.sha256()
-    for package in packages:
-        for path in sorted((Path(dapo.__file__).parent / package).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def plan(options: argparse.Namespace, commit: str) -> Iterator[Job]:
     """Seed by seed, so that an early end leaves whole sets of rows; a run that two tables share comes once.
 
     Base models may be still to be made: ``run_all`` names them.
     """
-    code, until, seen = code_of(), time.time() + options.minutes * 60, set()
+    code, until, seen = code_of(COMPUTES), time.time() + options.minutes * 60, set()
     recipes: dict[tuple[str, str], Recipe] = {}
     for table in options.table:
         for seed in seeds_of(table, options):
-            for task in options.tasks:
+            for task in tasks_of(table, options.tasks):
                 for row, settings in rows_of(table, options.rows).items():
                     if (task, row, seed) in seen:
                         continue
                     seen.add((task, row, seed))
                     steps = options.steps
                     if (task, row) not in recipes:
-                        recipes[task, row] = recipe_of(TASKS[task], settings, seed, NO_FOLDER, "-", steps).recipe
+                        recipes[task, row] = recipe_of(EVERY_TASK[task], settings, seed, NO_FOLDER, "-", steps).recipe
                     file = options.work / file_name(task, row, seed, recipes[task, row])
                     yield Job(task, row, settings, seed, "", steps, file, code, commit, options.keep, until)
 
@@ -227,7 +211,7 @@ def file_name(task: str, row: str, seed: int, recipe: Recipe) -> str:
     """
     settings = recipe.model_dump(mode="json", exclude_defaults=True)
     settings["run"] = {"seed": seed}
-    settings["model"] = {"path": str(TASKS[task].base)}
+    settings["model"] = {"path": str(EVERY_TASK[task].base)}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return f"{task}-{''.join(c if c.isalnum() else '_' for c in row)}-{seed}-{digest}.json"
 
@@ -245,7 +229,9 @@ def run_all(jobs: Sequence[Job], workers: int, models: Path) -> list[str]:
     missing = [job for job in jobs if finished(job) is None and job.until > time.time()]
     if not missing:
         return []
-    bases = {task: str(base_model(TASKS[task], models)) for task in dict.fromkeys(job.task for job in missing)}
+    bases = {
+        task: str(base_model(EVERY_TASK[task].base, models)) for task in dict.fromkeys(job.task for job in missing)
+    }
     missing = [replace(job, model=bases[job.task]) for job in missing]
     missing[0].file.parent.mkdir(parents=True, exist_ok=True)
     failed, context, together = [], multiprocessing.get_context("spawn"), RUNS_A_WORKER * workers
@@ -282,7 +268,7 @@ def one_run(job: Job) -> tuple[str, bool]:
 def train(job: Job, folder: str, clock: Callable[[], float] = time.process_time) -> Curve:
     """One run through the package's Python, and what is kept of it."""
     began = clock()
-    loaded = recipe_of(TASKS[job.task], job.settings, job.seed, job.model, folder, job.steps)
+    loaded = recipe_of(EVERY_TASK[job.task], job.settings, job.seed, job.model, folder, job.steps)
     with dapo.Trainer(loaded) as trainer:
         marks = [clock()]
         for _ in trainer:

@@ -27,7 +27,7 @@ def draw_parts(whole: Mapping[str, Curves], report: Mapping[str, Any], out: Path
     ways = {LADDER: "o", LESS: "s"}
     names = {LADDER: "switched on, on the ladder", LESS: "in the whole recipe"}
     axes = ("steps", "tokens")
-    figure, grid = _figure(1, len(whole), height=4.4, shared=True)
+    figure, grid = figure_of(1, len(whole), height=4.4, shared=True)
     for ax, (task, found) in zip(grid[0], report["tasks"].items(), strict=True):
         marks = {
             f"{names[how]}, equal {axis}": (AXIS_COLOURS[axis], ways[how], _of(found["effects"], how, axis))
@@ -36,7 +36,7 @@ def draw_parts(whole: Mapping[str, Curves], report: Mapping[str, Any], out: Path
         }
         _forest(ax, list(PARTS), marks, 100)
         ax.set(title=TASKS[task].title, xlabel="accuracy with the part less without, points")
-    _legend(figure, grid[0][0], shown=True)
+    legend(figure, grid[0][0], shown=True)
     figure.savefig(out / "ablation.png")
     for part in PARTS:
         if all(without(part) in rows for rows in whole.values()):
@@ -44,7 +44,7 @@ def draw_parts(whole: Mapping[str, Curves], report: Mapping[str, Any], out: Path
 
 
 def _draw_part(part: str, whole: Mapping[str, Curves], path: Path) -> None:
-    figure, grid = _figure(2, len(whole), height=6.2)
+    figure, grid = figure_of(2, len(whole), height=6.2)
     shown = {FULL: FULL, without(part): f"DAPO less {part}", GRPO: GRPO}
     own, label = OWN[part]
     for column, (task, rows) in enumerate(whole.items()):
@@ -54,20 +54,20 @@ def _draw_part(part: str, whole: Mapping[str, Curves], path: Path) -> None:
                 continue
             colour = COLOURS["less" if row == without(part) else row]
             curves = list(rows[row].values())
-            _band(above, curves, "step", "accuracy", colour, said)
-            _band(below, curves, "tokens" if own == "accuracy" else "step", own, colour, said)
+            band(above, curves, "step", "accuracy", colour, said)
+            band(below, curves, "tokens" if own == "accuracy" else "step", own, colour, said)
         above.set(title=TASKS[task].title, ylabel="held-out accuracy, %" if not column else "")
         above.set_xlabel("training step")
         below.set_xlabel("generated tokens, thousands" if own == "accuracy" else "training step")
         below.set_ylabel("" if column else label)
-    _legend(figure, grid[0][0])
+    legend(figure, grid[0][0])
     figure.savefig(path)
 
 
 def draw_variants(whole: Mapping[str, Curves], report: Mapping[str, Any], out: Path) -> None:
     """``ablation_variants.png``: accuracy and length of each variant, less DAPO's."""
     names = list(next(iter(report["tasks"].values()))["effects"])
-    figure, grid = _figure(2, len(whole), height=8.0, shared="row")
+    figure, grid = figure_of(2, len(whole), height=8.0, shared="row")
     for column, (task, found) in enumerate(report["tasks"].items()):
         marks = {
             f"equal {axis}": (colour, "o", _of(found["effects"], CHANGED, axis))
@@ -77,14 +77,14 @@ def draw_variants(whole: Mapping[str, Curves], report: Mapping[str, Any], out: P
         grid[0][column].set(title=TASKS[task].title, xlabel="accuracy less DAPO's, points")
         _forest(grid[1][column], names, {"": ("#6B7280", "o", _of(found["effects"], CHANGED, "length"))}, 1)
         grid[1][column].set_xlabel("length of a response less DAPO's, tokens")
-    _legend(figure, grid[0][0], shown=True)
+    legend(figure, grid[0][0], shown=True)
     figure.savefig(out / "ablation_variants.png")
 
 
 # ---------------------------------------------------------------------- pieces
 
 
-def _figure(rows: int, columns: int, height: float, shared: bool | str = False) -> tuple[Any, Any]:
+def figure_of(rows: int, columns: int, height: float, shared: bool | str = False) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -93,7 +93,7 @@ def _figure(rows: int, columns: int, height: float, shared: bool | str = False) 
     return figure, figure.subplots(rows, columns, squeeze=False, sharey=shared)
 
 
-def _legend(figure: Any, ax: Any, shown: bool = False) -> None:
+def legend(figure: Any, ax: Any, shown: bool = False) -> None:
     handles, labels = ax.get_legend_handles_labels()
     title = "full marks: shown" if shown else None
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, title=title)
@@ -125,7 +125,15 @@ def _forest(
     ax.grid(axis="x", alpha=0.3)
 
 
-def _band(ax: Any, curves: Sequence[Mapping[str, Any]], over: str, name: str, colour: str, label: str) -> None:
+def band(
+    ax: Any,
+    curves: Sequence[Mapping[str, Any]],
+    over: str,
+    name: str,
+    colour: str,
+    label: str,
+    factor: float | None = None,
+) -> None:
     """Mean over seeds and its 95 % interval, at common places of the axis ``over``."""
     if name in curves[0]["points"]:
         end = min(curve["points"][over][-1] for curve in curves)
@@ -136,7 +144,8 @@ def _band(ax: Any, curves: Sequence[Mapping[str, Any]], over: str, name: str, co
         grid = np.arange(1, len(lines[0]) + 1, dtype=np.float64)
         values = np.array(lines)
     found = [effect(column) for column in values.T]
-    factor = 100 if name in ("accuracy", "truncated") else 1
+    if factor is None:
+        factor = 100 if name in ("accuracy", "truncated") else 1
     x: Floats = grid / (1000 if over == "tokens" else 1)
     mean, low, high = (
         factor * np.array([np.nan if value[key] is None else value[key] for value in found])

@@ -256,14 +256,14 @@ RESULTS = "../benchmarks/results"  # as a page of docs/ says it
 
 
 def page_blocks(report: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a page shows of the parts by the name of its place: a table in words, and the figure."""
+    """Return what a page shows of the parts by the name of its place: a table in words."""
     tasks = report["tasks"]
     counts = {len(found["seeds"]) for found in tasks.values()}
     said = f"{min(counts)} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
     few = len(tasks) < len(TASKS) or min(counts) < SMALL
     more = " This is a first part: the same command goes on." if few else ""
     lines = [f"{said[0].upper()}{said[1:]} a task, commit {report['machine']['commit']}.{more}", ""]
-    lines += [*table_lines(_summary(tasks)), "", f"![All differences]({RESULTS}/ablation.png)"]
+    lines += table_lines(_summary(tasks))
     return {"ablation": "\n".join(lines)}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ablation_bases import Base
+
 from dapo.config import LoadedRecipe, recipe_from_dict
 from dapo.models.warmup import WarmupSettings
 
@@ -85,7 +87,7 @@ class Task:
 
     title: str
     said: str
-    base: str | WarmupSettings  # a built-in model, or how one is made
+    base: Base
     sources: Mapping[str, Settings]  # options of signed_sum by the source's name, with its weight
     response: int  # tokens at most
     cache: int  # of them, over which the soft punishment grows
@@ -94,6 +96,10 @@ class Task:
     minibatch: int = 4
     learner: Settings = field(default_factory=dict)
     held_out: int = 96  # problems, over all sources
+    group: int = 8
+    every: int = 10  # steps between two evaluations
+    also: Settings = field(default_factory=dict)  # of all rows, as a row's settings
+    scorer: str | None = None  # a class of ablation_scorers.py; None: the recipe's reward
 
 
 TASKS = {
@@ -133,8 +139,19 @@ TASKS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that are compared with each other, the tasks that they run on, and the seeds."""
+
+    rows: Mapping[str, Settings]
+    tasks: Mapping[str, Task]
+    reference: str  # its row comes with every choice of rows
+    seeds: tuple[int, ...] = SEEDS
+    small: int = SMALL  # of the seeds, with --small
+
+
 def recipe_of(task: Task, settings: Settings, seed: int, model: str, folder: str, steps: int = 0) -> LoadedRecipe:
-    """The recipe of one run; ``settings`` as in the rows, those without a section are ``algorithm``'s."""
+    """Return the recipe of one run; settings without ``rollout.`` or ``learner.`` are those of ``algorithm``."""
     given: dict[str, Any] = {
         "run": {"dir": folder, "name": "run", "seed": seed},
         "model": {"path": model},
@@ -142,7 +159,7 @@ def recipe_of(task: Task, settings: Settings, seed: int, model: str, folder: str
         "rewards": [{"name": "accuracy", "kind": "exact", "pattern": r"=\s*(-?\d+)\s*$"}],
         "rollout": {
             "prompts_per_step": task.prompts,
-            "group_size": 8,
+            "group_size": task.group,
             "max_response_tokens": task.response,
         },
         "algorithm": {"overlong_punishment": {"cache_length": task.cache}},
@@ -155,12 +172,18 @@ def recipe_of(task: Task, settings: Settings, seed: int, model: str, folder: str
             "warmup": 10,
             **task.learner,
         },
-        "validation": {"every": 10, "samples": 8, "greedy": False},
+        "validation": {"every": task.every, "samples": 8, "greedy": False},
         "trainer": {"steps": steps or task.steps},
         "checkpoint": {"every": 0},
         "logging": {"rollouts": "none", "tokens": 0, "spans": False, "console": "quiet", "samples_every": 0},
     }
-    keys = {key if key.startswith("rollout.") else f"algorithm.{key}": value for key, value in settings.items()}
+    if task.scorer is not None:
+        given["scorer"] = f"ablation_scorers:{task.scorer}"
+        del given["rewards"]
+    keys = {
+        key if key.startswith(("rollout.", "learner.")) else f"algorithm.{key}": value
+        for key, value in {**task.also, **settings}.items()
+    }
     return recipe_from_dict(given, [f"{key}={json.dumps(value)}" for key, value in keys.items()])
 
 

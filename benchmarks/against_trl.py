@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from statistics import mean, median
 from typing import Any
 
 import yaml
+from machine import describe_machine, refuse_changes
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("trl", "dapo")
@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of our recipe")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "against_trl.json")
     arguments = parser.parse_args()
+    refuse_changes(arguments.out)
 
     results = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -77,7 +78,7 @@ def main() -> None:
         for setting in SETTINGS:
             if setting.name in arguments.settings:
                 results.append(compare(setting, models[setting.model], arguments, Path(scratch)))
-    report = {"machine": describe_machine(arguments), "results": results}
+    report = {"machine": described(arguments), "results": results}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     table = markdown(report)
@@ -240,23 +241,12 @@ def ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, list[float]]:
     return {name: [median(values), min(values), max(values)] for name, values in faster.items()}
 
 
-def describe_machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    models = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return {
-        "cpu": f"{models[0]} x {len(models)}",
+def described(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the machine, with this comparison's own settings and packages."""
+    return describe_machine() | {
         "threads": arguments.threads,
         "matmul_precision": arguments.matmul_precision,
-        "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "commit": commit.stdout.strip(),
-        "command": "python benchmarks/" + " ".join(command),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 

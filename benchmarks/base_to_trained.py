@@ -23,6 +23,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from machine import describe_machine, refuse_changes
+
 from dapo.cli.main import main as dapo
 from dapo.data.signed_sum import SignedSum, make_problem, sloppy_solution
 from dapo.models.tiny import make_tiny_model
@@ -156,12 +158,14 @@ def report(work: Path, seeds: Sequence[int], steps: int) -> str:
     sft = rows_of(work, seeds[0], "dapo-sft")
     stopped = [read_status(work / f"seed{s}" / "runs" / "nothing" / "status.json") for s in seeds]
     unfilled = sum(status is not None and status.state == "unfilled" for status in stopped)
+    machine = describe_machine()
     return "\n".join(
         [
             "# From a model that cannot do the task to a trained one",
             "",
             "Made by `python benchmarks/base_to_trained.py --work FOLDER --seeds "
-            f"{' '.join(map(str, seeds))} --steps {steps} --write`. The quickstart's task with 3 and 4 terms, a model "
+            f"{' '.join(map(str, seeds))} --steps {steps} --write` on {machine['cpu']}, commit "
+            f"{machine['commit']}, {machine['date']}. The quickstart's task with 3 and 4 terms, a model "
             "of 0.1 million parameters with random weights, one CPU thread. Accuracy is that of four sampled responses "
             "to each of 128 held-out problems.",
             "",
@@ -209,6 +213,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
+    if arguments.write:
+        refuse_changes(RESULTS)
     for seed in arguments.seeds:
         one_seed(arguments.work / f"seed{seed}", seed, arguments.steps)
     print(table(arguments.work, arguments.seeds, arguments.steps))

@@ -40,7 +40,7 @@ import cluster_parts
 import numpy as np
 from cluster_engine import embedded
 from engine_decode import CASES, GROUP, make_lengths
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 from dapo.models.tiny import make_tiny_model
 from dapo.processes.local import ProcessTransport
@@ -297,6 +297,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--out", type=Path, default=HERE / "results/cluster.md")
     options = parser.parse_args()
+    refuse_changes(options.out)
     parts = {
         "overhead": lambda: pool_overhead(options.rounds),
         "driver": lambda: driver_rows(options.engines, options.tokens),

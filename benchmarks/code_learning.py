@@ -20,6 +20,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from machine import describe_machine, refuse_changes
+
 from dapo.cli.main import main as dapo
 from dapo.models.tiny import make_tiny_model
 from dapo.observe.metrics import read_metrics, series
@@ -139,7 +141,6 @@ def one_seed(folder: Path, seed: int, steps: int) -> None:
 
 def write(work: Path, seeds: Sequence[int]) -> str:
     """Write the figure, and return the page."""
-    from machine import describe_machine
     from matplotlib.figure import Figure
 
     machine = describe_machine()
@@ -178,6 +179,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
+    if arguments.write:
+        refuse_changes(RESULTS)
     for seed in arguments.seeds:
         one_seed(arguments.work.resolve() / f"seed{seed}", seed, arguments.steps)
     if arguments.write:

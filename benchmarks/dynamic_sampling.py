@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import yaml
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 from published_rules import LimitedResampling, Rounds, RoundsUntilFull
 from pydantic import ValidationError
 
@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=HERE.parent / "runs" / ".models", help="cache of base models")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "dynamic_sampling.json")
     options = parser.parse_args()
+    refuse_changes(options.out)
     torch.set_num_threads(1)
 
     started = time.perf_counter(), time.process_time()

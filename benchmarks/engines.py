@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 from dapo.config.schema import Vllm
 from dapo.models.facts import facts_of
@@ -180,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of engines.json and engines.md")
     options = parser.parse_args()
+    refuse_changes(options.out)
     torch.set_num_threads(1)
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder:

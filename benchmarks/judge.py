@@ -26,7 +26,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 from dapo.cli.main import main as dapo
 from dapo.observe.metrics import read_metrics, series
@@ -182,6 +182,8 @@ def main() -> None:
     parser.add_argument("--decode", type=float, default=0.04)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if options.write:
+        refuse_changes(RESULTS)
     work = options.work.resolve()
     slow_engine(options.decode)
     rows = [one_run(work / "quick", 0.0, 0.0, LAGS[0], options.steps)]

@@ -11,19 +11,50 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "transformers", "numpy")
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+COUNTS = ("dapo", "benchmarks", "constraints", ":!benchmarks/results", ":!benchmarks/*.md")
+"""What a result depends on, as git's paths: results and pages do not count."""
+
+
+def refuse_changes(out: Path) -> None:
+    """Refuse to write results into ``benchmarks/results`` from a checkout whose code is not committed.
+
+    Call it before the first run. Results that go elsewhere are a trial, and say ``-dirty``.
+
+    Raises:
+        SystemExit: ``out`` is there, and the checkout has changes or is none.
+    """
+    if not out.resolve().is_relative_to(RESULTS):
+        return
+    if not _git("rev-parse", "HEAD"):
+        raise SystemExit(
+            f"{HERE.parent} is no git checkout, and a published result names its commit: give another --out"
+        )
+    if changed := _changed():
+        raise SystemExit(
+            f"{len(changed)} files are not committed ({', '.join(changed[:3])}), and a published result names the "
+            "commit that made it: commit them, or give another --out to try the script out"
+        )
+
+
+def _changed() -> list[str]:
+    return [line[3:] for line in _git("status", "--porcelain", "--", *COUNTS).splitlines()]
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=HERE.parent, capture_output=True, text=True, check=False).stdout
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, Python, packages, commit, command and date, as plain values."""
-    here = Path(__file__).resolve().parent
+    """Return processor, Python, packages, commit, command and date, as plain values."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
     return {
         "cpu": f"{models[0]} x {len(models)}",
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "commit": commit.stdout.strip(),
+        "commit": _git("rev-parse", "--short", "HEAD").strip() + "-dirty" * bool(_changed()),
         "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

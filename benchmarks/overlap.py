@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from cached_runs import Curve, Rows, cached_run, measured_run
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 from sampling_learning import Floats, at_budgets, interval
 
 from dapo.models.builtin import ensure_builtin_model
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=HERE.parent / "runs" / ".models", help="cache of base models")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "overlap.json")
     options = parser.parse_args()
+    refuse_changes(options.out)
     if options.small:
         options.seeds, options.steps, options.problems = 2, 15, 64
     model = ensure_builtin_model("builtin/signed-sum", options.models)

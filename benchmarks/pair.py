@@ -29,7 +29,7 @@ from statistics import median
 
 import numpy as np
 from golden import HERE, tree_of
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 from dapo.models.builtin import ensure_builtin_model
 from dapo.observe.metrics import read_metrics
@@ -170,6 +170,8 @@ def main() -> None:
     parser.add_argument("--side", default="everything", choices=["nothing", "rollouts", "everything"])
     parser.add_argument("--out", type=Path, help="a file for the table, which is printed in any case")
     arguments = parser.parse_args()
+    if arguments.out:
+        refuse_changes(arguments.out)
     table = measure(arguments.base, arguments.side, arguments.steps, arguments.restarts)
     print(table, end="")
     if arguments.out:

@@ -35,7 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import real_tasks
 from ablation_report import with_blocks
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 from real_numbers import summarise
 from real_report import draw, markdown, page_block
 from real_tasks import TASKS, Given
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     scale = Scale(40, 16) if options.small else Scale()
     out = options.out or (options.work if options.small else HERE / "results") / "real_problems.json"
+    refuse_changes(out)
     tasks = [name for name in options.tasks if not skipped(name)]
     end = time.monotonic() + options.minutes * 60
     cells = [(seed, name) for seed in options.seeds for name in tasks]  # whole sets of tasks where it ends early

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 from dapo.checkpoint.store import CheckpointStore
 from dapo.config.load import load_recipe
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="for the runs; default: a folder that is removed")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
+    refuse_changes(arguments.out)
     with contextlib.ExitStack() as stack:
         work = arguments.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         result = measure(work, arguments.steps, arguments.block)

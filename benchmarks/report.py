@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).parent))
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 from dapo.config import recipe_from_dict
 from dapo.observe.jsonl import JsonlWriter
@@ -66,6 +66,7 @@ def main() -> None:
     if arguments.part:
         print(json.dumps(PARTS[arguments.part.split(":")[0]](Path(arguments.part.split(":", 1)[1]))))
         return
+    refuse_changes(arguments.out)
     work = arguments.work or Path(tempfile.mkdtemp(prefix="report_"))
     results: dict[str, Any] = {"machine": describe_machine(), "runs": {}}
     for name, make in (

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from cached_runs import Curve, Rows, cached_run, measured_run
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 from numpy.typing import NDArray
 
 from dapo.config.schema import DynamicSampling
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=HERE.parent / "runs" / ".models", help="cache of base models")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "sampling_learning.json")
     options = parser.parse_args()
+    refuse_changes(options.out)
 
     model = ensure_builtin_model("builtin/signed-sum", options.models)
     chosen = {name: arms[name] for name in arms if name in options.arms}

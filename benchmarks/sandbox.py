@@ -120,7 +120,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    from machine import describe_machine
+    from machine import describe_machine, refuse_changes
+
+    refuse_changes(arguments.out)
 
     load = float(Path("/proc/loadavg").read_text().split()[0])
     rates = measure(arguments.programs, arguments.rounds, arguments.workers)

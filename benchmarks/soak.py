@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine
+from machine import describe_machine, refuse_changes
 
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts
@@ -296,6 +296,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None, help="for the run's folder; else a temporary one")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "soak.json")
     options = parser.parse_args()
+    refuse_changes(options.out)
     machine = describe_machine()
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir=options.work))
     run = Watched(folder)

@@ -1,6 +1,6 @@
-"""Where a peer's step and ours are apart by definition, and the setting that closes it: a table of docs/evidence.md.
+"""Where a peer's step and ours are apart by definition, and the setting that closes it.
 
-    python tests/oracles/step_differences.py     # prints it
+    python tests/oracles/step_differences.py > benchmarks/results/step_differences.md
 
 Each row names two steps of ``step_questions.py``: one in which the difference shows, and the one with the setting, in
 which both sides are equal.
@@ -126,13 +126,20 @@ DIFFERENCES = (
 )  # fmt: skip
 
 
-def table() -> str:
-    """The differences as a page has them."""
-    lines = ["| peer | there | here | closed by |", "| --- | --- | --- | --- |"]
+def page() -> str:
+    """Return the differences as a page."""
+    lines = [
+        "# Training steps: differences by definition",
+        "",
+        "Made by `python tests/oracles/step_differences.py`. Without the setting in the last column a step differs "
+        "from the peer's; with it both are equal up to rounding. `make oracles` runs both steps of each row.",
+        "",
+    ]
+    lines += ["| peer | there | here | closed by |", "| --- | --- | --- | --- |"]
     names = {TRL: "TRL", VERL: "verl"}
     lines += [f"| {names[d.peer]} | {d.there} | {d.here} | {d.closes} |" for d in DIFFERENCES]
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(page(), end="")

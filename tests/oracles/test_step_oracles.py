@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import yaml
 from our_steps import answer, cheaply, imitate, train
-from step_differences import DIFFERENCES, table
+from step_differences import DIFFERENCES, page
 from step_questions import IMITATIONS, STEPS, TRL, VERL
 from steps import distance, sketch, weights_of, write_model
 
 FOLDER = Path(os.environ.get("DAPO_ORACLE_ANSWERS", Path(__file__).parent / "fixtures"))
-PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "step_differences.md"
 NUMBERS = {"rtol": 5e-5, "atol": 2e-6}  # of losses and gradient norms; at most 2e-5 was seen
 WEIGHTS = 6e-5  # of the weights' change: |ours - theirs| / |theirs|; at most 2e-5 was seen
 APART = 1e-2
@@ -161,7 +161,7 @@ def test_every_difference_shows_and_the_setting_closes_it():
     assert all(name in STEPS[peer] for peer, names in QUICK.items() for name in names)
     shown = {(row.peer, row.apart) for row in DIFFERENCES}
     assert shown == {(peer, s.name) for peer, steps in STEPS.items() for s in steps.values() if not s.equal}
-    assert table() in PAGE.read_text(), "python tests/oracles/step_differences.py prints the table of docs/evidence.md"
+    assert page() == PAGE.read_text(), "python tests/oracles/step_differences.py prints this page"
 
 
 def test_a_sketch_sees_a_change_of_any_tensor(model):

@@ -66,7 +66,7 @@ def algorithm(settings, ablation):
 
 
 def test_a_step_of_the_ladder_switches_on_one_part_and_nothing_else(ablation):
-    rows = {row: algorithm(settings, ablation).model_dump() for row, settings in ablation.TABLES["parts"].items()}
+    rows = {row: algorithm(settings, ablation).model_dump() for row, settings in ablation.TABLES["parts"].rows.items()}
     ladder = list(rows)[:6]
     assert (ladder[0], ladder[-1]) == ("GRPO", "DAPO")
     for before, after in itertools.pairwise(ladder):
@@ -87,7 +87,7 @@ def test_the_whole_is_the_preset_dapo_and_the_start_is_the_preset_grpo_with_rewa
         }
         return recipe_from_dict(given).recipe.algorithm
 
-    rows = ablation.TABLES["parts"]
+    rows = ablation.TABLES["parts"].rows
     assert algorithm(rows["DAPO"], ablation) == preset("dapo")
     found, grpo = algorithm(rows["GRPO"], ablation), preset("grpo")
     assert found.clip == grpo.clip
@@ -102,7 +102,7 @@ def test_the_whole_is_the_preset_dapo_and_the_start_is_the_preset_grpo_with_rewa
 def test_every_row_is_a_valid_recipe_with_a_file_of_its_own(ablation):
     names = set()
     for table, task in (("parts", "rambles"), ("variants", "mixed")):
-        for row, settings in ablation.TABLES[table].items():
+        for row, settings in ablation.TABLES[table].rows.items():
             recipe = ablation.recipe_of(ablation.TASKS[task], settings, 7, "builtin/signed-sum", "runs").recipe
             names.add(ablation.file_name(task, row, 7, recipe))
             assert len(recipe.data.validation) == len(recipe.data.train) == len(ablation.TASKS[task].sources)
@@ -146,7 +146,7 @@ def test_processor_seconds_of_evaluation_are_taken_off(ablation):
 def test_runs_of_one_process_do_not_know_of_each_other(ablation, tmp_path, monkeypatch):
     make_tiny_model(tmp_path / "base", hidden=16, layers=1, heads=1, ffn=16, seed=3)
     small = dataclasses.replace(ablation.TASKS["rare"], prompts=2, minibatch=1, held_out=1, response=16, cache=8)
-    monkeypatch.setitem(ablation.TASKS, "rare", small)
+    monkeypatch.setitem(ablation.EVERY_TASK, "rare", small)
     settings = {"dynamic_sampling.mode": "off", "overlong_filtering": False}
 
     def run(number, row, settings):
@@ -216,7 +216,7 @@ def test_accuracies_are_compared_at_what_the_least_reached(report):
 def test_effects_are_paired_by_seed_and_of_complete_seeds(report, ablation):
     """Seeds that differ much from each other and little within each: only paired differences see it."""
     rows = {}
-    for n, row in enumerate(ablation.TABLES["parts"]):
+    for n, row in enumerate(ablation.TABLES["parts"].rows):
         rows[row] = {
             seed: curve([0, 0, seed / 10 + n / 100], [0, 1, 2], [0.0, 1.0, 2.0], entropy=n) for seed in (1, 2, 3, 4, 5)
         }
@@ -240,7 +240,7 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     page.write_text("before\n<!-- ablation -->\nold\n<!-- end of ablation -->\nafter\n")
     rows = {
         row: {seed: curve([0.1, 0.2, 0.3 + n / 50 + seed / 1000], [0, 1, 2], [0, 1, 2]) for seed in (1, 2, 3, 4)}
-        for n, row in enumerate(ablation.TABLES["parts"])
+        for n, row in enumerate(ablation.TABLES["parts"].rows)
     }
     machine = {"packages": {}, "python": "", "cpu": "", "command": "c", "commit": "", "date": "", "cpu_hours": 1.0}
     report.write_results("parts", {"rare": rows, "mixed": {row: {} for row in rows}}, machine, tmp_path, page)
@@ -254,7 +254,6 @@ def test_results_figures_and_the_pages_table_are_written(report, ablation, tmp_p
     assert "| clip-higher, less | **-4.0** [-4.0, -4.0] |" in table
     assert "| clip-higher, ladder | **+2.0** [+2.0, +2.0] |" in table
     assert "| clip-higher | **costs** |" in text
-    assert "](../benchmarks/results/ablation.png)" in text
     assert "](ablation_clip_higher.png)" in table
     written = {file.name for file in tmp_path.iterdir()}
     assert {"ablation.json", "ablation.md", "ablation.png", "ablation_clip_higher.png"} <= written
@@ -279,3 +278,192 @@ def test_variants_are_compared_with_the_whole_where_they_have_the_seconds(report
     assert f"| S = 2 | {same} | {same} |  |" in table
     assert "**-1.0** [-1.0, -1.0]" in table
     assert (tmp_path / "ablation_variants.png").stat().st_size > 10_000
+
+
+# ---------------------------------------------------------------------- parts where they act
+
+
+@pytest.fixture
+def focused(ablation):
+    import ablation_focused
+
+    return ablation_focused
+
+
+def test_each_focused_row_is_a_valid_recipe_that_differs_in_what_its_table_is_about(ablation, focused):
+    """A row that changed two things would say nothing about either."""
+    varied = {
+        "clip_higher": {"algorithm.clip.high"},
+        "coin": {"algorithm.clip.high"},
+        "passes": {"learner.epochs_per_rollout", "learner.minibatch_prompts"},
+        "token_level": {
+            "algorithm.loss.reduction.kind",
+            "algorithm.overlong_filtering",
+            "algorithm.overlong_punishment.enabled",
+        },
+    }
+
+    def settings_of(task, row):
+        loaded = ablation.recipe_of(task, row, 1, "builtin/signed-sum", "runs")
+        flat = {}
+
+        def walk(found, path):
+            for key, value in found.items():
+                walk(value, f"{path}{key}.") if isinstance(value, dict) else flat.update({path + key: str(value)})
+
+        walk(loaded.recipe.model_dump(mode="json"), "")
+        return flat
+
+    for name, table in focused.FOCUSED.items():
+        for task in table.tasks.values():
+            rows = [settings_of(task, row) for row in table.rows.values()]
+            changed = {key for one in rows for other in rows for key in one if one[key] != other.get(key)}
+            assert changed == varied[name], (name, task.title)
+        for pair in table.pairs:
+            assert set(pair) <= set(table.rows), name
+
+
+def test_seeds_of_the_tables_are_apart_and_none_is_one_of_the_trials(ablation):
+    seen = [set(table.seeds) for name, table in ablation.TABLES.items() if name != "variants"]  # has those of parts
+    assert len(set.union(*seen)) == sum(map(len, seen))
+    assert min(set.union(*seen)) > 100
+
+
+def test_demonstrations_of_the_rare_worker_by_hand(ablation):
+    from ablation_bases import AnyOrder, RarelyWorks, any_order, rarely_works, worked
+
+    from dapo.data.signed_sum import SignedSum
+
+    never = random.Random(1)
+    assert worked(4, (7, -8), 0.0, never) == ["+7", "=11", "-8", "=3"]
+    assert worked(4, (7, -8), 1.0, never) == ["+7", "=11", "-8", "=19"]
+    assert worked(4, (-8,), 0.0, never) == ["-8", "=12"]  # there is no word for -4
+    problem = SignedSum((4, 7, -8))
+    base = RarelyWorks(1, examples=100, worked_first=0.5, worked_later=0.0, misread=0.0, known=1.0)
+    assert rarely_works(base, 49, problem, never) == ["+7", "=11", "-8", "=3"]
+    assert rarely_works(base, 50, problem, never) == ["=3"]
+    orders = {" ".join(any_order(AnyOrder(1, misread=0.0), 0, problem, random.Random(n))) for n in range(20)}
+    assert orders == {"+7 =11 -8 =3", "-8 =12 +7 =19"}
+
+
+def test_the_scorers_see_working_and_a_coin_sees_nothing(ablation):
+    from types import SimpleNamespace
+
+    from ablation_scorers import Coin, Worked
+
+    from dapo.types.batch import Key
+
+    context = SimpleNamespace(recipe=SimpleNamespace(run=SimpleNamespace(seed=3)))
+    prompt = SimpleNamespace(answer="3")
+
+    def judged(scorer, text, sample=0, group=0):
+        scorer.submit(Key("train", group, sample), prompt, SimpleNamespace(text=text))
+        ((_, score),) = scorer.poll()
+        return score
+
+    values = {text: judged(Worked(context), text) for text in ("+7 =11 -8 =3", "=3", "=4", "", "+7 =11 -8")}
+    assert [score.values["worked"] for score in values.values()] == [1.0, 0.0, 0.0, 0.0, 1.0]
+    assert [score.reward for score in values.values()] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    tossed = [judged(Coin(context), "=3", sample, group).reward for group in range(100) for sample in range(8)]
+    again = [judged(Coin(context), "=4", sample, group).reward for group in range(100) for sample in range(8)]
+    assert tossed == again
+    assert set(tossed) == {0.0, 1.0}
+    assert abs(np.mean(tossed) - 0.5) < 0.06  # 3.4 standard errors
+    other = Coin(SimpleNamespace(recipe=SimpleNamespace(run=SimpleNamespace(seed=4))))
+    assert [judged(other, "=3", sample).reward for sample in range(64)] != tossed[:64]
+    assert judged(other, "=4").accuracy == 0.0
+
+
+def test_focused_measures_are_paired_within_a_base_model_and_then_taken_together(ablation, focused, tmp_path):
+    import ablation_focused_report as focused_report
+
+    def run(early, tokens=1000):
+        return {
+            "points": {
+                "step": [0, 20],
+                "tokens": [0, tokens],
+                "accuracy": [0.0, 0.5],
+                "length": [3.0, 9.0],
+                "cpu": [0.0, 2.0],
+            },
+            "steps": {
+                "training_accuracy": [early] * 8 + [0.9] * 12,
+                "worked": [0.1] * 20,
+                "clip_high": [0.02] * 8 + [None] * 12,
+                "entropy": [0.4] * 20,
+                "finished_length": [3.0] * 20,
+            },
+        }
+
+    def rows(shift):
+        return {
+            row: {
+                seed: run(shift + seed / 100 + (0.02 + seed * 1e-4) * (row == "0.28")) for seed in (301, 302, 303, 304)
+            }
+            for row in focused.CLIP_HIGHER.rows
+        }
+
+    found = {"rarely-works-1": rows(-2.9), "rarely-works-2": rows(-2.7)}
+    machine = {"packages": {}, "python": "", "cpu": "", "command": "c", "commit": "k", "date": "", "cpu_hours": 1.0}
+    page = tmp_path / "page.md"
+    page.write_text("<!-- clip_higher -->\n<!-- end of clip_higher -->\n")
+    focused_report.write_focused("clip_higher", focused.CLIP_HIGHER, found, machine, tmp_path, page)
+    table = (tmp_path / "ablation_clip_higher.md").read_text()
+    assert "## All base models" in table
+    assert "8 pairs of base model and seed." in table
+    # base models and seeds differ by 20 points and 1, the rows of a seed by 2 + 3.0 on average
+    assert table.count("| 0.28 less 0.2 | **+5.0** [") == 3
+    assert "| 10 less 0.2 | +0.0 [+0.0, +0.0] |" in table
+    assert (tmp_path / "ablation_clip_higher.png").stat().st_size > 10_000
+    said = page.read_text()
+    assert "8 pairs, commit k" in said
+    assert "| 0.28 less 0.2 | **+5.0** [" in said
+    assert "| 0.28 | " in said
+    focused_report.write_focused(
+        "clip_higher", focused.CLIP_HIGHER, {"rarely-works-1": {"0.2": {}}}, machine, tmp_path, page
+    )
+    assert page.read_text() == said  # no seed is complete: nothing is written
+
+
+def test_accuracy_at_a_share_of_the_least_tokens_by_hand(focused):
+    one = curve([0.0, 0.4, 0.8], [0, 100, 200], [0.0, 1.0, 2.0])
+    assert focused.at_tokens(0.5)(one, 100.0) == pytest.approx(0.2)
+    assert focused.at_tokens(1.0)(one, 150.0) == pytest.approx(0.6)
+    assert focused.at_step("accuracy", 10)(one, 0.0) == 0.4
+    assert focused.over_steps("kept", 1, 4)(one, 0.0) == 0.5  # steps that recorded nothing do not count
+
+
+# ---------------------------------------------------------------------- commits
+
+
+def test_results_are_published_from_committed_code_alone(ablation, tmp_path, monkeypatch):
+    import subprocess
+
+    import machine
+
+    def git(*arguments):
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=tmp_path, check=True)
+
+    for name in ("HERE", "RESULTS"):
+        below = "benchmarks" if name == "HERE" else "benchmarks/results"
+        monkeypatch.setattr(machine, name, tmp_path / below)
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    (tmp_path / "dapo").mkdir()
+    published = tmp_path / "benchmarks/results/x.json"
+    with pytest.raises(SystemExit, match="no git checkout"):
+        machine.refuse_changes(published)
+    git("init", "-q")
+    (tmp_path / "dapo/a.py").write_text("1")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    machine.refuse_changes(published)
+    commit = machine.describe_machine()["commit"]
+    assert len(commit) >= 7
+    assert "dirty" not in commit
+    published.write_text("results do not count")
+    machine.refuse_changes(published)
+    (tmp_path / "dapo/b.py").write_text("a new file does")
+    with pytest.raises(SystemExit, match=r"dapo/b.py.*commit them"):
+        machine.refuse_changes(published)
+    machine.refuse_changes(tmp_path / "elsewhere.json")
+    assert machine.describe_machine()["commit"] == commit + "-dirty"

@@ -1,0 +1,74 @@
+"""Published results name the commit that made them, and it has no changes beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+UNCLEAN = {
+    "against_trl.json",
+    "against_trl.md",
+    "cluster.json",
+    "cluster.md",
+    "sampling_learning.json",
+    "sampling_learning.md",
+    "soak.json",
+    "soak.md",
+}
+"""Made before the scripts refused uncommitted code. Making one again takes its name from here."""
+WITHOUT = {
+    "balance.md",
+    "base_to_trained.md",
+    "overlap_simulation.json",
+    "overlap_simulation.md",
+    "sampling_simulation.json",
+    "sampling_simulation.md",
+    "step_differences.md",
+}
+"""Simulations and listings, the same on every machine, and ``base_to_trained.md``, made before it named one."""
+COMMIT = re.compile(r'"commit": "([^"]*)"|\bcommit ([0-9a-f]{7}[^.;:\n]*)')
+
+
+def commits(text: str) -> list[str]:
+    """Return the commits that a result names, of which an ablation's may have several."""
+    found = [one or other for one, other in COMMIT.findall(text)]
+    return [name.strip() for each in found for name in each.split(",") if not re.match(r"\s*20\d\d-", name)]
+
+
+def problem(text: str) -> str | None:
+    named = commits(text)
+    if not named:
+        return "names no commit"
+    wrong = [name for name in named if not re.fullmatch(r"[0-9a-f]{7,40}", name)]
+    return f"commit {wrong[0]!r}" if wrong else None
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in sorted(RESULTS.iterdir()) if file.suffix in (".json", ".md")], ids=lambda file: file.name
+)
+def test_a_result_names_clean_commits(file):
+    found = problem(file.read_text())
+    if file.name in WITHOUT:
+        assert found == "names no commit", f"{file.name} names one now: take it from the list"
+    elif file.name in UNCLEAN:
+        assert found, f"{file.name} is clean now: take it from the list"
+    else:
+        assert found is None, f"{file.name}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"commit": "381d4a5"}', None),
+        ("x; commit 381d4a5, 2026-11-22.", None),
+        ("x; commit 381d4a5, 4abcb57, 2026-11-22.", None),
+        ('{"commit": "381d4a5, 4abcb57-dirty"}', "commit '4abcb57-dirty'"),
+        ("commit eb73f33 and this script, 2026-11-23: x", "commit 'eb73f33 and this script'"),
+        ("x", "names no commit"),
+    ],
+)
+def test_each_way_of_naming_a_commit_is_read(text, found):
+    assert problem(text) == found
