@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from machine import describe_machine, refuse_changes
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
@@ -119,11 +120,12 @@ def share_elsewhere(loaded: LoadedModel, rows: Sequence[Row]) -> float:
 
 def table(found: Sequence[Found], seeds: int) -> str:
     """Return the page of results."""
+    machine = describe_machine()
     lines = [
         "# Router replay: a bfloat16 engine against a float32 learner",
         "",
-        f"By `python benchmarks/router_replay.py`: random models, {seeds} seeds of {PROMPTS * SIZE} responses of "
-        f"{TOKENS} tokens. Gaps are |learner - engine| of a token's log-probability, nats.",
+        f"{machine['cpu']}, commit {machine['commit']}: `{machine['command']}`. Random models, {seeds} seeds of "
+        f"{PROMPTS * SIZE} responses of {TOKENS} tokens. Gaps are |learner - engine| of a token's log-probability, nats.",
         "",
         "| model | tokens elsewhere | mean gap: free | repeated | largest gap: free | repeated |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
+    refuse_changes(given.out)
     torch.set_num_threads(1)
     text = table([measured(name, range(given.seeds)) for name in MODELS], given.seeds)
     given.out.write_text(text)
