@@ -1,6 +1,6 @@
 """Compare a bfloat16 engine with a float32 learner of one mixture of experts, with free and with repeated routes.
 
-python benchmarks/router_replay.py            # two minutes; writes benchmarks/results/router_replay.md
+python benchmarks/router_replay.py            # half a minute; writes benchmarks/results/router_replay.md
 
 Models are random. The embedded engine samples in bfloat16 and records the experts of every token; the learner computes
 the log-probabilities of the same tokens in float32, freely and with ``learner.router_replay: sampler``. A gap is
@@ -125,7 +125,8 @@ def table(found: Sequence[Found], seeds: int) -> str:
         "# Router replay: a bfloat16 engine against a float32 learner",
         "",
         f"{machine['cpu']}, commit {machine['commit']}: `{machine['command']}`. Random models, {seeds} seeds of "
-        f"{PROMPTS * SIZE} responses of {TOKENS} tokens. Gaps are |learner - engine| of a token's log-probability, nats.",
+        f"{PROMPTS * SIZE} responses of {TOKENS} tokens. Gaps are |learner - engine| of a token's log-probability, in "
+        "nats.",
         "",
         "| model | tokens elsewhere | mean gap: free | repeated | largest gap: free | repeated |",
         "| --- | --- | --- | --- | --- | --- |",
