@@ -197,8 +197,8 @@ def sums(folder: Path, name: str, seed: int) -> None:
     examples = [line for each in taught for line in examples_of(each, chance, alone=alone)]
     taught_by = folder / f"{name}-sft"
     if not finished(taught_by):
-        epochs = 4 if alone else 2  # as many examples
-        section = {"epochs": epochs, "batch_size": 32, "learning_rate": 3e-3, "warmup": 10, "every": 0}
+        epochs = 6 if alone else 3  # as many examples
+        section = {"epochs": epochs, "batch_size": 32, "learning_rate": 1e-3, "warmup": 10, "every": 0}
         dapo.sft({**made, "sft": section}, train=examples)
     made["model"] = {"path": str(taught_by / "export")}
     if alone:

@@ -125,7 +125,7 @@ def plan_places(
     colocate: bool,
     environments: Sequence[str] = (),
 ) -> Plan:
-    """The bundles of a run.
+    """Return the bundles of a run.
 
     Args:
         ranks: names of the learner's ranks that live on the cluster.
