@@ -232,7 +232,7 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
         yield Problem("algorithm.correction.floor", f"must be below cap = {correction.cap:g}", correction.floor)
 
 
-_OF_THE_ENGINE = {
+OF_THE_ENGINE = {
     "model": "model.path",
     "trust_remote_code": "model.trust_remote_code",
     "dtype": "rollout.vllm.dtype",
@@ -245,6 +245,7 @@ _OF_THE_ENGINE = {
     "enforce_eager": "rollout.vllm.enforce_eager",
     "enable_sleep_mode": "rollout.vllm.sleep",
 }
+"""Arguments of vLLM that have a setting of their own."""
 _FIXED = {
     "load_format": "dummy: the weights come with the first publish",
     "logprobs_mode": "processed_logprobs: those of the distribution that was sampled from",
@@ -284,8 +285,8 @@ def _engine(r: Recipe) -> Iterator[Problem]:
                 move = "vLLM knows temperatures from 0.01 to 2; change it, or set rollout.engine: embedded"
                 yield Problem(path, move, value)
     for name, value in rollout.vllm.engine_args.items():
-        if name in _OF_THE_ENGINE:
-            yield Problem(f"rollout.vllm.engine_args.{name}", f"set {_OF_THE_ENGINE[name]} instead", value)
+        if name in OF_THE_ENGINE:
+            yield Problem(f"rollout.vllm.engine_args.{name}", f"set {OF_THE_ENGINE[name]} instead", value)
         if name in _FIXED:
             move = f"is fixed here as {_FIXED[name]}; take it out"
             yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
@@ -354,10 +355,15 @@ def _names(r: Recipe) -> Iterator[Problem]:
 
 
 def _trackers(r: Recipe) -> Iterator[Problem]:
+    if r.logging.also and not r.logging.trackers:
+        yield Problem("logging.also", "names numbers of trackers; set logging.trackers, or take it out", r.logging.also)
     kinds = [tracker.kind for tracker in r.logging.trackers]
     for n, tracker in enumerate(r.logging.trackers):
         if tracker.kind in kinds[:n]:
             yield Problem(f"logging.trackers.{n}", "is named twice; take one of them out", tracker.kind)
+        if r.logging.also and tracker.kind not in ("tensorboard", "wandb", "mlflow", "trackio"):
+            move = f"is for trackers by name, and {tracker.kind} gets the numbers as they are; compute them in it"
+            yield Problem("logging.also", move, r.logging.also)
         if tracker.project is not None and tracker.kind not in ("wandb", "mlflow", "trackio"):
             yield Problem(f"logging.trackers.{n}.project", f"{tracker.kind} has no projects", tracker.project)
 

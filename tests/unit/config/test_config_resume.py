@@ -41,7 +41,7 @@ FREE = {
     "trainer": "steps max_hours sync_check_tolerance",
     "trainer.early_stop": "metric best_is patience min_change",
     "checkpoint": "every keep seconds best best_is asynchronous",
-    "logging": "rollouts tokens spans console samples_every trackers",
+    "logging": "rollouts tokens spans console also samples_every trackers",
     "logging.trackers.N": "kind project",
     "launch": "backend",
     "cluster": "address nodes gpus_per_node colocate cpus_per_host start_timeout engine_timeout max_engine_restarts "
