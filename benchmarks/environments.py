@@ -1,13 +1,13 @@
-"""Learning through turns: a guessing game and sums by a calculator, each beside a control that cannot do it.
+"""Learning through turns: a guessing game and products by a calculator, each beside a control that cannot do it.
 
     nice python benchmarks/environments.py --work FOLDER [--seeds 1 2 3] [--write]
 
 *game*: a number from 1 to 12 is to be guessed in two turns; a wrong guess is answered by how far off it is. A model of
 0.1 million random weights learns it from rewards alone. Control: the same game whose replies say nothing.
 
-*sums*: two numbers of three digits. The model calls a calculator, reads its result and says it. It begins with examples
-of a sloppy student, who copies one digit in four wrongly. Control: as many examples of the same student without a
-calculator, who writes sums straight away, and the same training by reward.
+*products*: of a number of three digits and one of two. The model calls a calculator, reads its result and says it. It
+begins with examples of a sloppy student, who copies one digit in four wrongly. Control: as many examples of the same
+student without a calculator, who writes products straight away, and the same training by reward.
 
 Held-out problems are never trained on. Runs that are finished in FOLDER are not made again. With ``--write`` table and
 figure go to benchmarks/results/environments.md and .png.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -40,15 +41,15 @@ MOST = 12  # of the game
 DIGITS = tuple("0123456789")
 WORDS = {
     "game": ("game", "?", *map(str, range(1, MOST + 1)), *(f"{n:+d}" for n in range(1 - MOST, MOST) if n)),
-    "sums": (*DIGITS, "+", "=", "add", "and", "is"),
+    "products": (*DIGITS, "x", "=", "multiply", "and", "is"),
 }
-STEPS = {"game": 80, "sums": 30}
+STEPS = {"game": 80, "products": 30}
 SLIP = 0.25  # how often the student writes another digit
 ARMS = {
     "game": ("game", "replies say how far off"),
     "game_mute": ("game", "control: replies say nothing"),
-    "sums": ("sums", "with the calculator"),
-    "sums_alone": ("sums", "control: without it"),
+    "products": ("products", "with the calculator"),
+    "products_alone": ("products", "control: without it"),
 }
 Problem = tuple[int, int]
 
@@ -76,21 +77,21 @@ def game_problems(seed: int, count: int) -> list[dict[str, str]]:
     return [{"problem": f"game {name}", "answer": str(1 + chance.randrange(MOST))} for name in names]
 
 
-# ---------------------------------------------------------------------- the sums
+# ---------------------------------------------------------------------- the products
 
 
-def add(a: int, b: int) -> str:
-    """Add two numbers; the result is spelled in four digits."""
-    return f"is {spelled(a + b)}"
+def multiply(a: int, b: int) -> str:
+    """Multiply two numbers; the result is spelled in five digits."""
+    return f"is {spelled(a * b)}"
 
 
 def read_calls(text: str) -> list[tuple[str, dict[str, int]]]:
-    """Read ``add 1 2 3 and 4 5 6``."""
-    found = re.search(r"add((?: \d)+) and((?: \d)+)", text)
-    return [("add", {"a": number(found[1]), "b": number(found[2])})] if found else []
+    """Read ``multiply 1 2 3 and 4 5``."""
+    found = re.search(r"multiply((?: \d)+) and((?: \d)+)", text)
+    return [("multiply", {"a": number(found[1]), "b": number(found[2])})] if found else []
 
 
-def spelled(value: int, digits: int = 4) -> str:
+def spelled(value: int, digits: int = 5) -> str:
     return " ".join(f"{value:0{digits}d}")
 
 
@@ -98,27 +99,27 @@ def number(text: str) -> int:
     return int(text.replace(" ", ""))
 
 
-def sum_problems(seed: int, count: int) -> list[Problem]:
-    chance = random.Random(f"sums {seed}")
-    return [(chance.randrange(100, 1000), chance.randrange(100, 1000)) for _ in range(count)]
+def product_problems(seed: int, count: int) -> list[Problem]:
+    chance = random.Random(f"products {seed}")
+    return [(chance.randrange(100, 1000), chance.randrange(10, 100)) for _ in range(count)]
 
 
 def asked(problem: Problem) -> str:
-    return f"{spelled(problem[0], 3)} + {spelled(problem[1], 3)} ="
+    return f"{spelled(problem[0], 3)} x {spelled(problem[1], 2)} ="
 
 
 def examples_of(problem: Problem, chance: random.Random, *, alone: bool) -> list[dict[str, str]]:
-    """Return what the student writes: a call, and the result that came back; ``alone``: the sum straight away."""
+    """Return what the student writes: a call, and the result that came back; ``alone``: the product straight away."""
 
     def sloppy(words: str) -> str:
         slips = (chance.choice(DIGITS) if chance.random() < SLIP else digit for digit in words.split())
         return " ".join(slips)
 
-    first, second = (spelled(value, 3) for value in problem)
+    first, second = spelled(problem[0], 3), spelled(problem[1], 2)
     if alone:
-        return [{"prompt": asked(problem), "response": sloppy(spelled(sum(problem)))}]
-    call = f"add {sloppy(first)} and {sloppy(second)}"
-    result = add(**read_calls(call)[0][1])
+        return [{"prompt": asked(problem), "response": sloppy(spelled(math.prod(problem)))}]
+    call = f"multiply {sloppy(first)} and {sloppy(second)}"
+    result = multiply(**read_calls(call)[0][1])
     return [
         {"prompt": asked(problem), "response": call},
         {"prompt": f"{asked(problem)} {call} <eos> {result}", "response": sloppy(result.removeprefix("is "))},
@@ -182,18 +183,24 @@ def game(folder: Path, name: str, seed: int) -> None:
     dapo.train(made, environment=guess)
 
 
-def sums(folder: Path, name: str, seed: int) -> None:
-    """Train on sums: examples first, then rewards."""
-    alone = name == "sums_alone"
-    held_out = sum_problems(2000, 128)
-    records = [{"problem": asked(each), "answer": spelled(sum(each))} for each in held_out]
-    write_lines(folder / "sums_held_out.jsonl", records)
-    train = [each for each in sum_problems(100 + seed, 4000) if each not in held_out]
-    write_lines(folder / "sums_train.jsonl", [{"problem": asked(each), "answer": spelled(sum(each))} for each in train])
-    made = recipe(folder, "sums", name, seed)
+def products(folder: Path, name: str, seed: int) -> None:
+    """Train on products: examples first, then rewards."""
+    alone = name == "products_alone"
+    held_out = product_problems(2000, 128)
+    records = [{"problem": asked(each), "answer": spelled(math.prod(each))} for each in held_out]
+    write_lines(folder / "products_held_out.jsonl", records)
+    train = [each for each in product_problems(100 + seed, 4000) if each not in held_out]
+    write_lines(
+        folder / "products_train.jsonl",
+        [{"problem": asked(each), "answer": spelled(math.prod(each))} for each in train],
+    )
+    made = recipe(folder, "products", name, seed)
     made["rewards"] = [{"name": "accuracy", "kind": "exact"}]
     made["learner"]["learning_rate"] = 1e-3
-    chance, taught = random.Random(seed), [each for each in sum_problems(1000 + seed, 12_000) if each not in held_out]
+    chance, taught = (
+        random.Random(seed),
+        [each for each in product_problems(1000 + seed, 12_000) if each not in held_out],
+    )
     examples = [line for each in taught for line in examples_of(each, chance, alone=alone)]
     taught_by = folder / f"{name}-sft"
     if not finished(taught_by):
@@ -205,14 +212,14 @@ def sums(folder: Path, name: str, seed: int) -> None:
         dapo.train(made)
     else:
         made["environment"] = {"tool_format": read_calls, "max_turns": 2, "lag": 2}
-        dapo.train(made, tools=[add])
+        dapo.train(made, tools=[multiply])
 
 
 def one_seed(folder: Path, seed: int, arms: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in arms:
         if not finished(folder / name):
-            (game if ARMS[name][0] == "game" else sums)(folder, name, seed)
+            (game if ARMS[name][0] == "game" else products)(folder, name, seed)
 
 
 # ---------------------------------------------------------------------- what is written
