@@ -21,6 +21,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,6 +173,7 @@ def described(table: str, found: Mapping[str, Curves], options: argparse.Namespa
     asked = [f"--table {table}"] if table in FOCUSED else []
     asked += [f"--seeds {' '.join(map(str, options.seeds))}"] if options.seeds else ["--small"] * options.small
     asked += [f"--steps {options.steps}"] * bool(options.steps)
+    asked += [f"--rows {' '.join(map(shlex.quote, options.rows))}"] if options.rows else []
     return describe_machine() | {
         "commit": ", ".join(sorted({curve["commit"] for curve in runs})),
         "command": " ".join(["python benchmarks/ablation.py", *asked]),

@@ -72,8 +72,8 @@ class Focused(Table):
 def _rarely_works(seed: int) -> Task:
     return Task(
         f"Base model {seed}",
-        "sums of 5 to 7 terms; the base model guesses nearly always and works step by step in a few of a hundred "
-        "responses, half of these right. 16 optimizer steps a rollout, learning rate 3e-4.",
+        "sums of 5 to 7 terms; the base model nearly always guesses, and works step by step in 6 to 10 % of its "
+        "responses, which are right more often. 16 optimizer steps a rollout, learning rate 3e-4.",
         RarelyWorks(seed),
         {"hard": {"min_terms": 5, "max_terms": 7}},
         response=18,

@@ -39,10 +39,10 @@ def write_focused(
         "tasks": {task: {"seeds": seeds[task], **described(table, of)} for task, of in measured.items()},
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"ablation_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (out / f"focused_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     text = markdown(name, table, report)
-    (out / f"ablation_{name}.md").write_text(text)
-    draw(table, whole, out / f"ablation_{name}.png")
+    (out / f"focused_{name}.md").write_text(text)
+    draw(table, whole, out / f"focused_{name}.png")
     if page is not None:
         page.write_text(with_blocks(page.read_text(), {name: page_block(name, table, report)}))
     print(text)
@@ -98,7 +98,7 @@ def markdown(name: str, table: Focused, report: Mapping[str, Any]) -> str:
             lines += ["", f"## {task}", "", f"{len(found['seeds'])} pairs of base model and seed."]
         lines += ["", *table_lines(_rows(found, dict(table.measures))), "", "Differences:", ""]
         lines += table_lines(_differences(found, dict(table.measures)))
-    return "\n".join([*lines, "", f"![Curves of each row, mean and 95 % interval](ablation_{name}.png)"]) + "\n"
+    return "\n".join([*lines, "", f"![Curves of each row, mean and 95 % interval](focused_{name}.png)"]) + "\n"
 
 
 def page_block(name: str, table: Focused, report: Mapping[str, Any]) -> str:
@@ -111,7 +111,7 @@ def page_block(name: str, table: Focused, report: Mapping[str, Any]) -> str:
     count = f"{len(report['tasks']) - 1} base models, {len(found['seeds'])} pairs" if several else ""
     said = count or f"{len(found['seeds'])} seeds"
     return "\n".join(
-        [f"{said}, commit {report['machine']['commit']}: [all figures]({RESULTS}/ablation_{name}.md).", "", *lines]
+        [f"{said}, commit {report['machine']['commit']}: [all figures]({RESULTS}/focused_{name}.md).", "", *lines]
     )
 
 

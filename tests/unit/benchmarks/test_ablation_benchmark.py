@@ -408,13 +408,13 @@ def test_focused_measures_are_paired_within_a_base_model_and_then_taken_together
     page = tmp_path / "page.md"
     page.write_text("<!-- clip_higher -->\n<!-- end of clip_higher -->\n")
     focused_report.write_focused("clip_higher", focused.CLIP_HIGHER, found, machine, tmp_path, page)
-    table = (tmp_path / "ablation_clip_higher.md").read_text()
+    table = (tmp_path / "focused_clip_higher.md").read_text()
     assert "## All base models" in table
     assert "8 pairs of base model and seed." in table
     # base models and seeds differ by 20 points and 1, the rows of a seed by 2 + 3.0 on average
     assert table.count("| 0.28 less 0.2 | **+5.0** [") == 3
     assert "| 10 less 0.2 | +0.0 [+0.0, +0.0] |" in table
-    assert (tmp_path / "ablation_clip_higher.png").stat().st_size > 10_000
+    assert (tmp_path / "focused_clip_higher.png").stat().st_size > 10_000
     said = page.read_text()
     assert "8 pairs, commit k" in said
     assert "| 0.28 less 0.2 | **+5.0** [" in said
@@ -423,6 +423,12 @@ def test_focused_measures_are_paired_within_a_base_model_and_then_taken_together
         "clip_higher", focused.CLIP_HIGHER, {"rarely-works-1": {"0.2": {}}}, machine, tmp_path, page
     )
     assert page.read_text() == said  # no seed is complete: nothing is written
+
+
+def test_no_table_writes_over_the_files_of_another(ablation, report):
+    written = ["ablation.md", "ablation_variants.md", *report.FIGURES.values()]
+    written += [f"focused_{name}.{kind}" for name in ablation.FOCUSED for kind in ("md", "png")]
+    assert len(set(written)) == len(written)
 
 
 def test_accuracy_at_a_share_of_the_least_tokens_by_hand(focused):
