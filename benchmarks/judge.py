@@ -102,7 +102,7 @@ def recipe(folder: Path, url: str, lag: int, steps: int) -> dict[str, object]:
         "rewards": [{"name": "accuracy", "kind": "service", "url": url, "batch": 16, "concurrency": 16}],
         "rollout": {"prompts_per_step": 4, "group_size": 8, "max_response_tokens": 16, "slots": 32},
         "algorithm": {
-            "dynamic_sampling": {"verdict_lag": lag, "lookahead": 400, "max_age": 400, "surplus": "carry"},
+            "dynamic_sampling": {"verdict_lag": lag, "lookahead": 100, "max_age": 100, "cap": {"groups": 2000}},
             "overlong_punishment": {"enabled": False},
         },
         "trainer": {"steps": steps},

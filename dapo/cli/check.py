@@ -69,7 +69,7 @@ def look_at_run(loaded: LoadedRecipe, sections: Sections, *, tries: int = 0) -> 
     tokenizer, facts = load_tokenizer_and_facts(recipe)
     playing = start_environment(recipe, tokenizer, workers=1, output=None)
     try:
-        data = prepare(recipe.data if playing is None else playing.data, tokenizer)
+        data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
         if playing is not None:
             add("one episode, with canned turns", play_episode(recipe, playing, tokenizer, facts, data.train[0]))
     finally:

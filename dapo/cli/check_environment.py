@@ -1,4 +1,4 @@
-"""One episode of the recipe's environment, played with canned turns before a run."""
+"""Episodes of the recipe's environment, played with canned turns before a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _SHOWN = 100  # characters of a turn
 
 
 def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelFacts, prompt: Prompt) -> list[str]:
-    """Play one episode: the first turn repeats the problem, all later ones are the gold answer. Returns lines.
+    """Play an episode whose first turn repeats the problem, and one of gold answers alone. Returns lines.
+
+    Later turns of the first one are gold answers too. The second one is left out where the tokenizer cannot write them.
 
     Raises:
         RecipeError: the end of a turn would not end it.
@@ -33,19 +35,32 @@ def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelF
     check_end_of_turn(recipe, playing, facts)
     texts = make_texts(recipe, tokenizer)
     sampling = make_sampling(recipe, facts)
-    own = [prompt.problem, prompt.answer or prompt.problem]
-    canned = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in own]
     closing = [int(token) for token in playing.speech.end_ids] or [sampling.stop_token_ids[0]]
-    engine = _Canned([[*ids, *closing] for ids in canned])
-    rollouts = Rollouts(engine, None, texts, playing.episodes(recipe, texts, waits=True))  # type: ignore[arg-type]
-    rollouts.submit([SampleRequest(Key("check", 0, 0), prompt.token_ids, sampling, 1)], lambda key: prompt)
-    while not rollouts.has_ended("check"):
-        rollouts.pump()
-    (response,) = rollouts.ended("check")
-    return list(_lines(response.completion, response.reason, playing))
+
+    def ids_of(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def played(*turns: str) -> Iterator[str]:
+        engine = _Canned([[*ids_of(text), *closing] for text in turns])
+        rollouts = Rollouts(engine, None, texts, playing.episodes(recipe, texts, waits=True))  # type: ignore[arg-type]
+        rollouts.submit([SampleRequest(Key("check", 0, 0), prompt.token_ids, sampling, 1)], lambda key: prompt)
+        while not rollouts.has_ended("check"):
+            rollouts.pump()
+        (response,) = rollouts.ended("check")
+        return _lines(response.completion, response.reason)
+
+    gold = prompt.answer
+    lines = [*played(prompt.problem, gold or prompt.problem)]
+    if gold and tokenizer.decode(ids_of(gold), skip_special_tokens=True) == gold:
+        lines += [f"with the gold answer {gold[:_SHOWN]!r} in every turn:", *played(gold)]
+    if playing.sandbox is not None:
+        lines.append(playing.sandbox)
+    end = playing.speech.end_of_turn
+    kept = f"the chat template keeps earlier turns; {end!r} ends a turn"
+    return [*lines, kept if end else "no chat template: replies are appended as raw text"]
 
 
-def _lines(made: Completion, reason: str | None, playing: Playing) -> Iterator[str]:
+def _lines(made: Completion, reason: str | None) -> Iterator[str]:
     for turn in made.turns:
         tokens = turn.stop - turn.first
         kind = "trained" if turn.who == MODEL else "not trained"
@@ -58,12 +73,6 @@ def _lines(made: Completion, reason: str | None, playing: Playing) -> Iterator[s
     ends |= {"reply": "a reply left no token for the model", "error": f"it failed: {reason}"}
     scores = ", ".join(f"{name} {value:g}" for name, value in made.scores.items())
     yield f"{ends[made.ended or 'error']}; {f'scores: {scores}' if scores else 'no scores'}"
-    if playing.sandbox is not None:
-        yield playing.sandbox
-    if playing.speech.end_of_turn:
-        yield f"the chat template keeps earlier turns; {playing.speech.end_of_turn!r} ends a turn"
-    else:
-        yield "no chat template: replies are appended as raw text"
 
 
 class _Canned:

@@ -195,7 +195,7 @@ def _graph_bytes(recipe: Recipe, facts: ModelFacts, longest: int) -> int:
 def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
     """Slices, gradients and moments of what is trained in float32; what is frozen, and layers as they are needed, in
     the model's type."""
-    from dapo.run.held import BYTES, trained_parameters
+    from dapo.run.held import BYTES, moments, trained_parameters
 
     parts, size, here = shards(recipe), BYTES[recipe.model.dtype], not recipe.learner.cpu_offload
     trained, adapter = trained_parameters(recipe, facts), recipe.model.lora.rank is not None
@@ -207,7 +207,7 @@ def _of_a_rank(whole: Memory, recipe: Recipe, facts: ModelFacts) -> Memory:
         whole,
         weights=frozen + slices,
         gradients=slices,
-        optimiser=2 * slices,
+        optimiser=here * -(-moments(recipe, facts) // parts),
         reference=slices if whole.reference else 0,
         gathered=(gathered * size + trained * (size + 4)) if adapter else gathered * (size + 4),
         engine=whole.engine // devices,

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dapo.config import Recipe
-from dapo.config.deployment import engine_count, engine_devices, engine_kind, is_colocated, overlaps
+from dapo.config.deployment import (
+    engine_count,
+    engine_devices,
+    engine_kind,
+    is_colocated,
+    overlaps,
+    sends_adapter,
+)
 from dapo.types.model import ModelFacts
 from dapo.words import counted
 
@@ -83,7 +90,7 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
     """
     from dapo.run.deployment import deployment_of
 
-    count, deployment = facts.parameters * size, deployment_of(recipe)
+    count, deployment = _published_numbers(recipe, facts) * size, deployment_of(recipe)
     billions = f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
     engines, ranks, route = deployment.engines, deployment.ranks, deployment.route
     if route == "shared":
@@ -114,7 +121,7 @@ def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
     """Return the seconds of a publish; 0 where the weights stay in one process. Arguments as for ``publish_lines``."""
     from dapo.run.deployment import deployment_of
 
-    count, deployment = facts.parameters * size, deployment_of(recipe)
+    count, deployment = _published_numbers(recipe, facts) * size, deployment_of(recipe)
     match deployment.route:
         case "folder" if _several_machines(recipe):
             return count / DISK[0] + count * _readers(recipe) / DISK[1]
@@ -132,10 +139,17 @@ def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
 def _readers(recipe: Recipe) -> int:
     """Return the machines that read a set of weights: engines of one machine read it from its memory once it is there.
 
-    Where nobody says how many machines there are, each engine counts as one.
+    If the number of machines is unknown, each engine counts as one.
     """
     machines = recipe.slurm.nodes if recipe.slurm.nodes > 1 else recipe.cluster.nodes or engine_count(recipe)
     return min(machines, engine_count(recipe))
+
+
+def _published_numbers(recipe: Recipe, facts: ModelFacts) -> int:
+    """Return how many numbers a publish moves: the model's, or those of an adapter that engines apply themselves."""
+    from dapo.run.held import trained_parameters
+
+    return trained_parameters(recipe, facts) if sends_adapter(recipe) else facts.parameters
 
 
 def _several_machines(recipe: Recipe) -> bool:

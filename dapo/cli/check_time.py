@@ -182,14 +182,17 @@ def needed_memory(memory: Memory) -> float:
     return max(memory.learning, least) * SPARE
 
 
+def largest_share(recipe: Recipe, memory: Memory, card: Card) -> float:
+    """Return the share of a GPU that vLLM may take beside what the learner keeps there. 1: all of it."""
+    if engine_kind(recipe) != "vllm" or memory.apart or recipe.rollout.vllm.kv_cache_mib is not None:
+        return 1.0
+    return max(0.0, 1 - (memory.resident + memory.checking) / card.memory)
+
+
 def holds(recipe: Recipe, memory: Memory, card: Card) -> bool:
-    """Return whether a card holds the run: also beside the share of it that vLLM takes while it generates."""
-    if needed_memory(memory) > card.memory:
-        return False
-    vllm = recipe.rollout.vllm
-    if engine_kind(recipe) != "vllm" or memory.apart or vllm.kv_cache_mib is not None:
-        return True
-    return vllm.gpu_memory_utilization * card.memory + memory.resident + memory.checking <= card.memory
+    """Return whether a GPU holds the run: also beside the share of it that vLLM takes while it generates."""
+    share = recipe.rollout.vllm.gpu_memory_utilization if engine_kind(recipe) == "vllm" else 0.0
+    return needed_memory(memory) <= card.memory and share <= largest_share(recipe, memory, card)
 
 
 def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float) -> Iterator[str]:
@@ -226,8 +229,19 @@ def time_lines(recipe: Recipe, facts: ModelFacts, memory: Memory, prompt: float)
             f"{steps:,} steps in about {_hours((both + publish) * steps / 3600)}, evaluations not counted"
         )
     if not fitting:
-        most = max(CARDS, key=lambda card: card.memory)
-        yield f"no card known here holds {size_text(int(needed_memory(memory)))}; the largest is the {most.name}"
+        yield _none_fits(recipe, memory)
+
+
+def _none_fits(recipe: Recipe, memory: Memory) -> str:
+    most = max(CARDS, key=lambda card: card.memory)
+    if needed_memory(memory) > most.memory:
+        return f"no card known here holds {size_text(int(needed_memory(memory)))}; the largest is the {most.name}"
+    share = math.floor(100 * largest_share(recipe, memory, most)) / 100
+    return (
+        f"no GPU known here holds what vLLM takes ({recipe.rollout.vllm.gpu_memory_utilization:.0%} of it) beside "
+        f"{size_text(memory.resident + memory.checking)} of the learner: on the {most.name} "
+        f"rollout.vllm.gpu_memory_utilization can be {share:g}"
+    )
 
 
 def _hours(hours: float) -> str:

@@ -17,7 +17,7 @@ from dapo.errors import DataError, RecipeError
 CORRECT = 1.0
 """Accuracy from which a response counts as correct."""
 Format = Literal["prompt", "messages"]
-_COLUMNS = ["step", "prompt_id", "response", "finish", "accuracy"]
+_COLUMNS = ["step", "prompt_id", "response", "finish", "accuracy", "turns"]
 
 
 def rollouts(
@@ -105,7 +105,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
         last: step.
 
     Raises:
-        RecipeError: there is no run.
+        RecipeError: there is no run, or its responses are no answers to a prompt.
         DataError: it recorded no responses of these steps.
     """
     from dapo.config.load import load_recipe
@@ -118,6 +118,8 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
     recipe = load_recipe(folder.resolved_recipe, of_a_run=True).recipe
     if recipe.run.stage == "sft":
         raise RecipeError(f"{run} is a supervised run and made no responses; give a run of `dapo train`")
+    if recipe.environment.kind is not None and form == "prompt":
+        raise RecipeError(f"{run} recorded episodes of several turns; write them as conversations: --format messages")
     table = read_prompts(folder.prompts)
     texts = dict(zip(table["id"].to_pylist(), table["problem"].to_pylist(), strict=True))
     steps = {int(file.stem.rpartition("_")[2]): file for file in sorted(folder.rollouts.glob("step_*.parquet"))}
@@ -137,7 +139,7 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
             elif problem is None or content_id(problem) != row["prompt_id"]:
                 chosen.unnamed += 1
             else:
-                line = _line(problem, row["response"], recipe.data, form)
+                line = _line(problem, row, recipe.data, form)
                 extra = {} if correct else {"accuracy": row["accuracy"], "step": row["step"]}
                 known = chosen.of.setdefault(row["prompt_id"], {})
                 known.pop(row["response"], None)  # equal ones count as the newest
@@ -145,12 +147,20 @@ def choose(run: Path, *, correct: bool, form: Format, first: int | None = None, 
     return chosen
 
 
-def _line(problem: str, response: str, data: Any, form: Format) -> dict[str, Any]:
-    """One example. Messages stand as the model saw them: with instruction and system message, without examples."""
+def _line(problem: str, row: dict[str, Any], data: Any, form: Format) -> dict[str, Any]:
+    """One example. Messages stand as the model saw them: with instruction and system message, without examples.
+
+    An episode has a message for each turn.
+    """
     if form == "prompt":
-        return {"prompt": problem, "response": response}
+        return {"prompt": problem, "response": row["response"]}
     from dapo.data.chat import with_instruction
+    from dapo.types.batch import MODEL
 
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
     asked = {"role": "user", "content": with_instruction(problem, data)}
-    return {"messages": [*system, asked, {"role": "assistant", "content": response}]}
+    answered = [{"role": "assistant", "content": row["response"]}]
+    if row["turns"] is not None:
+        said = [(turn["who"], turn["text"]) for turn in row["turns"]]
+        answered = [{"role": who, "content": text} for who, text in said if text or who == MODEL]
+    return {"messages": [*system, asked, *answered]}

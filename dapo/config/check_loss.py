@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dapo.config.deployment import engine_kind
 from dapo.config.problems import Problem
 from dapo.config.schema import Recipe
 from dapo.config.schema.kinds import Cispo, ClipCov, ClippedLoss, MicroBatchMean
@@ -84,6 +85,9 @@ def _lora(r: Recipe) -> Iterator[Problem]:
     lora = r.model.lora
     if lora.target_modules == []:
         yield Problem("model.lora.target_modules", "is empty; name layers, or `all-linear`", [])
+    if lora.merge is False and (engine_kind(r) != "vllm" or lora.modules_to_save):
+        what = "lora.modules_to_save" if lora.modules_to_save else f"rollout.engine: {r.rollout.engine}"
+        yield Problem("model.lora.merge", f"is false, and {what} needs merged weights; take it out", False)
     named = [] if lora.target_modules == "all-linear" else lora.target_modules
     for key, names in (("target_modules", named), ("modules_to_save", lora.modules_to_save)):
         if twice := [name for n, name in enumerate(names) if name in names[:n]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dapo.config.check_data import check_data, check_rewards
 from dapo.config.check_environment import check_environment
+from dapo.config.check_experts import check_experts
 from dapo.config.check_loss import check_loss
 from dapo.config.check_programs import check_programs
 from dapo.config.check_sft import check_sft
@@ -231,7 +232,7 @@ def _sampling(r: Recipe) -> Iterator[Problem]:
         yield Problem("algorithm.correction.floor", f"must be below cap = {correction.cap:g}", correction.floor)
 
 
-_OF_THE_ENGINE = {
+OF_THE_ENGINE = {
     "model": "model.path",
     "trust_remote_code": "model.trust_remote_code",
     "dtype": "rollout.vllm.dtype",
@@ -244,6 +245,7 @@ _OF_THE_ENGINE = {
     "enforce_eager": "rollout.vllm.enforce_eager",
     "enable_sleep_mode": "rollout.vllm.sleep",
 }
+"""Arguments of vLLM that have a setting of their own."""
 _FIXED = {
     "load_format": "dummy: the weights come with the first publish",
     "logprobs_mode": "processed_logprobs: those of the distribution that was sampled from",
@@ -283,8 +285,8 @@ def _engine(r: Recipe) -> Iterator[Problem]:
                 move = "vLLM knows temperatures from 0.01 to 2; change it, or set rollout.engine: embedded"
                 yield Problem(path, move, value)
     for name, value in rollout.vllm.engine_args.items():
-        if name in _OF_THE_ENGINE:
-            yield Problem(f"rollout.vllm.engine_args.{name}", f"set {_OF_THE_ENGINE[name]} instead", value)
+        if name in OF_THE_ENGINE:
+            yield Problem(f"rollout.vllm.engine_args.{name}", f"set {OF_THE_ENGINE[name]} instead", value)
         if name in _FIXED:
             move = f"is fixed here as {_FIXED[name]}; take it out"
             yield Problem(f"rollout.vllm.engine_args.{name}", move, value)
@@ -334,6 +336,10 @@ def _learner(r: Recipe) -> Iterator[Problem]:
         yield Problem("model.device", "expected `auto`, `cpu`, `cuda` or `cuda:N`", r.model.device)
 
 
+def _experts(r: Recipe) -> Iterator[Problem]:
+    yield from check_experts(r, ratio_against(r))
+
+
 def _names(r: Recipe) -> Iterator[Problem]:
     name = r.run.name
     if not name.strip() or "/" in name or name in (".", ".."):
@@ -349,10 +355,15 @@ def _names(r: Recipe) -> Iterator[Problem]:
 
 
 def _trackers(r: Recipe) -> Iterator[Problem]:
+    if r.logging.also and not r.logging.trackers:
+        yield Problem("logging.also", "names numbers of trackers; set logging.trackers, or take it out", r.logging.also)
     kinds = [tracker.kind for tracker in r.logging.trackers]
     for n, tracker in enumerate(r.logging.trackers):
         if tracker.kind in kinds[:n]:
             yield Problem(f"logging.trackers.{n}", "is named twice; take one of them out", tracker.kind)
+        if r.logging.also and tracker.kind not in ("tensorboard", "wandb", "mlflow", "trackio"):
+            move = f"is for trackers by name, and {tracker.kind} gets the numbers as they are; compute them in it"
+            yield Problem("logging.also", move, r.logging.also)
         if tracker.project is not None and tracker.kind not in ("wandb", "mlflow", "trackio"):
             yield Problem(f"logging.trackers.{n}.project", f"{tracker.kind} has no projects", tracker.project)
 
@@ -407,6 +418,7 @@ _CHECKS = (
     check_pool,
     check_transfer,
     _learner,
+    _experts,
     check_staleness,
     check_ranks,
     check_stopping,

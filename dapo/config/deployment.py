@@ -27,6 +27,14 @@ def engine_kind(recipe: Recipe) -> EngineKind:
     return "own" if ":" in engine else cast(EngineKind, engine)
 
 
+def sends_adapter(recipe: Recipe) -> bool:
+    """Return whether engines get an adapter by itself, and not merged into the weights."""
+    lora = recipe.model.lora
+    if lora.rank is None or lora.merge is not None:
+        return lora.rank is not None and lora.merge is False
+    return engine_kind(recipe) == "vllm" and recipe.model.dtype == "bfloat16" and not lora.modules_to_save
+
+
 def overlaps(recipe: Recipe) -> bool:
     """Return whether engines generate while the learner works."""
     return recipe.rollout.max_staleness > 0
@@ -247,6 +255,11 @@ def check_ranks(r: Recipe) -> Iterator[Problem]:
     if engine_kind(r) in ("generate", "own"):
         move = "computes with the learner's own tensors, which lie in other processes with learner.ranks above 1; "
         yield Problem("rollout.engine", f"{move}use embedded", r.rollout.engine)
+    if learner.cpu_offload and learner.optimizer == "adamw_8bit":
+        move = (
+            "updates on the GPU, and learner.cpu_offload keeps the moments in the processor's memory; use one of both"
+        )
+        yield Problem("learner.optimizer", move, learner.optimizer)
     if learner.cpu_offload and r.model.device == "cpu":
         yield Problem("learner.cpu_offload", "moves slices away from a CUDA device; model.device is cpu", True)
     if ":" in r.model.device:

@@ -17,7 +17,7 @@ for _entry in PEER_KEYS:
 
 
 def peer_entry(path: str, who: str | None = None) -> PeerKey | None:
-    """The row of a key of ``who``, or of anybody: of the longest ending that is one."""
+    """Return the row of a path's longest ending that is a key of ``who`` (None: of any trainer)."""
     parts = path.lstrip("+-").replace("-", "_").split(".")
     endings = (".".join(parts[start:]) for start in range(len(parts)))
     rows = (row for ending in endings for row in _BY_KEY.get(ending, ()))
@@ -25,6 +25,6 @@ def peer_entry(path: str, who: str | None = None) -> PeerKey | None:
 
 
 def peer_hint(path: str) -> str | None:
-    """What a peer's key is called here, for a path whose last parts are that key; None when it is nobody's."""
+    """Return what a peer's key is called here, for a path that ends with it; None if no trainer has it."""
     entry = peer_entry(path)
     return entry.hint() if entry else None

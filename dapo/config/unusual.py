@@ -11,7 +11,7 @@ from dapo.config.checks import (
     ratio_against,
     schedule_steps,
 )
-from dapo.config.deployment import engine_kind, is_pool, learner_place, overlaps, weight_route
+from dapo.config.deployment import engine_kind, is_pool, learner_place, overlaps, sends_adapter, weight_route
 from dapo.config.mixed import mixed_by_spread
 from dapo.config.reward_range import fitting, overflow, weights_said
 from dapo.config.schema import Clip, Recipe
@@ -168,7 +168,7 @@ def _lora(r: Recipe) -> Iterator[str]:
             f"learner.learning_rate = {rate:g} is one for full fine-tuning: an adapter takes about ten times as much "
             f"(learner.learning_rate={10 * rate:.0e}), and published runs take 1e-5 to 1e-4"
         )
-    if r.model.dtype == "bfloat16" and engine_kind(r) != "generate":
+    if r.model.dtype == "bfloat16" and engine_kind(r) != "generate" and not sends_adapter(r):
         or_generate = " or rollout.engine=generate lose" if r.learner.ranks == 1 else " loses"
         yield (
             "model.lora in bfloat16: the engine gets the adapter merged into weights of 8 bits, which rounds small "

@@ -84,7 +84,7 @@ def _template_text(data: Data, tokenizer: Any) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def render_chat(problem: RawProblem, text: str, data: Data, tokenizer: Any) -> str:
+def render_chat(problem: RawProblem, text: str, data: Data, tokenizer: Any, *, ask: bool = True) -> str:
     """The conversation as the chat template writes it, up to where the response begins.
 
     Args:
@@ -92,12 +92,14 @@ def render_chat(problem: RawProblem, text: str, data: Data, tokenizer: Any) -> s
         text: what the user says last.
         data: the recipe's section.
         tokenizer: whose template it is, unless the recipe has one.
+        ask: up to where the assistant's answer begins; False: up to the end of what was said.
 
     Raises:
         DataError: the template refuses the messages, or leaves out what the system or the user says; tools that are
             none.
     """
-    return chat_text(problem.row, _messages(problem, text, data), data, tokenizer, tools=_tools(problem, data))
+    messages = _messages(problem, text, data)
+    return chat_text(problem.row, messages, data, tokenizer, tools=_tools(problem, data), ask=ask)
 
 
 def chat_text(

@@ -171,7 +171,7 @@ def find_conflicts(problems: Iterable[RawProblem]) -> list[Conflict]:
     ]
 
 
-def prepare(data: Data, tokenizer: Any) -> PreparedData:
+def prepare(data: Data, tokenizer: Any, *, ask: bool = True) -> PreparedData:
     """Load, clean, render and tokenise everything the recipe names.
 
     Repeats (same text and answer) in files are dropped, so that an epoch is one pass over distinct problems; a
@@ -181,6 +181,7 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
     Args:
         data: the recipe's section.
         tokenizer: an object with ``__call__`` and ``apply_chat_template`` as transformers' tokenizers have.
+        ask: a chat template asks for the model's turn at the end of a prompt; False: an environment speaks first.
 
     Raises:
         DataError: unreadable data, prompts over the limit with ``overlong_prompts: refuse``, two validation sets of one
@@ -195,7 +196,7 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
         if name in validation:
             raise DataError(f"two validation sets are called {name!r}; give one of them another `name`")
         problems, entry = _clean(source, shown)
-        validation[name] = _finish(problems, entry, data, tokenizer)
+        validation[name] = _finish(problems, entry, data, tokenizer, ask)
         report.validation.append(entry)
         report.overlap[name] = SharedProblems()
         held_out.update((overlap_key(problem.words), name) for problem in problems)
@@ -209,7 +210,7 @@ def prepare(data: Data, tokenizer: Any) -> PreparedData:
         problems, entry = _clean(source, shown, seen)
         kept = _not_held_out(problems, held_out, report.overlap, met)
         entry.in_validation = len(problems) - len(kept)
-        made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer)
+        made = _finish([_of_level(problem, level) for problem in kept], entry, data, tokenizer, ask)
         train += made
         if level is not None:
             entry.name += f", level {level}"
@@ -303,8 +304,8 @@ def _clean(
     return kept, entry
 
 
-def _finish(problems: Sequence[RawProblem], entry: SourceReport, data: Data, tokenizer: Any) -> list[Prompt]:
-    prompts = make_prompts(problems, entry.name, data, tokenizer)
+def _finish(problems: Sequence[RawProblem], entry: SourceReport, data: Data, tokenizer: Any, ask: bool) -> list[Prompt]:
+    prompts = make_prompts(problems, entry.name, data, tokenizer, ask=ask)
     limit = data.max_prompt_tokens
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
     entry.overlong = len(prompts) - len(kept)

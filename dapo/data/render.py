@@ -57,8 +57,8 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
     return style
 
 
-def render(problem: RawProblem, data: Data, style: str, tokenizer: Any) -> str:
-    """The text of one prompt, the beginning of the response included.
+def render(problem: RawProblem, data: Data, style: str, tokenizer: Any, *, ask: bool = True) -> str:
+    """The text of one prompt, the beginning of the response included; ``ask``: see ``make_prompts``.
 
     Raises:
         DataError: the chat template refuses the messages (some accept no system message), or the problem is a
@@ -66,7 +66,7 @@ def render(problem: RawProblem, data: Data, style: str, tokenizer: Any) -> str:
     """
     text, begun = with_instruction(problem.problem, data), data.response_prefix or ""
     if style == "chat":
-        return render_chat(problem, text, data, tokenizer) + begun
+        return render_chat(problem, text, data, tokenizer, ask=ask) + begun
     if problem.messages:
         roles = [message["role"] for message in problem.messages]
         raise DataError(
@@ -105,14 +105,23 @@ def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]
     return ids
 
 
-def make_prompts(problems: Sequence[RawProblem], source: str, data: Data, tokenizer: Any) -> list[Prompt]:
+def make_prompts(
+    problems: Sequence[RawProblem], source: str, data: Data, tokenizer: Any, *, ask: bool = True
+) -> list[Prompt]:
     """Render and tokenise problems, in their order.
+
+    Args:
+        problems: what is asked.
+        source: name of the data.
+        data: the recipe's section.
+        tokenizer: of the model.
+        ask: a chat template asks for the model's turn at the end; False: an environment speaks first.
 
     Raises:
         DataError: contradictory settings (see ``resolve_style``), or a prompt without a single token.
     """
     style = resolve_style(data, tokenizer)
-    texts = [render(problem, data, style, tokenizer) for problem in problems]
+    texts = [render(problem, data, style, tokenizer, ask=ask) for problem in problems]
     prompts = []
     for problem, text, ids in zip(problems, texts, tokenize(texts, tokenizer, style), strict=True):
         if not ids:

@@ -37,6 +37,20 @@ class TemplateSpeech:
         self.end_of_turn = self._end_of_turn()
         self.end_ids = _encode(self.end_of_turn, tokenizer)
 
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
+        """See ``dapo.types.environment.Speech``."""
+        told = [dict(message) for message in messages]
+        try:
+            asked, whole = self._render([_user()], ask=False), self._render([_user(), *told], ask=True)
+        except DataError as error:
+            raise _no_opening(str(error)) from None
+        ids = _encode(whole.removeprefix(asked), self._tokenizer)
+        if not whole.startswith(asked):
+            raise _no_opening("it writes the problem in another way once the environment speaks")
+        if [*_encode(asked, self._tokenizer), *ids] != _encode(whole, self._tokenizer):
+            raise _no_opening("its tokens depend on what stands before them")
+        return np.asarray(ids, dtype=np.int64)
+
     def reply(self, messages: Sequence[Mapping[str, str]], *, closed: bool, ask: bool = True) -> IntArray:
         """See ``dapo.types.environment.Speech``."""
         for role in dict.fromkeys(message["role"] for message in messages):
@@ -148,6 +162,10 @@ class PlainSpeech:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
+        """See ``dapo.types.environment.Speech``."""
+        return self.reply(messages, closed=True)
+
     def reply(self, messages: Sequence[Mapping[str, str]], *, closed: bool, ask: bool = True) -> IntArray:
         """See ``dapo.types.environment.Speech``."""
         text = "".join(message["content"] for message in messages)
@@ -214,6 +232,14 @@ def _refusal(role: str, what: str) -> RecipeError:
     return RecipeError(
         f"environment: the chat template cannot be appended to by the role `{role}`: {what}. What was sampled would "
         f"not be what is trained; {moves}"
+    )
+
+
+def _no_opening(what: str) -> RecipeError:
+    return RecipeError(
+        f"environment: the chat template cannot write what the environment says before the model speaks: {what}. Say "
+        "nothing there (`start` returns None, or a generator yields '' first) and put it into the problem, or give "
+        "another `data.chat_template`"
     )
 
 

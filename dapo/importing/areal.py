@@ -10,7 +10,7 @@ _SCALE = "algorithm.reward_scaling"
 
 
 def convert(r: Reading) -> None:
-    """Every line that needs more than one of AReaL's keys, or one of its defaults."""
+    """Write every line that needs several keys of AReaL, or one of its defaults."""
     prompts = r.count("train_dataset.batch_size", default=1)
     group = r.count("gconfig.n_samples", default=1)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
@@ -56,9 +56,23 @@ def _loss(r: Reading) -> None:
     if dual is not None:
         r.put("algorithm.clip.dual", float(dual.value), dual)
     r.put("algorithm.loss.reduction", "token_mean", note="AReaL has no other")
+    sapo = r.flag("actor.use_sapo_loss", default=False)
+    for ours, key in (("positive", "actor.sapo_tau_pos"), ("negative", "actor.sapo_tau_neg")):
+        found = r.number(key)
+        if sapo.value and found is not None:
+            r.put(f"algorithm.loss.{ours}", float(found.value), found)
+        else:
+            r.drop(found, "read with actor.use_sapo_loss: true only", idle=True)
+    if sapo.value:
+        r.put("algorithm.loss.kind", "sapo", sapo)
+        r.lines.pop("algorithm.clip.dual", None)
     level = r.text("actor.importance_sampling_level", default="token")
     if level.value == "sequence":
         r.put("algorithm.loss.ratio", "sequence", level)
+    else:
+        r.drop(level, "ratios of tokens or of sequences are here", idle=level.value == "token")
+    estimator = r.text("actor.kl_estimator", default="k1")
+    r.drop(estimator, "of the KL term in the reward, which is k1 here", idle=estimator.value == "k1")
     bonus = r.number("actor.entropy_coeff", "actor.entropy_coef")
     if bonus is not None:
         r.put("algorithm.entropy_coefficient", bonus.value, bonus)
@@ -94,13 +108,21 @@ def _rejection(r: Reading, apart: SourceValue) -> None:
     upper, lower = r.need(f"{where}.upper", default=5.0), r.number(f"{where}.lower")
     metric = r.text(f"{where}.metric", default="ratio")
     mean = r.text(f"{where}.agg", default="mean")
-    if not any(key.startswith(where) for key in r.source.settings) or not apart.value:
+    if not any(key.startswith(where) for key in r.source.settings):
+        return
+    if not apart.value:
+        for found in (level, action, metric, mean, upper, lower):
+            r.drop(found, "read with actor.use_decoupled_loss: true only", idle=True)
         return
     kinds = {("token", "clamp"): "truncate", ("token", "mask"): "mask_token", ("sequence", "mask"): "mask_sequence"}
     kind = kinds.get((str(level.value), str(action.value)))
     if kind is None or metric.value != "ratio" or (kind == "mask_sequence" and mean.value != "mean"):
-        r.drop(level if level.given else upper, "this rejection has no counterpart: no correction is taken")
+        for found in (level, action, metric, mean, upper, lower):
+            r.drop(found, "of a rejection without a counterpart: no correction is taken")
         return
+    if kind != "mask_sequence":
+        r.drop(mean, "read with level: sequence only", idle=True)
+    r.drop(metric, "the ratio is compared, as here", idle=True)
     r.put(f"{FIX}.kind", kind, level, action)
     r.put(f"{FIX}.cap", float(upper.value), upper)
     if kind != "truncate":
@@ -144,15 +166,13 @@ def _groups(r: Reading) -> None:
     r.put("algorithm.advantage.eps", eps.value, eps)
     unbiased = r.flag(f"{norm}.std_unbiased", default=True)
     r.put("algorithm.advantage.ddof", 1 if unbiased.value else 0, unbiased)
-    r.used.add(f"{norm}.group_size")
-    second = sorted(key for key in r.source.settings if key.startswith("actor.adv_norm"))
-    r.used |= set(second)
-    if any(r.source.settings[key].value is not None for key in second):
-        r.say("actor.adv_norm normalises advantages a second time, over the batch: here they are normalised once")
+    r.drop(r.find(f"{norm}.group_size"), "the group is that of a prompt here, as its page says to set it", idle=True)
+    for key in sorted(key for key in r.source.settings if key.startswith("actor.adv_norm")):
+        r.drop(r.find(key), "a second normalisation of advantages, over the batch: here they are normalised once")
 
 
 def _level(r: Reading, key: str, default: str) -> SourceValue:
-    """A null, which elsewhere says nothing, switches this normalisation off."""
+    """Return the level of a normalisation; a null, which says nothing for other keys, switches it off."""
     given = r.source.settings.get(key)
     if given is not None and given.value is None:
         r.used.add(key)
@@ -179,9 +199,7 @@ def _rewards(r: Reading, longest: SourceValue) -> None:
     if not on.value or cache is None or own is None:
         shared.no_penalty(r, on)
         if on.value:
-            r.say(
-                "AReaL's penalty needs actor.overlong_tokens and actor.overlong_penalty_factor, which it has to be told"
-            )
+            r.say("AReaL's penalty needs actor.overlong_tokens and actor.overlong_penalty_factor, which must be given")
     else:
         same = limit is not None and limit.value == longest.value
         shared.penalty(r, None if same else limit, cache, None, on)
@@ -225,7 +243,7 @@ def _running(r: Reading) -> None:
     shared.engine(r, SourceValue("vllm" if "vllm" in backend.value else "sglang", backend.said, backend.given))
     stale = r.number("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
     if stale is not None and stale.value:
-        r.put("rollout.max_staleness", int(stale.value), stale, note="the same unit: versions of the weights")
+        shared.staleness(r, stale, note="the same unit: versions of the weights")
         if r.lines.get("algorithm.old_logprobs") and r.lines["algorithm.old_logprobs"].value == "sampler":
             r.say("generation goes on while the learner works, as there: docs/overlap.md says what is promised")
     shared.epochs_and_steps(r, r.number("total_train_steps"), r.number("total_train_epochs", default=1))
@@ -235,9 +253,8 @@ def _running(r: Reading) -> None:
             r.put(ours, max(0, int(found.value)), found)
         for unit in ("epochs", "secs"):
             r.drop(r.find(f"{key}.freq_{unit}"), f"in {unit} there; {ours} counts training steps", idle=True)
-    greedy = r.flag("eval_gconfig.greedy", default=False)
-    if greedy.given:
-        r.put("validation.greedy", greedy.value, greedy)
+    _evaluation(r)
+    r.drop(r.number("actor.temperature"), "the temperature is that of sampling: rollout.temperature", idle=True)
     path = r.find("actor.path")
     if path is not None:
         r.put("model.path", str(path.value), path)
@@ -249,9 +266,29 @@ def _running(r: Reading) -> None:
         if found is not None and str(found.value) == "openai/gsm8k":
             found = SourceValue("openai/gsm8k:main", found.said, True)
             kind["split"] = "train" if part == "train" else "test"
+        split = r.find(f"{key}.split")
+        if found is not None and split is not None:
+            kind["split"] = str(split.value)
+            found = SourceValue(found.value, f"{found.said}, {split.said.removeprefix('from ')}", True)
+        else:
+            r.drop(split, "of a data set, which is not named")
         shared.data(r, part, found, **kind)
     shared.shuffled(r, "train_dataset.shuffle")
     shared.run_name(r, r.find("experiment_name"), r.find("trial_name"))
     seed = r.number("seed")
     if seed is not None:
         r.put("run.seed", int(seed.value), seed)
+
+
+def _evaluation(r: Reading) -> None:
+    for key, ours in (("n_samples", "samples"), ("max_new_tokens", "max_response_tokens"), ("top_p", "top_p")):
+        found = r.number(f"eval_gconfig.{key}")
+        if found is not None:
+            r.put(f"validation.{ours}", found.value, found)
+    greedy, temperature = r.flag("eval_gconfig.greedy", default=False), r.number("eval_gconfig.temperature")
+    if greedy.given:
+        r.put("validation.greedy", greedy.value, greedy)
+    if temperature is not None and temperature.value == 0:
+        r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
+    elif temperature is not None:
+        r.put("validation.temperature", float(temperature.value), temperature)

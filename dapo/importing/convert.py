@@ -9,11 +9,11 @@ from pathlib import Path
 
 from dapo.config.load import difference_from_preset, recipe_from_dict
 from dapo.config.peers import peer_entry
-from dapo.config.peers_apart import apart_row
+from dapo.config.peers_apart import apart_row, in_section_apart
 from dapo.config.settings import kinds_at, lookup, options_of, settings
 from dapo.config.unusual import unread
 from dapo.errors import RecipeError
-from dapo.importing import areal, huggingface, nemo, skyrl, slurm, verl
+from dapo.importing import areal, huggingface, nemo, processes, skyrl, slurm, verl
 from dapo.importing.files import SourceFiles
 from dapo.importing.given import SourceFile
 from dapo.importing.python_source import read_python
@@ -82,6 +82,7 @@ def import_text(
     convert_turns(reading)
     _CONVERT[system](reading)
     slurm.convert(reading)
+    processes.convert(reading)
     _by_the_table(reading)
     refused = _without_idle_lines(reading)
     _without_defaults(reading)
@@ -122,7 +123,7 @@ def _by_the_table(r: Reading) -> None:
             r.apart.append(Apart(f"{key} = null", "says nothing", computed=False))
             continue
         what = f"{key} = {shown(given.value)}"
-        entry = peer_entry(key, r.title)
+        entry = None if in_section_apart(key, r.title) else peer_entry(key, r.title)
         reason, computed = apart_row(key, r.title)
         converted = entry.converted(given.value) if entry is not None else None
         if entry is not None and converted is not None and entry.ours[0] not in r.lines:
@@ -144,7 +145,7 @@ def _by_the_table(r: Reading) -> None:
 
 
 def _list_what_stands_nowhere(r: Reading) -> None:
-    """A switch that is off, what only such a switch would read, a word that no line was made of: nothing is lost."""
+    """List each given key that is neither a line's origin nor listed: a switch that is off, and what only it reads."""
     said = "\n".join([*(line.comment for line in r.lines.values()), *(entry.what for entry in r.apart), *r.said])
     for key, given in r.source.settings.items():
         if (
@@ -168,8 +169,12 @@ def _without_defaults(r: Reading) -> None:
     """Take out the lines that the source does not give and that say what a recipe without them says."""
     known = settings()
     for key, line in list(r.lines.items()):
-        default = known[key].default
-        if not line.given and isinstance(line.value, bool) == isinstance(default, bool) and line.value == default:
+        default, value = known[key].default, line.value
+        if isinstance(value, str) and not isinstance(default, str):
+            default = getattr(default, "kind", default)  # a section of which the recipe names the kind alone
+        elif isinstance(value, list) and isinstance(default, tuple):
+            default = list(default)
+        if not line.given and isinstance(value, bool) == isinstance(default, bool) and value == default:
             del r.lines[key]
 
 
@@ -188,6 +193,8 @@ def _without_idle_lines(r: Reading) -> str:
     flat["model.path"] = "builtin/signed-sum"
     given = nested(flat)
     given.setdefault("data", {})["train"] = [{"task": "signed_sum"}]
+    if "data.validation" in r.lines:
+        given["data"]["validation"] = [{"task": "signed_sum", "seed": 1}]
     try:
         recipe = recipe_from_dict(given).recipe
     except RecipeError as error:

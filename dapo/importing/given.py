@@ -44,7 +44,7 @@ class SourceFile:
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested settings; lists are values."""
+    """Yield dotted keys and values of nested settings; lists are values."""
     if isinstance(value, Mapping) and value:
         for key, below in value.items():
             yield from leaves(below, f"{prefix}.{key}" if prefix else str(key))

@@ -45,7 +45,7 @@ SWIFT = Defaults(1, "grpo", 0.04, 0.9, 1e-5, 0.1, (0.9, 0.95), "cosine", 3)
 
 
 def convert_trl(r: Reading) -> None:
-    """Every line that needs more than one of TRL's keys, or one of its defaults."""
+    """every line that needs several keys of TRL, or one of its defaults."""
     _convert(r, TRL)
     shared.no_filter(r)
     r.say("TRL has no dynamic sampling: algorithm.dynamic_sampling.mode=filter adds it")
@@ -53,7 +53,7 @@ def convert_trl(r: Reading) -> None:
 
 
 def convert_swift(r: Reading) -> None:
-    """Every line that needs more than one of ms-swift's keys, or one of its defaults."""
+    """Write every line that needs several keys of ms-swift, or one of its defaults."""
     _convert(r, SWIFT)
     on = r.flag("dynamic_sample", default=False)
     times = r.count("max_resample_times", default=3)
@@ -221,6 +221,7 @@ def _optimiser(r: Reading, d: Defaults) -> None:
     r.put("learner.max_grad_norm", float(norm.value), norm)
     first, second = r.need("adam_beta1", default=d.betas[0]), r.need("adam_beta2", default=d.betas[1])
     r.put("learner.betas", [first.value, second.value], first, second)
+    shared.optimizer(r, "optim")
     eps = r.number("adam_epsilon")
     if eps is not None:
         r.put("learner.eps", eps.value, eps)
@@ -260,6 +261,35 @@ def _adapter(r: Reading, kind: SourceValue) -> None:
         )
 
 
+def _entropy_and_reference(r: Reading) -> None:
+    """Read TRL's adaptive entropy, and a reference that follows the policy, if it replaces and does not mix."""
+    adapts, target = r.flag("use_adaptive_entropy", default=False), r.number("entropy_target")
+    if adapts.value and target is not None:
+        r.put("algorithm.entropy_control.target", float(target.value), target, adapts)
+    else:
+        r.drop(target, "read with use_adaptive_entropy: true only", idle=True)
+    follows, steps = r.flag("sync_ref_model", default=False), r.count("ref_model_sync_steps", default=512)
+    mixed = r.need("ref_model_mixup_alpha", default=0.6)
+    if follows.value and mixed.value == 1:
+        every = max(1, steps.value // _optimiser_steps(r))
+        r.put(
+            "algorithm.reference.refresh_every",
+            every,
+            steps,
+            follows,
+            note="optimiser steps there, training steps here",
+        )
+    elif follows.value:
+        r.drop(
+            follows, f"mixes reference and policy, {mixed.value:g} of it: algorithm.reference.refresh_every replaces it"
+        )
+        r.drop(steps, "of that mixing")
+        r.drop(mixed, "of that mixing")
+    else:
+        for found in (steps, mixed):
+            r.drop(found, "read with sync_ref_model: true only", idle=True)
+
+
 def _running(r: Reading, d: Defaults) -> None:
     shared.sampling(r, r.need("temperature", default=d.temperature), r.number("top_p", default=1.0), r.number("top_k"))
     used = r.flag("use_vllm", default=False)
@@ -279,7 +309,9 @@ def _running(r: Reading, d: Defaults) -> None:
             shared.engine(r, name)
         else:
             r.put("rollout.engine", "embedded", name, note=f"{r.title} generates with transformers then")
+    shared.engine_args(r, "vllm_engine_kwargs")
     _steps(r, d)
+    _entropy_and_reference(r)
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "validation.every")):
         found = r.number(key)
         if found is not None and found.value >= 1:
@@ -289,7 +321,18 @@ def _running(r: Reading, d: Defaults) -> None:
     follows = r.title == "ms-swift" and r.given("val_dataset")
     strategy = r.text("eval_strategy", default="steps" if follows else "no")
     if strategy.value == "no" and not r.given("eval_steps"):
-        r.put("validation.every", 0, strategy, note="0: at the start and the end only")
+        r.put(
+            "validation.every",
+            0,
+            strategy,
+            note="no evaluation there; here one before the first step and one after the last",
+        )
+    elif strategy.value == "epoch":
+        r.drop(strategy, "validation.every counts training steps", idle=True)
+    elif strategy.given and r.title == "TRL" and not r.given("eval_steps"):
+        steps = r.need("logging_steps", default=10)
+        note = "eval_steps is logging_steps there unless set"
+        r.put("validation.every", max(1, int(steps.value) // _optimiser_steps(r)), strategy, steps, note=note)
     elif follows and not r.given("eval_steps"):
         steps = r.need("save_steps", default=500)
         r.put("validation.every", max(1, int(steps.value) // _optimiser_steps(r)), strategy, steps)
@@ -300,13 +343,30 @@ def _running(r: Reading, d: Defaults) -> None:
     dtype = r.text("torch_dtype", "dtype", default="bfloat16" if half.value else "float32")
     dtypes = {"bfloat16": "bfloat16", "float32": "float32", "auto": "bfloat16"}
     r.choose("model.dtype", dtype if dtype.given else SourceValue(dtype.value, half.said, half.given), dtypes)
-    shared.data(r, "train", r.find("dataset", "train_dataset", "dataset_name"))
+    _train_data(r)
     shared.data(r, "validation", r.find("val_dataset", "eval_dataset"))
     shared.trackers(r, r.find("report_to"), otherwise="huggingface")
     shared.run_name(r, r.find("run_name"))
     seed = r.number("seed")
     if seed is not None:
         r.put("run.seed", int(seed.value), seed)
+
+
+def _train_data(r: Reading) -> None:
+    """Name the data; a data set of the hub may have a configuration and a split."""
+    found, part, split = r.find("dataset", "train_dataset", "dataset_name"), None, None
+    if r.title == "TRL":
+        part, split = r.find("dataset_config"), r.find("dataset_train_split")
+    if found is not None and part is not None and isinstance(found.value, str):
+        found = SourceValue(f"{found.value}:{part.value}", f"{found.said}, {part.said.removeprefix('from ')}", True)
+    elif part is not None:
+        r.drop(part, "of a data set of the hub, which is not named")
+    if found is not None and split is not None:
+        found = SourceValue(found.value, f"{found.said}, {split.said.removeprefix('from ')}", True)
+        shared.data(r, "train", found, split=str(split.value))
+        return
+    r.drop(split, "of a data set, which is not named: data.train.N.split")
+    shared.data(r, "train", found)
 
 
 def _optimiser_steps(r: Reading) -> int:
@@ -329,9 +389,13 @@ def _trl_correction(r: Reading) -> None:
     on = r.flag("vllm_importance_sampling_correction", default=True)
     mode = r.text("vllm_importance_sampling_mode", default="sequence_mask")
     cap = r.need("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", default=3.0)
+    floor = r.number("vllm_importance_sampling_clip_min")
     corrects = r.lines["rollout.engine"].value != "embedded" and bool(on.value)
     if not _off_policy_mask(r, "off_policy_mask_threshold", mode if corrects else None) and corrects:
-        _correct(r, mode, cap)
+        _correct(r, mode, cap, floor)
+    elif not corrects:
+        for found in (on, mode, cap, floor):
+            r.drop(found, "read with vLLM and vllm_importance_sampling_correction: true only", idle=True)
 
 
 def _swift_correction(r: Reading) -> None:
@@ -354,7 +418,7 @@ def _off_policy_mask(r: Reading, key: str, mode: SourceValue | None) -> bool:
     return True
 
 
-def _correct(r: Reading, mode: SourceValue, cap: SourceValue) -> None:
+def _correct(r: Reading, mode: SourceValue, cap: SourceValue, floor: SourceValue | None = None) -> None:
     kind = _MODES.get(str(mode.value))
     if kind is None:
         r.put(f"{FIX}.kind", "none", mode, note="see below")
@@ -365,5 +429,9 @@ def _correct(r: Reading, mode: SourceValue, cap: SourceValue) -> None:
         return
     r.put(f"{FIX}.kind", kind[0], mode)
     r.put(f"{FIX}.{kind[1]}", float(cap.value), cap)
-    if kind[0] == "mask_token":
+    if kind[0] == "mask_token" and floor is not None:
+        r.put(f"{FIX}.floor", float(floor.value), floor)
+    elif kind[0] == "mask_token":
         r.put(f"{FIX}.floor", 0.0, note="no lower bound there")
+    else:
+        r.drop(floor, f"a lower bound of weights; `{kind[0]}` has none")

@@ -13,7 +13,7 @@ _ADVANCES = "NeMo RL's scheduler advances after all minibatches of a rollout"
 
 
 def convert(r: Reading) -> None:
-    """Every line that needs more than one of NeMo RL's keys, or one of its defaults."""
+    """Write every line that needs several keys of NeMo RL, or one of its defaults."""
     prompts = r.count("grpo.num_prompts_per_step", default=32)
     group = r.count("grpo.num_generations_per_prompt", default=16)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
@@ -170,9 +170,7 @@ def _optimiser(r: Reading) -> None:
     eps = r.number(f"{kwargs}.eps")
     if eps is not None:
         r.put("learner.eps", eps.value, eps)
-    name = r.find("policy.optimizer.name")
-    if name is not None and not str(name.value).lower().endswith("adamw"):
-        r.drop(name, "AdamW is the only optimiser here")
+    shared.optimizer(r, "policy.optimizer.name")
     norm = r.need("policy.max_grad_norm", default=1.0)
     r.put("learner.max_grad_norm", float(norm.value), norm)
     shape, warmup = _scheduler(r)
@@ -191,9 +189,7 @@ def _megatron(r: Reading, on: SourceValue) -> None:
     eps = r.number(f"{optimizer}.adam_eps")
     if eps is not None:
         r.put("learner.eps", eps.value, eps)
-    name = r.find(f"{optimizer}.optimizer")
-    if name is not None and str(name.value).lower() != "adam":  # AdamW, since its weight decay is decoupled
-        r.drop(name, "AdamW is the only optimiser here")
+    shared.optimizer(r, f"{optimizer}.optimizer")  # its adam is AdamW: the weight decay is decoupled
     norm = r.need(f"{optimizer}.clip_grad", "policy.max_grad_norm", default=1.0)
     r.used.add("policy.max_grad_norm")
     r.put("learner.max_grad_norm", float(norm.value), norm)
@@ -246,6 +242,7 @@ def _running(r: Reading) -> None:
         r.number(f"{generation}.top_k"),
     )
     shared.engine(r, r.text(f"{generation}.backend", default="vllm"))
+    shared.engine_args(r, f"{generation}.vllm_kwargs")
     r.put("validation.samples", 1, note="NeMo RL samples each problem once, as it trains; repeats are rows of its data")
     r.put("validation.greedy", False, note="none in NeMo RL")
     r.put("validation.temperature", r.lines["rollout.temperature"].value, note="as in training")
@@ -272,14 +269,47 @@ def _running(r: Reading) -> None:
     _data(r)
     wandb = r.flag("logger.wandb_enabled", default=False)
     project, run = r.find("logger.wandb.project"), r.find("logger.wandb.name")
-    board = r.flag("logger.tensorboard_enabled", default=False)
-    named: list[str | dict[str, str]] = ["tensorboard"] if board.value else []
+    boards = [(name, r.flag(f"logger.{name}_enabled", default=False)) for name in ("tensorboard", "mlflow")]
+    named: list[str | dict[str, str]] = [name for name, on in boards if on.value]
     if wandb.value:
         named.append({"kind": "wandb", "project": str(project.value) if project else "grpo-dev"})
     if named:
         of_wandb = (wandb, project) if wandb.value else ()
-        r.put("logging.trackers", named, *(board,) * board.value, *of_wandb)
+        r.put("logging.trackers", named, *(on for _, on in boards if on.value), *of_wandb)
+        if r.flag("grpo.use_dynamic_sampling", default=False).value:
+            r.put("logging.also", "nemo-rl", note="the three metrics of dynamic sampling by their names there")
     shared.run_name(r, run)
+    _staleness(r)
+    _best(r)
+
+
+def _staleness(r: Reading) -> None:
+    on = r.flag("grpo.async_grpo.enabled", default=False)
+    age = r.need("grpo.async_grpo.max_trajectory_age_steps", default=1)
+    if on.value:
+        shared.staleness(r, age, on)
+    else:
+        r.drop(age, "read with grpo.async_grpo.enabled: true only; training is synchronous", idle=True)
+
+
+def _best(r: Reading) -> None:
+    """Set the metric of the best checkpoint, and the time by which a run saves and ends."""
+    metric = r.find("checkpointing.metric_name")
+    name = "" if metric is None else str(metric.value).removeprefix("val:").removeprefix("val_")
+    measured = "data.validation" in r.lines and r.lines["validation.every"].value
+    if metric is not None and not measured:
+        r.drop(metric, "checkpoint.best needs data.validation, which is not named", idle=True)
+    elif metric is not None and name in ("accuracy", "reward"):
+        r.put("checkpoint.best", "validation/accuracy", metric, note="NeMo RL's validation accuracy is its mean reward")
+    elif metric is not None:
+        r.drop(metric, "checkpoint.best takes a metric of dapo (docs/metrics.md)")
+    by = r.find("checkpointing.checkpoint_must_save_by")
+    words = [] if by is None else str(by.value).split(":")
+    if len(words) == 4 and all(word.isdigit() for word in words):
+        days, hours, minutes, seconds = map(int, words)
+        r.put("trainer.max_hours", round(24 * days + hours + minutes / 60 + seconds / 3600, 4), by, note="days:h:m:s")
+    elif by is not None:
+        r.drop(by, "days:hours:minutes:seconds is expected there; trainer.max_hours is its like")
 
 
 _KNOWN_DATA = {

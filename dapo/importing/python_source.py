@@ -16,7 +16,7 @@ _TRAINER = {"model": "model_name_or_path", "train_dataset": "train_dataset", "ev
 
 
 def read_python(text: str, name: str) -> SourceFile:
-    """A source from the calls of ``*Config`` and ``*Trainer`` in a Python file.
+    """Return a source from the calls of ``*Config`` and ``*Trainer`` in a Python file.
 
     Raises:
         RecipeError: it is not Python, or nested without end.

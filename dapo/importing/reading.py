@@ -53,11 +53,11 @@ class Reading:
     used: set[str] = field(default_factory=set)
 
     def given(self, *keys: str) -> bool:
-        """Whether one of the keys stands in the source with a value."""
+        """Whether one of the keys is in the source with a value."""
         return any(key in self.source.settings and self.source.settings[key].value is not None for key in keys)
 
     def find(self, *keys: str, default: Any = None) -> SourceValue | None:
-        """The first of the keys that is given (null counts as absent), else the default of the trainer, else None."""
+        """Return the first of the keys that is given (null counts as absent), else the trainer's default, else None."""
         for key in keys:
             if key in self.source.settings:
                 self.used.add(key)
@@ -67,7 +67,7 @@ class Reading:
         return None if default is None else SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
     def number(self, *keys: str, default: float | None = None) -> SourceValue | None:
-        """As ``find``, for numbers: what is none is listed, and counts as absent."""
+        """Return a number as ``find`` does; another value is listed and counts as absent."""
         found = self.find(*keys)
         if found is not None:
             value = found.value
@@ -83,13 +83,13 @@ class Reading:
         return None if default is None else SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
     def need(self, *keys: str, default: float) -> SourceValue:
-        """As ``number`` where the trainer has a default."""
+        """Return a number as ``number`` does, of a key with a default."""
         found = self.number(*keys, default=default)
         assert found is not None
         return found
 
     def count(self, *keys: str, default: int) -> SourceValue:
-        """As ``need`` for what must be a whole number above 0."""
+        """Return a whole number above 0 as ``need`` does."""
         found = self.need(*keys, default=default)
         if isinstance(found.value, int) and found.value > 0:
             return found
@@ -97,7 +97,7 @@ class Reading:
         return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
     def flag(self, *keys: str, default: bool) -> SourceValue:
-        """As ``find``, for true and false."""
+        """Return true or false as ``find`` does."""
         found = self.find(*keys)
         if found is not None:
             text = str(found.value).lower()
@@ -107,7 +107,7 @@ class Reading:
         return SourceValue(default, f"{self.title}'s default of {keys[0]}", False)
 
     def text(self, *keys: str, default: str = "") -> SourceValue:
-        """As ``find``, for a word."""
+        """Return a word as ``find`` does."""
         found = self.find(*keys)
         if found is not None:
             return SourceValue(str(found.value), found.said, True)
@@ -140,6 +140,6 @@ class Reading:
             self.apart.append(Apart(found.said.removeprefix("from "), reason, not idle))
 
     def say(self, text: str) -> None:
-        """A difference in meaning, listed at the end of the recipe."""
+        """List a difference in meaning at the end of the recipe."""
         if text not in self.said:
             self.said.append(text)

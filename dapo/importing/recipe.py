@@ -22,7 +22,7 @@ ARGUMENTS = {"model.path": "model.path=NAME_OR_FOLDER", "data.train": "data.trai
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted settings as sections within sections."""
+    """Return dotted settings as sections within sections."""
     result: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(".")
@@ -34,7 +34,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recipe_text(r: Reading, missing: Sequence[str]) -> str:
-    """The recipe, with a comment on every line that sets something."""
+    """Return the recipe with a comment on every line that sets something."""
     order = {path: n for n, path in enumerate(settings())}
     keys = sorted(r.lines, key=lambda key: order[key])
     lines = [
@@ -84,7 +84,7 @@ def _scalar(value: Any) -> str:
 
 
 def _said(text: str) -> str:
-    """A text of somebody's on one line of a comment: nothing of it can end the comment or steer a terminal."""
+    """Return a source's text on one line of a comment, which it can neither end nor use to steer a terminal."""
     return visible(redact_text(" ".join(text.split())), 400)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from dapo.errors import RecipeError
 from dapo.importing.files import ENDINGS, OWN_DEFAULTS, SourceFiles, nearest_recipe
 from dapo.importing.given import MOST_SETTINGS, SourceFile
-from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, Names, Reader, logical_lines
+from dapo.importing.shell_words import LONGEST, SEPARATORS, UNKNOWN, Names, Reader, logical_lines, open_quotation
 from dapo.importing.slurm import KEY, options
 from dapo.importing.values import from_text
 from dapo.importing.yaml_source import read_yaml
@@ -71,8 +71,8 @@ def read_script(text: str, name: str, files: SourceFiles) -> SourceFile:
     while n < len(lines):
         number, line = lines[n]
         n += 1
-        parts, state, size = [line], _opened(line, (False, 0)), len(line)
-        while state != (False, 0) and n < len(lines):  # an array or a quotation over several lines
+        parts, state, size = [line], _opened(line, ("", 0)), len(line)
+        while state != ("", 0) and n < len(lines):  # an array or a quotation over several lines
             parts.append(lines[n][1])
             state, size = _opened(lines[n][1], state), size + len(lines[n][1]) + 1
             n += 1
@@ -88,15 +88,18 @@ def read_script(text: str, name: str, files: SourceFiles) -> SourceFile:
     return source
 
 
-def _opened(line: str, state: tuple[bool, int]) -> tuple[bool, int]:
-    """Return whether a quotation, and how many brackets of an array, are open after a line."""
-    quoted, depth = state
-    for n, part in enumerate(re.sub(r"\\.|'[^']*'", "", line).split('"')):
-        if n:
-            quoted = not quoted
-        if not quoted and (depth or re.search(r"\w\+?=\(", part)):
+def _opened(line: str, state: tuple[str, int]) -> tuple[str, int]:
+    """Return the mark of the quotation, and how many brackets of an array, are open after a line."""
+    before, depth = state
+    quote = open_quotation(line, before)
+    if before:  # what ends the quotation begins the rest of the line
+        _, closing, line = line.partition(before)
+        if not closing:
+            return quote, depth
+    for part in re.sub(r"\\.|'[^']*'?|\"[^\"]*\"?", "\0", line).split("\0"):
+        if depth or re.search(r"\w\+?=\(", part):
             depth = max(0, depth + part.count("(") - part.count(")"))
-    return quoted, depth
+    return quote, depth
 
 
 class _Script:
@@ -170,7 +173,7 @@ class _Script:
             self.others.append((words[0], f"line {number}"))
 
     def _job(self, number: int, words: list[str]) -> None:
-        """Read a job of Slurm's: the command is in ``--wrap``, in COMMAND, or in a script of its own."""
+        """Read a Slurm job: the command is in ``--wrap``, in COMMAND, or in a script of its own."""
         before = self.slurm
         given, rest = options(words)
         self.slurm = {**before, **given}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dapo.config.checks import OF_THE_ENGINE
 from dapo.importing.reading import Reading, SourceValue
 from dapo.importing.values import shown
 
@@ -14,15 +15,16 @@ LEN = "algorithm.overlong_punishment"
 LOSS = "algorithm.loss"
 FIX = "algorithm.correction"
 ENDLESS = 1_000_000
+MOST_STALE = 64
 
 
 def minibatch_of_prompts(r: Reading, prompts: SourceValue, mini: SourceValue) -> None:
-    """A minibatch in prompts: P divided by it is the number of optimiser steps."""
+    """Write a minibatch in prompts; P divided by it is the number of optimizer steps."""
     _minibatch(r, prompts, mini, mini.value, "prompts there and here")
 
 
 def minibatch_of_responses(r: Reading, prompts: SourceValue, group: SourceValue, mini: SourceValue) -> None:
-    """A minibatch in responses, which is the size of one divided by G in prompts."""
+    """Write a minibatch that is given in responses: divided by G it is one in prompts."""
     if mini.value % group.value:
         r.put("learner.minibatch_prompts", prompts.value, prompts, note="one optimiser step: see below")
         said = f"{mini.said.removeprefix('from ')} responses are no whole groups of {group.value}"
@@ -48,7 +50,7 @@ def _minibatch(r: Reading, prompts: SourceValue, mini: SourceValue, size: int, h
 def filter_rounds(
     r: Reading, rounds: SourceValue, oversample: float, founds: tuple[SourceValue | None, ...], limit: str
 ) -> None:
-    """Rounds of ``oversample`` x P groups become a cap on groups, in multiples of P."""
+    """Write rounds of ``oversample`` x P groups as a cap on groups, in multiples of P."""
     r.put(f"{DS}.oversample", float(oversample), *founds, note="groups of a first round, in multiples of P")
     if rounds.value > 0:
         cap = float(rounds.value * oversample)
@@ -66,7 +68,7 @@ def filter_rounds(
 
 
 def whole_rounds(r: Reading) -> None:
-    """Rounds that are waited for, and surplus that is dropped."""
+    """Write that rounds are waited for and their surplus is dropped."""
     r.put(f"{DS}.surplus", "discard", note=f"{r.title} drops kept groups beyond P; `carry`, the default here, does not")
     r.put(f"{DS}.unfinished", "drain", note=f"{r.title} waits for whole rounds")
     r.say(
@@ -76,14 +78,14 @@ def whole_rounds(r: Reading) -> None:
 
 
 def no_filter(r: Reading, *founds: SourceValue | None) -> None:
-    """Zero-variance groups train along."""
+    """Write that groups without variance train."""
     r.put(f"{DS}.mode", "off", *founds, note="groups without variance train along, as there")
 
 
 def penalty(
     r: Reading, longest: SourceValue | None, cache: SourceValue, factor: Any, *founds: SourceValue | None
 ) -> None:
-    """The soft overlong punishment; ``longest`` None: the response limit."""
+    """Write the soft overlong punishment; ``longest`` None: the response limit."""
     r.put(f"{LEN}.enabled", True, *(founds or (cache,)))
     r.put(f"{LEN}.cache_length", cache.value, cache)
     if longest is not None:
@@ -99,12 +101,12 @@ def penalty(
 
 
 def no_penalty(r: Reading, *founds: SourceValue | None) -> None:
-    """No length penalty, which is on by default here."""
+    """Write that there is no length penalty, which is on by default."""
     r.put(f"{LEN}.enabled", False, *founds, note="" if any(f and f.given for f in founds) else "on by default here")
 
 
 def overlong_filtering(r: Reading, found: SourceValue) -> None:
-    """Truncated responses without loss; in all others' trainers they still count in mean and standard deviation."""
+    """Write overlong filtering; in the other trainers truncated responses still count in mean and deviation."""
     r.put("algorithm.overlong_filtering", found.value, found)
     if found.value:
         note = f"in {r.title} truncated responses count in the group's mean and std; null: they do not vote"
@@ -112,16 +114,23 @@ def overlong_filtering(r: Reading, found: SourceValue) -> None:
 
 
 def plain_learner_ratio(r: Reading) -> None:
-    """Old log-probabilities from the learner, without a correction for what the sampler computed."""
+    """Write old log-probabilities from the learner, without a correction of the sampler's."""
     r.put("algorithm.old_logprobs", "learner", note=f"{r.title} recomputes them before it learns")
     r.put(f"{FIX}.kind", "none", note=f"off in {r.title} unless set; `auto` here would truncate")
 
 
-def kl(r: Reading, coefficient: SourceValue, estimator: SourceValue | None, *, in_reward: SourceValue | bool) -> None:
-    """A KL term, or none."""
+def kl(
+    r: Reading,
+    coefficient: SourceValue,
+    estimator: SourceValue | None,
+    *,
+    in_reward: SourceValue | bool,
+    switch: SourceValue | None = None,
+) -> None:
+    """Write a KL term, or none; ``switch``: the setting that turned it on."""
     names = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
     on = in_reward.value if isinstance(in_reward, SourceValue) else in_reward
-    r.put("algorithm.kl_coefficient", coefficient.value, coefficient)
+    r.put("algorithm.kl_coefficient", coefficient.value, coefficient, switch)
     if coefficient.value == 0:
         return
     if on:
@@ -144,7 +153,7 @@ def lora(
     dropped: float = 0.0,
     every: SourceValue | None = None,
 ) -> None:
-    """An adapter.
+    """Write an adapter.
 
     Args:
         r: what is read.
@@ -170,6 +179,8 @@ def lora(
         r.drop(dropout, why)
     elif dropout is None and dropped:
         r.say(f"{where}{names['dropout']} is {dropped:g} in {r.title} unless set: {why}")
+    if every is not None and not every.value:
+        r.drop(every, "target_modules names the layers then; none: all linear ones", idle=True)
     if every is not None and every.value:
         r.put("model.lora.target_modules", "all-linear", every, note="it goes before target_modules" if targets else "")
     elif targets is not None:
@@ -179,7 +190,7 @@ def lora(
 
 
 def schedule(r: Reading, kind: SourceValue, *, unit: str, warmup: SourceValue | None, note: str = "") -> None:
-    """Learning-rate schedule and warm-up."""
+    """Write the learning-rate schedule and its warm-up."""
     names = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
     if not r.choose("learner.schedule", kind, names):
         r.put("learner.schedule", "constant", note=f"{kind.value} has no counterpart")
@@ -189,7 +200,7 @@ def schedule(r: Reading, kind: SourceValue, *, unit: str, warmup: SourceValue | 
 
 
 def epochs_and_steps(r: Reading, steps: SourceValue | None, epochs: SourceValue | None) -> None:
-    """A run ends after so many steps, or with the data."""
+    """Write when a run ends: after so many steps, or with the data."""
     if epochs is not None:
         whole = max(1, round(epochs.value))
         r.put("data.epochs", whole, epochs, note="" if whole == epochs.value else "rounded: whole passes here")
@@ -208,15 +219,22 @@ def epochs_per_rollout(r: Reading, key: str) -> None:
         r.say(f"{passes.said.removeprefix('from ')}: later passes draw their minibatches anew here")
 
 
+def staleness(r: Reading, found: SourceValue, *founds: SourceValue | None, note: str = "") -> None:
+    """Write how stale the groups of a step may be; without a limit there it is the longest that dapo takes."""
+    if found.value > MOST_STALE:
+        r.say(f"{found.said.removeprefix('from ')} is no limit; the longest here is {MOST_STALE} versions")
+    r.put("rollout.max_staleness", min(MOST_STALE, max(0, int(found.value))), found, *founds, note=note)
+
+
 def run_name(r: Reading, *founds: SourceValue | None) -> None:
-    """Of the words that are given; a folder is called so."""
+    """Write the run's name from the words that are given."""
     words = [str(found.value) for found in founds if found is not None]
     if words:
         r.put("run.name", "-".join(words).replace("/", "-"), *founds)
 
 
 def trackers(r: Reading, found: SourceValue | None, project: SourceValue | None = None, *, otherwise: str = "") -> None:
-    """Where numbers go as well, by the words of a setting or of a list.
+    """Write trackers by the words of a setting or of a list.
 
     Args:
         r: what is read.
@@ -239,7 +257,7 @@ def trackers(r: Reading, found: SourceValue | None, project: SourceValue | None 
 
 
 def evaluation(r: Reading, samples: SourceValue, temperature: SourceValue, top_p: SourceValue | None) -> None:
-    """Sampled evaluation; temperature 0 there is a greedy response here."""
+    """Write a sampled evaluation; temperature 0 is a greedy response."""
     if temperature.value == 0:
         r.put("validation.greedy", True, temperature, note="temperature 0 is a greedy response")
         r.put("validation.samples", samples.value, samples, note="sampled responses, beside the greedy one")
@@ -252,7 +270,7 @@ def evaluation(r: Reading, samples: SourceValue, temperature: SourceValue, top_p
 
 
 def sampling(r: Reading, temperature: SourceValue, top_p: SourceValue | None, top_k: SourceValue | None) -> None:
-    """How responses are sampled; -1 and the like switch top_k off."""
+    """Write how responses are sampled; -1 and the like switch top_k off."""
     r.put("rollout.temperature", float(temperature.value), temperature)
     if top_p is not None:
         r.put("rollout.top_p", float(top_p.value), top_p)
@@ -262,14 +280,41 @@ def sampling(r: Reading, temperature: SourceValue, top_p: SourceValue | None, to
 
 
 def engine(r: Reading, name: SourceValue) -> None:
-    """Which engine generates; what is not vLLM is served by it here."""
+    """Write the engine; vLLM takes the place of any other."""
     kind = str(name.value).lower()
     note = "" if kind == "vllm" else f"{kind} is not among the engines here; vLLM takes its place"
     r.put("rollout.engine", "vllm", name, note=note)
 
 
+def engine_args(r: Reading, section: str) -> None:
+    """Collect the arguments of vLLM that a source passes on: as one dictionary, or as keys of a section."""
+    whole, given, founds = r.find(section), dict[str, Any](), list[SourceValue]()
+    if whole is not None and isinstance(whole.value, dict):
+        given = dict(whole.value)
+        founds = [SourceValue(value, f"from {section}.{name} = {shown(value)}", True) for name, value in given.items()]
+    for key in [key for key in r.source.settings if key.startswith(f"{section}.")]:
+        found = r.find(key)
+        if found is not None:
+            given[key.removeprefix(f"{section}.")] = found.value
+            founds.append(found)
+    for found, name in [(found, name) for found, name in zip(founds, given, strict=False) if name in OF_THE_ENGINE]:
+        if name == "max_num_seqs":
+            r.put("rollout.slots", given[name], found)
+        elif name == "enforce_eager":
+            r.put("rollout.vllm.enforce_eager", given[name], found)
+        else:
+            r.drop(found, f"{OF_THE_ENGINE[name]} decides it here", idle=name != "dtype")
+        del given[name]
+        founds.remove(found)
+    if given and r.lines["rollout.engine"].value == "vllm":
+        r.put("rollout.vllm.engine_args", given, *founds)
+    else:
+        for other in founds or ([] if whole is None else [whole]):
+            r.drop(other, "arguments of vLLM: rollout.vllm.engine_args takes a dictionary", idle=True)
+
+
 def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> None:
-    """Files or hub names as ``data.train`` or ``data.validation``."""
+    """Write files or hub names as ``data.train`` or ``data.validation``."""
     if found is None:
         return
     paths = found.value if isinstance(found.value, list) else [found.value]
@@ -287,27 +332,41 @@ def data(r: Reading, part: str, found: SourceValue | None, **fields: Any) -> Non
     r.put(f"data.{part}", sources, found, note="look at it with `dapo check`")
 
 
+def optimizer(r: Reading, *keys: str) -> None:
+    """Write AdamW with moments in 8 bits, and list any other optimizer than plain AdamW."""
+    found = r.find(*keys)
+    if found is None:
+        return
+    name = str(found.value).lower().removeprefix("torch.optim.").removeprefix("paged_")
+    if re.fullmatch(r"adamw_?(bnb_|torch_)?8bit", name):
+        r.put("learner.optimizer", "adamw_8bit", found)
+    elif re.fullmatch(r"adamw?(_torch|_torch_fused|_hf|_32bit)?", name):
+        r.put("learner.optimizer", "adamw", found)
+    else:
+        r.drop(found, "AdamW, with moments in float32 or in 8 bits, is the only optimizer here")
+
+
 def reward(r: Reading, *founds: SourceValue | None, note: str = "") -> None:
-    """The rule that scores; which one another trainer has is a program there."""
+    """Write the reward: the rule of another trainer is a program, so this is ``math``."""
     r.put(
         "rewards", [{"name": "accuracy", "kind": "math"}], *founds, note=note or f"{r.title}'s rule is a program there"
     )
 
 
 def brief(found: SourceValue) -> str:
-    """``key = value`` of a setting."""
+    """Return ``key = value`` of a setting."""
     return found.said.removeprefix("from ") if found.given else f"{found.said} ({shown(found.value)})"
 
 
 def shuffled(r: Reading, key: str) -> None:
-    """A new order of the data in every epoch."""
+    """Write whether each epoch has a new order."""
     found = r.flag(key, default=True)
     if found.given:
         r.put("data.shuffle", found.value, found)
 
 
 def other_loss(r: Reading, kind: SourceValue) -> bool:
-    """A loss that has its own name in both; the dual clip is the clipped loss's alone. False: it is none of them."""
+    """Write a loss that both call the same, and return whether it is one; only the clipped loss has a dual clip."""
     name = str(kind.value).replace("-", "_")
     if name not in ("sapo", "clip_cov", "kl_cov", "cispo"):
         return False

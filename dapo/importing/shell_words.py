@@ -31,7 +31,7 @@ class Names:
     reasons: list[str] = field(default_factory=list)  # why the parts of the present command are unknown
 
     def lookup(self, name: str, default: str | None) -> str:
-        """The text of a variable, or ``UNKNOWN``."""
+        """Return the text of a variable, or ``UNKNOWN``."""
         if name in self.texts and name not in self.unsure:
             return self.texts[name]
         if name in self.unsure:
@@ -52,13 +52,14 @@ class Names:
 def logical_lines(text: str) -> list[tuple[int, str]]:
     """Lines with continuations joined, comments between them and here-documents left out; each with its number."""
     lines, result, n = text.splitlines(), [], 0
+    quote = ""
     while n < len(lines):
         first = n + 1
         parts: list[str] = []
         while n < len(lines):
             line = lines[n]
             n += 1
-            if line.lstrip().startswith("#"):
+            if line.lstrip().startswith("#") and not quote:
                 if not parts:
                     break
                 continue  # a comment in the middle of a command, as people leave them
@@ -68,11 +69,31 @@ def logical_lines(text: str) -> list[tuple[int, str]]:
             parts.append(line.rstrip()[:-1])
         joined = " ".join(parts)
         result.append((first, joined))
+        quote = open_quotation(joined, quote)
+        if quote:
+            continue
         if here := re.search(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1", joined):
             while n < len(lines) and lines[n].strip() != here[2]:
                 n += 1
             n += 1
     return result
+
+
+def open_quotation(line: str, quote: str = "") -> str:
+    """Return the mark of the quotation that is open after a line (empty: none), if ``quote`` was open before it."""
+    n = 0
+    while n < len(line):
+        mark = line[n]
+        if mark == "\\" and quote != "'":
+            n += 1
+        elif mark == "#" and not quote and (n == 0 or line[n - 1].isspace()):
+            return ""
+        elif mark == quote:
+            quote = ""
+        elif not quote and (mark == '"' or (mark == "'" and not line[n - 1 : n].isalnum())):  # no apostrophe
+            quote = mark
+        n += 1
+    return quote
 
 
 class Reader:

@@ -17,7 +17,7 @@ _REDUCTIONS = {
 
 
 def convert(r: Reading) -> None:
-    """Every line that needs more than one of SkyRL's keys, or one of its defaults."""
+    """Write every line that needs several keys of SkyRL, or one of its defaults."""
     prompts = r.count("trainer.train_batch_size", default=1024)
     group = r.count("generator.n_samples_per_prompt", default=5)
     r.put("rollout.prompts_per_step", prompts.value, prompts)
@@ -51,9 +51,9 @@ def _loss(r: Reading, responses: int) -> None:
         r.put(f"{LOSS}.ratio", "sequence", kind)
     elif kind.value == "cispo":
         r.put(f"{LOSS}.kind", "cispo", kind)
-        cap = r.number(f"{_A}.cispo.cispo_eps_clip_high")
-        if cap is not None:
-            r.put(f"{LOSS}.cap", 1 + cap.value, cap)
+        above, below = (r.need(f"{_A}.cispo.cispo_eps_clip_{end}", default=by) for end, by in (("high", 5), ("low", 0)))
+        r.put(f"{LOSS}.cap", float(1 + above.value), above, note="of the ratio itself, 1 + it")
+        r.put(f"{LOSS}.floor", float(1 - below.value), below, note="of the ratio itself, 1 - it")
     elif kind.value != "regular" and not shared.other_loss(r, kind):
         r.drop(kind, "this loss has no counterpart: the clipped one is taken")
     if kind.value != "dual_clip":
@@ -62,6 +62,10 @@ def _loss(r: Reading, responses: int) -> None:
             f"SkyRL reads it only with policy_loss_type: dual_clip, not {kind.value}: no effect there or here",
             idle=True,
         )
+    for key in (f"{_A}.clip_cov.clip_ratio", f"{_A}.kl_cov.kl_cov_frac"):
+        share = r.number(key)
+        if share is not None and kind.value == key.split(".")[-2]:
+            r.put(f"{LOSS}.share", float(share.value), share)
     reduction = r.text(f"{_A}.loss_reduction", default="token_mean")
     r.choose(f"{LOSS}.reduction", reduction, _REDUCTIONS)
     micro = r.count("trainer.micro_train_batch_size_per_gpu", default=1)
@@ -93,7 +97,7 @@ def _kl_and_correction(r: Reading) -> None:
     controlled = r.number(f"{_A}.kl_ctrl.kl_target")
     r.drop(controlled, "a controller of the KL coefficient: it is fixed here")
     if in_loss.value:
-        shared.kl(r, coefficient, kind, in_reward=False)
+        shared.kl(r, coefficient, kind, in_reward=False, switch=in_loss)
     elif in_reward.value:
         shared.kl(r, coefficient, None, in_reward=in_reward)
     else:
@@ -129,12 +133,16 @@ def _sampling(r: Reading) -> None:
     rounds = r.need(f"{_A}.dynamic_sampling.max_sample_batches", default=30)
     ratio = r.number(f"{_A}.dynamic_sampling.replace.min_ratio", default=0.3)
     masked = r.flag(f"{_A}.zero_variance_filter", default=False)
+    full = r.flag("trainer.fully_async.sample_full_batch", default=False)
     if kind.value in ("filter", "replace"):
         r.put(f"{DS}.mode", kind.value, kind)
         if kind.value == "filter":
             shared.filter_rounds(r, rounds, 1.0, (), "SkyRL ends with an error; here the state is saved")
         elif ratio is not None:
             r.put(f"{DS}.replace.min_ratio", ratio.value, ratio)
+    elif masked.value and full.value:
+        r.put(f"{DS}.mode", "filter", full, masked, note="groups without variance are replaced there too")
+        r.put(f"{DS}.cap.groups", None, note="no limit in SkyRL; `dapo check` warns of it")
     elif masked.value:
         r.put(f"{DS}.mode", "mask", masked)
     else:
@@ -181,8 +189,14 @@ def _running(r: Reading) -> None:
         r.number(f"{params}.top_k"),
     )
     shared.engine(r, r.text("generator.backend", "generator.inference_engine.backend", default="vllm"))
+    shared.engine_args(r, "generator.inference_engine.engine_init_kwargs")
+    urls = r.find("generator.inference_engine.external_server_urls", "generator.inference_engine.external_proxy_url")
+    if urls is not None:
+        r.put("rollout.engine", "vllm_server", urls)
+        r.put("rollout.server.url", urls.value, urls)
     _evaluation(r)
-    steps, epochs = r.number("trainer.max_steps"), r.number("trainer.epochs", default=1)
+    steps = r.number("trainer.max_training_steps", "trainer.max_steps")
+    epochs = r.number("trainer.epochs", default=1)
     shared.epochs_and_steps(r, steps, epochs)
     for key, ours, default in (
         ("trainer.eval_interval", "validation.every", 5),
@@ -212,7 +226,7 @@ def _staleness(r: Reading) -> None:
     on = switch if switch.given else by_entry
     stale = r.need("trainer.fully_async.max_staleness_steps", default=4)
     if on.value:
-        r.put("rollout.max_staleness", max(0, int(stale.value)), stale, on)
+        shared.staleness(r, stale, on)
     else:
         r.drop(stale, "read with trainer.fully_async.enabled: true only; training is synchronous", idle=True)
 

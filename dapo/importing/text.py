@@ -9,13 +9,13 @@ from dapo.config.files import MOST_BYTES, read_bytes
 from dapo.errors import RecipeError
 
 ENDINGS = (".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".py")
-"""Of files that are offered where one is not found. Others are read too, by what stands in them."""
+"""Of files that are offered where one is not found. Others are read too, by their content."""
 TAKES = "`dapo import` takes YAML, a launch script, or Python with config objects"
 _MOST_SHOWN = 8
 
 
 def read_source(path: Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
         RecipeError: it is not there, no file, too large or not text; the message names what there is.

@@ -25,11 +25,11 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class NotConstant(Exception):
-    """What stands there is known only when it runs."""
+    """What is there is known only when it runs."""
 
 
 def from_text(text: str) -> Any:
-    """A value of a command line: YAML where it is, else the text itself. Python's True, False and None count too."""
+    """Return a value of a command line: YAML if it is, else the text. Python's True, False and None count too."""
     plain = {"True": True, "False": False, "None": None, "null": None, "": ""}
     if text in plain:
         return plain[text]
@@ -58,7 +58,7 @@ def calculate(text: str, names: Mapping[str, Any], *, whole: bool) -> int | floa
 
 
 def arithmetic(node: ast.expr, names: Mapping[str, Any], *, whole: bool = False) -> int | float:
-    """The number that a tree of constants, names and + - * / // % stands for; ``whole``: / divides as in a shell."""
+    """Return the number of a tree of constants, names and + - * / // %; ``whole``: / divides as in a shell."""
     value: Any
     if isinstance(node, ast.Constant):
         value = node.value
@@ -82,5 +82,5 @@ def arithmetic(node: ast.expr, names: Mapping[str, Any], *, whole: bool = False)
 
 
 def shown(value: Any) -> str:
-    """A value on one line, as it would be written."""
+    """Return a value on one line, as it would be written."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -17,7 +17,7 @@ _MODES = {
 
 
 def convert(r: Reading) -> None:
-    """Every line that needs more than one of verl's keys, or one of its defaults."""
+    """Write every line that needs several keys of verl, or one of its defaults."""
     prompts = r.count("data.train_batch_size", default=1024)
     _sizes(r, prompts)
     _clip_and_loss(r)
@@ -26,8 +26,20 @@ def convert(r: Reading) -> None:
     _advantage(r)
     _optimiser(r)
     _running(r)
+    _adapter(r)
+
+
+def _adapter(r: Reading) -> None:
+    """Read the adapter of FSDP (``model.lora_rank``), or of Megatron (``model.lora.rank``)."""
+    model = "actor_rollout_ref.model"
+    megatron = r.number(f"{model}.lora.rank")
+    if megatron is not None and megatron.value > 0:
+        names = {name: name for name in ("rank", "alpha", "dropout")} | {"targets": "target_modules"}
+        shared.lora(r, f"{model}.lora.", names, on=None, rank=0, alpha=32)
+        return
+    r.drop(megatron, "there is no adapter, so it says nothing", idle=True)
     names = {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
-    shared.lora(r, "actor_rollout_ref.model.", names, on=None, rank=0, alpha=16)
+    shared.lora(r, f"{model}.", names, on=None, rank=0, alpha=16)
 
 
 def _sizes(r: Reading, prompts: SourceValue) -> None:
@@ -78,6 +90,9 @@ def _clip_and_loss(r: Reading) -> None:
     if bonus is not None:
         r.put("algorithm.entropy_coefficient", bonus.value, bonus)
     shared.plain_learner_ratio(r)
+    bypass = r.flag("algorithm.rollout_correction.bypass_mode", default=False)
+    if bypass.value:
+        r.put("algorithm.old_logprobs", "sampler", bypass, note="the ratio runs against the sampler's numbers")
     level = r.text("algorithm.rollout_correction.rollout_is", f"{_ROLLOUT}.rollout_is", "algorithm.rollout_is")
     cap = r.number("algorithm.rollout_correction.rollout_is_threshold", "algorithm.rollout_is_threshold", default=2.0)
     if cap is not None and level.value in ("token", "sequence"):
@@ -139,12 +154,14 @@ def _kl(r: Reading) -> None:
     loss_coefficient = r.need(f"{_ACTOR}.kl_loss_coef", default=0.001)
     kind = r.text(f"{_ACTOR}.kl_loss_type", default="low_var_kl")
     coefficient = r.need("algorithm.kl_ctrl.kl_coef", default=0.001)
-    r.text("algorithm.kl_penalty", "algorithm.kl_ctrl.type")
-    r.used |= {"algorithm.kl_penalty", "algorithm.kl_ctrl.type"}
+    penalty, control = r.text("algorithm.kl_penalty", default="kl"), r.text("algorithm.kl_ctrl.type", default="fixed")
+    on = bool(in_reward.value)
+    r.drop(penalty, "of the KL term in the reward, which is k1 here", idle=not on or penalty.value in ("kl", "k1"))
+    r.drop(control, "the KL coefficient is fixed here", idle=not on or control.value == "fixed")
     if in_loss.value:
-        shared.kl(r, loss_coefficient, kind, in_reward=False)
+        shared.kl(r, loss_coefficient, kind, in_reward=False, switch=in_loss)
         if in_reward.value:
-            r.drop(in_reward, "a KL term stands in the loss or in the reward here, not in both: the loss has it")
+            r.drop(in_reward, "a KL term is in the loss or in the reward here, not in both: the loss has it")
     elif in_reward.value:
         shared.kl(r, coefficient, None, in_reward=in_reward)
     else:
@@ -221,6 +238,7 @@ def _advantage(r: Reading) -> None:
 
 def _optimiser(r: Reading) -> None:
     optim = f"{_ACTOR}.optim"
+    shared.optimizer(r, f"{optim}.optimizer")
     r.put("learner.learning_rate", (lr := r.need(f"{optim}.lr", default=1e-6)).value, lr)
     decay = r.need(f"{optim}.weight_decay", default=0.01)
     r.put("learner.weight_decay", decay.value, decay)
@@ -241,6 +259,8 @@ def _optimiser(r: Reading) -> None:
     low = r.number(f"{optim}.min_lr_ratio")
     if low is not None and r.lines["learner.schedule"].value != "constant":
         r.put("learner.final_ratio", low.value, low)
+    else:
+        r.drop(low, "the rate is constant after the warm-up, so it never gets there", idle=True)
     betas = r.find(f"{optim}.betas", default=[0.9, 0.999])
     if betas is not None:
         r.put("learner.betas", betas.value, betas)
@@ -254,6 +274,7 @@ def _running(r: Reading) -> None:
         r.number(f"{_ROLLOUT}.top_k"),
     )
     shared.engine(r, r.text(f"{_ROLLOUT}.name", default="vllm"))
+    shared.engine_args(r, f"{_ROLLOUT}.engine_kwargs.vllm")
     val = f"{_ROLLOUT}.val_kwargs"
     sampled = r.flag(f"{val}.do_sample", default=False)
     temperature = r.need(f"{val}.temperature", default=0)
@@ -262,8 +283,12 @@ def _running(r: Reading) -> None:
             "verl's agent loop evaluates at val_kwargs.temperature whatever do_sample says, and so does this recipe; "
             "without that loop (rollout.mode=sync in earlier releases) do_sample=False is greedy"
         )
-    shared.evaluation(r, r.count(f"{val}.n", default=1), temperature, r.number(f"{val}.top_p", default=1.0))
-    r.used |= {f"{val}.top_k", f"{val}.top_p"}
+    top_p, top_k = r.number(f"{val}.top_p", default=1.0), r.number(f"{val}.top_k")
+    shared.evaluation(r, r.count(f"{val}.n", default=1), temperature, top_p)
+    r.drop(sampled, "the temperature of evaluations decides: 0 is greedy", idle=True)
+    r.drop(top_k, "evaluations have no top_k here", idle=top_k is not None and top_k.value <= 0)
+    if temperature.value == 0:
+        r.drop(top_p, "a greedy response reads no top_p", idle=True)
     steps, epochs = r.number("trainer.total_training_steps"), r.number("trainer.total_epochs", default=30)
     shared.epochs_and_steps(r, steps, epochs)
     if steps is None:
@@ -281,6 +306,8 @@ def _running(r: Reading) -> None:
     shared.shuffled(r, "data.shuffle")
     cut = r.text("data.truncation")
     dropped = r.flag("data.filter_overlong_prompts", default=False)
+    if cut.value == "error" and dropped.value:
+        r.drop(cut, "prompts over the limit are dropped before", idle=True)
     if cut.value == "error" and not dropped.value:
         r.put("data.overlong_prompts", "refuse", cut)
     elif cut.value in ("left", "right", "middle"):

@@ -139,9 +139,11 @@ class CheckpointPart:
             _check_model(folder, state, there, self._loaded, self._base)
             sources = _Sources(self._loaded, there)
             for name, tensor in self._in_place().items():
-                _check_shape(folder, there, sources.of(name), (tuple(tensor.shape),))
-            for name, like in self._moments(there).items():
-                _check_shape(folder, there, name, (tuple(like.shape), ()))
+                _check_shape(folder, there, sources.of(name), tuple(tensor.shape))
+            moments = self._moments(there)
+            _check_optimizer(folder, there, moments)
+            for name, tensor in moments.items():
+                _check_shape(folder, there, name, tuple(tensor.shape))
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Take over what ``check`` found whole; returns the counters."""
@@ -149,10 +151,7 @@ class CheckpointPart:
         state = _read_state(folder)
         with _open_tensors(folder, state) as files:
             there = files.shapes
-            moments = {
-                name: torch.zeros_like(like) if there[name] else torch.zeros(())
-                for name, like in self._moments(there).items()
-            }
+            moments = self._moments(there)
             _read(files, self._in_place() | moments, _Sources(self._loaded, there))
         self._optimizer.load({name.removeprefix(OPTIMIZER): tensor for name, tensor in moments.items()})
         counters: dict[str, Any] = state["counters"]
@@ -185,13 +184,10 @@ class CheckpointPart:
         return tensors | {MASTER + name: tensor for name, tensor in self._optimizer.copies().items()}
 
     def _moments(self, there: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return a tensor of the shape of each that the optimizer takes over, by the name in the checkpoint."""
-        found = {}
-        for name in there:
-            _, _, parameter = name.removeprefix(OPTIMIZER).partition("/")
-            if name.startswith(OPTIMIZER) and not name.startswith(MASTER) and parameter in self._optimizer.masters:
-                found[name] = self._optimizer.masters[parameter]
-        return found
+        """Return an unfilled tensor for each that the optimizer takes over, by the name in the checkpoint."""
+        saved = {name.removeprefix(OPTIMIZER).partition("/")[2] for name in there if _is_moment(name)}
+        names = [name for name in self._optimizer.masters if name in saved]
+        return {OPTIMIZER + key: tensor for name in names for key, tensor in self._optimizer.unfilled(name).items()}
 
 
 def load_weights(folder: Path, loaded: LoadedModel) -> None:
@@ -321,12 +317,25 @@ def _check_base(folder: Path, state: Mapping[str, Any], loaded: LoadedModel, her
         )
 
 
-def _check_shape(
-    folder: Path, there: Mapping[str, tuple[int, ...]], name: str, expected: tuple[tuple[int, ...], ...]
-) -> None:
-    if there.get(name) not in expected:
+def _check_optimizer(folder: Path, there: Mapping[str, Any], moments: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError for moments in a form that this optimizer does not keep."""
+    other = [name for name in there if _is_moment(name) and name not in moments]
+    kinds = {name.removeprefix(OPTIMIZER).partition("/")[0] for name in other}
+    if moments and kinds:
+        raise CheckpointError(
+            f"{folder} holds moments of another optimizer ({', '.join(sorted(kinds))}): resume with the "
+            "learner.optimizer that the run began with"
+        )
+
+
+def _is_moment(name: str) -> bool:
+    return name.startswith(OPTIMIZER) and not name.startswith(MASTER)
+
+
+def _check_shape(folder: Path, there: Mapping[str, tuple[int, ...]], name: str, expected: tuple[int, ...]) -> None:
+    if there.get(name) != expected:
         found = f"has shape {list(there[name])}" if name in there else "is missing"
-        raise _incomplete(folder, f"{name} {found}, expected shape {list(expected[0])}")
+        raise _incomplete(folder, f"{name} {found}, expected shape {list(expected)}")
 
 
 def _incomplete(folder: Path, error: object) -> CheckpointError:

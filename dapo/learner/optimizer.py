@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from dapo.learner import eight_bits
 
 if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its own does not
     from dapo.config import schema
 
 
 class Optimizer:
-    """One AdamW over all trainable parameters.
+    """One AdamW over all trainable parameters, with moments in float32 or in 8 bits (``dapo.learner.eight_bits``).
 
     Weight decay applies to every parameter, biases and norms included, as in torch's default and in the published
     DAPO runs. bfloat16 and float16 models are updated through float32 master copies (an update of 1e-6 would vanish in
@@ -30,14 +32,8 @@ class Optimizer:
             for name, parameter in self.parameters.items()
             if self.masters[name] is not parameter
         ]
-        self.adamw = torch.optim.AdamW(
-            list(self.masters.values()),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._eight_bits = settings.optimizer == "adamw_8bit"
+        self.adamw = (eight_bits.make_adamw if self._eight_bits else _make_adamw)(list(self.masters.values()), settings)
 
     def accumulate(self) -> None:
         """Call after every backward pass: adds low-precision gradients to the masters' float32 ones."""
@@ -60,8 +56,11 @@ class Optimizer:
         if finite:
             if self.max_grad_norm is not None and size > self.max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.max_grad_norm, norm)
-            self.adamw.param_groups[0]["lr"] = learning_rate
-            self.adamw.step()
+            if self._eight_bits:
+                eight_bits.step(self.adamw, learning_rate)
+            else:
+                self.adamw.param_groups[0]["lr"] = learning_rate
+                self.adamw.step()
             with torch.no_grad():
                 for parameter, master in self._copied:
                     parameter.copy_(master)
@@ -74,13 +73,18 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Return moments, step counts and float32 copies as flat named tensors."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
-            for key, value in self.adamw.state.get(master, {}).items():
-                tensors[f"{key}/{name}"] = value
-            if master is not self.parameters[name]:
-                tensors[f"master/{name}"] = master
-        return tensors
+            kept = self.adamw.state.get(master, {})
+            parts = eight_bits.parts(master, kept) if self._eight_bits else kept
+            tensors |= {f"{key}/{name}": value for key, value in parts.items()}
+        return tensors | {f"master/{name}": master for name, master in self.copies().items()}
+
+    def unfilled(self, name: str) -> dict[str, Tensor]:
+        """Return unfilled tensors for a parameter's moments and step count, named as ``state`` names them."""
+        master = self.masters[name]
+        found = (eight_bits.unfilled if self._eight_bits else _unfilled)(master)
+        return {f"{key}/{name}": value for key, value in found.items()}
 
     def load(self, moments: Mapping[str, Tensor]) -> None:
         """Take over moments and step counts, named as ``state`` names them. The tensors are the optimizer's then."""
@@ -91,11 +95,32 @@ class Optimizer:
         self.adamw.state.clear()
         for name, master in self.masters.items():
             if name in found:
-                self.adamw.state[master] = {kind: value.to(master.device) for kind, value in found[name].items()}
+                kept = found[name]
+                self.adamw.state[master] = eight_bits.joined(master, kept) if self._eight_bits else kept
+
+
+def _make_adamw(parameters: Sequence[Tensor], settings: schema.Learner) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def _unfilled(master: Tensor) -> dict[str, Tensor]:
+    """Return what ``Optimizer.unfilled`` does, for moments in float32."""
+    return {
+        "step": torch.empty((), device=master.device),
+        "exp_avg": torch.empty_like(master),
+        "exp_avg_sq": torch.empty_like(master),
+    }
 
 
 def _master(parameter: Tensor) -> Tensor:
-    """The tensor that AdamW updates: the parameter itself, or a float32 copy of a low-precision one."""
+    """Return the tensor that AdamW updates: the parameter itself, or a float32 copy of a low-precision one."""
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return parameter.detach().to(torch.float32).clone()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from dapo.errors import ModelError
 from dapo.models.adapter import active
 from dapo.models.loaded import LoadedModel
 from dapo.models.policy import Policy
@@ -58,9 +59,13 @@ class Sharding:
         mesh: One dimension, or two: replicas and shards.
         shape: See there.
         large: Numbers that make an embedding or a head of its own large.
+
+    Raises:
+        ModelError: ranks would hold no experts.
     """
 
     def __init__(self, loaded: LoadedModel, mesh: DeviceMesh, shape: Shape, *, large: int = LARGE) -> None:
+        check_experts(loaded, shape)
         self.policy = Policy(loaded)
         self.mesh = mesh
         self.rank, self.shards = mesh.get_rank(), shape.ranks // shape.replicas
@@ -116,6 +121,35 @@ class Sharding:
 
     def _groups(self) -> Iterator[FSDPModule]:
         return (module for module in self.policy.modules() if isinstance(module, FSDPModule))
+
+
+def check_experts(loaded: LoadedModel, shape: Shape) -> None:
+    """Refuse a mixture of experts that leaves ranks without any: the others would hold theirs, and may not fit.
+
+    Raises:
+        ModelError: with the numbers of ranks and replicas that are possible.
+    """
+    counts = {len(p) for p in loaded.model.parameters() if p.dim() == 3}
+    shards = shape.ranks // shape.replicas
+    if all(_reaches_all(count, shards) for count in counts):
+        return
+    fewest = min(count for count in counts if not _reaches_all(count, shards))
+
+    def fits(parts: int) -> bool:
+        return all(_reaches_all(count, parts) for count in counts)
+
+    replicas = [n for n in range(1, shape.ranks + 1) if shape.ranks % n == 0 and fits(shape.ranks // n)]
+    ranks = [n for n in range(1, shards) if fits(n)][-3:]
+    raise ModelError(
+        f"{shards} ranks share {loaded.name}, and its layers of {fewest} experts leave ranks without any, while others "
+        f"hold {-(-fewest // shards)}: experts are not divided. Set learner.replicas to "
+        f"{' or '.join(map(str, replicas))}, or learner.ranks / learner.replicas to {' or '.join(map(str, ranks))}"
+    )
+
+
+def _reaches_all(rows: int, parts: int) -> bool:
+    """Whether FSDP2, which gives each rank equally many rows as far as they go, has some for the last."""
+    return -(-rows // parts) * (parts - 1) < rows
 
 
 def _precision(dtype: torch.dtype) -> MixedPrecisionPolicy:

@@ -7,7 +7,7 @@ they like. What a pass says of itself are sums; ``optimizer_step`` counts the st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ from dapo.learner.metrics import Rated, TokenRecord, corrections
 from dapo.learner.optimizer import Optimizer
 from dapo.learner.plan import Minibatch
 from dapo.learner.reference import Reference
+from dapo.learner.routes import expert_routes
 from dapo.metrics.stats import Stats, merge, stat
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import PackedBatch, pack, pad
@@ -71,6 +72,7 @@ class PolicyStep:
         self.policy = Policy(loaded) if sharding is None else sharding.policy
         self.optimizer = Optimizer(dict(loaded.model.named_parameters()), settings)
         self.reference = None if reference is None else Reference(loaded, reference)
+        self.experts = expert_routes(loaded, settings.router_replay)
         self.entropy_coefficient = 0.0  # of the entropy term, set with each training step
         self.skipped_in_a_row = 0
 
@@ -127,10 +129,14 @@ class PolicyStep:
         if self.sharding is not None:
             self.sharding.release()
 
-    def logprobs(self, rows: Sequence[HasTokens]) -> list[FloatArray]:
-        """Log-probability of every response token of one pass under the present weights, in the order of ``rows``."""
+    def logprobs(self, rows: Sequence[HasTokens], *, learning: bool = False) -> list[FloatArray]:
+        """Log-probability of every response token of one pass under the present weights, in the order of ``rows``.
+
+        ``learning``: they are those of the training step's rows before its updates.
+        """
         batch = self._batch(rows)
-        with self._computing(batch), torch.no_grad():
+        routed = self._routed(batch, training=False) if learning else nullcontext()
+        with self._computing(batch), routed, torch.no_grad():
             logprobs, _ = self.policy(batch, self.temperature, "none")
         found: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(rows)
         for number, part in zip(batch.order, _by_row(logprobs, batch), strict=True):
@@ -160,7 +166,7 @@ class PolicyStep:
             LearnerError: the device has too little memory for this pass.
         """
         batch = self._batch(rows)
-        with self._computing(batch):
+        with self._computing(batch), self._routed(batch, training=True):
             self._pass(rows, batch, record, ratio_against, old_logprobs, backward)
         return merge([stat("train/micro_batches", 1), stat("train/packed_tokens", batch.input_ids.numel())])
 
@@ -205,6 +211,9 @@ class PolicyStep:
                 "set model.activation_checkpointing=full; `dapo check` estimates both. The weights are those of the "
                 "last optimiser step"
             ) from error
+
+    def _routed(self, batch: PackedBatch, *, training: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self.experts is None else self.experts.following(batch, training=training)
 
     def empty_pass(self, *, backward: bool = True) -> None:
         """Go through the model with one token that carries no loss: other ranks have rows in this pass."""

@@ -30,7 +30,15 @@ from dapo.learner.plan import Pass, RankStep
 from dapo.learner.sharding import Shape, Sharding
 from dapo.learner.step import Correction, PolicyStep, step_counts
 from dapo.metrics.stats import Stats, merge, stat
-from dapo.models.adapter import add_adapter, begin_adapter, merge_squares, published, relative
+from dapo.models.adapter import (
+    adapter_parts,
+    add_adapter,
+    apart,
+    begin_adapter,
+    merge_squares,
+    published,
+    relative,
+)
 from dapo.models.broadcast import HERE
 from dapo.models.checksum import checksum, once_each
 from dapo.models.context import join_unit
@@ -38,7 +46,7 @@ from dapo.models.facts import facts_of
 from dapo.models.lending import lend
 from dapo.models.load import Inside, load_model, torch_dtype
 from dapo.models.loaded import LoadedModel
-from dapo.models.meter import give_back
+from dapo.models.meter import give_back, reserved
 from dapo.models.read import check_buffers, give_memory, read_weights_of
 from dapo.models.rendezvous import SCHEME, find
 from dapo.models.slices import own_part, own_rows
@@ -109,7 +117,7 @@ class Worker:
             packed=self.loaded.packed,
             zero_advantage_is_free=self.step.objective.zero_advantage_is_free,
             attention=attention_of(facts_of(self.loaded)),
-            names=tuple(model_tensors(self.loaded.model)),
+            names=tuple(self._tensors()),
             notes=self.loaded.notes,
             process=os.getpid(),
             context_parallel=1 if self.loaded.unit is None else self.loaded.unit.size,
@@ -150,9 +158,11 @@ class Worker:
             stats.append(self._counted(updated))
         if step.refresh_reference and self.step.reference is not None:
             self.step.reference.refresh()
-        if self.loaded.adapter and step.minibatches:
+        if self.step.experts is not None:
+            stats.append(self._counted(self.step.experts.finish(shared=self.step.sharding is not None)))
+        if self.loaded.adapter and not self.loaded.sends_adapter and step.minibatches:
             stats.append(self._counted(stat("train/merge_error", self._merge_error())))
-        return merge(stats), traces
+        return merge([*stats, reserved()]), traces
 
     def logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass], of: Of = "policy") -> list[FloatArray]:
         """Return the log-probability of every response token under the present weights, in the order of ``rows``.
@@ -182,13 +192,13 @@ class Worker:
         """
         self._weights_moved = False
         if self._speaks:
-            write_part(folder, self.rank, self._shards, model_tensors(self.loaded.model), self._dtype)
+            write_part(folder, self.rank, self._shards, self._tensors(), self._dtype)
         give_back()
 
     def send(self, group: BroadcastGroup) -> bool:
         """Broadcast the weights to engines, from rank 0; whether all of them took part, as far as this worker knows."""
         self._weights_moved = False
-        tensors = model_tensors(self.loaded.model)
+        tensors = self._tensors()
         sent = True
         if self.rank == 0:
             sent = HERE.send(group, tensors, self.loaded.dtype)
@@ -204,7 +214,7 @@ class Worker:
             LearnerError: the worker computes on no CUDA device.
         """
         self._weights_moved = False
-        device, handles, self._lent = lend(model_tensors(self.loaded.model), self.loaded.dtype)
+        device, handles, self._lent = lend(self._tensors(), self.loaded.dtype)
         give_back()
         return device, handles
 
@@ -214,7 +224,8 @@ class Worker:
 
     def checksums(self, dtypes: Mapping[str, str]) -> dict[str, int]:
         """Return this worker's share of each sum: they add up, modulo 2^64, to the sum of the whole tensor."""
-        present = published(self.loaded.model, aliases=True)
+        model = self.loaded.model
+        present = apart(model) if self.loaded.sends_adapter else published(model, aliases=True)
         return once_each(
             [name for name in dtypes if name in present],
             lambda name: (present.same(name), dtypes[name]),
@@ -257,6 +268,10 @@ class Worker:
         if self.step.sharding is not None and dist.is_initialized():
             dist.destroy_process_group()
 
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """Return what is published, by name."""
+        return adapter_parts(self.loaded.model) if self.loaded.sends_adapter else model_tensors(self.loaded.model)
+
     @property
     def _speaks(self) -> bool:
         """Whether it is of the first of several copies of the model."""
@@ -267,11 +282,14 @@ class Worker:
         """Whether no other worker that has the same rows comes before it."""
         return self.loaded.unit is None or self.loaded.unit.place == 0
 
-    def _logprobs(self, rows: Sequence[HasTokens], passes: Sequence[Pass]) -> list[FloatArray]:
+    def _logprobs(
+        self, rows: Sequence[HasTokens], passes: Sequence[Pass], *, learning: bool = False
+    ) -> list[FloatArray]:
         found: dict[int, FloatArray] = {}
         for planned in passes:
             if planned.rows:
-                found.update(zip(planned.rows, self.step.logprobs([rows[n] for n in planned.rows]), strict=True))
+                logprobs = self.step.logprobs([rows[n] for n in planned.rows], learning=learning)
+                found.update(zip(planned.rows, logprobs, strict=True))
             else:
                 self.step.empty_pass(backward=False)
         self.step.release()
@@ -287,7 +305,7 @@ class Worker:
         first = step.minibatches[: len(step.minibatches) // step.epochs]
         if step.ratio_against != "learner" or len(first) == 1:
             return [None] * len(first)
-        return [None if work is None else self._logprobs(work.rows, work.passes) for work in first]
+        return [None if work is None else self._logprobs(work.rows, work.passes, learning=True) for work in first]
 
     def _merge_error(self) -> float:
         """Return that of the rows of all ranks together."""

@@ -96,6 +96,33 @@ def _learner() -> Iterator[Metric]:
         "higher",
     )
     yield Metric(
+        "train/expert_load_max",
+        COUNT,
+        "Mixture of experts: tokens of responses that the most chosen expert gets, over those of a mean expert, in the "
+        "layer where that is largest. 1: all experts get equally many.",
+        "lower",
+    )
+    yield Metric(
+        "train/experts_unused",
+        SHARE,
+        "Mixture of experts: experts of all layers to which no token of a response went.",
+        "lower",
+    )
+    yield Metric(
+        "train/routes_replayed",
+        SHARE,
+        "With `learner.router_replay`: tokens of responses whose experts were repeated. `sampler` leaves out those "
+        "that other weights routed anew, and those whose experts no engine recorded.",
+        "higher",
+    )
+    yield Metric(
+        "train/routes_changed",
+        SHARE,
+        "With `learner.router_replay`: repeated choices, over tokens and layers, that the learner would have made "
+        "otherwise.",
+        "lower",
+    )
+    yield Metric(
         "train/packed_tokens",
         TOKENS,
         "Tokens that went through the model in training, each shared prompt once.",
@@ -228,6 +255,15 @@ def _clock() -> Iterator[Metric]:
     yield Metric("memory/peak_rss_mib", "MiB", "Largest resident memory of the process so far.", "lower", clock=True)
     where = "on the card, in this step, of the trainer's process; not on a CPU"
     yield Metric("memory/peak_cuda_mib", "MiB", f"Most memory that tensors held {where}.", "lower", clock=True)
+    yield Metric(
+        "memory/reserved_cuda_mib",
+        "MiB",
+        "GPU memory that a process of the learner had taken when it had learnt, cached memory included: the "
+        "largest of all ranks. It gives back what is cached before engines wake. Not on a CPU.",
+        "lower",
+        clock=True,
+        reduction="max",
+    )
     for name in COMPUTING:
         yield Metric(
             f"memory/peak_cuda_mib/{name}",

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -33,7 +35,7 @@ if TYPE_CHECKING:  # the schema needs pydantic, and a model without an adapter d
 
 NAME = "default"  # PEFT's, of a model's only adapter
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # as PEFT names them
-_PREFIX = "base_model.model."  # before a tensor's name in PEFT's files
+PREFIX = "base_model.model."  # before a tensor's name in PEFT's files
 _PARTS = ("lora_A", "lora_B", "original_module")
 _BASE, _SAVED, _ORIGINAL = ".base_layer.", f".modules_to_save.{NAME}.", ".original_module."
 
@@ -190,9 +192,44 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {file_name(name): tensor for name, tensor in trained.items()}
 
 
+def adapter_parts(model: nn.Module) -> dict[str, Tensor]:
+    """Return A and s B of each layer, in the type of its W, under PEFT's names: what an engine computes B (A x) from.
+
+    The scale s is in B, so an engine needs no other number of the adapter. Slices stay slices.
+    """
+    found = {}
+    for where, layer in _lora_layers(model):
+        low = layer.get_base_layer().weight.dtype
+        a, b = (part[NAME].weight.detach().to(low) for part in (layer.lora_A, layer.lora_B))
+        scale = layer.scaling[NAME]
+        found[f"{PREFIX}{where}.lora_A.weight"] = a
+        found[f"{PREFIX}{where}.lora_B.weight"] = b if scale == 1 else (b.to(torch.float32) * scale).to(low)
+    return found
+
+
+def is_adapter(names: Sequence[str]) -> bool:
+    """Return whether published tensors of these names are ``adapter_parts``, and not the model's weights."""
+    return bool(names) and names[0].startswith(PREFIX)
+
+
+def apart(model: nn.Module) -> Published:
+    """Return the frozen weights as they are, each under every name, and ``adapter_parts``."""
+    frozen = {name: (tensor, None) for name, (tensor, _) in _entries(model, aliases=True).items()}
+    return Published(frozen | {name: (tensor, None) for name, tensor in adapter_parts(model).items()})
+
+
+def write_adapter_parts(folder: Path, parts: Mapping[str, Tensor]) -> None:
+    """Write what ``adapter_parts`` gave, whole, as a folder that PEFT and vLLM read."""
+    rank = next(len(tensor) for name, tensor in parts.items() if name.endswith(".lora_A.weight"))
+    layers = sorted({name.split(".")[-3] for name in parts})
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}
+    save_file({name: tensor.contiguous().cpu() for name, tensor in parts.items()}, folder / TENSORS)
+    (folder / CONFIG).write_text(json.dumps(settings))
+
+
 def file_name(parameter: str) -> str:
     """PEFT's name in its files for a parameter that is trained."""
-    return _PREFIX + parameter.replace(f".{NAME}.", ".").replace(".modules_to_save.", ".")
+    return PREFIX + parameter.replace(f".{NAME}.", ".").replace(".modules_to_save.", ".")
 
 
 def adapter_config(model: nn.Module) -> str:
@@ -251,16 +288,19 @@ def merge_squares(model: nn.Module) -> tuple[float, float]:
 
 def adapter_parameters(shapes: Mapping[str, tuple[int, ...]], lora: Lora) -> int:
     """Numbers that are trained, from the shapes of a model's parameters alone (see ``dapo.types.model``)."""
+    return sum(map(math.prod, adapter_shapes(shapes, lora)))
+
+
+def adapter_shapes(shapes: Mapping[str, tuple[int, ...]], lora: Lora) -> Iterator[tuple[int, ...]]:
+    """Yield the shape of each tensor that is trained."""
     if lora.rank is None:
-        return 0
-    count = 0
+        return
     for name, shape in shapes.items():
         layer, _, last = name.rpartition(".")
         if last == "weight" and len(shape) == 2 and is_target(layer, lora):
-            count += lora.rank * sum(shape)
+            yield from ((lora.rank, shape[1]), (shape[0], lora.rank))
         elif any(part in lora.modules_to_save for part in layer.split(".")):
-            count += math.prod(shape)
-    return count
+            yield shape
 
 
 def is_target(layer: str, lora: Lora) -> bool:

@@ -4,22 +4,35 @@ float32 and float64 have fixed tolerances. So have low-precision models at first
 rounding is measured: against the same weights computed in float32, the candidate may be off twice as far as the model's
 own low-precision forward pass is. (Keys with large offsets, as Qwen2's biases make them, round by 0.03 to 0.09 nats in
 bfloat16; a wrong mask is off by 0.1 to 5.)
+
+In a mixture of experts, rounding decides which of two nearly tied experts a token goes to, and a token that goes
+elsewhere is off by 1 to 2 nats. There the candidate repeats the model's own choices, so the same tolerances hold, and
+the share of choices that it would have made otherwise is bounded (``MOST_OTHERWISE``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dapo.models.context import stretch_of
 from dapo.models.head import LOW
 from dapo.models.loaded import LoadedModel
+from dapo.models.packing import PackedBatch
+from dapo.models.routing import Pass, Routes, cut_out, lay_out
+from dapo.system import available_memory
 
 FLOAT64 = (1e-6, 1e-5)
 LOW_PRECISION = (0.05, 0.5)
 """Accepted |difference| in nats: (mean, maximum). bfloat16 keeps 8 bits."""
+
+MOST_OTHERWISE = 0.25
+"""Accepted share of choices of experts that a low-precision candidate would make otherwise. Near-ties are some 0.02 to
+0.07 of them; a wrong mask changes most."""
 
 _AS_FAR = 2.0  # times the model's own rounding
 _MOST = 0.2  # nats in the mean: a model that rounds more than this says nothing about the candidate
@@ -52,6 +65,34 @@ def disagreement(
     return off
 
 
+@contextmanager
+def repeating(loaded: LoadedModel, wanted: Tensor | None = None) -> Iterator[Pass | None]:
+    """Follow a low-precision model's routers, which choose ``wanted`` [tokens, routers, k]; None: it has none."""
+    if loaded.routing is None or loaded.dtype not in LOW:
+        yield None
+        return
+    with loaded.routing.following(wanted) as made:
+        yield made
+
+
+def routes_in(loaded: LoadedModel, batch: PackedBatch, rows: Sequence[Routes | None]) -> Tensor | None:
+    """Return the choices of a batch's tokens that lie on this rank, from those of its rows; None: there are none."""
+    if loaded.routing is None or all(routes is None for routes in rows):
+        return None
+    tokens = batch.input_ids.numel()
+    whole = lay_out(batch, rows, loaded.routing.none(tokens))
+    return torch.from_numpy(cut_out(whole, stretch_of(tokens, loaded.unit))).to(batch.input_ids.device)
+
+
+def otherwise(passes: Sequence[Pass | None]) -> str | None:
+    """Return that too many choices would have been made otherwise, in words; None: they would not."""
+    changed = [made.changed().flatten() for made in passes if made is not None and made.otherwise]
+    share = float(torch.cat(changed).float().mean()) if changed else 0.0
+    if share <= MOST_OTHERWISE:
+        return None
+    return f"sends tokens to other experts in {share:.0%} of the choices (at most {MOST_OTHERWISE:.0%})"
+
+
 def _distance(a: Tensor, b: Tensor) -> tuple[float, float]:
     off = (a.double() - b.double()).abs().nan_to_num(torch.inf)
     return float(off.mean()), float(off.max())
@@ -61,11 +102,20 @@ def _distance(a: Tensor, b: Tensor) -> tuple[float, float]:
 def float32_outputs(loaded: LoadedModel, **inputs: Any) -> Any:
     """The model's outputs with its weights widened to float32 for this one call; None where that cannot be done.
 
-    It takes 4 bytes a parameter for as long as the call lasts.
+    It takes 4 bytes a parameter for as long as the call lasts, and is left out where that is more than half of what
+    is free.
     """
+    wanted, free = 4 * sum(parameter.numel() for parameter in loaded.model.parameters()), _free(loaded.device)
+    if free is not None and 2 * wanted > free:
+        return None
     tensors = {**dict(loaded.model.named_parameters()), **dict(loaded.model.named_buffers())}
     try:
         wide = {name: tensor.float() if tensor.dtype in LOW else tensor for name, tensor in tensors.items()}
         return torch.func.functional_call(loaded.model, wide, kwargs=inputs)
     except (RuntimeError, TypeError, ValueError, AttributeError, MemoryError):  # a model's own code, or no memory
         return None
+
+
+def _free(device: torch.device) -> int | None:
+    """Return the free bytes of a device's memory; None: not known."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()

@@ -44,6 +44,14 @@ def join_unit(size: int, timeout: float) -> Unit | None:
     return Unit(group, size, dist.get_rank() % size)
 
 
+def stretch_of(tokens: int, unit: Unit | None) -> slice:
+    """Return which of the tokens of a row are this rank's; the last stretches may reach beyond the row."""
+    if unit is None:
+        return slice(0, tokens)
+    length = -(-tokens // unit.size)
+    return slice(unit.place * length, (unit.place + 1) * length)
+
+
 class Stretch:
     """One rank's part of a packed row.
 
@@ -61,8 +69,8 @@ class Stretch:
         assert batch.context is not None  # padded rows are refused when the model is loaded
         self._unit, device = unit, batch.input_ids.device
         tokens = batch.input_ids.shape[1]
-        length = -(-tokens // unit.size)
-        first = unit.place * length
+        own = stretch_of(tokens, unit)
+        first, length = own.start, own.stop - own.start
         predictors = batch.sources.rows
         self._places = [
             torch.from_numpy(np.flatnonzero(predictors // length == place)).to(device) for place in range(unit.size)

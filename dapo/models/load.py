@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from dapo.models.positions import exact_positions
 from dapo.models.probe import probe, unseen_threshold
 from dapo.models.quiet import quiet_transformers
 from dapo.models.recompute import recompute
+from dapo.models.routing import find_routing
 from dapo.models.skeleton import model_without_weights
 from dapo.models.tokenizer import load_tokenizer
 from dapo.models.vocabulary import check_vocabulary, pad_token_of, stop_tokens_of
@@ -124,6 +126,7 @@ def _unprobed(
         name=name,
         fingerprint=fingerprint_of(model, dtype),
         exact_positions=exact_positions(model),
+        routing=find_routing(model),
     )
 
 
@@ -346,7 +349,19 @@ def _quiet(model: Any, checkpointing: Literal["none", "full", "selective"]) -> N
                 setattr(module, name, 0.0)
     model.eval()
     if checkpointing != "none":
+        _group_experts(model)
         recompute(model, selective=checkpointing == "selective")
+
+
+def _group_experts(model: Any) -> None:
+    """Compute experts together: one by one, what is kept for the backward pass depends on which of them have tokens.
+
+    The grouped product knows no float64, which only tests have.
+    """
+    one_by_one = getattr(model.config, "_experts_implementation", None) == "eager"
+    if one_by_one and model.get_input_embeddings().weight.dtype != torch.float64:
+        with suppress(ValueError):  # an architecture without experts, or with one way only
+            model.set_experts_implementation("grouped_mm")
 
 
 def _choose_attention(loaded: LoadedModel, mode: str, notes: list[str], inside: Inside) -> bool:

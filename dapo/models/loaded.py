@@ -14,6 +14,7 @@ from dapo.models.head import LOW, gradient_sink, low_precision_logits
 
 if TYPE_CHECKING:
     from dapo.models.context import Unit
+    from dapo.models.routing import Routing
 
 
 def decoder_of(model: Any) -> Any:
@@ -54,7 +55,9 @@ class LoadedModel:
     fingerprint: dict[str, Any] = field(default_factory=dict)  # architecture, sizes: what a checkpoint must match
     exact_positions: int | None = None  # longest sequence whose rotations do not depend on its neighbours; None: any
     adapter: bool = False  # an adapter is trained, and nothing else
+    sends_adapter: bool = False  # engines get it by itself, not merged
     unit: Unit | None = None  # ranks that share each row; None: this process computes whole rows
+    routing: Routing | None = None  # of a mixture of experts; None: no router that can be followed
     notes: tuple[str, ...] = ()  # what a person should know: why it is padded, which tokenizer was used
     _decoder: tuple[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)  # of which model
 

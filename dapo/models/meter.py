@@ -6,6 +6,8 @@ import gc
 
 import torch
 
+from dapo.metrics.stats import Stats, stat
+
 
 def give_back() -> None:
     """Return this process's cached device memory to the driver, where other processes can take it.
@@ -15,6 +17,13 @@ def give_back() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def reserved() -> Stats:
+    """Return ``memory/reserved_cuda_mib`` of this process; {} where it has no CUDA device."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}
+    return stat("memory/reserved_cuda_mib", torch.cuda.memory_reserved() / 2**20)
 
 
 class CudaMeter:

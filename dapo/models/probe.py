@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from dapo.errors import raise_for_machine
 from dapo.models import attention
-from dapo.models.agreement import LOW_PRECISION, disagreement, float32_outputs
+from dapo.models.agreement import LOW_PRECISION, disagreement, float32_outputs, otherwise, repeating, routes_in
 from dapo.models.loaded import LoadedModel
 from dapo.models.packing import pack, pad
 from dapo.models.policy import Policy
 from dapo.models.precision import exact_matmuls
+from dapo.models.routing import Pass, Routes
 from dapo.types.batch import TokenRow
 
 # (prompt tokens, response tokens of the group): two groups, a one-token response, and lengths that differ.
@@ -83,7 +84,7 @@ def probe(loaded: LoadedModel) -> str | None:
     long = probe_length(loaded)
     rows = _probe_rows(model.get_input_embeddings().weight.shape[0], long)
     with torch.no_grad(), exact_matmuls(), attention.own_attention(model):
-        reference = [_own_logprobs(loaded, row, model) for row in rows]
+        reference = [_reference(loaded, row) for row in rows]
         causal = _LOOKS_AHEAD.get(loaded.dtype, LOW_PRECISION[1])
         if long and (ahead := _looks_ahead(loaded, rows[-1], reference[-1])) > causal:
             return (
@@ -102,14 +103,16 @@ def probe(loaded: LoadedModel) -> str | None:
             return f"does not run on packed rows ({type(error).__name__}: {error})"
         finally:
             model.set_attn_implementation(own)
-        found, expected, order = (list(side) for side in zip(*pairs, strict=True))
+        order = [number for pair in pairs for number in pair.order]
         off = disagreement(
             loaded,
-            torch.cat(found),
-            torch.cat(expected),
+            torch.cat([pair.found for pair in pairs]),
+            torch.cat([reference[number].logprobs for number in order]),
             TOLERANCE,
-            lambda: _precise_logprobs(loaded, [rows[number] for part in order for number in part]),
+            lambda: _precise_logprobs(loaded, [rows[n] for n in order], [reference[n] for n in order]),
         )
+    if (elsewhere := otherwise([pair.made for pair in pairs])) is not None:
+        return elsewhere
     if off is None:
         return _wrong_gradient(loaded, rows, long) if loaded.packed and loaded.device.type in _ASKED_OF else None
     rows_kind = "packed" if loaded.packed else "padded"
@@ -151,17 +154,21 @@ def gradient_difference(loaded: LoadedModel, rows: list[TokenRow], long: int = 0
             total += gradient
 
     own = model.config._attn_implementation
+    routes = []
     with torch.enable_grad(), exact_matmuls():
+        with attention.own_attention(model):
+            for row in rows:
+                reference = _reference(loaded, row)
+                add(wanted, reference.logprobs)
+                routes.append(reference.routes)
         try:
             model.set_attn_implementation(attention.NAME)
             for part in _parts(len(rows), long):
                 batch = pack(rows[part], loaded.device)
-                add(found, Policy(loaded)(batch, 1.0, "none")[0])
+                with repeating(loaded, routes_in(loaded, batch, [routes[part][n] for n in batch.order])):
+                    add(found, Policy(loaded)(batch, 1.0, "none")[0])
         finally:
             model.set_attn_implementation(own)
-        with attention.own_attention(model):
-            for row in rows:
-                add(wanted, _own_logprobs(loaded, row, model))
     off = sum(float((a - b).norm()) ** 2 for a, b in zip(found, wanted, strict=True)) ** 0.5
     size = sum(float(b.norm()) ** 2 for b in wanted) ** 0.5
     return off / size if size and math.isfinite(off / size) else math.inf
@@ -184,30 +191,56 @@ def _parts(rows: int, long: int) -> list[slice]:
     return [slice(0, rows - 2), slice(rows - 2, rows)] if long else [slice(0, rows)]
 
 
-def _pair(
-    loaded: LoadedModel, rows: list[TokenRow], reference: list[torch.Tensor], part: slice
-) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Of a part's tokens: log-probabilities as training computes them, the model's own [tokens], the rows' order."""
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """A row by the model's own attention."""
+
+    logprobs: torch.Tensor  # [response tokens]
+    routes: Routes | None  # of its tokens, where another computation should repeat them
+
+    def first(self, tokens: int, device: torch.device) -> torch.Tensor | None:
+        """Return the routes of the first tokens."""
+        return None if self.routes is None else torch.from_numpy(self.routes[:tokens]).to(device)
+
+
+def _reference(loaded: LoadedModel, row: TokenRow) -> _Reference:
+    with repeating(loaded) as made:
+        logprobs = _own_logprobs(loaded, row, loaded.model)
+    return _Reference(logprobs, None if made is None else made.routes().cpu().numpy())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Rows as training computes them."""
+
+    found: torch.Tensor  # log-probabilities [tokens], in the order of the batch
+    order: list[int]  # of the rows
+    made: Pass | None  # what routers chose, where they repeat the reference
+
+
+def _pair(loaded: LoadedModel, rows: list[TokenRow], reference: list[_Reference], part: slice) -> _Pair:
     chosen = rows[part]
     batch = pack(chosen, loaded.device) if loaded.packed else pad(chosen, loaded.device, loaded.pad_token_id)
-    found, _ = Policy(loaded)(batch, 1.0, "none")
     order = [part.start + index for index in batch.order]
-    return found, torch.cat([reference[number] for number in order]), order
+    with repeating(loaded, routes_in(loaded, batch, [reference[number].routes for number in order])) as made:
+        found, _ = Policy(loaded)(batch, 1.0, "none")
+    return _Pair(found, order, made)
 
 
-def _looks_ahead(loaded: LoadedModel, row: TokenRow, whole: torch.Tensor) -> float:
+def _looks_ahead(loaded: LoadedModel, row: TokenRow, whole: _Reference) -> float:
     """Largest change, nats, of the own log-probabilities of ``row``'s first tokens when it ends behind them."""
     first = replace(row, token_ids=row.token_ids[: SHORT - len(row.prompt_ids)])
-    return float(
-        (_own_logprobs(loaded, first, loaded.model) - whole[: len(first.token_ids)]).abs().nan_to_num(torch.inf).max()
-    )
+    with repeating(loaded, whole.first(SHORT, loaded.device)):
+        found = _own_logprobs(loaded, first, loaded.model)
+    return float((found - whole.logprobs[: len(first.token_ids)]).abs().nan_to_num(torch.inf).max())
 
 
-def _precise_logprobs(loaded: LoadedModel, rows: list[TokenRow]) -> torch.Tensor | None:
+def _precise_logprobs(loaded: LoadedModel, rows: list[TokenRow], reference: list[_Reference]) -> torch.Tensor | None:
     """``_own_logprobs`` of all rows with float32 weights; None where that cannot be computed."""
     found = []
-    for row in rows:
-        logprobs = _own_logprobs(loaded, row, partial(float32_outputs, loaded))
+    for row, own in zip(rows, reference, strict=True):
+        with repeating(loaded, own.first(len(row.prompt_ids) + len(row.token_ids), loaded.device)):
+            logprobs = _own_logprobs(loaded, row, partial(float32_outputs, loaded))
         if logprobs is None:
             return None
         found.append(logprobs)

@@ -6,6 +6,7 @@ The model was made without weights (``dapo.models.skeleton``) and cut over ranks
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from dapo.errors import ModelError, first_line, raise_for_machine
 from dapo.models.adapter import base_name
 from dapo.models.checksum import same_bits
+from dapo.models.file_names import Stack, stacks_of
 from dapo.models.load import is_constant, whole_model
 from dapo.models.skeleton import model_without_weights
 from dapo.models.slices import own_part, own_slice
+from dapo.models.weights import opened
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +40,9 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
     """Parameters and persistent buffers of ``model``, rounded to ``dtype``, from the folder or hub name ``name``.
 
-    Where a file names its tensors otherwise than the model does, transformers has to translate: then, and only then,
-    each rank reads the whole model once, into the processor's memory.
+    A rank reads its own slices, also of experts that the files hold one by one. Only where files differ from the model
+    by more than names and stacking, transformers has to translate: each rank reads the whole model once, into the
+    processor's memory.
 
     Raises:
         ModelError: a tensor is missing, has another shape, or has no place in the model.
@@ -48,27 +52,53 @@ def read_weights_of(name: str, model: Any, dtype: torch.dtype, *, trust_remote_c
 
     folder = _local_folder(name)
     there: Any = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    sizes = {one: tuple(found.size) for one, found in there.items()}
     aliases = _aliases(model)
-    chosen = {next((alias for alias in names if alias in there), names[0]): tensor for names, tensor in aliases}
-    known = {alias for names, _ in aliases for alias in names}
-    if set(chosen) <= set(there) and all(one in known or is_constant(one) for one in there):
-        unequal = [one for one, tensor in chosen.items() if tuple(there[one].size) != tuple(tensor.shape)]
-        if unequal:
-            raise ModelError(
-                f"model.path {name!r}: {len(unequal)} weights have another shape than config.json says "
-                f"({', '.join(unequal[:3])}): use a complete checkpoint"
-            )
-        try:
-            load(chosen, storage_reader=HuggingFaceStorageReader(str(folder)))
-        except Exception as error:  # torch raises CheckpointException, OSError and others for a damaged file
-            raise_for_machine(error, f"reading {name!r}")
-            raise ModelError(f"model.path {name!r} cannot be read: {first_line(error)}; fetch it again") from error
-    else:
+    sources = _sources(model, aliases, sizes)
+    if sources is None:
         log.warning("%s names its weights otherwise than its architecture: each rank reads all of them once", name)
         whole = dict(whole_model(name, dtype, trust_remote_code).state_dict())
         for names, tensor in aliases:
             own_part(tensor).copy_(own_slice(whole[names[0]], tensor))
-    _round(chosen.values(), dtype)
+        _round([tensor for _, tensor in aliases], dtype)
+        return
+    unequal = [
+        names[0]
+        for (names, tensor), source in zip(aliases, sources, strict=True)
+        if (source.shape(sizes) if isinstance(source, Stack) else sizes[source]) != tuple(tensor.shape)
+    ]
+    if unequal:
+        raise ModelError(
+            f"model.path {name!r}: {len(unequal)} weights have another shape than config.json says "
+            f"({', '.join(unequal[:3])}): use a complete checkpoint"
+        )
+    pairs = [(source, tensor) for source, (_, tensor) in zip(sources, aliases, strict=True)]
+    try:
+        plain = {source: tensor for source, tensor in pairs if isinstance(source, str)}
+        load(plain, storage_reader=HuggingFaceStorageReader(str(folder)))
+        with opened(sorted(folder.glob("*.safetensors"))) as places:
+            files = {one: found[0] for one, found in places.items()}
+            for source, tensor in pairs:
+                if isinstance(source, Stack):
+                    source.read(tensor, files)
+    except Exception as error:  # torch raises CheckpointException, OSError and others for a damaged file
+        raise_for_machine(error, f"reading {name!r}")
+        raise ModelError(f"model.path {name!r} cannot be read: {first_line(error)}; fetch it again") from error
+    _round([tensor for _, tensor in pairs], dtype)
+
+
+def _sources(
+    model: Any, aliases: list[tuple[list[str], Tensor]], sizes: Mapping[str, tuple[int, ...]]
+) -> list[str | Stack] | None:
+    """Return where each tensor of the model is in the files; None: transformers has to say, or one is missing."""
+    known = {alias for names, _ in aliases for alias in names}
+    there: Mapping[str, str | Stack] | None = {one: one for one in sizes}
+    if not {one for one in sizes if not is_constant(one)} <= known:
+        there = stacks_of(model, [one for one in sizes if not is_constant(one)], known)
+    if there is None or not set(there) <= known:
+        return None
+    chosen = [next((there[alias] for alias in names if alias in there), None) for names, _ in aliases]
+    return [one for one in chosen if one is not None] if None not in chosen else None
 
 
 def check_buffers(name: str, model: Any, dtype: torch.dtype, *, trust_remote_code: bool) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dapo.errors import EngineError
-from dapo.models.adapter import published
+from dapo.models.adapter import adapter_parts, is_adapter, published
 from dapo.models.broadcast import HERE
 from dapo.models.lending import borrowed
 from dapo.models.slices import own_part
@@ -80,7 +80,8 @@ def tensors_of(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tens
         FileNotFoundError: no such folder.
     """
     if ticket.route == "shared":
-        tensors = model_tensors(offered(ticket))
+        model = offered(ticket)
+        tensors = adapter_parts(model) if is_adapter(ticket.names) else model_tensors(model)
         if set(tensors) != set(ticket.names):
             other = sorted(set(tensors) ^ set(ticket.names))
             raise EngineError(
@@ -224,7 +225,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     paths = _files_in(folder)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        with _opened(paths) as places:
+        with opened(paths) as places:
             for name, files in places.items():
                 parts = [file.get_tensor(name) for file in files]
                 yield name, parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -238,7 +239,7 @@ def read_shapes(folder: Path) -> dict[str, list[int]]:
     Raises:
         FileNotFoundError: no such folder, or a part of it is missing.
     """
-    with _opened(_files_in(folder)) as places:
+    with opened(_files_in(folder)) as places:
         shapes = {name: [list(file.get_slice(name).get_shape()) for file in files] for name, files in places.items()}
     return {
         name: [sum(part[0] for part in parts), *parts[0][1:]] if len(parts) > 1 else parts[0]
@@ -247,8 +248,8 @@ def read_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 @contextmanager
-def _opened(paths: Sequence[Path]) -> Iterator[dict[str, list[Any]]]:
-    """By tensor the open files that hold a slice of it, in the ranks' order."""
+def opened(paths: Sequence[Path]) -> Iterator[dict[str, list[Any]]]:
+    """Open safetensors files; give by tensor those that hold it or a slice of it, in the order of ``paths``."""
     with ExitStack() as stack:
         places: dict[str, list[Any]] = {}
         for path in paths:

@@ -36,6 +36,8 @@ SCHEMA = pa.schema(
         # 0 none, 1 low, 2 high, 3 dual; null as above, and for losses without such flags
         ("clip", pa.list_(pa.int8())),
         ("versions", pa.list_(pa.int32())),  # weights that made each token
+        # false: the program put the token in, and its numbers mean nothing; null: the policy sampled all
+        ("generated", pa.list_(pa.bool_())),
     ],
     metadata={"dapo.tokens": "1"},
 )
@@ -149,6 +151,7 @@ def token_table(
         "entropy": traced("entropy", pa.float32()),
         "clip": traced("clip", pa.int8()),
         "versions": ragged([c.versions for c in completions], pa.int32(), offsets),
+        "generated": ragged([c.generated for c in completions], pa.bool_()),
     }
     return pa.Table.from_arrays([columns[field.name] for field in SCHEMA], schema=SCHEMA)
 

@@ -40,6 +40,11 @@ class Tracker(Callback):
     needs_texts = False
     modules: tuple[str, ...] = ()  # that it imports
     install = f"Install it with `{install_command('track')}`."
+    more: Callable[[Numbers], Mapping[str, float]] | None = None  # numbers by further names
+
+    def numbers(self, event: StepEvent) -> dict[str, float]:
+        """Return the finite numbers of a step, with those by further names."""
+        return _finite(event.metrics) | dict(self.more(event.metrics) if self.more is not None else {})
 
 
 class TensorBoardTracker(Tracker):
@@ -69,7 +74,7 @@ class TensorBoardTracker(Tracker):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=key, simple_value=value) for key, value in _finite(event.metrics).items()]
+        values = [Summary.Value(tag=key, simple_value=value) for key, value in self.numbers(event).items()]
         self._writer.add_event(Event(wall_time=time.time(), step=event.step, summary=Summary(value=values)))
 
     def end(self, event: EndEvent) -> None:
@@ -105,7 +110,7 @@ class WandbTracker(Tracker):
         self._run.define_metric("*", step_metric="step")
 
     def step(self, event: StepEvent) -> None:
-        self._run.log({"step": event.step, **_finite(event.metrics)})
+        self._run.log({"step": event.step, **self.numbers(event)})
 
     def evaluation(self, event: EvaluationEvent) -> None:
         rows = [_row(event.step, answer) for answer in event.answers[:ANSWERS]]
@@ -143,7 +148,7 @@ class MlflowTracker(Tracker):
 
     def step(self, event: StepEvent) -> None:
         # MLflow takes no colons, brackets and the like in names: letters, digits, and / _ - . and blanks.
-        named = {_mlflow_name(key): value for key, value in _finite(event.metrics).items()}
+        named = {_mlflow_name(key): value for key, value in self.numbers(event).items()}
         self._mlflow.log_metrics(named, step=event.step)
 
     def evaluation(self, event: EvaluationEvent) -> None:
@@ -177,7 +182,7 @@ class TrackioTracker(Tracker):
         trackio.init(project=self._project, name=event.name, config=dict(event.config), resume=resume)
 
     def step(self, event: StepEvent) -> None:
-        self._trackio.log(_finite(event.metrics), step=event.step)
+        self._trackio.log(self.numbers(event), step=event.step)
 
     def end(self, event: EndEvent) -> None:
         self._trackio.finish()
@@ -192,13 +197,27 @@ KNOWN: dict[str, Callable[[str], Tracker]] = {
 """Trackers by the name that ``logging.trackers`` takes, made with the project's name."""
 
 
-def make_trackers(settings: Sequence[TrackerSettings]) -> list[Callback]:
+def make_trackers(
+    settings: Sequence[TrackerSettings], more: Callable[[Numbers], Mapping[str, float]] | None = None
+) -> list[Callback]:
     """Make the trackers that ``logging.trackers`` names.
+
+    Args:
+        settings: of each.
+        more: numbers by further names, made of those of a step, which named trackers get too.
 
     Raises:
         RecipeError: A class of the user is missing, or is no callback.
     """
-    return [KNOWN[one.kind](one.project or PROJECT) if one.kind in KNOWN else _own(one.kind) for one in settings]
+    made: list[Callback] = []
+    for one in settings:
+        if one.kind in KNOWN:
+            tracker = KNOWN[one.kind](one.project or PROJECT)
+            tracker.more = more
+            made.append(tracker)
+        else:
+            made.append(_own(one.kind))
+    return made
 
 
 def missing_tracker(trackers: Sequence[Callback]) -> str | None:

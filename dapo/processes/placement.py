@@ -123,8 +123,9 @@ def plan_places(
     rank_gpus: int = 0,
     engine_gpus: int = 0,
     colocate: bool,
+    environments: Sequence[str] = (),
 ) -> Plan:
-    """The bundles of a run.
+    """Return the bundles of a run.
 
     Args:
         ranks: names of the learner's ranks that live on the cluster.
@@ -134,7 +135,18 @@ def plan_places(
         engine_gpus: devices of an engine.
         colocate: ranks and engines share bundles, as they work in turns: as many ranks as an engine has devices, in
             their order, and one engine. Else each host has its own.
+        environments: names of the hosts that play environments, each in a bundle of its own without a device.
     """
+    plan = _plan_computing(ranks, engines, cpus, rank_gpus, engine_gpus, colocate)
+    first = len(plan.bundles)
+    more = {name: Place(first + number, cpus, 0.0) for number, name in enumerate(environments)}
+    return Plan((*plan.bundles, *(Bundle(cpus, 0.0) for _ in environments)), {**plan.places, **more})
+
+
+def _plan_computing(
+    ranks: Sequence[str], engines: Sequence[str], cpus: float, rank_gpus: int, engine_gpus: int, colocate: bool
+) -> Plan:
+    """Return the bundles of ranks and engines."""
     places: dict[str, Place] = {}
     if not colocate:
         bundles = [Bundle(cpus, rank_gpus) for _ in ranks] + [Bundle(cpus, engine_gpus) for _ in engines]
@@ -153,7 +165,7 @@ def plan_places(
 
 
 def _wide_places(ranks: Sequence[str], engines: Sequence[str], cpus: float, width: int) -> Plan:
-    """Bundles of ``width`` devices each. Nobody asks for a part of one: two halves could be of the same device."""
+    """Return bundles of ``width`` devices each. No host asks for a part of one: two halves may be of one device."""
     count = max(-(-len(ranks) // width), len(engines))
     places = {
         name: Place(n // width, cpus * (_SHARE if n // width < len(engines) else 1.0), 0, (n % width,))

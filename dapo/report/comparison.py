@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dapo.observe.text import number, percent
@@ -91,7 +91,18 @@ def name_families(families: Sequence[Sequence[RunContents]]) -> list[str]:
         given = {path for run in first for path, _, _ in run.difference}
         paths = ["preset", *(path for path in paths if path in given)]
     more = f" and {counted(len(paths) - NAMED, 'more setting')}" if len(paths) > NAMED else ""
-    return [", ".join(f"{path}={one.get(path, 'none')}" for path in paths[:NAMED]) + more for one in settings]
+    short = {path: _ending(path, {other for one in settings for other in one}) for path in paths[:NAMED]}
+    return [", ".join(f"{name}={one.get(path, 'none')}" for path, name in short.items()) + more for one in settings]
+
+
+def _ending(path: str, paths: Collection[str]) -> str:
+    """Return the shortest ending of a path, of two parts at least, that no other path has: legends are narrow."""
+    parts = path.split(".")
+    for start in range(len(parts) - 2, 0, -1):
+        ending = ".".join(parts[start:])
+        if sum(other == ending or other.endswith(f".{ending}") for other in paths) == 1:
+            return ending
+    return path
 
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:
@@ -191,19 +202,19 @@ def _said(
     said = f"{measure.name} {form(mean)} at step {step}{over}"
     if found is None:
         return f"{said}.", ""
-    scale, unit = (1.0, " nats") if measure.loss else (100.0, " points")
+    scale, unit, signed = (1.0, " nats", _nats) if measure.loss else (100.0, " points", _points)
     low, high = found.mean - found.half, found.mean + found.half
-    ends = f"{_signed(low * scale)} to {_signed(high * scale)}"
-    by = f"{_signed(found.mean * scale)}{unit} against {reference} (95 % interval {ends}, {found.how})"
+    ends = f"{signed(low * scale)} to {signed(high * scale)}"
+    by = f"{signed(found.mean * scale)}{unit} against {reference} (95 % interval {ends}, {found.how})"
     if low <= 0 <= high:
         return f"{said}; {by}: within chance.", ""
     better = (found.mean < 0) == measure.loss
     return f"{said}; {by}: {'better' if better else 'worse'}.", "good" if better else "bad"
 
 
-def _signed(value: float) -> str:
-    return (
-        f"{value:+.3g}".replace("-", "\N{MINUS SIGN}")
-        if abs(value) < 1
-        else f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
-    )
+def _nats(value: float) -> str:
+    return f"{value:+.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _points(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")

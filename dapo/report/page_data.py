@@ -90,6 +90,16 @@ class Tokens(TypedDict):
     entropy: list[float | None] | None  # nats
     clip: list[int] | None  # 0 none, 1 low, 2 high, 3 dual
     versions: list[int]  # of the weights that made each token
+    given: list[int] | None  # places of tokens that the program put in, a reply for instance; they have no numbers
+
+
+class TurnView(TypedDict):
+    """One turn of an episode."""
+
+    who: str  # assistant, or the role of a reply
+    text: str
+    reward: float | None  # of the model's turn, by the environment
+    calls: list[str]  # names of tools
 
 
 class ResponseView(TypedDict):
@@ -107,7 +117,9 @@ class ResponseView(TypedDict):
     advantage: float | None
     voter: bool | None
     unscored: str | None  # why
-    logprob: float | None  # mean over its tokens, of the sampler
+    logprob: float | None  # mean over the tokens that the policy sampled, of the sampler
+    turns: list[TurnView] | None  # of an episode
+    ended: str | None  # of an episode: done | turns | tokens | reply | error
     tokens: Tokens | None
 
 

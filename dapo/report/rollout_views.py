@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from dapo.errors import DataError
 from dapo.observe.files import check_regular
 from dapo.observe.parquet import ParquetSource, open_parquet
-from dapo.report.page_data import GroupView, ResponseView, Tokens
+from dapo.report.page_data import GroupView, ResponseView, Tokens, TurnView
 from dapo.report.problems import problems_of
 from dapo.report.reader import RunContents
 from dapo.report.rollout_index import Summary, opened, read_columns, reading
@@ -26,7 +27,7 @@ LONGEST = 1_000_000
 _GROUP_COLUMNS = ("born", "prompt_id", "source", "prompt", "answer")
 _RESPONSE_COLUMNS = (
     *("sample", "response", "length", "finish", "accuracy", "rewards", "reward", "penalty", "shaped_reward"),
-    *("advantage", "voter", "unscored", "logprobs"),
+    *("advantage", "voter", "unscored", "logprobs", "generated", "turns", "ended"),
 )
 
 _VERDICTS = {
@@ -102,18 +103,35 @@ def rows_of(
 
 
 def _with_means(table: pa.Table) -> pa.Table:
-    """``logprob``, the mean of a response's tokens, in place of ``logprobs``: no Python object for each token."""
+    """Put ``logprob``, the mean of the tokens that the policy sampled, in place of ``logprobs`` and ``generated``.
+
+    No Python object is made for each token.
+    """
     if "logprobs" not in table.column_names or pa.types.is_null(table["logprobs"].type):
         return table
     column = table["logprobs"].combine_chunks()
     starts = column.offsets.to_numpy()
     values = np.array(column.values.to_numpy(zero_copy_only=False), np.float64)
-    odd = ~np.isfinite(values)
+    odd = ~np.isfinite(values) | _put_in(table, column, len(values))
     sums = np.concatenate([[0.0], np.cumsum(np.where(odd, 0.0, values))])[starts]
     known = np.diff(starts) - np.diff(np.concatenate([[0], np.cumsum(odd)])[starts])
     means = np.full(len(column), np.nan)
     np.divide(np.diff(sums), known, out=means, where=known > 0)
-    return table.drop_columns(["logprobs"]).append_column("logprob", pa.array(means))
+    return table.drop_columns(["logprobs", "generated"]).append_column("logprob", pa.array(means))
+
+
+def _put_in(table: pa.Table, logprobs: pa.ListArray, count: int) -> NDArray[np.bool_]:
+    """Return which of the ``count`` tokens of ``logprobs`` the program put in, by the column ``generated``."""
+    put_in = np.zeros(count, np.bool_)
+    if pa.types.is_null(table["generated"].type):
+        return put_in
+    generated = table["generated"].combine_chunks()
+    lengths = np.diff(logprobs.offsets.to_numpy())
+    here = np.repeat(generated.is_valid().to_numpy(zero_copy_only=False), lengths)
+    flags = generated.flatten().to_numpy(zero_copy_only=False)
+    if here.sum() == len(flags):  # else the file is damaged
+        put_in[here] = ~flags.astype(np.bool_)
+    return put_in
 
 
 def _view(summary: Summary, place: int, row: dict[str, Any], has_tokens: bool) -> GroupView:
@@ -156,8 +174,15 @@ def _response(row: dict[str, Any]) -> ResponseView:
         "voter": row["voter"],
         "unscored": row["unscored"],
         "logprob": _finite(row.get("logprob")),
+        "turns": None if row.get("turns") is None else [_turn(turn) for turn in row["turns"]],
+        "ended": row.get("ended"),
         "tokens": None,
     }
+
+
+def _turn(row: dict[str, Any]) -> TurnView:
+    calls = [call or "" for call in row["calls"] or []]
+    return {"who": row["who"] or "", "text": _cut(row["text"]), "reward": _finite(row["reward"]), "calls": calls}
 
 
 def _cut(text: str | None) -> str:
@@ -221,9 +246,14 @@ def _tokens(columns: dict[str, pa.ChunkedArray], at: int) -> Tokens | None:
         "entropy": _rounded(columns, "entropy", at),
         "clip": columns["clip"][at].as_py() if "clip" in columns else None,
         "versions": columns["versions"][at].as_py() or [-1] * len(pieces),
+        "given": None,
     }
-    lists: list[Any] = [values for values in made.values() if values is not None]
-    return made if all(len(values) == len(pieces) for values in lists) else None
+    own = columns["generated"][at].as_py() if "generated" in columns else None
+    lists: list[Any] = [values for values in [*made.values(), own] if values is not None]
+    if any(len(values) != len(pieces) for values in lists):
+        return None
+    made["given"] = None if own is None else [place for place, sampled in enumerate(own) if sampled is False]
+    return made
 
 
 def _rounded(columns: dict[str, pa.ChunkedArray], name: str, at: int) -> list[float | None] | None:

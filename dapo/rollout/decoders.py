@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from dapo.errors import EngineError
-from dapo.models.agreement import disagreement, float32_outputs
+from dapo.models.agreement import disagreement, float32_outputs, otherwise, repeating
 from dapo.models.attention import own_attention
 from dapo.models.loaded import LoadedModel
 from dapo.models.precision import exact_matmuls
 from dapo.models.probe import probe_length
+from dapo.models.routing import Pass
 from dapo.rollout import fused
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.fused import FusedDecoder
@@ -98,6 +99,8 @@ def difference(loaded: LoadedModel, decoder: Decoder) -> str | None:
             _TOLERANCE,
             lambda: _together([part.precise(loaded) for part in parts]),
         )
+    if (elsewhere := otherwise([made for part in parts for made in part.made])) is not None:
+        return f"it {elsewhere}"
     if off is None:
         return None
     return f"its log-probabilities differ from the model's own by {off[0]:.2g} in the mean (at most {off[1]:.2g})"
@@ -111,10 +114,13 @@ class _Comparison:
     at: list[tuple[int, int]]  # (sequence, position) of each token's predecessor
     found: Tensor
     expected: Tensor
+    routes: Tensor | None  # [sequences x length, routers, k] by the model, where the decoder repeats them
+    made: list[Pass | None]  # the decoder's passes
 
     def precise(self, loaded: LoadedModel) -> Tensor | None:
         """The model's own with float32 weights; None where they cannot be computed."""
-        own = _own(loaded, self.ids, partial(float32_outputs, loaded))
+        with repeating(loaded, self.routes):
+            own = _own(loaded, self.ids, partial(float32_outputs, loaded))
         return None if own is None else torch.stack([own[row, position] for row, position in self.at])
 
 
@@ -135,9 +141,14 @@ def _compared(loaded: LoadedModel, decoder: Decoder, starts: tuple[int, int]) ->
     vocabulary, seats, steps = loaded.model.get_input_embeddings().weight.shape[0], np.arange(2), 7
     tokens = np.random.default_rng(0).integers(0, vocabulary, (2, max(starts) + steps))
     ids = torch.from_numpy(tokens).to(loaded.device)
-    own = _own(loaded, ids, loaded.model)
+    with repeating(loaded) as made:
+        own = _own(loaded, ids, loaded.model)
+    routes = None if made is None else made.routes()  # of all tokens, sequence by sequence
     cache = SlotCache(decoder.shape, seats=2)
-    prefilled = decoder.prefill(ids[:, : max(starts)], list(starts))
+    begins = np.arange(max(starts)) + np.array([[0], [tokens.shape[1]]])
+    with repeating(loaded, None if routes is None else routes[begins.ravel()]) as made:
+        prefilled = decoder.prefill(ids[:, : max(starts)], list(starts))
+    passes = [made]
     places = [(row, start - 1) for row, start in enumerate(starts)]
     found = list(prefilled.logits.log_softmax(-1))
     cache.insert(seats, np.array(starts), prefilled, rows=np.arange(2))
@@ -146,7 +157,11 @@ def _compared(loaded: LoadedModel, decoder: Decoder, starts: tuple[int, int]) ->
         if batch.full:
             batch = cache.layout()
         now = [(int(row), starts[row] + step) for row in batch.seats]
-        found += decoder.decode(torch.stack([ids[place] for place in now]), batch).log_softmax(-1)
+        flat = [row * tokens.shape[1] + column for row, column in now]
+        with repeating(loaded, None if routes is None else routes[flat]) as made:
+            logits = decoder.decode(torch.stack([ids[place] for place in now]), batch)
+        passes.append(made)
+        found += logits.log_softmax(-1)
         places += now
         cache.advance(batch)
-    return _Comparison(ids, places, torch.stack(found), torch.stack([own[place] for place in places]))
+    return _Comparison(ids, places, torch.stack(found), torch.stack([own[place] for place in places]), routes, passes)

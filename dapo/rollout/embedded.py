@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.loaded import LoadedModel
 from dapo.models.meter import give_back
+from dapo.models.routing import Pass, Routing
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.decoders import choose_decoder
 from dapo.rollout.fused import FusedDecoder
@@ -52,6 +54,7 @@ class EmbeddedEngine:
         cuda_graphs: Decode steps as CUDA graphs (``dapo.rollout.graphs``); None: where device and decoder can.
         recompute_cache: After a ``load`` that keeps live responses, compute their keys and values with the new weights.
             False: those of the old weights stay, and later log-probabilities are those of no version.
+        record_routes: Give the experts of each token with a response (``dapo.models.routing``).
 
     Raises:
         EngineError: The model cannot be decoded here (the message names ``rollout.engine: generate``), a CUDA device
@@ -68,6 +71,7 @@ class EmbeddedEngine:
         reserve: int = 0,
         cuda_graphs: bool | None = None,
         recompute_cache: bool = True,
+        record_routes: bool = False,
     ) -> None:
         self._loaded = loaded
         self.shares_weights = shares_weights
@@ -76,6 +80,7 @@ class EmbeddedEngine:
         self.capacity = slots or choose_slots(loaded, shape, longest, reserve)
         check_slots(self.capacity, loaded, shape, longest, reserve)
         self._longest, self._recompute_cache = longest, recompute_cache
+        self._routing = _routing_of(loaded) if record_routes else None
         like = loaded.model.get_input_embeddings().weight
         self._graphs = make_graphs(cuda_graphs, self._decoder, self.capacity, like)
         if self._graphs is not None:
@@ -220,7 +225,10 @@ class EmbeddedEngine:
         try:
             if self._tokens is None:
                 self._tokens = send(self._roster.last[batch.seats], self._loaded.device)
-            logits = self._decoder.decode(self._tokens, batch)
+            with self._following() as made:
+                logits = self._decoder.decode(self._tokens, batch)
+            if made is not None:
+                self._roster.add_routes(batch.seats, list(made.routes()[:, None].cpu().numpy()))
             uniform = self._uniform(batch.seats)  # a card decodes meanwhile; the copy is queued, and nobody waits
         except BaseException:  # ``abort`` gives back what ended with its first token, too
             self._inbox.keep(events)
@@ -288,11 +296,17 @@ class EmbeddedEngine:
             seats = self._roster.seat([requests[i] for i in chosen], self.version)
             self._cache.insert(seats, lengths, prefilled, rows)
             self._batch = None
+            if (routes := prefilled.routes) is not None:
+                self._roster.add_routes(seats, [routes[row, :n] for row, n in zip(rows, lengths, strict=True)])
             logits = prefilled.logits.index_select(0, send(rows, self._loaded.device))
             events += self._sample(seats, logits, self._uniform(seats))
         for name in names:
             self._no_longer_waiting(name)
         return events
+
+    def _following(self) -> AbstractContextManager[Pass | None]:
+        """Record what the routers choose, where that is asked for."""
+        return nullcontext() if self._routing is None else self._routing.following()
 
     def _no_longer_waiting(self, name: bytes) -> None:
         self._waiting[name] -= 1
@@ -329,7 +343,20 @@ class EmbeddedEngine:
             padded = np.zeros((len(part), lengths[-1]), dtype=np.int64)
             for row, tokens in zip(padded, part, strict=True):
                 row[: len(tokens)] = tokens
-            prefilled = self._decoder.prefill(send(padded, self._loaded.device), lengths)
+            with self._following() as made:
+                prefilled = self._decoder.prefill(send(padded, self._loaded.device), lengths)
+            if made is not None:
+                routes = made.routes().cpu().numpy()
+                prefilled.routes = routes.reshape(*padded.shape, *routes.shape[1:])
             self._stats["prefill_tokens"] += sum(lengths)
             yield ordered[start:stop], prefilled
             start = stop
+
+
+def _routing_of(loaded: LoadedModel) -> Routing:
+    if loaded.routing is None:
+        raise EngineError(
+            f"learner.router_replay is 'sampler', and {loaded.name} ({type(loaded.model).__name__}) has no routers of "
+            "experts that can be recorded; set learner.router_replay=off"
+        )
+    return loaded.routing

@@ -44,6 +44,8 @@ class EngineSpec:
     strings: StopStrings | None = None  # for vLLM; the other engines have the model's tokenizer
     reserve: int = 0  # bytes that a learner holds on the same device
     server: ServerAccess | None = None  # for vllm_server
+    adapter: bool = False  # the learner sends the adapter of ``model.lora`` by itself
+    record_routes: bool = False  # give the experts of each token
 
 
 def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_weights: bool = False) -> Engine:
@@ -71,6 +73,8 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
             trust_remote_code=model.trust_remote_code,
             fp32_head=model.fp32_head,
             strings=spec.strings,
+            adapter_rank=model.lora.rank if spec.adapter else None,
+            record_routes=spec.record_routes,
         )
     if rollout.engine == "vllm_server":
         from dapo.rollout.vllm_server import ServerEngine
@@ -106,6 +110,7 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
         shares_weights=shares_weights,
         cuda_graphs=rollout.embedded.cuda_graphs,
         recompute_cache=rollout.embedded.recompute_cache,
+        record_routes=spec.record_routes,
     )
 
 

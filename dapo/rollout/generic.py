@@ -22,13 +22,13 @@ from dapo.rollout.pools import CacheShape, Prefilled
 from dapo.rollout.traffic import send
 
 # Keyword arguments of transformers' attention calls that change what is computed and that no context here knows.
-_UNSUPPORTED = ("softcap", "s_aux")
+_UNSUPPORTED = {"softcap": "a soft cap of its scores", "s_aux": "attention sinks"}
 
 
 def _refuse_unknown(options: dict[str, Any]) -> None:
-    for name in _UNSUPPORTED:
+    for name, words in _UNSUPPORTED.items():
         if options.get(name) is not None:
-            raise EngineError(f"the model's attention uses {name!r}, which the slot cache does not compute")
+            raise EngineError(f"the model's attention has {words} ({name}), which the slot cache does not compute")
 
 
 class _PrefillContext:
@@ -51,12 +51,22 @@ class _PrefillContext:
             mask = (back >= 0) & (back < window)
         return attention.causal_attention(query, key, value, scaling, mask).transpose(1, 2)
 
-    def stacked(self) -> Tensor:
-        """[layers, 2, rows, kv heads, tokens, d]"""
+    def stacked(self, layers: int) -> Tensor:
+        """Return the keys and values of all layers [layers, 2, rows, kv heads, tokens, d].
+
+        Raises:
+            EngineError: the slot cache cannot hold them.
+        """
         order = sorted(self.keys)
-        shapes = {(self.keys[i].shape, self.values[i].shape) for i in order}
-        if len(shapes) != 1 or order != list(range(len(order))) or len(next(iter(shapes))) != 2:
-            raise EngineError(f"the slot cache needs equal keys and values in every layer; the model has {shapes}")
+        if order != list(range(layers)):
+            raise EngineError(
+                f"{len(order)} of its {layers} layers have attention over keys and values; the others keep a state of "
+                "another kind (linear attention, a convolution), for which the slot cache has no place"
+            )
+        sizes = sorted({(*self.keys[i].shape[1::2], *self.values[i].shape[1::2]) for i in order})
+        if len(sizes) > 1 or sizes[0][:2] != sizes[0][2:]:
+            said = "; ".join(f"{k} keys of {d} numbers and {v} values of {e}" for k, d, v, e in sizes)
+            raise EngineError(f"the slot cache needs equal keys and values in every layer; a token has {said}")
         return torch.stack([torch.stack([self.keys[i], self.values[i]]) for i in order])
 
 
@@ -128,7 +138,7 @@ class GenericDecoder:
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         last = send(np.array(lengths) - 1, tokens.device)
         logits = self._logits(context, tokens, positions, last)
-        return Prefilled(context.stacked(), logits)
+        return Prefilled(context.stacked(self._model.config.get_text_config().num_hidden_layers), logits)
 
     def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:
         """Logits [rows, vocabulary] of the token after ``tokens`` [rows], which enter the cache."""

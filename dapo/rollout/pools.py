@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dapo.models.routing import Routes
 from dapo.types.batch import IntArray
 
 FIRST_COLUMNS = 64
@@ -58,6 +59,7 @@ class Prefilled:
 
     kv: Tensor  # [layers, 2 (key, value), sequences, kv heads, tokens, head_dim], right-padded
     logits: Tensor  # [sequences, vocabulary]: of the token after the last one
+    routes: Routes | None = None  # [sequences, tokens, routers, k], where they are recorded
 
 
 class Pool:

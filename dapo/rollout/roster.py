@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo.models.routing import EXTRA, Routes
 from dapo.rollout.requests import sequence_of
 from dapo.rollout.sampling import Law, law_of
 from dapo.rollout.stops import StopStrings
 from dapo.types.batch import IntArray, Key, SampleEvent, SampleRequest
 from dapo.types.enums import FinishReason
+from dapo.types.extra import Extra
 from dapo.types.seeds import stream_keys, uniforms
 
 
@@ -29,6 +31,7 @@ class Roster:
 
     def __init__(self, seats: int, vocabulary: int, strings: StopStrings | None = None) -> None:
         self._vocabulary, self._strings = vocabulary, strings
+        self._routes: dict[int, list[Routes]] = {}  # by seat, of its tokens in order, where an engine records them
         self._reading: dict[int, tuple[str, ...]] = {}  # live seats whose response ends with a stop string
         self._read: set[int] = set()  # of these, those that did
         self._free = list(range(seats))  # a heap: the lowest seat first
@@ -139,6 +142,23 @@ class Roster:
                 self._read.add(number)
         return said
 
+    def add_routes(self, seats: IntArray, routes: Sequence[Routes]) -> None:
+        """Add the routes of its next tokens to each response, [tokens, routers, k]."""
+        for number, own in zip(seats.tolist(), routes, strict=True):
+            self._routes.setdefault(number, []).append(own)
+
+    def _extra(self, number: int, request: SampleRequest, made: int) -> Extra:
+        """Return the routes of a response that ends: of made tokens, and before them of the prompt if these are first.
+
+        The newest token went through no router yet, and of a prefix other weights may have chosen.
+        """
+        if not (parts := self._routes.pop(number, None)) or not made:
+            return {}
+        prefix = 0 if request.prefix is None else len(request.prefix)
+        start = len(request.prompt_ids) + prefix
+        found = np.concatenate([*parts, np.zeros_like(parts[0][:1])])[: start + made]
+        return {EXTRA: found[start:] if prefix else found}
+
     def sequences(self) -> dict[int, IntArray]:
         """Return prompt, prefix and the tokens made of each live response."""
         return {
@@ -182,6 +202,7 @@ class Roster:
                     finish=how,
                     tick=tick,
                     reason=reason,
+                    extra=self._extra(number, seat.request, made),
                 )
             )
         return events

@@ -28,10 +28,11 @@ from torch import Tensor
 from dapo.config.schema import Vllm
 from dapo.errors import EngineError
 from dapo.links import install
+from dapo.models.adapter import is_adapter, write_adapter_parts
 from dapo.models.weights import check_named, read_shapes, tensors_of, write_weights
 from dapo.rollout.requests import Gate, ended_before, sequence_of
 from dapo.rollout.stops import StopStrings
-from dapo.rollout.vllm_made import VllmResponse, name_of
+from dapo.rollout.vllm_made import RouteShape, VllmResponse, name_of
 from dapo.rollout.vllm_options import ENVIRONMENT, check_names, engine_args, speaking_of
 from dapo.rollout.vllm_sums import together
 from dapo.rollout.vllm_worker import WeightWorker as WeightWorker  # servers may be started with it by this path
@@ -60,6 +61,9 @@ class VllmEngine:
         trust_remote_code: vLLM may run Python code that comes with the model.
         fp32_head: leave logits in float32, as the learner does.
         strings: Finds stop strings, which vLLM is not told of; None: no request may have any.
+        adapter_rank: Tickets bring an adapter of this rank alone, which vLLM applies itself; it reads the frozen
+            weights from the model's folder.
+        record_routes: Give the experts of each token with a response (``dapo.models.routing``).
 
     Raises:
         EngineError: vLLM is not installed, or does not start with this model and these settings.
@@ -78,12 +82,15 @@ class VllmEngine:
         trust_remote_code: bool = False,
         fp32_head: bool = False,
         strings: StopStrings | None = None,
+        adapter_rank: int | None = None,
+        record_routes: bool = False,
     ) -> None:
         self.capacity = slots or _DEFAULT_SLOTS
         self.clock = 0
         self.version = 0
         self._gate = Gate(facts.vocabulary, facts.positions, strings)
-        self._parameters = set(facts.shapes)  # a tied one once
+        self._frozen = {name: list(shape) for name, shape in facts.shapes.items()}  # a tied one once
+        self._applies_adapter = adapter_rank is not None
         self._sleeps = settings.sleep and cuda
         self._asleep = False
         self._device = torch.device("cuda" if cuda else "cpu")
@@ -94,11 +101,29 @@ class VllmEngine:
         self._responses: dict[str, VllmResponse] = {}  # by vLLM's request id
         self._pending: list[SampleEvent] = []  # ended without a token of vLLM's
         self._stats = Counter[str]()
+        if facts.has_experts and not cuda:
+            raise EngineError(
+                f"{facts.name} is a mixture of experts, and vLLM's CPU build computes something else once it took new "
+                "weights (vLLM 0.32: log-probabilities of the very same weights were off by 1 to 9 nats); set "
+                "rollout.engine: embedded"
+            )
         if _living:
             raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-        args = engine_args(facts, longest, self.capacity, settings, cuda=cuda, sleeps=self._sleeps, fp32_head=fp32_head)
+        args = engine_args(
+            facts,
+            longest,
+            self.capacity,
+            settings,
+            cuda=cuda,
+            sleeps=self._sleeps,
+            fp32_head=fp32_head,
+            adapter_rank=adapter_rank,
+        )
         args["trust_remote_code"] = trust_remote_code
+        self._routes = RouteShape.of(facts) if record_routes else None
+        if record_routes:
+            args["enable_return_routed_experts"] = True
         self._engine: Any = _start(args, None if cuda else facts.head_size)
         _living.add(self)
 
@@ -124,9 +149,10 @@ class VllmEngine:
                     name,
                     {"prompt_token_ids": sequence_of(request).tolist()},
                     _sampling_params(request, self._gate.vocabulary),
+                    lora_request=_adapter_request() if self._applies_adapter else None,
                     priority=request.priority,
                 )
-            self._responses[name] = VllmResponse(request)
+            self._responses[name] = VllmResponse(request, self._routes)
 
     def _check(self, request: SampleRequest, present: set[Key]) -> None:
         self._gate.check(request)
@@ -185,8 +211,12 @@ class VllmEngine:
                 "submit them again with their prefix, or load with in_flight='keep'"
             )
         self._check_usable()
-        check_named(ticket, self._parameters)
-        files = Path(ticket.address) if self._many_workers and ticket.route in _FILES else None
+        if not self._applies_adapter:
+            check_named(ticket, self._frozen)
+        elif not is_adapter(ticket.names):
+            raise EngineError("this engine applies an adapter, and whole weights were published: publish it by itself")
+        read_by_workers = self._many_workers and not self._applies_adapter and ticket.route in _FILES
+        files = Path(ticket.address) if read_by_workers else None
         incoming = iter(()) if files is not None else tensors_of(ticket, self._device)
         shapes = {} if files is None else read_shapes(files)  # before anything is touched
         with self._losing("taking new weights"):
@@ -194,6 +224,8 @@ class VllmEngine:
                 self._engine.wake_up(["weights"])
             if files is not None:
                 self._read(ticket, files, shapes)
+            elif self._applies_adapter:
+                self._take_adapter(incoming)
             else:
                 self._take(ticket, incoming)
             if self._asleep:
@@ -231,6 +263,14 @@ class VllmEngine:
         if left := sorted(set(ticket.names) - self._shapes.keys()):
             raise EngineError(f"vLLM took none of {len(left)} tensors that were published ({', '.join(left[:3])})")
 
+    def _take_adapter(self, incoming: Iterator[tuple[str, Tensor]]) -> None:
+        """Put the adapter in the place of the last one, under the same id: live requests go on with the new one."""
+        parts = dict(incoming)
+        self._shapes = self._frozen | {name: list(tensor.shape) for name, tensor in parts.items()}
+        with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
+            write_adapter_parts(Path(folder), parts)
+            self._engine.add_lora(_adapter_request(folder))
+
     def checksums(self) -> Mapping[str, TensorSum] | None:
         """Of what vLLM's workers compute with, packed matrices included.
 
@@ -240,17 +280,24 @@ class VllmEngine:
         self._check_usable()
         with speaking_of("reading its weights"):
             answers = self._engine.collective_rpc("weight_sums", kwargs={"shapes": self._shapes})
-        return together(answers, "VllmEngine")
+        found = together(answers, "VllmEngine")
+        unread = [name for name in self._shapes if is_adapter([name]) and name not in found]
+        if unread and not self._many_workers:
+            raise EngineError(
+                f"vLLM applies {len(unread)} parts of the adapter to none of its layers ({', '.join(unread[:3])}): set "
+                "model.lora.merge to true"
+            )
+        return found
 
     def sleep(self) -> None:
         """Hand weights' and cache's memory to the learner until the next publish, on a GPU.
 
-        Level 2 drops the weights, where level 1 would copy them to the processor's memory and back: the publish that
-        ends the sleep brings every tensor anyway.
+        Level 2 drops the weights: the publish that ends the sleep brings every tensor anyway. Where it brings only an
+        adapter, level 1 copies them to the processor's memory and back.
         """
         if self._sleeps and not self._asleep:
             with speaking_of("going to sleep"):
-                self._engine.sleep(level=2)
+                self._engine.sleep(level=1 if self._applies_adapter else 2)
             self._asleep = True
 
     def stats(self) -> Metrics:
@@ -305,6 +352,13 @@ class VllmEngine:
         except EngineError:
             self._lost = True
             raise
+
+
+def _adapter_request(folder: str = "") -> Any:
+    """Return vLLM's name for the one adapter, for requests; with a ``folder``, for reading it from there."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("published", 1, folder or "read before", load_inplace=bool(folder))
 
 
 def _sampling_params(request: SampleRequest, vocabulary: int) -> Any:

@@ -18,6 +18,7 @@ WEIGHT_WORKER = "dapo.rollout.vllm.WeightWorker"
 _BLOCK = 32  # tokens of a cache block: a prompt is shared in whole blocks; CPU kernels want multiples of 32
 _PREFILL_TOKENS = 4096  # of one step on a CPU
 _MIB = 2**20
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's ``MaxLoRARanks``
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's loop runs in this process, one step at a time
     "VLLM_NO_USAGE_STATS": "1",
@@ -27,10 +28,19 @@ ENVIRONMENT = {
 
 
 def engine_args(
-    facts: ModelFacts, longest: int, slots: int, settings: Vllm, *, cuda: bool, sleeps: bool, fp32_head: bool = False
+    facts: ModelFacts,
+    longest: int,
+    slots: int,
+    settings: Vllm,
+    *,
+    cuda: bool,
+    sleeps: bool,
+    fp32_head: bool = False,
+    adapter_rank: int | None = None,
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``EngineArgs``: what exactness needs, the recipe's, and what a CPU needs.
 
+    ``adapter_rank``: of an adapter that comes by itself; the frozen weights are then read from the model's folder.
     ``fp32_head``: the learner leaves its logits in float32, and so must vLLM: in bfloat16 those between 16 and 32 are
     off by up to 0.06.
     """
@@ -38,7 +48,7 @@ def engine_args(
     args: dict[str, Any] = {
         "model": facts.name,
         "dtype": settings.dtype or facts.dtype,
-        "load_format": "dummy",
+        "load_format": "dummy" if adapter_rank is None else "auto",
         "skip_tokenizer_init": True,
         "logprobs_mode": "processed_logprobs",  # of what was sampled from: temperature, top-p and top-k applied
         "generation_config": "vllm",  # no sampling defaults of the model's own
@@ -64,10 +74,26 @@ def engine_args(
         args["kv_cache_memory_bytes"] = _cpu_cache_bytes(facts, longest, slots)
     if settings.kv_cache_dtype != "auto":
         args["kv_cache_dtype"] = settings.kv_cache_dtype
+    if adapter_rank is not None:
+        args |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(adapter_rank)}
     args |= settings.engine_args
     if fp32_head:
         args["hf_overrides"] = {"head_dtype": "float32"} | args.get("hf_overrides", {})
     return args
+
+
+def _room_for(rank: int) -> int:
+    """Return the smallest rank that vLLM allocates for and that holds an adapter of ``rank``.
+
+    Raises:
+        EngineError: there is none.
+    """
+    for known in _RANKS:
+        if known >= rank:
+            return known
+    raise EngineError(
+        f"model.lora.rank is {rank}, and vLLM applies adapters up to rank {_RANKS[-1]}: set model.lora.merge to true"
+    )
 
 
 def check_names(args: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from dapo.errors import EngineError
+from dapo.models.adapter import PREFIX, is_adapter
 from dapo.models.checksum import checksum, dtype_name
 from dapo.types.batch import TensorSum
 
 _PARTS = {"q": 0, "k": 1, "v": 2}
 _REARRANGED = ("query_key_value", "c_attn", "c_proj", "c_fc", "W_pack")  # turned or interleaved on their way in
+_WRAPPED = ".base_layer"
+MIXTRAL = ".block_sparse_moe"  # its layers of experts
 _UNITS = 256  # unit vectors at once
 _WRAP = 2**64
 
@@ -35,16 +38,32 @@ class _Place:
     sharded: bool  # other workers may hold the rest
 
 
+def name_in(model: Any, name: str) -> str:
+    """Return what vLLM's ``model`` calls a published tensor, as far as it names layers of experts otherwise.
+
+    transformers calls them ``mlp`` in every architecture, vLLM keeps Mixtral's own name.
+    """
+    if ".mlp." in name and any(part.endswith(MIXTRAL) for part, _ in model.named_modules()):
+        return name.replace(".mlp.", f"{MIXTRAL}.", 1)
+    return name
+
+
 class _Reader:
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.own = dict(model.named_parameters(remove_duplicate=False))
-        self.modules = dict(model.named_modules(remove_duplicate=False))
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self.adapted = {name: module for name, module in modules.items() if hasattr(module, "lora_a_stacked")}
+        # vLLM wraps a layer that may get an adapter, and the layer is then the wrapper's ``base_layer``.
+        self.modules = {name.replace(_WRAPPED, ""): module for name, module in modules.items()}
+        self.own = {
+            name.replace(_WRAPPED, ""): tensor for name, tensor in model.named_parameters(remove_duplicate=False)
+        }
         self.last: tuple[str, Tensor] | None = None  # fused matrices are read once for all their parts
         self.claimed: set[str] = set()
 
     def target(self, name: str) -> tuple[str, Any]:
         """vLLM's name for a tensor of the checkpoint, and which part of that it is (None: all)."""
+        name = name_in(self.model, name)
         part, mapper = None, getattr(self.model, "hf_to_vllm_mapper", None)
         if mapper is not None:
             name, part = mapper._map_name_with_shard(name) or (name, None)
@@ -72,6 +91,8 @@ class _Reader:
 
     def place(self, name: str, shape: Sequence[int]) -> _Place | None:
         """None: not where it is looked for, or in another form."""
+        if is_adapter([name]):
+            return self.adapter_place(name, shape)
         target, part = self.target(name)
         if target not in self.own or any(word in target for word in _REARRANGED):
             return None
@@ -102,6 +123,19 @@ class _Reader:
         if "ColumnParallelLinear" in kinds:
             return _Place(held, rank // replicas * held.shape[0], 0, rank % replicas == 0, size > 1)
         return _Place(held, 0, 0, rank == 0, False)
+
+    def adapter_place(self, name: str, shape: Sequence[int]) -> _Place | None:
+        """As ``place``, of A or B of the one adapter that vLLM applies."""
+        layer, _, kind = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
+        target, part = self.target(f"{layer}.weight")
+        wrapper = self.adapted.get(target.removesuffix(".weight"))
+        if wrapper is None or getattr(wrapper, "tp_size", 1) > 1:
+            return None
+        stacked = wrapper.lora_a_stacked if kind == "lora_A" else wrapper.lora_b_stacked
+        number = _PARTS.get(part, 0) if isinstance(part, str) else part or 0
+        if number >= len(stacked):
+            return None
+        return _Place(stacked[number][0, 0, : shape[0], : shape[1]], 0, 0, True, False)
 
 
 @torch.no_grad()

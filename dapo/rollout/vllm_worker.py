@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from dapo.models.weights import read_weights
-from dapo.rollout.vllm_sums import weight_sums
+from dapo.rollout.vllm_sums import MIXTRAL, name_in, weight_sums
 
 
 class Lease(NamedTuple):
@@ -35,8 +35,9 @@ class WeightWorker:
             FileNotFoundError: before anything is touched; a reload that fails half-way leaves a model that cannot run.
         """
         incoming = read_weights(Path(weights_path)) if weights_path is not None else iter(tensors)
-        self.model_runner.reload_weights(weights_iterator=incoming)
-        repack_output_head(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        self.model_runner.reload_weights(weights_iterator=as_in(model, incoming))
+        repack_output_head(model)
 
     def weight_sums(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """What this worker computes with: ``vllm_sums.weight_sums``."""
@@ -68,6 +69,25 @@ class WeightWorker:
         """Let the next trainer in."""
         if self.dapo_lease.name == name:
             self.dapo_lease = Lease("", "", 0.0)
+
+
+def as_in(model: Any, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield published tensors as vLLM's ``model`` reads them.
+
+    It takes all experts of a layer as one tensor, but for Mixtral, where it reads the files' names of single matrices.
+    """
+    for published, tensor in tensors:
+        name = name_in(model, published)
+        place, _, last = name.rpartition(".")
+        if not place.endswith(f"{MIXTRAL}.experts"):
+            yield name, tensor
+            continue
+        parts = {"w2": tensor}
+        if last == "gate_up_proj":
+            parts = dict(zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True))
+        for part, matrices in parts.items():
+            for expert, matrix in enumerate(matrices):
+                yield f"{place}.{expert}.{part}.weight", matrix
 
 
 def repack_output_head(model: Any) -> None:

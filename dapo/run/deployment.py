@@ -63,6 +63,7 @@ class Deployment:
     turn_steps: int = 0  # decode steps of a turn of a pool
     overlap_turns: int | None = None  # turns of generation beside a learning step; None: until that step ends
     urls: tuple[str, ...] = ()  # of servers
+    environments: int = 0  # hosts that play environments on a Ray cluster; 0: workers of this machine do, or none
 
     @property
     def engines(self) -> int:
@@ -93,6 +94,11 @@ class Deployment:
     def engine_hosts(self) -> list[str]:
         """The names of the engines that have a process of their own."""
         return [f"engine-{n}" for n in range(self.engines)] if self.transport in ("processes", "ray") else []
+
+    @property
+    def environment_hosts(self) -> list[str]:
+        """The names of the hosts that play environments on a Ray cluster."""
+        return [f"environment-{n}" for n in range(self.environments)]
 
     def pool_line(self) -> str:
         """Return how the engines of a pool work together; "" without a pool."""
@@ -140,6 +146,8 @@ class Deployment:
             width = self.engine_devices
             shared = "rank n and engine n share one" if width == 1 else f"{width} ranks and an engine share {width}"
             lines.append(f"devices: {shared}")
+        if self.environments:
+            lines.append(f"environments: {counted(self.environments, 'actor')} on the Ray cluster")
         return lines
 
 
@@ -179,4 +187,13 @@ def deployment_of(recipe: Recipe, *, engine_given: bool = False, training: bool 
         turn_steps=rollout.turn_steps,
         overlap_turns=rollout.overlap_turns,
         urls=() if engine_given else tuple(server_urls(recipe)),
+        environments=_environment_hosts(recipe),
     )
+
+
+def _environment_hosts(recipe: Recipe) -> int:
+    """Return how many hosts of a Ray cluster play environments: as many as there are engines unless the recipe says."""
+    settings = recipe.environment
+    if recipe.launch.backend != "ray" or settings.kind is None:
+        return 0
+    return settings.workers or recipe.run.reward_workers or len(engine_slots(recipe))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dapo.config.checks import correction_kind, ratio_against
-from dapo.config.deployment import engine_kind, server_urls
+from dapo.config.deployment import engine_kind, sends_adapter, server_urls
 from dapo.config.schema import Recipe
 from dapo.errors import NotInstalled, RecipeError
 from dapo.links import install
@@ -41,8 +41,8 @@ _PACKAGES = {"vllm": "vllm", "vllm_server": "aiohttp"}
 
 
 def missing_package(recipe: Recipe) -> str | None:
-    """Why engine, adapter or backend of the recipe cannot start, and the next move; None if all packages are there."""
-    if missing := missing_peft(recipe) or missing_ray(recipe):
+    """Why engine, learner or backend of the recipe cannot start, and the next move; None if all packages are there."""
+    if missing := missing_of_learner(recipe) or missing_ray(recipe):
         return missing
     engine = recipe.rollout.engine
     package = _PACKAGES.get(engine)
@@ -55,22 +55,27 @@ def missing_package(recipe: Recipe) -> str | None:
     )
 
 
-def missing_peft(recipe: Recipe) -> str | None:
-    """As ``missing_package``, of the adapter alone."""
-    if recipe.model.lora.rank is None or importlib.util.find_spec("peft") is not None:
-        return None
-    return (
-        f"model.lora.rank needs the package peft, which is not installed: `{install('lora')}`, or leave the "
-        "setting out and train every parameter"
-    )
+def missing_of_learner(recipe: Recipe) -> str | None:
+    """As ``missing_package``, of adapter and optimizer alone."""
+    if recipe.model.lora.rank is not None and importlib.util.find_spec("peft") is None:
+        return (
+            f"model.lora.rank needs the package peft, which is not installed: `{install('lora')}`, or leave the "
+            "setting out and train every parameter"
+        )
+    if recipe.learner.optimizer == "adamw_8bit" and importlib.util.find_spec("torchao") is None:
+        return (
+            "learner.optimizer: adamw_8bit needs the package torchao, which is not installed: "
+            f"`{install('eight_bits')}`, or leave the setting out and keep AdamW's moments in float32"
+        )
+    return None
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine, adapter or backend whose package or card is missing, before anything is loaded.
+    """Refuse an engine, adapter, optimizer or backend whose package or card is missing, before anything is loaded.
 
     Raises:
-        NotInstalled: the package of the extra that ``rollout.engine``, ``model.lora`` or ``launch.backend`` needs
-            cannot be found.
+        NotInstalled: the package of the extra that ``rollout.engine``, ``model.lora``, ``learner.optimizer`` or
+            ``launch.backend`` needs cannot be found.
         RecipeError: an engine of the user's is none, or CUDA graphs are wanted where there is no GPU.
         ModelError: there is no such device here.
     """
@@ -227,6 +232,8 @@ def engine_specs(
         threads=recipe.run.threads,
         strings=stop_strings(recipe, facts) if vllm or servers else None,
         reserve=learner_holds(recipe, facts).beside_weights if beside else 0,
+        adapter=sends_adapter(recipe),
+        record_routes=training and recipe.learner.router_replay == "sampler",
     )
     if not servers:
         return [replace(common, slots=slots) for slots in deployment.slots]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import cloudpickle
 
 from dapo.config.schema import Data, Recipe
 from dapo.data.chat import shows_tools
+from dapo.data.load import PreparedData, prepare
 from dapo.data.render import resolve_style
+from dapo.environments.hosts import HostedPlayers
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.programs import PYTHON, ProgramSettings
 from dapo.environments.speech import PlainSpeech, TemplateSpeech, find_format, make_speech
@@ -19,7 +22,9 @@ from dapo.errors import RecipeError
 from dapo.hooks import given, is_object, load
 from dapo.loop.sampling.episodes import Episodes, Limits
 from dapo.loop.sampling.texts import Texts
+from dapo.processes.transport import Transport
 from dapo.sandbox.kinds import SandboxSettings, try_sandbox
+from dapo.types.environment import Players
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +32,31 @@ class Playing:
     """A started environment.
 
     Attributes:
-        pool: its workers.
+        pool: its workers, here or on a cluster.
+        what: they load.
         speech: writes its replies.
         data: the recipe's section, with the schemas of tools where the chat template shows them.
         notes: what a person should know of it.
         sandbox: a line that says what runs the programs of the tool ``python``; None: there is no such tool.
     """
 
-    pool: EnvironmentPool
+    pool: Players
+    what: Load
     speech: TemplateSpeech | PlainSpeech
     data: Data
     notes: tuple[str, ...]
     sandbox: str | None = None
+
+    def prepared(self, tokenizer: Any) -> PreparedData:
+        """Return the recipe's data; a prompt asks for the model's turn unless the environment speaks first."""
+        return prepare(self.data, tokenizer, ask=not self.pool.abilities.opens)
+
+    def moved(self, recipe: Recipe, transport: Transport, names: Sequence[str], output: Path | None) -> Playing:
+        """End the workers of this machine, and return the environment as hosts of a transport play it."""
+        self.pool.close()
+        memory = recipe.environment.memory_mib
+        hosts = HostedPlayers(transport, names, self.what, self.pool.abilities, memory_mib=memory, output=output)
+        return replace(self, pool=hosts)
 
     def episodes(self, recipe: Recipe, texts: Texts, *, waits: bool) -> Episodes:
         """Return the episodes of a run; ``waits``: a late reply is waited for."""
@@ -94,6 +112,8 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
             raise RecipeError("environment.tool_format: none reads no calls, and the environment has tools; use auto")
         if tools:
             speech.check("tool")
+        if pool.abilities.opens:
+            speech.opening(())
     except BaseException:
         pool.close()
         raise
@@ -104,7 +124,7 @@ def start_environment(recipe: Recipe, tokenizer: Any, *, workers: int, output: P
     elif tools:
         names = ", ".join(tool["function"]["name"] for tool in tools)
         notes.append(f"environment: the prompt does not show the tools ({names}): describe them in the data")
-    return Playing(pool, speech, data, tuple(notes), sandbox)
+    return Playing(pool, what, speech, data, tuple(notes), sandbox)
 
 
 def sandbox_of(recipe: Recipe) -> SandboxSettings:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dapo.config.schema import Recipe
-from dapo.models.adapter import adapter_parameters
+from dapo.learner.eight_bits import moment_bytes
+from dapo.models.adapter import adapter_parameters, adapter_shapes
 from dapo.run.parts import needs_reference
 from dapo.types.model import ModelFacts
 
@@ -36,7 +37,7 @@ def learner_holds(recipe: Recipe, facts: ModelFacts) -> Held:
     return Held(
         weights=(facts.parameters + trained * adapter) * size,
         gradients=trained * (size + 4 * low),
-        optimiser=trained * (8 + 4 * low),
+        optimiser=moments(recipe, facts) + trained * 4 * low,
         reference=trained * size * reference,
     )
 
@@ -45,6 +46,15 @@ def trained_parameters(recipe: Recipe, facts: ModelFacts) -> int:
     """How many numbers the optimiser moves: the model's, or the adapter's."""
     lora = recipe.model.lora
     return facts.parameters if lora.rank is None else adapter_parameters(facts.shapes, lora)
+
+
+def moments(recipe: Recipe, facts: ModelFacts) -> int:
+    """Bytes of AdamW's two moments of every number that it moves."""
+    if recipe.learner.optimizer == "adamw":
+        return 8 * trained_parameters(recipe, facts)
+    lora = recipe.model.lora
+    shapes = facts.shapes.values() if lora.rank is None else adapter_shapes(facts.shapes, lora)
+    return 2 * sum(map(moment_bytes, shapes))
 
 
 def keeps_reference(recipe: Recipe) -> bool:

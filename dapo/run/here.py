@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from dapo.config.schema import Recipe
 from dapo.errors import ModelError, NotInstalled
+from dapo.metrics.peers import nemo_rl_metrics
 from dapo.models.load import find_device, missing_weights
 from dapo.observe.files import no_room_in
 from dapo.observe.run_folder import RunFolder
 from dapo.observe.trackers import make_trackers, missing_tracker
 from dapo.run.deployment import deployment_of
-from dapo.run.engines import missing_card, missing_key, missing_package, missing_peft
+from dapo.run.engines import missing_card, missing_key, missing_of_learner, missing_package
 from dapo.types.events import Callback
 
 
@@ -24,7 +26,13 @@ def trackers_of(recipe: Recipe) -> list[Callback]:
     Raises:
         RecipeError: one of the user's that is none.
     """
-    return make_trackers(recipe.logging.trackers)
+    more = None
+    if recipe.logging.also == "nemo-rl":
+        rollout, oversample = recipe.rollout, recipe.algorithm.dynamic_sampling.oversample
+        more = partial(
+            nemo_rl_metrics, prompts=rollout.prompts_per_step, group_size=rollout.group_size, oversample=oversample
+        )
+    return make_trackers(recipe.logging.trackers, more)
 
 
 def check_trackers(recipe: Recipe) -> None:
@@ -43,7 +51,7 @@ def lacking(recipe: Recipe) -> Iterator[str]:
     supervised = recipe.run.stage == "sft"
     if missing := missing_weights(recipe.model.path):
         yield missing
-    if missing := missing_peft(recipe) if supervised else missing_package(recipe):
+    if missing := missing_of_learner(recipe) if supervised else missing_package(recipe):
         yield missing
     if not supervised and (missing := missing_key(recipe)):
         yield missing

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from dapo.config.deployment import sends_adapter
 from dapo.config.schema import Lora, Recipe
 from dapo.errors import ModelError
 from dapo.learner.driver import LearnerDriver
@@ -165,7 +166,7 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
             "learner.cpu_offload moves slices from a CUDA device into the processor's memory, and this learner runs on "
             "the processor: take it out"
         )
-    return open_worker(
+    worker = open_worker(
         place,
         recipe.model,
         recipe.learner,
@@ -176,10 +177,13 @@ def start_worker(recipe: Recipe, place: RankPlace | None = None) -> Worker:
         device=device,
         seed=adapter_seed(recipe),
     )
+    worker.loaded.sends_adapter = sends_adapter(recipe)
+    return worker
 
 
 def _worker(recipe: Recipe, loaded: LoadedModel, *, training: bool = True) -> Worker:
     """Return the worker of a learner of one process."""
+    loaded.sends_adapter = sends_adapter(recipe)
     return Worker(
         loaded,
         make_objective(recipe),

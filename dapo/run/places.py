@@ -162,6 +162,7 @@ def plan_of(recipe: Recipe, deployment: Deployment, *, cuda: bool) -> Plan:
         rank_gpus=int(cuda),
         engine_gpus=deployment.engine_devices if cuda else 0,
         colocate=deployment.colocated,
+        environments=deployment.environment_hosts,
     )
 
 

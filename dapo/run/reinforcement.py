@@ -181,6 +181,7 @@ class RewardParts:
             seed=self.recipe.run.seed,
             tolerance=self.recipe.trainer.sync_check_tolerance,
             most=MOST_OF_8_BITS if keeps_8_bits(self.recipe) else MOST,
+            near_ties=self.facts.has_experts and self.recipe.model.dtype != "float32",
         )
 
     def stream(self) -> PromptStream:
@@ -250,6 +251,9 @@ def reward_session(
             undo.callback(places.close)
             undo.enter_context(places.told_if_lost())
             console.say(places.sentence())
+            if playing is not None:
+                playing = playing.moved(recipe, places.transport(folder), deployment.environment_hosts, printed)
+                undo.callback(playing.pool.close)
         loaded, facts = _model_of(recipe, deployment, console)
         check_fits(recipe, facts, data, training=training)
         weights = weights_folder(recipe, deployment, facts, folder, places)
@@ -338,7 +342,7 @@ def _prepared(
 
     Data that are wrong, or too long for the model, are refused before weights are read.
     """
-    data = prepare(recipe.data if playing is None else playing.data, tokenizer)
+    data = prepare(recipe.data, tokenizer) if playing is None else playing.prepared(tokenizer)
     for line in [*data.report.lines(training=training), *(seen_lines(data.train[0], tokenizer) if training else ())]:
         console.say(line)
     for warning in unknown_in_prompts(data, tokenizer) if training else ():

@@ -149,7 +149,8 @@ class Completion:
     @property
     def shown(self) -> str:
         """The text as a person reads it: of an episode every turn, under the name of its speaker."""
-        return "\n".join(f"[{turn.who}] {turn.text}" for turn in self.turns) if self.turns else self.text
+        said = [turn for turn in self.turns if turn.text or turn.who == MODEL]
+        return "\n".join(f"[{turn.who}] {turn.text}" for turn in said) if self.turns else self.text
 
     @property
     def final_text(self) -> str:

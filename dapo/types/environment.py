@@ -198,6 +198,16 @@ class Speech(Protocol):
 
     end_of_turn: str  # text of the special token that ends the model's turn; "" where replies follow any turn
 
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
+        """Return the tokens between a prompt that asks for nothing yet and the model's first turn.
+
+        Args:
+            messages: what the environment says first; () says nothing.
+
+        Raises:
+            RecipeError, ValueError: the tokenizer or the chat template cannot write them.
+        """
+
     def reply(self, messages: Sequence[Mapping[str, str]], *, closed: bool, ask: bool = True) -> IntArray:
         """Return the tokens that follow a model's turn.
 

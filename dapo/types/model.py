@@ -42,6 +42,11 @@ class ModelFacts:
         return sum(map(math.prod, self.shapes.values()))
 
     @property
+    def has_experts(self) -> bool:
+        """Return whether it is a mixture of experts."""
+        return any(".experts." in name for name in self.shapes)
+
+    @property
     def key_values(self) -> int:
         """Numbers in the key-value cache per token and layer."""
         return 2 * self.kv_heads * self.head_size

@@ -66,6 +66,7 @@ def sample_tokens(pieces: list[str]) -> Tokens:
         "entropy": [0.2 * i for i in range(count)],
         "clip": [i % 4 for i in range(count)],
         "versions": [3 + i // 3 for i in range(count)],
+        "given": None,
     }
 
 
@@ -85,6 +86,8 @@ def sample_response(sample: int, text: str, correct: bool, tokens: bool = False)
         "voter": True,
         "unscored": None,
         "logprob": -0.125,
+        "turns": None,
+        "ended": None,
         "tokens": sample_tokens(pieces) if tokens else None,
     }
 

@@ -124,6 +124,35 @@ def test_a_group_shows_its_responses_side_by_side(show: Show) -> None:
     assert seen.js("() => document.activeElement.dataset.samples") == "3"
 
 
+def test_an_episode_shows_its_turns_with_replies_shaded(show: Show) -> None:
+    run = sample_run()
+    group = next(one for one in run["rollouts"]["groups"] if (one["step"], one["group"]) == (2, 8))
+    first = group["responses"][0]
+    first["turns"] = [
+        {"who": "assistant", "text": "seven", "reward": 0.5, "calls": ["add"]},
+        {"who": "tool", "text": "<b>no</b>", "reward": 0.0, "calls": []},
+    ]
+    first["ended"] = "turns"
+    first["tokens"]["given"] = [1, 2]
+    seen = show(sample_bundle(run), link="#run=sample&step=2&group=8")
+    wait_group(seen, 2, 8)
+    card = seen.page.locator(f"{PANEL} .group .response").first
+    assert [turn.inner_text() for turn in card.locator(".turn").all()] == [
+        "assistant calls add reward 0.5\nseven",
+        "tool\n<b>no</b>",
+    ]
+    assert card.locator(".turn.reply").count() == 1
+    assert "ended by the limit of turns" in card.inner_text()
+    seen.choose("Colour tokens by", "learner", within=".group")
+    shaded = card.locator(".tok.t-given")
+    assert [span.get_attribute("data-i") for span in shaded.all()] == ["1", "2"]
+    shaded.first.hover()
+    read = seen.page.locator(f"{PANEL} .readout").inner_text()
+    assert "not sampled, no loss" in read
+    assert "learner" not in read
+    assert "put in by the program" in seen.page.locator(f"{PANEL} .tokenlegend").inner_text()
+
+
 def test_links_lead_to_a_group_and_back(show: Show) -> None:
     seen = show(link="#run=sample&step=5&group=33")
     wait_group(seen, 5, 33)

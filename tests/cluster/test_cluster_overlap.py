@@ -106,7 +106,7 @@ def test_an_engine_that_is_killed_in_the_middle_of_responses_changes_no_digit(wh
     def dying(collector, timeout=None):
         calls.append(collector.step)
         if len(calls) in (6, 12):
-            (member,) = collector.engine._crew.at_work()
+            (member,) = collector.engine._processes.at_work()
             killed.append((member.facts.process, len(member.owned)))
             os.kill(member.facts.process, signal.SIGKILL)
         return pump(collector, timeout)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from dapo.errors import EngineError
-from dapo.types.batch import Partial, SampleRequest, SamplingParams, TensorSum
+from dapo.types.batch import MODEL, Partial, SampleRequest, SamplingParams, TensorSum, Turn
 from dapo.types.enums import FinishReason
 
 COUNTERS = {"decode_steps", "generated_tokens", "prefill_tokens", "slot_steps", "busy_slot_steps"}
@@ -255,6 +255,44 @@ def a_stop_string_ends_a_response(s: Subject) -> None:
         assert (rest.token_ids.tolist(), rest.finish) == (free[end - 1 : end], FinishReason.STOP)
 
 
+def a_stop_is_looked_for_in_the_present_turn_alone(s: Subject) -> None:
+    """Of an episode: neither a reply that ends with a stop token or string, nor an earlier turn, ends the next one."""
+    if not s.stops:
+        return
+    engine = s.make(slots=2)
+    engine.submit([s.request(0, max_tokens=3)])
+    first = drain(engine)[0, 0]
+    stop, reply = int(first.token_ids[-1]), first.token_ids[1:]
+    prefix = Partial(
+        np.concatenate([first.token_ids, reply]),
+        np.concatenate([first.logprobs, np.zeros(2, np.float32)]),
+        np.concatenate([first.versions, first.versions[-1:].repeat(2)]),
+        np.array([True] * 3 + [False] * 2),
+        turns=(Turn(0, 3, MODEL, ""), Turn(3, 5, "user", "")),
+    )
+    engine.submit([s.request(0, max_tokens=10, prefix=prefix)])
+    free = tokens_of(drain(engine))[0, 0]
+    assert len(free) == 5
+    engine.submit([s.request(0, max_tokens=10, prefix=prefix, stop_token_ids=(stop,))])
+    event = drain(engine)[0, 0]
+    assert len(event.token_ids) >= 1
+    if s.repeats:
+        assert event.token_ids.tolist() == (free[: free.index(stop) + 1] if stop in free else free)
+    if s.text is None:
+        return
+    before, after = s.text(prefix.token_ids.tolist()), s.text(free)
+    pairs = [before[place : place + 2] for place in range(len(before) - 1)]
+    # a token of the turn could complete it, so an engine has to look where it begins
+    likely = [pair for pair in pairs if pair not in after and any(pair[-1] in s.text([one]) for one in free[:-1])]
+    string = (likely or pairs)[0]
+    engine.submit([s.request(0, max_tokens=10, prefix=prefix, stop=(string,))])
+    event = drain(engine)[0, 0]
+    assert len(event.token_ids) >= 1
+    if s.repeats:
+        ends = [count for count in range(1, 6) if string in s.text(free[:count])]
+        assert event.token_ids.tolist() == free[: ends[0] if ends else 5]
+
+
 def smaller_priority_goes_first(s: Subject) -> None:
     engine = s.make(slots=1)
     engine.submit([s.request(g, priority=p) for g, p in enumerate((1, 1, 0))])
@@ -414,6 +452,7 @@ CHECKS: list[Callable[[Subject], None]] = [
     neither_slots_nor_order_change_a_response,
     a_stop_token_ends_a_response,
     a_stop_string_ends_a_response,
+    a_stop_is_looked_for_in_the_present_turn_alone,
     smaller_priority_goes_first,
     publish_waits_for_nobody,
     tokens_carry_the_version_that_made_them,

@@ -65,7 +65,7 @@ class Desk:
         if (route, ranks, lora) not in self.made:
             self.made[route, ranks, lora] = self._learner(route, ranks, lora)
         learner = self.made[route, ranks, lora]
-        learner.publisher._audience.present = self.pool.weights_from(learner.publisher)
+        learner.publisher._receivers.present = self.pool.weights_from(learner.publisher)
         return Subject(route, learner, self.pool)
 
     def _learner(self, route: str, ranks: int, lora: int | None):

@@ -76,6 +76,9 @@ class WordSpeech:
 
     end_of_turn = ""
 
+    def opening(self, messages):
+        return self.reply(messages, closed=True)
+
     def reply(self, messages, *, closed, ask=True):
         words = " ".join(message["content"] for message in messages).split()
         return np.array([int(word[1:]) for word in words], dtype=np.int64)

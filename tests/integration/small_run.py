@@ -130,6 +130,14 @@ def _fates_in(file: Path) -> dict[int, str]:
     return {row["group"]: row["disposition"] for row in read_rollouts(file).to_pylist()}
 
 
+def assert_every_token_has_a_fate(rows: list[dict[str, float]]) -> None:
+    """What was generated is what became of it and what is held, to the token; ``rows`` of training steps."""
+    for row in rows:
+        fates = ("trained", "filled", "rejected", "discarded", "expired")
+        spent = sum(row[f"total/cost/{fate}_tokens"] for fate in fates)
+        assert row["counters/generated_tokens"] == spent + row["cost/held_tokens"]
+
+
 def assert_none_lost_or_doubled(run: Path, steps: int) -> None:
     """Every dispatched group has one end, trained ones are as many as they should be, and no step is missing."""
     rows = read_metrics(run / "metrics.jsonl")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small_run import dapo, write_recipe
+from small_run import assert_every_token_has_a_fate, dapo, write_recipe
 
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts
@@ -52,6 +52,7 @@ def test_responses_begin_and_end_as_the_recipe_says(done: Path) -> None:
     bodies = [row["response"].removeprefix(" +8 +1") for row in rows]
     assert all("7 " not in body and "+9" not in body for body in bodies)
     assert any(body.split()[4:5] == ["-9"] for body in bodies)  # closed after four tokens
+    assert_every_token_has_a_fate(read_metrics(done / "metrics.jsonl")[1:])
     line = read_metrics(done / "metrics.jsonl")[1]
     assert 0 < line["response/thinking_forced_share"] <= 1
     assert line["response/thinking_tokens_mean"] > 0

@@ -138,7 +138,11 @@ def test_the_example_of_two_stages_trains(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("game", "turns in an episode: "), ("calculator", "calls of the tool: "), ("stateful_environment", "height: ")],
+    [
+        ("game", "turns in an episode: "),
+        ("calculator", "episodes that call the tool: "),
+        ("stateful_environment", "height: "),
+    ],
 )
 def test_an_example_with_an_environment_trains(name, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

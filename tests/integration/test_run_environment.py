@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
+from ray_processes import command_of, descendants
 from safetensors.numpy import load_file
-from small_run import assert_none_lost_or_doubled, dapo, write_recipe
+from small_run import assert_every_token_has_a_fate, assert_none_lost_or_doubled, dapo, write_recipe
 
-from dapo.observe.metrics import read_metrics
+from dapo.cli.main import main
+from dapo.observe.metrics import read_metrics, without_clock
 from dapo.observe.rollouts import read_rollouts
 from dapo.types.batch import MODEL
 
@@ -25,6 +33,16 @@ def game(prompt, rng, seconds=0.0, turns=3):
         turn = yield f"-{1 + (len(turn.token_ids) * 7 + number) % 9} ="
     text = turn.text.split()
     return {"accuracy": float(bool(text) and text[0] in "0123456789")}
+
+
+def known(prompt, rng):
+    """Two tries at the answer."""
+    turn = yield "?"
+    for _ in range(2):
+        if turn.text.strip() == prompt.answer:
+            return {"accuracy": 1.0}
+        turn = yield "+1"
+    return {"accuracy": 0.0}
 
 
 class Counting:
@@ -56,9 +74,9 @@ QUICK = ("rewards=[{name: accuracy, kind: environment}]", "rollout.max_response_
          "algorithm.dynamic_sampling.oversample=3", "rollout.slots=20")  # fmt: skip
 
 
-def recipe(folder: Path, more: str = "", section: str = SECTION) -> Path:
+def recipe(folder: Path, more: str = "", section: str = SECTION, **model: int) -> Path:
     (folder / "my_game.py").write_text(GAME)
-    return write_recipe(folder, section.format(more=more))
+    return write_recipe(folder, section.format(more=more), **model)
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:
@@ -80,10 +98,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_with_an_environment_keeps_its_books(whole):
     assert_none_lost_or_doubled(whole, 4)
     rows = [row for row in read_metrics(whole / "metrics.jsonl") if row["step"]]
+    assert_every_token_has_a_fate(rows)
     for row in rows:
-        fates = ("trained", "filled", "rejected", "discarded", "expired")
-        spent = sum(row[f"total/cost/{fate}_tokens"] for fate in fates)
-        assert row["counters/generated_tokens"] == spent + row["cost/held_tokens"]
         assert row["reward/unscored"] == 0
         if row["groups/finished"]:
             assert row["environment/turns_mean"] > 1
@@ -99,6 +115,26 @@ def test_a_run_with_an_environment_keeps_its_books(whole):
             assert set(row["generated"][turn["first"] : turn["stop"]]) == {turn["who"] == MODEL}
     finished = sum(row["sampling/generated_tokens"] for row in rows)
     assert finished == rows[-1]["counters/generated_tokens"]
+
+
+def test_the_check_plays_an_episode_and_one_of_gold_answers(tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"problem": "1 +2 =", "answer": "=3"}\n')
+    path = recipe(tmp_path, section=SECTION.replace("my_game:game", "my_game:known"))
+    said = dapo("check", path.name, *QUICK, "data.train=[{path: sums.jsonl}]", cwd=tmp_path).stdout
+    shown = [line.strip() for line in said.partition("one episode, with canned turns\n")[2].splitlines()][:11]
+    assert shown == [
+        "[user] '?': 1 tokens, not trained",
+        "[assistant] '1 +2 =': 4 tokens, trained",
+        "[user] '+1': 1 tokens, not trained",
+        "[assistant] '=3': 2 tokens, trained",
+        "the environment ended it; scores: accuracy 1",
+        "with the gold answer '=3' in every turn:",
+        "[user] '?': 1 tokens, not trained",
+        "[assistant] '=3': 2 tokens, trained",
+        "the environment ended it; scores: accuracy 1",
+        "no chat template: replies are appended as raw text",
+        "",
+    ]
 
 
 def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):
@@ -117,6 +153,58 @@ def test_a_run_that_is_stopped_and_resumed_goes_on_to_the_same_bits(whole, tmp_p
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
+def train_in(folder: Path, arguments: list[str]) -> int:
+    """Run the command line in a folder: in a process that is to be killed."""
+    os.chdir(folder)
+    return main(arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_kills_at_random_moments_change_no_bit(tmp_path, tmp_path_factory):
+    """The driver is killed wherever it is, also while a tool works; before every third kill its worker is."""
+    slow = "args: {seconds: 0.01}"
+    many = ("trainer.steps=24", "checkpoint.every=1", "algorithm.dynamic_sampling.cap.then=train_partial")
+    whole = train(tmp_path_factory.mktemp("slow"), *many, more=slow)
+    chance, run, kills = random.Random(5), tmp_path / "run", 0
+    arguments = ["train", recipe(tmp_path, slow).name, *QUICK, *many]
+    while kills < 20:
+        process = warm.start(train_in, tmp_path, arguments)
+        seen = len(read_metrics(run / "metrics.jsonl"))
+        while process.is_alive() and len(read_metrics(run / "metrics.jsonl")) <= seen:
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.3)
+        if kills % 3 == 0:
+            kill_workers(process.pid)
+            time.sleep(chance.random() * 0.3)
+        assert process.is_alive()
+        process.kill()
+        process.join()
+        kills += 1
+        arguments = ["train", "--resume", str(run)]
+    dapo("train", "--resume", str(run), cwd=tmp_path)
+    assert_none_lost_or_doubled(run, 24)
+    rows, expected = (read_metrics(folder / "metrics.jsonl") for folder in (run, whole))
+    assert sum(row["environment/replayed"] for row in rows if row["step"]) > 0
+    assert list(map(repeated, rows)) == list(map(repeated, expected))
+    ours, theirs = weights(run), weights(whole)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def kill_workers(driver: int) -> None:
+    """Kill the processes that play environments for a driver, and leave their guards alone."""
+    for process in descendants(driver):
+        command = command_of(process)
+        if "dapo.environments.worker" in command and "guard.py" not in command:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def repeated(row: dict[str, float]) -> dict[str, float]:
+    """Return what a kill does not change: all but the clock and the turns that were played again."""
+    return {key: value for key, value in without_clock(row).items() if key != "environment/replayed"}
+
+
 def test_an_environment_with_a_state_is_restored(tmp_path):
     section = SECTION.replace("my_game:game", "my_game:Counting")
     path = recipe(tmp_path, section=section)
@@ -133,33 +221,40 @@ def test_an_environment_with_a_state_is_restored(tmp_path):
     assert first["environment/not_repeatable"] == 0
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory):
-    """A session with groups of episodes that were sampled with the learner's weights."""
+@contextmanager
+def playing(folder: Path, *overrides: str, count: int = 12, **model: int):
+    """A session with groups of episodes that were sampled with the learner's weights: it, the learner, the groups."""
     from dapo.cli.check_try import _generate
     from dapo.config.load import load_recipe
     from dapo.observe.console import Console
     from dapo.run.reinforcement import reward_session
 
-    folder = tmp_path_factory.mktemp("played")
-    path = recipe(folder, "args: {turns: 4}")
+    path = recipe(folder, "args: {turns: 4}", **model)
     with pytest.MonkeyPatch.context() as patch, Console("quiet") as console:
         patch.chdir(folder)
-        session = reward_session(load_recipe(path, QUICK).recipe, console)
-        learner = session.learner()
-        session.parts.engine.load(learner.publish(0))
-        groups = _generate(session, 12)
+        session = reward_session(load_recipe(path, [*QUICK, *overrides]).recipe, console)
+        try:
+            learner = session.learner()
+            session.parts.engine.load(learner.publish(0))
+            yield session, learner, _generate(session, count)
+        finally:
+            session.close()
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("played")
+    with playing(folder) as (session, learner, groups):
         saved = folder / "saved"
         saved.mkdir()
         learner.save(saved).result()
         yield session, learner, groups, saved
-        session.close()
 
 
-def test_a_plain_forward_pass_gives_the_log_probabilities_of_all_model_tokens(played):
+def assert_recomputed(learner, groups, most: float = 1e-5) -> None:
+    """A plain forward pass gives the engine's log-probabilities of all model tokens, in nats."""
     from dapo.types.batch import TokenRow
 
-    _, learner, groups, _ = played
     made = [(group, one) for group in groups for one in group.completions_G]
     rows = [TokenRow(group.id, group.prompt.token_ids.astype(np.int32), one.token_ids.astype(np.int32))
             for group, one in made]  # fmt: skip
@@ -168,11 +263,16 @@ def test_a_plain_forward_pass_gives_the_log_probabilities_of_all_model_tokens(pl
     tokens, replies = sum(map(len, gaps)), sum(int((~one.generated).sum()) for _, one in made)
     assert tokens > 500
     assert replies > 200
-    assert max(gap.max() for gap in gaps) < 1e-5
+    assert max(gap.max() for gap in gaps) < most
+
+
+def test_a_plain_forward_pass_gives_the_log_probabilities_of_all_model_tokens(played):
+    _, learner, groups, _ = played
+    assert_recomputed(learner, groups)
 
 
 def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
-    """Nonsense in their place does nothing; at a single model token it does."""
+    """Nor any metric of the step. Nonsense in their place does nothing; at a single model token it does."""
     import dataclasses
 
     from dapo.run.parts import make_algorithm
@@ -180,6 +280,8 @@ def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
     from dapo.types.enums import Disposition
 
     session, learner, groups, saved = played
+
+    metrics = []
 
     def learned(change) -> dict[str, np.ndarray]:
         learner.load(saved)
@@ -189,7 +291,8 @@ def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
             altered.append(dataclasses.replace(group, completions_G=made, disposition=Disposition.TRAINED))
         batch = StepBatch(0, altered, altered)
         algorithm = make_algorithm(session.recipe)
-        learner.learn(algorithm.plan(batch, {}, version=0, rate=lambda number: 1e-2)).result()
+        done = learner.learn(algorithm.plan(batch, {}, version=0, rate=lambda number: 1e-2)).result()
+        metrics.append((without_clock(batch.metrics), {key: str(stat) for key, stat in done.stats.items()}))
         return {name: value.detach().numpy().copy() for name, value in session.loaded.model.named_parameters()}
 
     def nonsense(group, n, one, where):
@@ -204,3 +307,5 @@ def test_what_stands_at_reply_tokens_changes_no_bit_of_the_weights(played):
     single = learned(lambda group, n, one: nonsense(group, n, one, first) if (group, n) == (mixed.id, 0) else one)
     assert all(np.array_equal(plain[name], replies[name]) for name in plain)
     assert not all(np.array_equal(plain[name], single[name]) for name in plain)
+    assert metrics[0] == metrics[1]
+    assert metrics[0] != metrics[2]

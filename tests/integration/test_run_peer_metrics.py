@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_run import dapo, write_recipe
 
-from dapo.metrics.peers import PEER_METRICS, peer_metric
+from dapo.metrics.peers import PEER_METRICS, nemo_rl_metrics, peer_metric
 from dapo.observe.metrics import read_metrics
 from dapo.observe.rollouts import read_rollouts
 
@@ -54,6 +54,19 @@ def test_filtered_reward(steps):
         trained = [r["shaped_reward"] for r in responses if r["disposition"] == "trained"]
         assert len(trained) == P * G
         assert row["reward/shaped_mean"] == pytest.approx(sum(trained) / len(trained))
+
+
+def test_the_option_of_the_logger_makes_the_three_by_these_formulas(steps):
+    for row, responses in steps:
+        made = nemo_rl_metrics(row, P, G, ROUND)
+        counted = sum(r["verdict"] == "kept" and r["disposition"] == "discarded" for r in responses)
+        assert made == {
+            "train/filtered_reward": row["reward/shaped_mean"],
+            "train/dynamic_sampling_num_gen_batches": 1 + row["sampling/refills"],
+            "train/dynamic_sampling_num_discarded_valid_samples": counted,
+        }
+        without = nemo_rl_metrics(row, P, G, None)["train/dynamic_sampling_num_gen_batches"]
+        assert without == -(-row["groups/dispatched"] // P)
 
 
 def test_each_name_is_found_with_and_without_its_area():

@@ -88,11 +88,17 @@ def partial_of(event):
     return Partial(event.token_ids, event.logprobs, event.versions)
 
 
-def start(loaded, *, slots=32, **settings):
+def start(loaded, *, slots=32, adapter_rank=None, **settings):
     from dapo.rollout.vllm import VllmEngine
 
     settings = {"kv_cache_mib": 64} | settings
     strings = StopStrings(loaded.tokenizer)
     return VllmEngine(
-        facts_of(loaded), cuda=False, longest=LONGEST, slots=slots, settings=Vllm(**settings), strings=strings
+        facts_of(loaded),
+        cuda=False,
+        longest=LONGEST,
+        slots=slots,
+        settings=Vllm(**settings),
+        strings=strings,
+        adapter_rank=adapter_rank,
     )

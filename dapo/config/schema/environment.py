@@ -40,7 +40,8 @@ class Environment(Section):
     timeout: Annotated[Seconds, FREE] = 30.0
     """Seconds for one call of the environment."""
     workers: Annotated[Parallel | None, FREE] = None
-    """Processes for environments. None: as ``run.reward_workers``."""
+    """Processes for environments. None: as ``run.reward_workers``. On a Ray cluster each is an actor, and None without
+    ``run.reward_workers`` is one for each engine."""
     memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
     """Memory limit of each such process in MiB (Linux only); None: none."""
     lag: Whole = 8

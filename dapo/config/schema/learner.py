@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dapo.config.section import FIXED, FREE, Above, Pair, Patience, Positive, Rate, Section, Whole
+from dapo.config.section import ASK, FIXED, FREE, Above, Pair, Patience, Positive, Rate, Section, Whole
 
 
 class Lora(Section, resume="fixed"):
@@ -22,6 +22,10 @@ class Lora(Section, resume="fixed"):
     """Multiply by lora_alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)."""
     modules_to_save: list[str] = Field(default_factory=list)
     """Further modules to train whole, by the end of their name."""
+    merge: Annotated[bool | None, ASK] = None
+    """Engines get the adapter merged into the weights. false: the adapter alone, which ``rollout.engine: vllm`` applies
+    itself. None: false with vLLM in bfloat16, where a merge rounds small changes away, unless there are
+    ``modules_to_save``."""
 
 
 class Model(Section):
@@ -49,6 +53,10 @@ class Model(Section):
 
 
 class Learner(Section):
+    optimizer: Annotated[Literal["adamw", "adamw_8bit"], FIXED] = "adamw"
+    """``adamw_8bit``: AdamW's two moments in 8 bits with a scale for each block of numbers (arXiv 2110.02861), by
+    torchao (extra ``eight_bits``): 2 bytes a parameter instead of 8. Small tensors, and those whose rows are no
+    multiple of 64, stay in float32."""
     learning_rate: Rate = 1e-6
     """Peak learning rate."""
     betas: Pair = (0.9, 0.999)
@@ -92,6 +100,10 @@ class Learner(Section):
     reshard_after_forward: Annotated[Literal["auto", "true", "false"], FREE] = "auto"
     """Free a layer between its forward and its backward pass. ``auto``: from 3 billion parameters on; below, layers
     stay whole until the optimiser step, and gradients are summed over ranks once a step."""
+    router_replay: Annotated[Literal["off", "learner", "sampler"], FIXED] = "off"
+    """Of a mixture of experts, the choices of experts that the passes of a training step repeat. ``learner``: those of
+    the passes that compute the old log-probabilities. ``sampler``: those of the engine that made the response. ``off``:
+    none, each pass chooses anew."""
     cpu_offload: Annotated[bool, FREE] = False
     """Keep slices, gradients and AdamW's moments of a CUDA learner in the processor's memory: slower, much smaller."""
     timeout: Annotated[Patience, FREE] = 600.0

@@ -120,3 +120,7 @@ class Logging(Section, resume="free"):
     trackers: list[TrackerSettings] = Field(default_factory=list)
     """Where numbers go as well (extra ``track``); ``[tensorboard, wandb]`` is short for ``[{kind: tensorboard}, {kind:
     wandb}]``."""
+    also: Literal["nemo-rl"] | None = None
+    """Names that trackers get beside dapo's: ``nemo-rl`` adds NeMo RL's three metrics of dynamic sampling,
+    ``train/filtered_reward``, ``train/dynamic_sampling_num_gen_batches`` and
+    ``train/dynamic_sampling_num_discarded_valid_samples`` (docs/metrics.md has their formulas)."""

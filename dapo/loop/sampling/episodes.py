@@ -297,9 +297,7 @@ class Episodes:
             return self._failed(episode, answer.failure)
         if question.end is not None:
             return self._close(episode, self._at_limit(episode.ended), episode.ended, answer.scores)
-        if answer.reply is None:  # an environment without an opening
-            return self._further(episode, None)
-        return self._answered(episode, answer.reply, answer, tick)
+        return self._answered(episode, answer.reply or Said(), answer, tick)  # no reply: nothing is said first
 
     def _answered(self, episode: _Episode, reply: Said, answer: Answer, tick: int) -> SampleRequest | Over | None:
         """Append a reply, or end the episode."""
@@ -327,7 +325,7 @@ class Episodes:
                 return None
         except ValueError as error:
             return self._failed(episode, f"reply: {error}")
-        return self._further(episode, episode.partial)
+        return self._further(episode, episode.partial if len(episode.partial) else None)
 
     def _add(self, episode: _Episode, reply: Said, answer: Answer, *, most: int, ask: bool) -> bool:
         """Append a reply's tokens; return False if they are too many for the rest of the episode.
@@ -336,19 +334,22 @@ class Episodes:
             ValueError: they cannot be written, or are too many.
         """
         messages, was_cut = self._bounded(reply)
-        if not messages:
+        partial, opens = episode.partial, not episode.partial.turns
+        if not messages and not opens:
             return True
-        partial = episode.partial
-        ids = self.speech.reply(messages, closed=self._closed(partial), ask=ask)
-        if not len(ids) and ask:
-            raise ValueError("it has no tokens")
+        ids = self.speech.opening(messages) if opens else self._reply(partial, messages, ask=ask)
+        if not len(ids):
+            if messages and ask:
+                raise ValueError("it has no tokens")
+            return True
         count, start = len(ids), len(partial)
         if count > most:
             return False
         own = np.ones(start, np.bool_) if partial.generated is None else partial.generated
         version = partial.versions[-1:] if start else np.full(1, self._version, np.int32)
         text = "\n".join(message["content"] for message in messages)
-        turn = Turn(start, start + count, messages[0]["role"], text, cut=was_cut, state=answer.state)
+        role = messages[0]["role"] if messages else self.players.abilities.role
+        turn = Turn(start, start + count, role, text, cut=was_cut, state=answer.state)
         earlier = tuple(replace(each, state=None) if each.state else each for each in partial.turns)
         episode.partial = Partial(
             np.concatenate([partial.token_ids, ids]),
@@ -359,6 +360,9 @@ class Episodes:
             (*earlier, turn),
         )
         return True
+
+    def _reply(self, partial: Partial, messages: Sequence[Mapping[str, str]], *, ask: bool) -> IntArray:
+        return self.speech.reply(messages, closed=self._closed(partial), ask=ask)
 
     def _bounded(self, reply: Said) -> tuple[list[dict[str, str]], bool]:
         """Return the messages of a reply, cut to the limit of its tokens.
@@ -438,20 +442,20 @@ class Episodes:
     def _differs(self, episode: _Episode, replayed: Sequence[Said | None]) -> str | None:
         """Return how replies that were played again differ from the recorded tokens; None: they do not."""
         turns, ids = episode.partial.turns, episode.partial.token_ids
-        said = list(replayed)
-        opening = said.pop(0) if said else None
+        said = [reply or Said() for reply in replayed]
+        opening = said.pop(0) if said else Said()
         places = [(number, turn) for number, turn in enumerate(turns) if turn.who != MODEL]
-        if (turns and turns[0].who != MODEL) or (opening is not None and opening.messages):
+        if (turns and turns[0].who != MODEL) or opening.messages:
             said.insert(0, opening)
         self._compared += 1
         for (number, turn), reply in zip(places, said, strict=False):
             before = cut(replace(episode.partial, turns=turns[:number]), turn.first)
             try:
-                same = reply is not None and not reply.done
-                again = self.speech.reply(self._bounded(reply)[0], closed=self._closed(before)) if reply else ids[:0]
+                messages = self._bounded(reply)[0]
+                again = self._reply(before, messages, ask=True) if number else self.speech.opening(messages)
             except ValueError:
-                same, again = False, ids[:0]
-            if not same or not np.array_equal(again, ids[turn.first : turn.stop]):
+                again = ids[:0]
+            if reply.done or not np.array_equal(again, ids[turn.first : turn.stop]):
                 self.not_repeatable += 1
                 if self.not_repeatable >= MOST_NOT_REPEATABLE and 2 * self.not_repeatable >= self._compared:
                     raise EpisodeError(

@@ -3,6 +3,14 @@
 const CARDS_SHOWN = 64;
 const FINISHES = { stop: "ended by itself", length: "cut off at the limit", failed: "failed", aborted: "aborted" };
 
+const EPISODES = {
+  done: "ended by its environment",
+  turns: "ended by the limit of turns",
+  tokens: "its tokens were spent",
+  reply: "a reply left no room for a token",
+  error: "its environment failed",
+};
+
 function mark(response) {
   if (response.unscored) return el("span", { class: "mark-of none" }, "? not scored");
   if (response.accuracy === null) return el("span", { class: "mark-of none" }, "? no accuracy");
@@ -269,7 +277,9 @@ class GroupPanel {
     const body =
       this.mode && r.tokens
         ? tokenBlock(r.tokens, this.mode, name, read, tokensAtFirst(Math.min(this.most, this.folded.length)))
-        : textBlock(r.text, name);
+        : r.turns
+          ? turnsBlock(r.turns, name)
+          : textBlock(r.text, name);
     return el(
       "article",
       { class: "response", "data-samples": samples.join(" "), "aria-label": name, tabindex: -1 },
@@ -297,6 +307,7 @@ class GroupPanel {
         r.shaped !== null && r.shaped !== r.reward ? pair("shaped", number(r.shaped)) : null,
         pair("length", plural(r.length, "token")),
         pair("finish", own(FINISHES, r.finish) || inline(r.finish, 30)),
+        r.ended ? pair("episode", own(EPISODES, r.ended) || inline(r.ended, 30)) : null,
         r.logprob !== null ? pair("mean log-prob", number(r.logprob)) : null,
         r.voter === false ? pair("vote", "none: not in the baseline, no loss") : null,
       ),
@@ -315,6 +326,28 @@ class GroupPanel {
     node.scrollIntoView({ block: "nearest", inline: "start" });
     node.focus({ preventScroll: true });
   }
+}
+
+/** An episode by its turns: what the environment said is shaded. */
+function turnsBlock(turns, label) {
+  const notes = (turn) => [
+    turn.calls.length ? ` calls ${turn.calls.join(", ")}` : "",
+    turn.reward ? ` reward ${number(turn.reward)}` : "",
+  ];
+  return el(
+    "div",
+    { class: "text episode", tabindex: 0, role: "group", "aria-label": label },
+    turns
+      .filter((turn) => turn.text !== "" || turn.who === "assistant")
+      .map((turn) =>
+        el(
+          "div",
+          { class: turn.who === "assistant" ? "turn" : "turn reply", dir: "auto" },
+          el("span", { class: "who" }, visible(turn.who + notes(turn).join(""))),
+          visible(wellCut(turn.text, CUT)),
+        ),
+      ),
+  );
 }
 
 /** Responses with equal text and scores together, in the order of their first. */

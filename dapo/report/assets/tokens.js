@@ -116,11 +116,17 @@ function pieceNodes(piece) {
   return nodes;
 }
 
+/** Did the program put token i in, a reply of an environment for instance? */
+function isGiven(tokens, i) {
+  return !!tokens.given && tokens.given.includes(i);
+}
+
 /** All that is known of token i, in one line. */
 function tokenLine(tokens, i) {
   const read = (values) => (values && values[i] !== null && values[i] !== undefined ? values[i] : null);
   const logprob = (v) => (v === null ? MISSING : `${minus(v.toFixed(4))} (p ${percent(Math.exp(v))})`);
   const parts = [`token ${number(i + 1)} of ${number(tokens.pieces.length)}`, JSON.stringify(tokens.pieces[i])];
+  if (isGiven(tokens, i)) return [...parts, "put in by the program: not sampled, no loss"];
   parts.push(`sampler ${logprob(read(tokens.sampler))}`);
   if (tokens.learner) parts.push(`learner ${logprob(read(tokens.learner))}`);
   if (tokens.ratio) parts.push(`ratio ${number(read(tokens.ratio))}`);
@@ -137,6 +143,8 @@ function tokenLegend(mode, responses) {
     const versions = [...new Set(responses.flatMap((r) => (r.tokens ? r.tokens.versions : [])))].sort((a, b) => a - b);
     entries = versions.slice(-8).map((v) => [`t-v${((v % 4) + 4) % 4}`, `weights ${v}`]);
   }
+  if (responses.some((r) => r.tokens && (r.tokens.given || []).length))
+    entries = [...entries, ["t-given", "put in by the program, a reply for instance: no loss"]];
   return el(
     "ul",
     { class: "tokenlegend", "aria-label": "Colours of the tokens" },
@@ -159,7 +167,9 @@ function tokenBlock(tokens, mode, label, read, shown) {
   });
   const spans = [];
   let current = -1;
-  const paint = TOKEN_MODES[mode].has(tokens) ? TOKEN_MODES[mode].paint : () => "t-none";
+  const given = new Set(tokens.given || []);
+  const colour = TOKEN_MODES[mode].has(tokens) ? TOKEN_MODES[mode].paint : () => "t-none";
+  const paint = (of, i) => (given.has(i) ? "t-given" : colour(of, i));
   const show = (i) => {
     if (current >= 0) spans[current].classList.remove("here");
     current = i;

@@ -14,7 +14,7 @@ import torch
 
 import dapo.algorithms
 from dapo.algorithms.keep import judge_group
-from dapo.algorithms.losses import LossInputs, clipped_loss
+from dapo.algorithms.losses import LossInputs
 from dapo.types.enums import Verdict
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithm.md").read_text()
@@ -75,13 +75,17 @@ def test_advantage_example():
 
 
 def test_loss_example():
-    logprobs = torch.tensor([0.0, 0.0, float("nan")], requires_grad=True)
-    mask = torch.tensor([True, True, False])
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    mask = torch.tensor([True, True])
     inputs = LossInputs(
-        logprobs, torch.zeros(3), torch.tensor([1.0, -1.0, 5.0]), mask, torch.zeros(3, dtype=torch.int64), 1
+        logprobs,
+        torch.zeros(2),
+        torch.tensor([1.0, 0.0]),
+        mask,
+        torch.zeros(2, dtype=torch.int64),
+        1,
+        entropy=torch.tensor([0.5, 2.0]),
     )
-    loss, flags = HOOKS["soft_gate_loss"](inputs)
-    assert loss.tolist() == pytest.approx([-2.0, 2 / 1.05, 0.0])
-    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
-    assert gradient.tolist() == pytest.approx([-1.0, 1.0, 0.0])  # at r = 1 the gate has the gradient of r
-    assert flags.keys() == clipped_loss(inputs, low=0.2, high=0.2)[1].keys()
+    loss, flags = HOOKS["bold_loss"](inputs)
+    assert loss.tolist() == pytest.approx([1.0 - 0.005, -0.02])  # -log p A - 0.01 H
+    assert flags == {}

@@ -248,6 +248,26 @@ def test_a_card_may_hold_less_cache_than_all_responses_at_once():
     assert needed_memory(replace(memory, activations=10**12)) == (5 + 2 + 10**12 + 16) * 1.1
 
 
+def test_vllms_share_of_a_card_has_to_leave_room_for_the_learner():
+    """60 GB of the learner's on a card of 141: vLLM can have 57 % of it, whatever its cache could do without."""
+    recipe = recipe_with(
+        rollout={"engine": "vllm", "vllm": {"gpu_memory_utilization": 0.6}}, model={"dtype": "bfloat16"}
+    )
+    large = facts_with(1_500_000_000)
+    memory = Memory(weights=55 * 10**9, gradients=0, optimiser=0, activations=0, head=0, engine=3 * 10**9, cache=0)
+    memory = replace(memory, checking=5 * 10**9)
+    assert needed_memory(memory) < 80e9
+    (line,) = [one for one in time_lines(recipe, large, memory, 10.0) if one.startswith("no GPU known here")]
+    assert line.endswith(
+        "(60% of it) beside 55.9 GiB of the learner: on the H200 rollout.vllm.gpu_memory_utilization can be 0.57"
+    )
+    for given in ({"gpu_memory_utilization": 0.57}, {"gpu_memory_utilization": 0.6, "kv_cache_mib": 100}):
+        fits = recipe_with(rollout={"engine": "vllm", "vllm": given}, model={"dtype": "bfloat16"})
+        assert any(one.startswith("H200: ") for one in time_lines(fits, large, memory, 10.0))
+    apart = list(time_lines(recipe, large, replace(memory, apart=True), 10.0))
+    assert any(one.startswith("A100 80 GB: ") for one in apart)
+
+
 def test_the_longest_row_fills_the_memory_of_those_that_share_it():
     facts = facts_with(7_000_000_000, layers=28, hidden=3584, ffn=18944, kv_heads=4, head_size=128, vocabulary=150_000)
     facts = replace(facts, fingerprint={"num_attention_heads": 28, "tied": False})

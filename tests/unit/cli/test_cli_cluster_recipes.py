@@ -27,9 +27,13 @@ SIZES = {
     "dapo_paper_32b_128gpu": ("Qwen2", {"vocab_size": 152064, "hidden_size": 5120, "num_hidden_layers": 64,
         "num_attention_heads": 40, "num_key_value_heads": 8, "intermediate_size": 27648,
         "max_position_embeddings": 131072}),
+    "qwen3_30b_a3b_8gpu": ("Qwen3Moe", {"vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "max_position_embeddings": 32768}),
 }  # fmt: skip
-PARAMETERS = dict(zip(SIZES, (7_615_616_512, 8_190_735_360, 32_763_876_352), strict=True))
-CARDS_OF = dict(zip(SIZES, (8, 16, 128), strict=True))
+PARAMETERS = dict(zip(SIZES, (7_615_616_512, 8_190_735_360, 32_763_876_352, 30_532_122_624), strict=True))
+CARDS_OF = dict(zip(SIZES, (8, 16, 128, 8), strict=True))
 PROMPT = 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from run_folder_for_tests import make_prompts, make_run
 
 from dapo.cli.main import main
 from dapo.observe.rollouts import write_rollouts
-from dapo.types.batch import Completion, Group, Score
+from dapo.types.batch import Completion, Group, Score, Turn
 from dapo.types.enums import FinishReason
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -54,3 +55,23 @@ def test_what_is_right_is_written_whatever_else_there_is(tmp_path, capsys) -> No
     run = run_with(tmp_path / "r", (RIGHT, LENGTH), (RIGHT, STOP), (UNSCORED, STOP), (WRONG, STOP))
     assert main(["rollouts", str(run), "--correct"]) == 0
     assert capsys.readouterr().out == '{"prompt": "problem 0", "response": "answer 1"}\n'
+
+
+def test_an_episode_is_a_conversation_with_a_message_for_each_turn(tmp_path, capsys) -> None:
+    (prompt,) = make_prompts(1)
+    run = make_run(tmp_path / "r", prompts=[prompt], settings={"environment": {"kind": "my_game:guess"}})
+    turns = (
+        Turn(0, 1, "user", ""),
+        Turn(1, 2, "assistant", "3"),
+        Turn(2, 3, "tool", "no"),
+        Turn(3, 4, "assistant", "4"),
+    )
+    made = Completion(
+        np.arange(4), np.zeros(4, np.float32), np.zeros(4, np.int32), STOP, "3\n4", turns=turns, ended="done"
+    )
+    write_rollouts(run / "rollouts" / "step_000001.parquet", 1, [Group(0, prompt, [made], [RIGHT])])
+    assert main(["rollouts", str(run), "--correct", "--format", "messages"]) == 0
+    said = [("user", "problem 0"), ("assistant", "3"), ("tool", "no"), ("assistant", "4")]
+    assert json.loads(capsys.readouterr().out) == {"messages": [{"role": role, "content": text} for role, text in said]}
+    assert main(["rollouts", str(run), "--correct"]) == 2
+    assert "write them as conversations: --format messages" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_every_setting_with_a_letter_too_many_is_found_again() -> None:
         ("report_to", "logging.trackers"),
         ("bf16", "model.dtype"),
         ("logging_steps", "metrics.jsonl"),
-        ("scheduler.type", "learner.schedule"),
+        ("lr_scheduler_type", "learner.schedule"),
         ("grpo.async_grpo.enabled", "rollout.max_staleness"),
         ("checkpointing.enabled", "checkpoint.every"),
         ("train_type", "model.lora.rank"),

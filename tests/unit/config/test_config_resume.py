@@ -41,7 +41,7 @@ FREE = {
     "trainer": "steps max_hours sync_check_tolerance",
     "trainer.early_stop": "metric best_is patience min_change",
     "checkpoint": "every keep seconds best best_is asynchronous",
-    "logging": "rollouts tokens spans console samples_every trackers",
+    "logging": "rollouts tokens spans console also samples_every trackers",
     "logging.trackers.N": "kind project",
     "launch": "backend",
     "cluster": "address nodes gpus_per_node colocate cpus_per_host start_timeout engine_timeout max_engine_restarts "
@@ -62,6 +62,7 @@ FIXED = {
     "rollout": "group_size",
     "environment": "kind args tools tool_format",
     "algorithm.reference": "refresh_every",
+    "learner": "optimizer router_replay",
     "sft": "max_tokens overlong loss_on train validation",
     "sft.train.N": "name split fields size",
     "sft.validation.N": "name split fields size",

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from dapo.config.schema import Data, TrainSource
+from dapo.data.formats import RawProblem
+from dapo.data.render import make_prompts
 from dapo.environments.speech import find_format, make_speech
 from dapo.errors import RecipeError
 from dapo.models.tiny import make_word_tokenizer
@@ -22,6 +24,7 @@ REFUSED = {  # (template, thinking, role); every other is kept
     ("qwen3", 1, "user"),
     ("qwen3", 1, "tool"),
 }
+ALTERNATE = ("gemma2", "mistral-v0.3")  # refuse a second message of the user
 HERMES = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
     '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
@@ -61,6 +64,26 @@ def test_a_template_is_appended_to_or_refused(name, role, thinking):
         *speech.reply([message], closed=False),
     ]
     assert coder.decode(open_turn) == expected  # a stop string ended it: the end of the turn comes with the reply
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_what_is_said_first_follows_the_problem_as_in_one_conversation(name):
+    """The prompt asks for nothing yet, so no empty turn of the model stands before the environment's first words."""
+    coder, own = tokenizer(name), data(name)
+    speech = make_speech(own, coder, chat=True)
+    (prompt,) = make_prompts([RawProblem(problem="2+2?", answer="4", row="a")], "a", own, coder, ask=False)
+    for messages in ([], [{"role": "user", "content": "Quick."}]):
+        if name in ALTERNATE and messages:
+            with pytest.raises(RecipeError, match="cannot write what the environment says before the model speaks"):
+                speech.opening(messages)
+            continue
+        whole = coder.apply_chat_template(
+            [{"role": "user", "content": "2+2?"}, *messages],
+            tokenize=False,
+            add_generation_prompt=True,
+            **KWARGS.get(name, {}),
+        )
+        assert coder.decode([*prompt.token_ids, *speech.opening(messages)]) == whole
 
 
 def test_the_last_word_asks_for_no_further_turn():

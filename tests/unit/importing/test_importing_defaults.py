@@ -24,6 +24,7 @@ def test_what_is_not_said_is_as_it_is_there(system: str, ours: str) -> None:
     text, name = facts.NOTHING_SAID[system]
     made = import_text(text, name, system=system)
     theirs, own = facts.DEFAULTS[system][ours], settings()[ours].default
+    own = list(own) if isinstance(own, tuple) else getattr(own, "kind", own)  # as a recipe has it
     assert (ours in made.reading.lines) == (theirs != own)  # a default that is ours as well has no line
     assert made.reading.lines.get(ours, RecipeLine(own, "", given=False)).value == theirs
 
@@ -59,10 +60,33 @@ def test_areals_penalty_has_no_default_lengths() -> None:
         "actor: {overlong_reward_penalty: true, ppo_n_minibatches: 1}\ngconfig: {n_samples: 4}", "a.yaml"
     )
     assert made.reading.lines["algorithm.overlong_punishment.enabled"].value is False
-    assert any("has to be told" in said for said in made.reading.said)
+    assert any("must be given" in said for said in made.reading.said)
 
 
 def test_explain_knows_keys_that_need_no_place_here() -> None:
     (said,) = explain("actor_rollout_ref.rollout.load_format")
     assert "of verl" in said
     assert "docs/engines.md" in said
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ours"),
+    [
+        ("adamw_8bit", "adamw_8bit"),
+        ("adamw_torch_8bit", "adamw_8bit"),
+        ("adamw_torch_fused", "adamw"),
+        ("lion_8bit", None),
+    ],
+)
+@pytest.mark.parametrize("system", ["trl", "ms-swift"])
+def test_moments_in_8_bits_stay_so(system: str, optimizer: str, ours: str | None) -> None:
+    text, name = facts.NOTHING_SAID[system]
+    made = import_text(f"{text} --optim {optimizer}", name, system=system).reading
+    assert getattr(made.lines.get("learner.optimizer"), "value", None) == ours
+    assert any(optimizer in apart.what for apart in made.apart) == (optimizer == "lion_8bit")
+
+
+def test_verls_optimizer_in_8_bits_stays_so() -> None:
+    text = "actor_rollout_ref: {model: {path: m}, actor: {optim: {optimizer: AdamW8bit}}}"
+    made = import_text(text, "a.yaml", system="verl").reading
+    assert made.lines["learner.optimizer"].value == "adamw_8bit"

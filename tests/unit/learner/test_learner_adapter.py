@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +14,27 @@ from test_learner_worker import OBJECTIVE
 
 from dapo.algorithms.objective import with_terms
 from dapo.config import schema
-from dapo.errors import CheckpointError, EngineError, ModelError
+from dapo.config.deployment import sends_adapter
+from dapo.config.load import recipe_from_dict
+from dapo.config.unusual import warnings_of
+from dapo.errors import CheckpointError, EngineError, ModelError, RecipeError
 from dapo.learner.driver import LearnerDriver
 from dapo.learner.hosts import WorkerHere
-from dapo.models.adapter import adapter_parameters, add_adapter, merge_error, published
+from dapo.models.adapter import (
+    adapter_parameters,
+    adapter_parts,
+    add_adapter,
+    is_adapter,
+    merge_error,
+    published,
+    write_adapter_parts,
+)
+from dapo.models.attention import own_attention
 from dapo.models.checksum import checksum
 from dapo.models.facts import facts_of, read_facts
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import tensors_of
+from dapo.models.weights import read_weights, tensors_of
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.rollout.generate import GenerateEngine
 from dapo.run.export import write_adapter, write_model
@@ -358,3 +371,87 @@ def test_engines_that_share_the_tensors_sample_from_the_adapted_model(tmp_path, 
             layer(learner).lora_B["default"].weight.mul_(1.5)
         with pytest.raises(EngineError, match="qkv"):
             engine.checksums()
+
+
+# ---------------------------------------------------------------------- sent as an adapter
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_that_is_sent_by_itself_is_what_the_learner_computes_with(folder, tmp_path, dtype):
+    """W x + B' (A x) with nothing but what is published: the layer's own output, and the scale is in B'."""
+    learner = randomise(make(folder, dtype=dtype, rank=4, lora_alpha=8.0, use_rslora=True))
+    learner.loaded.sends_adapter = True
+    sending = LearnerDriver(WorkerHere(learner.worker), tmp_path / "weights")
+    ticket = sending.publish(3)
+    found = dict(read_weights(Path(ticket.address)))
+    assert set(found) == set(ticket.names)
+    assert is_adapter(ticket.names)
+    assert not is_adapter(learner.publish(3).names[:0])
+    a, b = (found[f"base_model.model.{Q}.lora_{part}.weight"] for part in "AB")
+    assert (a.dtype, a.shape, b.shape) == (dtype, (4, 32), (32, 4))
+    own, x = layer(learner), torch.randn(5, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+    wanted = own.get_base_layer()(x) + (x @ a.T) @ b.T
+    torch.testing.assert_close(own(x), wanted, rtol=1e-5 if dtype == torch.float32 else 0.03, atol=1e-2)
+    sums = sending.checksums({name: str(dtype).removeprefix("torch.") for name in found})
+    assert sums == {name: checksum(tensor) for name, tensor in found.items()}
+
+
+def test_frozen_weights_beside_an_adapter_have_the_checksums_of_the_models_files(folder):
+    plain, learner = make(folder), randomise(make(folder, rank=4))
+    names = dict.fromkeys(plain.publish(0).names, "float32")
+    assert learner.checksums(names) != plain.checksums(names)
+    learner.loaded.sends_adapter = True
+    assert learner.checksums(names) == plain.checksums(names)
+
+
+def test_what_is_sent_is_a_folder_that_peft_reads(folder, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    learner = randomise(make(folder, rank=4, lora_alpha=8.0))
+    write_adapter_parts(tmp_path, adapter_parts(learner.loaded.model))
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path)
+    ids = torch.arange(4, 20)[None]
+    with torch.no_grad(), own_attention(learner.loaded.model):
+        torch.testing.assert_close(model(ids).logits, learner.loaded.model(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engine", "lora", "sent"),
+    [
+        ("bfloat16", "vllm", {"rank": 4}, True),
+        ("float32", "vllm", {"rank": 4}, False),
+        ("bfloat16", "embedded", {"rank": 4}, False),
+        ("bfloat16", "vllm", {"rank": 4, "modules_to_save": ["norm"]}, False),
+        ("bfloat16", "vllm", {"rank": 4, "merge": True}, False),
+        ("float32", "vllm", {"rank": 4, "merge": False}, True),
+        ("bfloat16", "vllm", {}, False),
+    ],
+)
+def test_who_gets_an_adapter_by_itself(dtype, engine, lora, sent):
+    recipe = recipe_of(dtype, engine, lora)
+    assert sends_adapter(recipe) == sent
+    if lora:
+        doubts = " ".join(warnings_of(recipe, frozenset()))
+        assert ("merged into weights of 8 bits" in doubts) == (dtype == "bfloat16" and not sent)
+
+
+@pytest.mark.parametrize(
+    ("engine", "lora"),
+    [("embedded", {"rank": 4, "merge": False}), ("vllm", {"rank": 4, "merge": False, "modules_to_save": ["norm"]})],
+)
+def test_an_engine_that_needs_merged_weights_refuses_an_adapter(engine, lora):
+    with pytest.raises(RecipeError, match=r"(?s)model\.lora\.merge.*needs merged weights; take it out"):
+        recipe_from_dict(given("bfloat16", engine, lora))
+
+
+def given(dtype, engine, lora):
+    return {
+        "model": {"path": "builtin/signed-sum", "dtype": dtype, "lora": lora},
+        "data": {"train": [{"task": "signed_sum", "size": 8}]},
+        "rollout": {"engine": engine},
+    }
+
+
+def recipe_of(dtype, engine, lora):
+    return recipe_from_dict(given(dtype, engine, lora)).recipe

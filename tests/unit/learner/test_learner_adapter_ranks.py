@@ -23,7 +23,8 @@ from dapo.learner import sharding
 from dapo.learner.sharding import Shape
 from dapo.learner.tensor_files import TensorFiles
 from dapo.metrics.stats import merge, values
-from dapo.models.adapter import published
+from dapo.models.adapter import adapter_parts, published
+from dapo.models.checksum import checksum
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.models.weights import read_weights
@@ -224,3 +225,27 @@ def test_the_reference_is_the_model_without_its_adapter_or_a_copy_of_the_adapter
     again.load(tmp_path / "saved")
     for ours, theirs in zip(again.logprobs(rows, "reference").result(), found, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+# ---------------------------------------------------------------- sent by itself
+
+
+def send_adapter(rank, number):
+    rank.held[number].loaded.sends_adapter = True
+
+
+@over_processes
+def test_two_ranks_send_the_adapter_of_one_process(stages, folder):
+    """Also where three rows of A are cut over two ranks, and the checksums of frozen weights are those of the files."""
+    stage = stages(2)
+    model = {"path": str(folder / "tied"), "lora": LORA, "attention": "packed", "device": "cpu"}
+    learner = stage.learner(model, **SETTINGS)
+    stage.all("run", send_adapter, learner.number)
+    found = dict(read_weights(Path(learner.publish(0).address)))
+    expected = adapter_parts(load_model(folder / "tied", device="cpu", lora=schema.Lora(**LORA)).model)
+    assert found.keys() == expected.keys()
+    assert {name: tensor.shape for name, tensor in found.items()} == {n: t.shape for n, t in expected.items()}
+    assert all(torch.equal(found[name], expected[name]) for name in found)  # A is drawn from one seed, and B is zero
+    plain = published(load_model(folder / "tied", device="cpu").model)
+    tensors = dict(plain) | found
+    assert learner.checksums(dict.fromkeys(tensors, "float32")) == {n: checksum(t) for n, t in tensors.items()}

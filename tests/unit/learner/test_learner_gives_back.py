@@ -14,6 +14,7 @@ from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
 from dapo.learner import worker as module
 from dapo.learner.worker import Worker
+from dapo.metrics.stats import Max
 from dapo.models.load import load_model
 from dapo.models.tiny import make_tiny_model
 from dapo.types.batch import LearnStep, TokenRow
@@ -93,3 +94,14 @@ def test_what_gathers_weights_gives_back_behind_it(kind, stage, notes, tmp_path,
     monkeypatch.setattr(module.HERE, "send", lambda *_: notes.append("sent") or True)
     one.send(None)
     assert notes == ["gathered", "give back", "sent", "give back"]
+
+
+def test_what_a_rank_had_taken_is_reported(stage, monkeypatch, tmp_path):
+    """The largest of all ranks; nothing where there is no device."""
+    learner = make("of ranks", stage, tmp_path)
+    step = LearnStep([make_rows()], [1e-3], 0)
+    assert "memory/reserved_cuda_mib" not in learner.learn(step).result().stats
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 * 2**20)
+    assert learner.learn(step).result().stats["memory/reserved_cuda_mib"] == Max(3.0)
+    assert Max(3.0) + Max(5.0) == Max(5.0)

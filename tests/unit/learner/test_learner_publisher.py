@@ -112,7 +112,7 @@ def test_weights_can_be_had_again_until_they_move(route):
 
 
 @pytest.mark.parametrize("route", ["broadcast", "ipc"])
-def test_nobody_there_is_no_audience(route):
+def test_no_engine_present_means_no_receivers(route):
     scene = Scene(route)
     scene.members = []
     assert scene.publisher.publish(1).route == "folder"

@@ -63,7 +63,7 @@ def test_the_policy_comes_back_from_a_pass_that_fails(folder, monkeypatch):  # n
     learn(learner, make_rows())
     before = weights_of(learner)
 
-    def broken(*args):
+    def broken(*args, **options):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(learner.step, "logprobs", broken)

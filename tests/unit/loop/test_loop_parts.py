@@ -194,6 +194,23 @@ def test_sync_check_looks_at_single_tokens():
     assert make_check(OneWrong(-1.0), tolerance=0.05)(1)["train/sync_gap_max"] == pytest.approx(0.7, rel=1e-5)
 
 
+def test_sync_check_of_near_ties_bounds_the_mean_alone():
+    """A token that went to other experts is off by 0.7 nats, 0.047 in the mean of 15."""
+
+    class Elsewhere(FixedLearner):
+        def logprobs(self, rows):
+            found = super().logprobs(rows)
+            found.result()[0][2] -= 0.7
+            return found
+
+    check = make_check(Elsewhere(-1.0), tolerance=0.047, near_ties=True)
+    assert check(1)["train/sync_gap_max"] == pytest.approx(0.7, rel=1e-5)
+    with pytest.raises(EngineError, match=r"0.04667 nats in the mean \(accepted 0.04\)"):
+        make_check(Elsewhere(-1.0), tolerance=0.04, near_ties=True)(1)
+    with pytest.raises(EngineError, match="nan nats"):
+        make_check(FixedLearner(math.nan), near_ties=True)(7)
+
+
 def test_sync_check_compares_tensors_before_it_samples():
     expected = {("a", "float32"): 1, ("b", "bfloat16"): 2}
     learner = FixedLearner(-1.0, expected)

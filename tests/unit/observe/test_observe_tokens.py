@@ -1,5 +1,7 @@
 """Token records: a response worked by hand, which groups are chosen, and pieces of every kind of tokenizer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -66,13 +68,24 @@ def test_a_response_of_two_tokens_by_hand(words):
         "entropy": [0.5, 0.25],
         "clip": [2, 0],
         "versions": [6, 6],
+        "generated": None,
     }
     nothing = {"learner": None, "old": None, "ratio": None, "entropy": None, "clip": None}
     assert (
-        rows[1] == {"step": 7, "group": 8, "sample": 1, "pieces": ["=11"], "sampler": [-1.0], "versions": [6]} | nothing
+        rows[1]
+        == {"step": 7, "group": 8, "sample": 1, "pieces": ["=11"], "sampler": [-1.0], "versions": [6]}
+        | {"generated": None}
+        | nothing
     )
     assert (rows[2]["group"], rows[2]["pieces"], rows[2]["sampler"]) == (9, ["+7", "<eos>"], [-1.0, -0.5])
     assert {key: rows[2][key] for key in nothing} == nothing
+
+
+def test_tokens_that_the_program_put_in_are_marked(words):
+    episode = group(8, responses=[(4, 5, 1), (4,)])
+    episode.completions_G[0] = replace(episode.completions_G[0], generated=np.array([True, False, True]))
+    rows = token_table(7, [episode], {}, words).to_pylist()
+    assert [row["generated"] for row in rows] == [[True, False, True], None]
 
 
 def test_a_loss_without_clip_flags_and_a_response_without_tokens(words):

@@ -13,7 +13,7 @@ from dapo.observe.trackers import make_trackers
 from dapo.types.batch import Completion, Prompt, Score
 from dapo.types.enums import FinishReason
 from dapo.types.evaluation import Evaluated, EvaluationResult
-from dapo.types.events import StartEvent
+from dapo.types.events import StartEvent, StepEvent
 
 
 def events(tmp_path, first_step=0, state=None):
@@ -29,6 +29,13 @@ def opened(tmp_path, warned, names=(), first_step=0, state=None):
     callbacks = Callbacks(made(*names), warned.append)
     callbacks.start(*events(tmp_path, first_step, state))
     return callbacks
+
+
+def test_named_trackers_get_numbers_by_further_names(tmp_path):
+    (tracker,) = make_trackers(
+        [TrackerSettings(kind="tensorboard")], lambda numbers: {"train/filtered_reward": numbers["a"]}
+    )
+    assert tracker.numbers(StepEvent(1, {"a": 2.0, "b": None})) == {"a": 2.0, "train/filtered_reward": 2.0}
 
 
 def evaluated(text="the answer"):

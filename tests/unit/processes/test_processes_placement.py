@@ -72,6 +72,17 @@ def test_devices_of_a_shared_bundle_have_one_rank_and_one_engine_at_most(ranks, 
 
 
 @pytest.mark.parametrize("colocate", [True, False])
+def test_environments_have_bundles_of_their_own_without_a_device(colocate):
+    names = ["environment-0", "environment-1"]
+    both = {"cpus": 2.0, "rank_gpus": 1, "engine_gpus": 1, "colocate": colocate}
+    plan = plan_places(RANKS, ENGINES[:2], **both, environments=names)
+    without = plan_places(RANKS, ENGINES[:2], **both)
+    count = len(without.bundles)
+    assert plan.bundles == (*without.bundles, Bundle(2.0, 0), Bundle(2.0, 0))
+    assert dict(plan.places) == {**without.places, names[0]: Place(count, 2.0, 0), names[1]: Place(count + 1, 2.0, 0)}
+
+
+@pytest.mark.parametrize("colocate", [True, False])
 @pytest.mark.parametrize(("ranks", "engines"), [(0, 1), (2, 0), (3, 3), (1, 4), (4, 1)])
 def test_no_bundle_is_given_out_twice(ranks, engines, colocate):
     plan = plan_places(

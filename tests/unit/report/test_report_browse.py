@@ -1,5 +1,6 @@
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -8,12 +9,14 @@ import pytest
 from made_folders import HOSTILE, make_group, make_prompt
 
 from dapo.errors import DataError
+from dapo.models.tiny import make_word_tokenizer
 from dapo.observe.rollouts import write_rollouts
+from dapo.observe.tokens import Pieces, write_tokens
 from dapo.report import browse
 from dapo.report.reader import read_run
 from dapo.report.rollout_index import files_of, index_of
 from dapo.report.rollout_views import why
-from dapo.types.batch import content_id
+from dapo.types.batch import Turn, content_id
 from dapo.types.enums import Disposition, Verdict
 
 
@@ -105,6 +108,28 @@ def test_groups_that_did_not_train(run):
     response = unscored["responses"][0]
     assert (response["accuracy"], response["reward"], response["rewards"]) == (None, None, {})
     assert (response["unscored"], response["tokens"]) == ("timeout: 10 s", None)
+
+
+def test_an_episode_shows_its_turns_and_the_numbers_of_the_model_alone(run):
+    """Sample 1 has two tokens, log-probabilities -1.5 and -0.1: the second is a reply's."""
+    path = run.folder.rollouts / "step_000003.parquet"
+    groups = [make_group(3, n, 6, 4, [make_prompt(n) for n in range(8)]) for n in range(2)]
+    turns = (Turn(0, 1, "assistant", "7", reward=0.5, calls=("add",)), Turn(1, 2, "tool", "no"))
+    own = np.array([True, False])
+    played = replace(groups[0].completions_G[1], turns=turns, ended="done", generated=own)
+    groups[0].completions_G[1] = played
+    write_rollouts(path, 3, groups)
+    write_tokens(run.folder.tokens_file(3), 3, groups[:1], [], Pieces(make_word_tokenizer(["a", "b"])))
+    plain, episode = browse.group(run, 3, 3000)["responses"][:2]
+    assert (plain["turns"], plain["ended"], plain["tokens"]["given"]) == (None, None, None)
+    assert episode["ended"] == "done"
+    assert episode["turns"] == [
+        {"who": "assistant", "text": "7", "reward": 0.5, "calls": ["add"]},
+        {"who": "tool", "text": "no", "reward": 0.0, "calls": []},
+    ]
+    assert [r["logprob"] for r in browse.group(run, 3, 3000)["responses"]] == pytest.approx([-1.5, -1.5, -0.8, -0.8])
+    assert (episode["length"], episode["tokens"]["given"]) == (1, [1])
+    assert [r["logprob"] for r in browse.group(run, 3, 3001)["responses"]] == pytest.approx([-0.8] * 4)
 
 
 def test_what_is_not_there(run):

@@ -86,6 +86,8 @@ def test_a_family_is_named_by_the_settings_that_differ(tmp_path, make_run):
 
     base, rate = named(), named(learner={"learning_rate": 1e-5})
     assert name_families([[base], [rate]]) == ["learner.learning_rate=2e-06", "learner.learning_rate=1e-05"]
+    off = named(algorithm={"dynamic_sampling": {"mode": "off"}})
+    assert name_families([[base], [off]]) == ["dynamic_sampling.mode=filter", "dynamic_sampling.mode=off"]
     two = named(learner={"learning_rate": 1e-5, "minibatch_prompts": 4}, rollout={"max_response_tokens": 64})
     name, _ = name_families([[base], [two]])
     assert name.endswith("more setting")

@@ -56,6 +56,20 @@ def test_an_engine_whose_package_is_missing_is_refused_with_the_extra(monkeypatc
     engines.check_engine(recipe.model_copy(update={"rollout": embedded}))
 
 
+def test_moments_in_8_bits_without_torchao_are_refused_with_the_extra(monkeypatch):
+    recipe = recipe_from_dict(
+        {
+            "model": {"path": "builtin/signed-sum"},
+            "data": {"train": [{"task": "signed_sum", "size": 8}]},
+            "learner": {"optimizer": "adamw_8bit"},
+        }
+    ).recipe
+    find = engines.importlib.util.find_spec
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None if name == "torchao" else find(name))
+    with pytest.raises(RecipeError, match=r"needs the package torchao.*pip install .*moments in float32"):
+        engines.check_engine(recipe)
+
+
 def test_graphs_that_a_recipe_insists_on_are_refused_without_a_card_before_anything_is_loaded(monkeypatch):
     def recipe_with(**more):
         given = {"model": {"path": "no/such"}, "data": {"train": [{"task": "signed_sum", "size": 8}]},

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dapo.config.schema import Vllm
+from dapo.errors import EngineError
 from dapo.models.facts import facts_of
 from dapo.rollout.vllm_options import engine_args
 
 
-def args(loaded, *, fp32_head=False, **settings):
-    return engine_args(facts_of(loaded), 64, 8, Vllm(**settings), cuda=True, sleeps=True, fp32_head=fp32_head)
+def args(loaded, *, fp32_head=False, adapter_rank=None, **settings):
+    own = {"fp32_head": fp32_head, "adapter_rank": adapter_rank}
+    return engine_args(facts_of(loaded), 64, 8, Vllm(**settings), cuda=True, sleeps=True, **own)
 
 
 @pytest.fixture
@@ -30,3 +32,11 @@ def test_overrides_of_the_recipe_stay(loaded):
     assert args(loaded, engine_args=given)["hf_overrides"] == {"rope_theta": 1e6}
     both = args(loaded, fp32_head=True, engine_args=given)["hf_overrides"]
     assert both == {"rope_theta": 1e6, "head_dtype": "float32"}
+
+
+def test_an_adapter_that_comes_by_itself_gets_room_beside_weights_of_the_folder(loaded):
+    assert (args(loaded)["load_format"], "enable_lora" in args(loaded)) == ("dummy", False)
+    found = args(loaded, adapter_rank=12)
+    assert (found["load_format"], found["enable_lora"], found["max_lora_rank"]) == ("auto", True, 16)
+    with pytest.raises(EngineError, match=r"rank is 513.*up to rank 512.*lora\.merge to true"):
+        args(loaded, adapter_rank=513)

@@ -71,6 +71,17 @@ def test_the_names_of_processes():
     assert placed("rollout.max_staleness=2").learner_hosts == ["learner"]
 
 
+def test_environments_are_actors_on_a_cluster_alone():
+    plays = ("environment.kind=my_game:guess", "rewards=[{name: accuracy, kind: environment}]")
+    assert placed(*plays).environment_hosts == []
+    assert placed("launch.backend=ray").environment_hosts == []
+    assert placed("launch.backend=ray", "rollout.engines=2", *plays).environments == 2
+    assert placed("launch.backend=ray", "run.reward_workers=3", *plays).environments == 3
+    found = placed("launch.backend=ray", "environment.workers=1", "run.reward_workers=3", *plays)
+    assert found.environment_hosts == ["environment-0"]
+    assert found.lines()[-1] == "environments: 1 actor on the Ray cluster"
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -79,6 +79,16 @@ def test_the_library_of_python_is_there_and_hashes_are_the_same_everywhere(sandb
         other.close()
 
 
+def test_two_dozen_threads_fit_the_address_space(sandbox: LocalSandbox) -> None:
+    program = (
+        "import threading\nready = threading.Barrier(25)\n"
+        "for _ in range(24): threading.Thread(target=lambda: (bytearray(1000), ready.wait())).start()\n"
+        "ready.wait()\nprint('all')"
+    )
+    ran = sandbox.run(program, timeout=20.0)
+    assert (ran.output, ran.exit_code) == ("all\n", 0), ran.errors
+
+
 def test_a_program_knows_nothing_of_the_one_before(sandbox: LocalSandbox) -> None:
     assert sandbox.run("import math\nmath.pi = 3\nopen('left', 'w').write('x')").exit_code == 0
     assert sandbox.run("import math, os\nprint(math.pi, os.listdir('.'))").output == "3.141592653589793 []\n"

@@ -1,0 +1,107 @@
+"""Settings of public configurations of other trainers that were lost or turned round."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dapo.importing.convert import import_text
+
+
+def lines_of(system: str, settings: dict) -> dict:
+    made = import_text(json.dumps(settings), "a.json", system)
+    return {key: line.value for key, line in made.reading.lines.items()}
+
+
+def test_a_reward_models_engine_is_not_the_policys() -> None:
+    engine = {"rollout": {"tensor_model_parallel_size": 4, "max_num_seqs": 8, "enforce_eager": True}}
+    lines = lines_of("verl", {"reward": {"reward_model": engine}, "reward_model": engine})
+    assert not {"rollout.slots", "rollout.vllm.enforce_eager", "rollout.vllm.tensor_parallel_size"} & set(lines)
+
+
+def test_the_adapter_of_megatron() -> None:
+    lora = {"rank": 256, "alpha": 512, "target_modules": ["linear_qkv"]}
+    lines = lines_of("verl", {"actor_rollout_ref": {"model": {"lora": lora}}})
+    assert (lines["model.lora.rank"], lines["model.lora.lora_alpha"]) == (256, 512.0)
+
+
+def test_an_adapter_that_is_off_has_no_lines() -> None:
+    settings = {"policy": {"dtensor_cfg": {"lora_cfg": {"enabled": False, "target_modules": []}}}}
+    assert not [key for key in lines_of("nemo-rl", settings) if key.startswith("model.lora")]
+
+
+def test_skyrls_cispo_bounds_are_distances_from_one() -> None:
+    bounds = {"policy_loss_type": "cispo", "cispo": {"cispo_eps_clip_high": 3, "cispo_eps_clip_low": 0.5}}
+    lines = lines_of("skyrl", {"trainer": {"algorithm": bounds}})
+    assert (lines["algorithm.loss.cap"], lines["algorithm.loss.floor"]) == (4.0, 0.5)
+    lines = lines_of("skyrl", {"trainer": {"algorithm": {"policy_loss_type": "cispo"}}})
+    assert (lines["algorithm.loss.cap"], lines["algorithm.loss.floor"]) == (6.0, 1.0)  # 1 + 5, 1 - 0
+
+
+@pytest.mark.parametrize(
+    ("more", "mode"),
+    [({}, "mask"), ({"sample_full_batch": True}, "filter")],
+)
+def test_skyrls_asynchronous_filter(more: dict, mode: str) -> None:
+    trainer = {"algorithm": {"zero_variance_filter": True}, "fully_async": {"enabled": True} | more}
+    assert lines_of("skyrl", {"trainer": trainer})["algorithm.dynamic_sampling.mode"] == mode
+
+
+def test_steps_of_skyrl() -> None:
+    assert lines_of("skyrl", {"trainer": {"max_training_steps": 40, "epochs": 3}})["trainer.steps"] == 40
+
+
+def test_a_loss_of_areal() -> None:
+    lines = lines_of("areal", {"actor": {"use_sapo_loss": True, "sapo_tau_neg": 1.2, "c_clip": 3.0}})
+    assert (lines["algorithm.loss.kind"], lines["algorithm.loss.negative"]) == ("sapo", 1.2)
+    assert "algorithm.clip.dual" not in lines
+
+
+def test_no_limit_of_staleness_is_the_longest_here() -> None:
+    assert lines_of("areal", {"rollout": {"max_head_offpolicyness": 1_000_000_000}})["rollout.max_staleness"] == 64
+
+
+def test_nemo_rls_time_limit_best_checkpoint_and_staleness() -> None:
+    settings = {
+        "checkpointing": {"checkpoint_must_save_by": "00:03:45:00", "metric_name": "val:accuracy"},
+        "data": {"validation": {"dataset_name": "AIME2024"}},
+        "grpo": {"async_grpo": {"enabled": True, "max_trajectory_age_steps": 8}},
+        "logger": {"mlflow_enabled": True},
+    }
+    lines = lines_of("nemo-rl", settings)
+    assert lines["trainer.max_hours"] == 3.75
+    assert lines["checkpoint.best"] == "validation/accuracy"
+    assert lines["rollout.max_staleness"] == 8
+    assert lines["logging.trackers"] == ["mlflow"]
+
+
+def test_bounds_of_trls_correction() -> None:
+    settings = {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}
+    settings |= {"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": 2.0}
+    lines = lines_of("trl", settings)
+    assert (lines["algorithm.correction.floor"], lines["algorithm.correction.cap"]) == (0.5, 2.0)
+
+
+def test_trls_reference_that_replaces_follows_and_one_that_mixes_is_listed() -> None:
+    follows = {"sync_ref_model": True, "ref_model_sync_steps": 8, "beta": 0.1}
+    assert lines_of("trl", follows | {"ref_model_mixup_alpha": 1.0})["algorithm.reference.refresh_every"] == 8
+    made = import_text(json.dumps(follows), "a.json", "trl")
+    assert "algorithm.reference.refresh_every" not in made.reading.lines
+    assert "mixes reference and policy" in made.text
+
+
+def test_arguments_of_vllm_come_along_and_those_with_a_setting_become_it() -> None:
+    engine = {"engine_init_kwargs": {"max_num_seqs": 32, "max_model_len": 4096, "seed": 1}}
+    lines = lines_of("skyrl", {"generator": {"inference_engine": engine}})
+    assert lines["rollout.vllm.engine_args"] == {"seed": 1}
+    assert lines["rollout.slots"] == 32
+
+
+def test_a_quotation_over_several_lines_with_marks_of_comments() -> None:
+    script = (
+        'PROMPT="Don\'t guess.\n# Steps\n#### 42"\nswift rlhf --rlhf_type grpo --system "$PROMPT" --num_generations 4\n'
+    )
+    lines = import_text(script, "a.sh").reading.lines
+    assert lines["rollout.group_size"].value == 4
+    assert lines["data.system_prompt"].value == "Don't guess.\n# Steps\n#### 42"
