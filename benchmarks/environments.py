@@ -43,7 +43,7 @@ WORDS = {
     "game": ("game", "?", *map(str, range(1, MOST + 1)), *(f"{n:+d}" for n in range(1 - MOST, MOST) if n)),
     "products": (*DIGITS, "x", "=", "multiply", "and", "is"),
 }
-STEPS = {"game": 80, "products": 30}
+STEPS = {"game": 160, "products": 30}
 SLIP = 0.25  # how often the student writes another digit
 ARMS = {
     "game": ("game", "replies say how far off"),
