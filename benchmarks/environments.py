@@ -21,6 +21,7 @@ import math
 import os
 import random
 import re
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ WORDS = {
     "game": ("game", "?", *map(str, range(1, MOST + 1)), *(f"{n:+d}" for n in range(1 - MOST, MOST) if n)),
     "products": (*DIGITS, "x", "=", "multiply", "and", "is"),
 }
-STEPS = {"game": 80, "products": 30}
+STEPS = {"game": 160, "products": 30}
 SLIP = 0.25  # how often the student writes another digit
 ARMS = {
     "game": ("game", "replies say how far off"),
@@ -216,10 +217,15 @@ def products(folder: Path, name: str, seed: int) -> None:
 
 
 def one_seed(folder: Path, seed: int, arms: Sequence[str]) -> None:
+    """Make the runs of a seed that are not finished, from their beginning."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in arms:
+        if finished(folder / name):
+            continue
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (game if ARMS[name][0] == "game" else products)(folder, name, seed)
         if not finished(folder / name):
-            (game if ARMS[name][0] == "game" else products)(folder, name, seed)
+            raise SystemExit(f"{name} of seed {seed} was interrupted; give the command again")
 
 
 # ---------------------------------------------------------------------- what is written
