@@ -42,7 +42,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes as the reference; no gradient may be made meanwhile."""
+        """Let the model compute as the reference; no gradient may be computed meanwhile."""
         if self._off:
             with switched_off(self._model):
                 yield
@@ -60,7 +60,7 @@ class Reference:
             self._frozen[name].copy_(parameter)
 
     def state(self) -> dict[str, Tensor]:
-        """The values by parameter name, for a checkpoint."""
+        """Return the values by parameter name, for a checkpoint."""
         return self._frozen
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What one process of a learner does: it trains its rows, hands out weights, and writes its part of a checkpoint.
+"""One process of a learner: it trains its rows, hands out weights, and writes its part of a checkpoint.
 
 A learner of one process is a worker that holds the whole model. Of several processes each is a worker that holds slices
 of it (``Sharding``), and a rank of the process group. A worker decides nothing that others would have to know: passes
@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # the schema needs pydantic, and who brings settings of its o
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What the driver has to know of a worker to plan for it."""
+    """Facts of a worker by which the driver plans its work."""
 
     microbatch_tokens: int
     packed: bool
@@ -72,7 +72,7 @@ class WorkerFacts:
 
 
 class Worker:
-    """What a driver asks of one process of a learner (``dapo.learner.driver``), which computes with ``step``."""
+    """Calls that a driver makes to one process of a learner (``dapo.learner.driver``), which computes with ``step``."""
 
     def __init__(self, step: PolicyStep) -> None:
         self.step, self.loaded, self.settings = step, step.loaded, step.settings
@@ -313,7 +313,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a worker stands among the others. It travels."""
+    """Rank and group of one worker among all workers; it can be pickled."""
 
     rank: int
     shape: Shape
