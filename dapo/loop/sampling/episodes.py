@@ -381,13 +381,14 @@ class Episodes:
         return messages, was_cut
 
     def _further(self, episode: _Episode, prefix: Partial | None) -> SampleRequest:
-        """Return the request for the next turn of the model."""
+        """Return the request for the next turn of the model; an engine keeps what a further turn goes on behind."""
         request, most = episode.request, self.limits.max_turn_tokens
         sampling = request.sampling
         if most is not None:
             start = 0 if prefix is None else prefix.turn_start
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, start + most))
-        return replace(request, prefix=prefix, sampling=sampling)
+        keep = len(episode.spoken) + 1 < self.limits.max_turns
+        return replace(request, prefix=prefix, sampling=sampling, keep=keep)
 
     # ------------------------------------------------------------------ the end
 
