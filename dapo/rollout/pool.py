@@ -186,6 +186,8 @@ class EnginePool:
     def sleep(self) -> None:
         """Tell every engine."""
         self._ask_all("sleep")
+        for member in self._processes.members:
+            member.lets_all_go()
 
     def stats(self) -> Metrics:
         """Sums over engines, lost ones included."""
