@@ -1,6 +1,6 @@
 """The embedded engine: slot-based continuous batching in the trainer's own process.
 
-One step seats waiting requests on free slots (each distinct prompt is computed once; every seated response gets its
+One step gives waiting requests free slots (each distinct prompt is computed once; every new response gets its
 next token from it) and then makes one token for every live response. A finished response leaves at once.
 
 Who owns what: the collector owns responses beyond their life here; :class:`Roster` owns what live responses have
@@ -187,7 +187,7 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Of the model's own tensors; None where they are the learner's.
+        """Return checksums of the model's own tensors; None if they are the learner's.
 
         Raises:
             EngineError: a fused matrix is not the one that the weights give.
@@ -223,7 +223,7 @@ class EmbeddedEngine:
         self._clear()
 
     def _step(self) -> list[SampleEvent]:
-        """Seat waiting requests, then one token for every live response."""
+        """Admit waiting requests, then make one token for every live response."""
         events = self._admit()
         if not len(self._roster):
             return events
@@ -248,11 +248,11 @@ class EmbeddedEngine:
         return events + self._sample(batch.seats, logits, uniform)
 
     def _uniform(self, seats: IntArray) -> Tensor:
-        """The uniform numbers behind the next tokens of ``seats`` [seats, 1]."""
+        """Return the uniform numbers that draw the next tokens of ``seats`` [n, 1]."""
         return send(self._roster.uniforms(seats), self._loaded.device)[:, None]
 
     def _sample(self, seats: IntArray, logits: Tensor, uniform: Tensor) -> list[SampleEvent]:
-        """Draw and record the next token of ``seats`` from ``logits`` [seats, vocabulary]; returns what ended."""
+        """Draw and record the next token of ``seats`` from ``logits`` [n, vocabulary]; returns what ended."""
         tokens, logprobs = draw_mixed(logits, uniform, groups := self._laws(seats), self._candidates.count)
         found = read(tokens[:, 0], logprobs[:, 0])
         if any(law.truncates for law, _ in groups) and len(doubtful := np.flatnonzero(~np.isfinite(found[1]))):
@@ -271,7 +271,7 @@ class EmbeddedEngine:
         return events
 
     def _laws(self, seats: IntArray) -> list[tuple[Law, Tensor | None]]:
-        """How the next tokens of ``seats`` are drawn, with the rows that each law is for; None: all."""
+        """Return how the next tokens of ``seats`` are drawn, with the rows that each law is for; None means all."""
         laws = self._roster.laws(seats)
         return [(law, None if rows is None else send(rows, self._loaded.device)) for law, rows in laws]
 
@@ -287,7 +287,7 @@ class EmbeddedEngine:
         return self._roster.release(seats, self.clock, finish, reason)
 
     def _admit(self) -> list[SampleEvent]:
-        """Seat waiting requests and make their first token; returns those that ended with it."""
+        """Admit waiting requests and make their first token; returns those that ended with it."""
         free, waiting = self._roster.free, len(self._inbox.queue)
         # A prefill pass costs about as much as a decode step, so a few slots wait for company.
         if not waiting or free < min(waiting, max(1, self.capacity // 16)):

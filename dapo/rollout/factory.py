@@ -33,7 +33,7 @@ class ServerAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What one engine is made of. Example: ``EngineSpec(rollout, model, facts, longest=512, slots=64)``."""
+    """Everything that one engine is made of. Example: ``EngineSpec(rollout, model, facts, longest=512, slots=64)``."""
 
     rollout: Rollout  # the recipe's section
     model: Model  # the recipe's section, whose device is the one that the engine's process sees

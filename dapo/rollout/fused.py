@@ -39,7 +39,7 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 
 
 def why_not(model: Any) -> str | None:
-    """The reason why ``model`` cannot be decoded by :class:`FusedDecoder`; None when it can be tried."""
+    """Return the reason why :class:`FusedDecoder` cannot decode ``model``; None when it can be tried."""
     config: Any = model.config
     if type(model).__name__ not in ARCHITECTURES:
         return f"architecture {type(model).__name__} is not one of {', '.join(sorted(ARCHITECTURES))}"
@@ -141,7 +141,7 @@ class _Layer:
         return F.rms_norm(x, x.shape[1:], self.norms[which], self.eps)
 
     def _rotated(self, by_head: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
-        """Queries [rows, heads, d], and keys with values [rows, 2 x kv heads, d]: a part of ``by_head``."""
+        """Return rotated queries [rows, heads, d], and keys with values [rows, 2 x kv heads, d], of ``by_head``."""
         d, nq = self.head_dim, self.heads
         q, k, kv = by_head[:, :nq], by_head[:, nq : nq + self.kv_heads], by_head[:, nq:]
         if self.head_norms[0] is not None:
@@ -227,13 +227,13 @@ class FusedDecoder:
         graphs.weights_at(self._addresses())
 
     def _addresses(self) -> tuple[int, ...]:
-        """Where everything lies that a step reads beside the cache."""
+        """Return the addresses of all tensors, apart from the cache, that a step reads."""
         tensors = [tensor for layer in self._layers for tensor in layer.tensors().values()]
         tensors += [self._model.embed_tokens.weight, self._model.norm.weight]
         return tuple(tensor.data_ptr() for tensor in (*tensors, *self._rope))
 
     def refresh(self) -> None:
-        """The model's weights have changed: make the fused matrices again."""
+        """Make the fused matrices again, since the model's weights have changed."""
         for layer in self._layers:
             layer.refresh()
         if self._graphs is not None:

@@ -1,4 +1,4 @@
-"""Who is decoding, and what each has produced. No model and no cache here, only bookkeeping."""
+"""Bookkeeping of decoding responses and their tokens, without model and cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Seat:
 
 
 class Roster:
-    """The responses that decode now. A response keeps its seat, a number below ``seats``, until it ends."""
+    """Responses that decode now. Each keeps its number, below ``seats``, until it ends."""
 
     def __init__(self, seats: int, vocabulary: int, strings: StopStrings | None = None) -> None:
         self._vocabulary, self._strings = vocabulary, strings
@@ -58,14 +58,14 @@ class Roster:
         return len(self._free)
 
     def seats_of(self, keys: set[Key]) -> IntArray:
-        """Seats of the named responses, ordered by key."""
+        """Return the numbers of the named responses, ordered by key."""
         found = sorted(
             (seat.request.key, number) for number, seat in self._occupied.items() if seat.request.key in keys
         )
         return np.array([number for _, number in found], dtype=np.int64)
 
     def seat(self, requests: Sequence[SampleRequest], version: int) -> IntArray:
-        """Give each request a seat; returns the seats."""
+        """Give each request a number below ``seats``; returns the numbers."""
         numbers = [heapq.heappop(self._free) for _ in requests]
         seats = np.array(numbers, dtype=np.int64)
         for number, request in zip(numbers, requests, strict=True):
@@ -98,7 +98,7 @@ class Roster:
         return index
 
     def laws(self, seats: IntArray) -> list[tuple[Law, IntArray | None]]:
-        """The laws in use with the rows of ``seats`` that follow them; None: all rows."""
+        """Return the laws in use with the rows of ``seats`` that follow them; None means all rows."""
         in_use = [law for law, index in self._laws.items() if self._users[index]]
         if len(in_use) == 1:
             return [(in_use[0], None)]
@@ -106,14 +106,14 @@ class Roster:
         return [(law, own) for law, own in rows if len(own)]
 
     def uniforms(self, seats: IntArray) -> NDArray[np.float64]:
-        """The uniform number behind the next token of each seat."""
+        """Return the uniform number that draws the next token of each of ``seats``."""
         return uniforms(self._stream[seats], self._first[seats] + self.made[seats])
 
     def record(self, seats: IntArray, tokens: IntArray, logprobs: NDArray[np.float32]) -> tuple[IntArray, IntArray]:
-        """Add one token to each seat.
+        """Add one token to each of ``seats``.
 
         Returns:
-            Seats that ended (stop token, stop string or limit), and seats whose log-probability is not finite; the
+            Numbers that ended (stop token, stop string or limit), and those whose log-probability is not finite; the
             latter keep the token out.
         """
         made = self.made[seats]
@@ -180,7 +180,7 @@ class Roster:
     def release(
         self, seats: IntArray, tick: int, finish: FinishReason | None = None, reason: str | None = None
     ) -> list[SampleEvent]:
-        """End responses and free their seats. ``finish`` None: stop or length, by the last token."""
+        """End responses and free their numbers. ``finish`` None: stop or length, by the last token."""
         numbers = np.asarray(seats, dtype=np.int64)
         if not len(numbers):
             return []

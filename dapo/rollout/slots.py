@@ -11,10 +11,10 @@ from dapo.rollout.pools import CacheShape, fixed_bytes
 _TYPICAL_TOKENS = 128  # length assumed on a CPU, where pools take what their rows need
 _UNKNOWN_LONGEST = 1024  # assumed elsewhere where nobody says
 MOST_SLOTS = 512
-"""That are chosen where nobody says how many.
+"""Slots that are chosen if the recipe names no number.
 
-On a card also where a step trains on fewer responses: one that draws until its batch is full asks for two to four times
-what it trains on, and an evaluation for a whole set. The cache of slots that nobody fills takes memory while the engine
+On a GPU also where a step trains on fewer responses: one that draws until its batch is full asks for two to four times
+what it trains on, and an evaluation for a whole set. The cache of unused slots takes memory while the engine
 generates, of what is free beside the learner's own, and none while the learner works (the engine sleeps). `dapo check`
 counts all of it; ``rollout.slots`` bounds it.
 """
@@ -80,7 +80,7 @@ def check_slots(
 
 
 def kept_bytes(slots: int, loaded: LoadedModel, shape: CacheShape, longest: int | None) -> int:
-    """Bytes for keys and values that wait for a continuation; on CUDA those of as many responses as decode at once."""
+    """Return the bytes for kept slots; on a GPU those of as many responses as decode at once."""
     if loaded.device.type != "cuda":
         return max(_KEPT, sum(int(p.numel()) * int(p.element_size()) for p in loaded.model.parameters()))
     return slots * (longest or _UNKNOWN_LONGEST) * shape.bytes_per_token
@@ -93,8 +93,8 @@ def _of_one(loaded: LoadedModel, shape: CacheShape, longest: int, keeps: bool) -
 
 
 def slot_bytes(shape: CacheShape, vocabulary: int, longest: int, *, keeps: bool = False) -> int:
-    """What a response of up to ``longest`` tokens takes on a card: in the pools that it passes, to draw a token, and
-    with ``keeps`` where another one waits for its continuation."""
+    """Return the bytes of a response of up to ``longest`` tokens on a GPU: in the pools that it passes, to draw a token,
+    and with ``keeps`` where another one waits for its continuation."""
     waiting = longest * shape.bytes_per_token if keeps else 0
     return fixed_bytes(shape, 1, longest) + _SAMPLING * vocabulary + waiting
 
@@ -108,7 +108,7 @@ def _fitting(loaded: LoadedModel, reserve: int, each: int) -> int:
 
 def _too_small(longest: int, reserve: int, each: int) -> str:
     return (
-        f"the device has no room for the keys and values of one response of {longest} tokens "
+        f"the device has no memory for the keys and values of one response of {longest} tokens "
         f"({each / 2**30:.2f} GiB) beside what the learner will hold "
         f"({reserve / 2**30:.1f} GiB): lower rollout.max_response_tokens or "
         "data.max_prompt_tokens, take a smaller model, or rollout.engine: vllm"
