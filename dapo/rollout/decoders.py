@@ -48,7 +48,7 @@ class Decoder(Protocol):
     def prefill(self, tokens: Tensor, lengths: list[int], past: Past | None = None) -> Prefilled:
         """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded.
 
-        With ``past`` they stand behind it, and the keys and values are those of all tokens.
+        With ``past`` they follow its tokens, and the keys and values are those of all tokens.
         """
 
     def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:

@@ -58,7 +58,7 @@ class EmbeddedEngine:
         recompute_cache: After a ``load`` that keeps live responses, compute their keys and values with the new weights.
             False: those of the old weights stay, and later log-probabilities are those of no version.
         record_routes: Give the experts of each token with a response (``dapo.models.routing``).
-        keeps: Requests will ask to keep their slots; False: none is kept, and on a card no memory is planned for it.
+        keeps: Requests will ask to keep their slots; False: none is kept, and on a GPU no memory is planned for them.
 
     Raises:
         EngineError: The model cannot be decoded here (the message names ``rollout.engine: generate``), a CUDA device
@@ -318,7 +318,7 @@ class EmbeddedEngine:
     def _begin(
         self, requests: Sequence[SampleRequest], lengths: IntArray, prefilled: Prefilled, rows: IntArray
     ) -> list[SampleEvent]:
-        """Seat requests of ``lengths`` tokens, computed as ``rows`` of ``prefilled``, and make their first token."""
+        """Begin requests of ``lengths`` tokens, which are ``rows`` of ``prefilled``, and make their first token."""
         seats = self._roster.seat(requests, self.version)
         self._cache.insert(seats, lengths, prefilled, rows)
         self._batch = None
@@ -374,7 +374,7 @@ class EmbeddedEngine:
             yield chosen, self._pass(tokens, [slots[name] for name in part]), [part.index(names[i]) for i in chosen]
 
     def _pass(self, part: Sequence[IntArray], kept: Sequence[Kept] = ()) -> Prefilled:
-        """Compute sequences in one pass; with ``kept``, those that go on behind them, and of these the new tokens."""
+        """Compute sequences in one pass; with ``kept``, only the tokens that follow those slots."""
         lengths = [len(tokens) for tokens in part]
         padded = np.zeros((len(part), max(lengths)), dtype=np.int64)
         for row, tokens in zip(padded, part, strict=True):

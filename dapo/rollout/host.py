@@ -58,7 +58,7 @@ class EngineHost:
     def turn(self, requests: Sequence[SampleRequest], steps: int, dropped: Sequence[Key] = ()) -> TurnResult:
         """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended.
 
-        Nobody will ask for the kept slots of ``dropped``.
+        The kept slots of ``dropped`` are let go before.
         """
         began, engine = time.perf_counter(), self._engine
         if dropped:

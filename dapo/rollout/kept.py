@@ -43,7 +43,7 @@ class KeptSlots:
         return len(self._kept)
 
     def keep(self, key: Key, tokens: IntArray, kv: Tensor) -> None:
-        """Hold what was computed of ``key``, if there is room for it."""
+        """Hold what was computed of ``key``, if there is memory for it."""
         self.drop([key])
         if kv.nbytes > self.room:
             return

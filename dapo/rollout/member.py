@@ -358,7 +358,7 @@ class Member:
             self.new_journal()
 
     def new_journal(self) -> None:
-        """The engine holds nothing, or it begins again behind what is known of it."""
+        """Begin a new journal: the engine holds nothing, or continues from what the pool knows."""
         self.kept, self.dropped = set(), []
         self.journal = [] if self.journals else None
 

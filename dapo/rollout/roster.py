@@ -160,7 +160,7 @@ class Roster:
         return {EXTRA: found[start:] if prefix else found}
 
     def sequence(self, number: int) -> IntArray:
-        """Return prompt, prefix and the tokens made of the response at a seat."""
+        """Return prompt, prefix and the tokens made of one live response."""
         return np.concatenate([sequence_of(self._occupied[number].request), self._tokens[number, : self.made[number]]])
 
     def sequences(self) -> dict[int, IntArray]:
@@ -168,7 +168,7 @@ class Roster:
         return {number: self.sequence(number) for number in self._occupied}
 
     def to_keep(self, seats: IntArray) -> list[tuple[int, Key]]:
-        """Those of ``seats`` whose request asks to keep its slot, with its key."""
+        """Return those of ``seats`` whose request asks to keep its slot, with its key."""
         asked = [(number, self._occupied[number].request) for number in seats.tolist()]
         return [(number, request.key) for number, request in asked if request.keep]
 

@@ -93,8 +93,8 @@ def _of_one(loaded: LoadedModel, shape: CacheShape, longest: int, keeps: bool) -
 
 
 def slot_bytes(shape: CacheShape, vocabulary: int, longest: int, *, keeps: bool = False) -> int:
-    """Return the bytes of a response of up to ``longest`` tokens on a GPU: in the pools that it passes, to draw a token,
-    and with ``keeps`` where another one waits for its continuation."""
+    """Return the bytes of a response of up to ``longest`` tokens on a GPU: in the pools that it passes, and to draw a
+    token. With ``keeps`` add those of a kept slot."""
     waiting = longest * shape.bytes_per_token if keeps else 0
     return fixed_bytes(shape, 1, longest) + _SAMPLING * vocabulary + waiting
 

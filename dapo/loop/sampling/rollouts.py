@@ -206,7 +206,7 @@ class Rollouts:
         return request if engine is None else replace(request, engine=engine)
 
     def _let_go(self, keys: Iterable[Key]) -> None:
-        """Tell the engine which kept slots nobody will ask for."""
+        """Let the kept slots of responses that do not go on go."""
         if kept := [key for key in keys if key in self._kept]:
             for key in kept:
                 del self._kept[key]
