@@ -96,6 +96,7 @@ class Episodes:
         phases: waiting for a reply is the phase ``environment``.
         waited: seconds spent waiting for replies.
         not_repeatable: episodes whose environment answered otherwise when it was played again.
+        given: tokens of training that the model was given to read: a group's prompt once, and each reply.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Episodes:
         self._version = 0  # of the weights when answers take effect
         self.phases = Phases()
         self.waited = 0.0
-        self.not_repeatable = self._compared = 0
+        self.not_repeatable = self._compared = self.given = 0
 
     @property
     def waiting(self) -> int:
@@ -137,6 +138,8 @@ class Episodes:
             known = self._episodes[key] = _Episode(request, prompt, empty if prefix is None else prefix)
             known.spoken = self._spoken(known)
         known.request = request
+        if prefix is None and key.lane == "train" and key.sample == 0:
+            self.given += len(request.prompt_ids)
         if known.question is not None:  # it was asked before the episode was taken back
             known.due = tick + self.lag
         elif known.partial.turns and known.partial.turns[-1].who == MODEL:
@@ -224,13 +227,17 @@ class Episodes:
             found = self._take(episode, episode.answer, tick)
             if isinstance(found, SampleRequest):
                 requests.append(found)
+                if key.lane == "train" and (turns := episode.partial.turns) and turns[-1].who != MODEL:
+                    read = turns[-1].stop - turns[-1].first
+                    self.given += len(found.prompt_ids) if self.speech.afresh else read
             elif found is not None:
                 over.append(found)
         return requests, over
 
     def counters(self) -> Metrics:
-        """Return counts since construction: replayed turns, time-outs, episodes that did not repeat, seconds waited."""
-        return {**self.players.counters(), "not_repeatable": float(self.not_repeatable), "waited": self.waited}
+        """Return counts since construction: of the players, and those of the attributes."""
+        own = {"not_repeatable": float(self.not_repeatable), "waited": self.waited, "given_tokens": float(self.given)}
+        return {**self.players.counters(), **own}
 
     def close(self) -> None:
         """Close all episodes."""
@@ -434,7 +441,8 @@ class Episodes:
         sampling, start = request.sampling, 0 if prefix is None else prefix.turn_start
         limit = sampling.max_tokens if most is None else min(sampling.max_tokens, start + most)
         if not self.speech.afresh:
-            return replace(request, prefix=prefix, sampling=replace(sampling, max_tokens=limit))
+            keep = len(episode.spoken) + 1 < self.limits.max_turns  # a further turn goes on where this one ends
+            return replace(request, prefix=prefix, sampling=replace(sampling, max_tokens=limit), keep=keep)
         episode.prompt_ids = self._prompt_ids(episode)
         # prompt and turn are never longer than the prompt and the response of a single turn may be
         room = len(episode.prompt.token_ids) + sampling.max_tokens - len(episode.prompt_ids)
