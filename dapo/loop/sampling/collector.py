@@ -62,7 +62,7 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What decides the order of events in a collector."""
+    """Settings that decide the order of events in a collector."""
 
     verdict_lag: int = 0  # engine steps after which a verdict takes effect
     overlaps: bool = False
