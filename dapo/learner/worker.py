@@ -68,6 +68,7 @@ class WorkerFacts:
     names: tuple[str, ...]  # of what is published
     notes: tuple[str, ...]  # what a person should know of the model
     process: int
+    machine: str = ""
     context_parallel: int = 1  # neighbouring ranks that share each row: all of them get the same rows
 
 
@@ -120,6 +121,7 @@ class Worker:
             names=tuple(self._tensors()),
             notes=self.loaded.notes,
             process=os.getpid(),
+            machine=os.uname().nodename,
             context_parallel=1 if self.loaded.unit is None else self.loaded.unit.size,
         )
 
