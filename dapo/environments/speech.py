@@ -339,4 +339,12 @@ def _shorten(text: str, limit: int, tokenizer: Any) -> str:
     head, tail = limit - limit // 2, limit // 2
     first = str(tokenizer.decode(ids[:head], skip_special_tokens=False))
     last = str(tokenizer.decode(ids[len(ids) - tail :], skip_special_tokens=False)) if tail else ""
-    return f"{first} [... {len(ids) - head - tail} tokens cut ...] {last}"
+    mark = f" [... {len(ids) - head - tail} tokens cut ...] "
+    return f"{first}{mark if _writes(mark, tokenizer) else ' '}{last}"
+
+
+def _writes(text: str, tokenizer: Any) -> bool:
+    """Return whether a tokenizer has tokens for a text; white space aside."""
+    ids = _encode(text, tokenizer)
+    again = str(tokenizer.decode(ids, skip_special_tokens=False))
+    return getattr(tokenizer, "unk_token_id", None) not in ids and again.split() == text.split()

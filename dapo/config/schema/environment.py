@@ -36,7 +36,8 @@ class Environment(Section):
     max_reply_tokens: Tokens = 512
     """Tokens of a reply's contents."""
     long_reply: Literal["cut", "error"] = "cut"
-    """A longer reply: its middle is cut out, which the model reads, or it is an error of the environment."""
+    """A longer reply: its middle is cut out, and a note in its place says so if the tokenizer has words for it; or it
+    is an error of the environment."""
     on_error: Literal["unscored", "end", "tell"] = "unscored"
     """An environment that raises, takes too long or returns nonsense. ``unscored``: its response trains nothing.
     ``end``: the episode ends with the rewards that it has. ``tell``: the model reads one line about an exception and
