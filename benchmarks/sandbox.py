@@ -120,8 +120,9 @@ def report(result: dict[str, Any]) -> str:
         f"{machine['cpu']}, Python {machine['python']}, commit {machine['commit']}, {machine['date']}:",
         f"`{machine['command']}`. {result['workers']} workers, {result['rounds']} rounds in turn: "
         "median [least, greatest].",
-        f"The machine's load at the start was {result['load']:.1f}. Other work slows programs a second, and hardly changes",
-        f"processor time. The last column is a training step of {STEP} responses (16 prompts x 16) with a program each.",
+        f"The machine's load at the start was {result['load']:.1f}. Other work slows programs a second, and hardly",
+        "changes processor time. The last column is a training step of "
+        f"{STEP} responses (16 prompts x 16) with a program each.",
         "",
         "| way | processor milliseconds a program | programs a second | processor seconds a step |",
         "| --- | --- | --- | --- |",
