@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ _LOOK = 1.0  # seconds between two looks at whoever sends weights
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Of an engine's patience with its pool, and the other way round. Seconds."""
+    """Timeouts (seconds) and restart budget of pool engines."""
 
     start: float = 600.0  # until a started engine answers
     engine: float = 300.0  # until a turn, or another call, comes back
@@ -29,25 +29,25 @@ class PoolLimits:
 
 
 class NoPlaceError(EngineError):
-    """No machine had a place for a new host in time, and nobody knows when one will."""
+    """No machine had a place for a new host in time, and when one will is unknown."""
 
 
 class WeightSource(Protocol):
-    """Who published the newest weights, where their ticket leads nowhere later on."""
+    """Publisher of the newest weights, asked again when their ticket no longer works."""
 
     def again(self) -> Ticket | None:
-        """The same weights by a ticket that lasts; None: they have changed since, and the next publish is near."""
+        """Return a lasting ticket for the same weights; None if they have changed, and the next publish is near."""
 
     def call_off(self) -> None:
-        """An engine that was to receive them is gone."""
+        """Cancel a transfer whose receiving engine is lost."""
 
     def look(self) -> None:
-        """Where who sends them is gone, engines that receive them are told."""
+        """Warn receiving engines if the sender is lost."""
 
 
 @dataclass(slots=True)
 class Weights:
-    """Those that every engine shall have."""
+    """The weights that every engine has to load."""
 
     ticket: Ticket | None = None
     sums: Mapping[str, TensorSum] | None = None  # that the engines told of them; None: not asked, or not to be read
@@ -90,7 +90,7 @@ class Weights:
         return now + _LOOK
 
     def left(self) -> None:
-        """An engine is gone, perhaps one that is waited for."""
+        """Take note that an engine is lost, perhaps one that the publisher waits for."""
         if self.source is not None and self.passing():
             self.source.call_off()
 
@@ -126,6 +126,8 @@ class Member:
     facts: HostFacts | None = None
     owned: dict[Key, SampleRequest] = field(default_factory=dict)  # unfinished here, those in the mail included
     mail: list[SampleRequest] = field(default_factory=list)  # that go with the next turn
+    kept: set[Key] = field(default_factory=set)  # responses that ended here, and whose slots wait for a continuation
+    dropped: list[Key] = field(default_factory=list)  # slots to let go with the next turn
     flight: Flight | None = None
     opening: list[tuple[str, Call]] = field(default_factory=list)  # asked of a new host, not looked at yet
     opened: Ticket | None = None  # the weights that were asked for there
@@ -134,7 +136,7 @@ class Member:
     stats: Counter[str] = field(default_factory=Counter)  # of all incarnations before
     own_stats: Counter[str] = field(default_factory=Counter)  # of this one
     journal: list[tuple[str, tuple[Any, ...]]] | None = None
-    """What was done since nothing was unfinished here, so that a new engine can be led to the same place. None: that
+    """What was done since the engine held nothing, so that a new engine can be led to the same place. None: that
     is not wanted, or not possible, as weights have changed in between."""
 
     def __post_init__(self) -> None:
@@ -161,7 +163,7 @@ class Member:
 
     @property
     def stands(self) -> bool:
-        """It is up, and has nothing to do before the next weights."""
+        """True if the engine is running and has nothing to do before the next weights."""
         return self.waits and not self.opening
 
     @property
@@ -197,7 +199,7 @@ class Member:
     # ------------------------------------------------------------------ starting
 
     def start(self) -> None:
-        """A new host, asked at once who it is, and given the newest weights."""
+        """Start a new host, ask for its facts, and give it the newest weights."""
         self.host = self.transport.start(self.spec)
         self.incarnation += 1
         self.opening = [self._asked("describe")]
@@ -228,7 +230,7 @@ class Member:
             self.opening.append(self._asked("replay", list(self.journal)))
 
     def come_back(self, *, replays: bool) -> None:
-        """A new host with the same work; without ``replays`` it begins again behind the prefixes."""
+        """Start a new host with the same work; without ``replays`` it starts again after the prefixes."""
         self.start()
         if replays:
             self.replay()
@@ -240,7 +242,7 @@ class Member:
         return method, self.transport.call(self.host, method, *args)
 
     def step_in(self) -> bool:
-        """What the opening asked for has arrived: it goes to work, unless there are newer weights by now.
+        """Put the engine to work once its opening calls are answered, unless there are newer weights by now.
 
         Raises:
             Exception: what the opening raised.
@@ -282,7 +284,7 @@ class Member:
     # ------------------------------------------------------------------ asking
 
     def ask(self, method: str, *args: Any) -> Flight:
-        """A call, behind what a new host was asked before."""
+        """Make a call, after the calls that a new host still has to answer."""
         assert self.flight is None, "one call at a time"
         opening, self.opening = self.opening, []
         patience = self.limits.engine * (1 + len(opening)) + (self.limits.start if opening else 0.0)
@@ -293,7 +295,8 @@ class Member:
         return self.flight
 
     def land(self) -> Any:
-        """What the flight brought; it has arrived. An exception, where the engine refused something and lives on.
+        """Return the result of the flight, which has arrived; an exception if the engine refused a request and keeps
+        running.
 
         Raises:
             Exception: the engine counts as lost.
@@ -320,25 +323,43 @@ class Member:
         return before
 
     def give(self, requests: Sequence[SampleRequest]) -> None:
-        """They go with the next turn."""
+        """Queue requests for the next turn."""
         self.owned.update((request.key, request) for request in requests)
+        self.kept.difference_update(request.key for request in requests)
         self.mail += requests
 
     def take_all(self) -> list[SampleRequest]:
-        """What it has, in the order in which it came; it has nothing afterwards."""
+        """Take all requests from the engine and return them in the order in which they came."""
         requests = list(self.owned.values())
         self.owned, self.mail = {}, []
         self.new_journal()
         return requests
 
-    def forget(self, key: Key) -> None:
-        """A response came back from here."""
-        del self.owned[key]
-        if not self.owned:
+    def forget(self, key: Key, *, ended: bool = False) -> None:
+        """Forget a response that this engine returned; ``ended``: its slot is kept, if its request asked for that."""
+        if self.owned.pop(key).keep and ended:
+            self.kept.add(key)
+        self._rest()
+
+    def let_go(self, keys: Collection[Key] | None) -> None:
+        """Let the kept slots of the named responses (None: of all) go, with the next turn."""
+        gone = sorted(self.kept if keys is None else self.kept.intersection(keys))
+        self.kept.difference_update(gone)
+        self.dropped += gone
+        self._rest()
+
+    def lets_all_go(self) -> None:
+        """Forget all kept slots: with new weights the engine keeps none."""
+        self.kept, self.dropped = set(), []
+        self._rest()
+
+    def _rest(self) -> None:
+        if not (self.owned or self.kept or self.dropped):
             self.new_journal()
 
     def new_journal(self) -> None:
-        """Nothing is unfinished here, or it begins again behind what is known of it."""
+        """Begin a new journal: the engine holds nothing, or continues from what the pool knows."""
+        self.kept, self.dropped = set(), []
         self.journal = [] if self.journals else None
 
     def end_host(self) -> None:

@@ -24,7 +24,7 @@ class PublishedFolder:
 
 @dataclass(frozen=True, slots=True)
 class WeightsFolder:
-    """Where the learner writes weights for a server to read; each set has a folder of its own in it."""
+    """Folder of weights that the learner writes and a server reads; each set has its own subfolder."""
 
     path: Path  # the same on both sides
     own: bool = False  # no other trainer uses it: sets that a killed one left are deleted, and in the end the folder
@@ -40,7 +40,7 @@ class WeightRoute:
         self._paused = False  # by us, and no /resume was confirmed since
 
     async def load(self, weights: PublishedFolder, seconds: float) -> None:
-        """What is in flight stands still meanwhile; its keys and values are computed again under the new weights.
+        """Load weights while requests are paused; their keys and values are computed again under the new weights.
 
         Raises:
             Unreachable: The server went away, or was replaced meanwhile.
