@@ -28,7 +28,7 @@ WORDS = {
     r"\b(?:is|are|was|were|be|been) told\b|\btells? of\b": "reported, warned, printed",
     r"\bmend(?:s|ed|ing)?\b": "fix",
     r"\bstands? (?:in|beside|behind|here|there|still|for itself)\b": "is in, is next to",
-    r"\bthe house\b|\bfloors?\b|\brooms?\b": "the architecture, a layer, a module",
+    r"\bthe house\b|\bfloors\b|\brooms\b": "the architecture, a layer, a module",
     r"\bdear(?:er|est)?\b": "expensive",
     r"\bseldom\b": "rarely",
     r"\bbehind (?:it|them|the last)\b": "after",
