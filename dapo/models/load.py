@@ -174,9 +174,12 @@ def check_files(name: str) -> None:
 def missing_weights(name: str) -> str | None:
     """Return why a local folder has no weights that can be loaded; None if it has some, or if it is a hub name."""
     folder = Path(name).expanduser()
-    if not folder.is_dir():
+    try:
+        files = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else None
+    except OSError:  # ``check_configuration`` says why
+        files = None
+    if files is None:
         return None
-    files = sorted(file.name for file in folder.iterdir())
     if any(file.endswith(".safetensors") for file in files):
         return None
     pickled = [file for file in files if file.endswith((".bin", ".pt", ".pth"))]
