@@ -77,6 +77,7 @@ class LearnerDriver:
             packed=self._facts.packed,
             zero_advantage_is_free=self._facts.zero_advantage_is_free,
             attention=self._facts.attention,
+            whole_responses=self._facts.whole_responses,
         )
         waiting = efficiency(plans, packed=self._facts.packed, attention=self._facts.attention)
         return self.workers.each("learn", [(plan,) for plan in self._shared(plans)], partial(_learned, waiting))
