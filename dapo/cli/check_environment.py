@@ -23,8 +23,8 @@ _SHOWN = 100  # characters of a turn
 def play_episode(recipe: Recipe, playing: Playing, tokenizer: Any, facts: ModelFacts, prompt: Prompt) -> list[str]:
     """Play an episode whose first turn repeats the problem, and one of gold answers alone. Returns lines.
 
-    Later turns of the first one are gold answers too. Where the tokenizer cannot write them, a line replaces the
-    second one.
+    Later turns of the first one are gold answers too. Where the tokenizer cannot write them, a line says so in
+    place of the second one.
 
     Raises:
         RecipeError: the end of a turn would not end it.
