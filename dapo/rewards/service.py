@@ -281,7 +281,7 @@ def _outcome(said: Any, name: str) -> Outcome:
 
 
 class _Form:
-    """What is sent and what comes back."""
+    """Form of requests and answers."""
 
     def __init__(self, reward: Reward) -> None:
         self._reward = reward
