@@ -45,7 +45,7 @@ class Workers(Protocol):
         """Ask each its own question and do not wait."""
 
     def collect(self, folder: str) -> tuple[Any, ...]:
-        """Take files that they wrote away from their machines; what a ``Shipment`` knows them by."""
+        """Take files that they wrote away from their machines; return the parts of a ``Shipment``."""
 
     def close(self) -> None:
         """End them; what they are writing is finished first."""
@@ -122,7 +122,7 @@ class LearnerHosts:
         return Pending(self, method, calls, combine)
 
     def collect(self, folder: str) -> tuple[Any, ...]:
-        """Take files that they wrote away from their machines; what a ``Shipment`` knows them by.
+        """Take files that they wrote away from their machines; return the parts of a ``Shipment``.
 
         Raises:
             LearnerLost: one of them is gone.

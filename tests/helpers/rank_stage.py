@@ -20,6 +20,7 @@ from dapo.learner.sharding import Shape
 from dapo.learner.worker import RankPlace, make_worker
 from dapo.processes.local import ProcessTransport
 from dapo.processes.transport import HostSpec
+from dapo.weights.exchange import WeightExchange
 
 MODELS = {
     "tied": {"hidden": 16, "heads": 2, "ffn": 24},
@@ -115,7 +116,9 @@ class Stage:
         staged = Staged(self.transport, self.hosts, number)
         specs = [HostSpec(f"rank-{rank}", RankStage, (rank,)) for rank in range(self.ranks)]
         hosts = LearnerHosts(staged, specs, schema.Learner(**settings).timeout)
-        group = LearnerDriver(hosts, self.folder / f"weights-{number}", asynchronous=asynchronous)
+        group = LearnerDriver(
+            hosts, WeightExchange.by_folder(self.folder / f"weights-{number}"), asynchronous=asynchronous
+        )
         group.number = number
         return group
 
