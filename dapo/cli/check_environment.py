@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,6 +92,10 @@ class _Canned:
         self.clock += 1
         asked, self._asked = self._asked, []
         return [self._event(request) for request in asked]
+
+    def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
+        """Have nothing unfinished, and keep no slots."""
+        return []
 
     def _event(self, request: SampleRequest) -> SampleEvent:
         ids = self._turns[min(self._number, len(self._turns) - 1)]

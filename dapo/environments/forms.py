@@ -27,7 +27,7 @@ MOST_NUMBERS = 64  # scores or facts of a reply
 
 
 class WrongReply(ValueError):
-    """What an environment returned is no reply."""
+    """The environment returned something that is no reply."""
 
 
 class CallTimeout(Exception):
@@ -53,7 +53,7 @@ async def within(value: Any, seconds: float) -> Any:
 
 @dataclass(slots=True)
 class Form:
-    """What a worker needs to play episodes of an environment.
+    """Facts that a worker needs to play episodes of an environment.
 
     Attributes:
         make: returns the environment of a new episode; None: there are tools alone.

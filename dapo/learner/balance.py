@@ -88,8 +88,8 @@ def balanced_passes(
 ) -> list[list[list[int]]] | None:
     """Return the cheapest plan found, [rank][pass][row], or None if none has at most ``most`` passes a rank.
 
-    Groups are cut into 1, 2, 4... pieces, at last into single responses. Pieces go to the cheapest pass with room, most
-    expensive first. The passes, sorted by cost, are dealt to the ranks in rounds: those of a round cost about the same.
+    Groups are cut into 1, 2, 4... pieces, at last into single responses. Pieces go to the cheapest pass with space,
+    most expensive first. The passes, sorted by cost, are dealt to the ranks in rounds: passes of a round cost alike.
 
     Args:
         groups: rows by group.

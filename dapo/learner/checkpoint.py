@@ -207,7 +207,7 @@ def load_weights(folder: Path, loaded: LoadedModel) -> None:
 
 
 class _Sources:
-    """Where a tensor is read from.
+    """Index of a checkpoint's files that says where to read each tensor from.
 
     A process that holds a bfloat16 model whole keeps float32 copies of its weights beside them. Ranks keep the weights
     themselves in float32. So either takes the other's float32 numbers.

@@ -13,7 +13,8 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def reserve_workspace() -> None:
-    """What cuBLAS needs for equal results, which it reads when the process first uses it: before a model is loaded."""
+    """Set the workspace that cuBLAS needs for equal results; cuBLAS reads it at first use, so call this before a model
+    is loaded."""
     os.environ.setdefault(_WORKSPACE, ":4096:8")
 
 

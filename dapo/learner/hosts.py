@@ -211,7 +211,7 @@ class Pending(Generic[T]):
             self._latest = self._deadline()
 
     def _deadline(self) -> float:
-        """Where one rank has answered, the others are about to; where one failed, they only wait for it."""
+        """Return the time at which waiting ends: soon if one rank has answered, since the others are about to."""
         patience = self._hosts.patience
         if self._errors:
             alone = not all(_is_everybodys(error) for error in self._errors.values())
@@ -287,7 +287,7 @@ class PendingSave:
 
 
 def all_files(answers: Sequence[list[SavedFile]]) -> list[SavedFile]:
-    """Those of all processes."""
+    """Return the files that all processes saved."""
     return [file for files in answers for file in files]
 
 

@@ -1,4 +1,4 @@
-"""What the tokens of one optimiser step say of it; the formulas stand in ``dapo.metrics.tokens``."""
+"""Metrics of the tokens of one optimizer step; ``dapo.metrics.tokens`` has the formulas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rated:
 
 
 def corrections(rated: Sequence[Rated]) -> FloatArray:
-    """Importance corrections of all tokens of the rows, float32 [tokens]; 1 where a row has none."""
+    """Return the importance corrections of all tokens of the rows, float32 [tokens]; 1 where a row has none."""
     if all(r.correction is None for r in rated):
         return np.ones(sum(len(r.row.token_ids) for r in rated), np.float32)
     return np.concatenate(
@@ -49,7 +49,7 @@ class TokenRecord:
         version: Of the weights that are trained: tokens of this version are the current ones.
         old_is_learners: The old log-probabilities are the learner's, from before the first optimiser step.
         weights_moved: The weights were updated since they were published. Where the ratio runs against the sampler's
-            own numbers, the gap between sampler and learner can then no longer be told from learning.
+            own numbers, the gap between sampler and learner can then no longer be separated from learning.
     """
 
     version: int
@@ -78,9 +78,8 @@ class TokenRecord:
             self.flags.setdefault(name, []).append(_numpy(flag))
 
     def stats(self) -> Stats:
-        """Sums and counts over tokens with loss. The loss and N add up over passes and ranks: whoever ends the
-        optimiser step counts it once (``dapo.learner.step``).
-        """
+        """Return sums and counts over tokens with loss. The loss and N add up over passes and ranks, so
+        ``dapo.learner.step`` counts them once an optimizer step."""
         if not self.rated:
             return {}
         tokens = self._loss_tokens()
@@ -120,7 +119,7 @@ class TokenRecord:
         return np.concatenate([rated.corrected() for rated in self.rated])
 
     def traces(self) -> list[TokenTrace]:
-        """What is known of each token of the traced rows; copies, so the rest of the record can go."""
+        """Return copies of what is known of each token of the traced rows, so that the rest of the record can go."""
         chosen = [number for number, rated in enumerate(self.rated) if rated.row.traced]
         if not chosen:
             return []

@@ -1,4 +1,4 @@
-"""What the ratio runs against in each epoch of a training step: log-probabilities from before its first update."""
+"""The log-probabilities below the ratio in each epoch of a training step: from before its first update."""
 
 from __future__ import annotations
 

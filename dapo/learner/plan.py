@@ -1,4 +1,4 @@
-"""Which rows go through the model together, and on which rank: planned once, by whoever holds all the rows.
+"""Plan which rows go through the model together, and on which rank: the driver, which holds all rows, plans once.
 
 Ranks that shard a model must make equal numbers of forward and of backward passes, in one order, or they wait for each
 other for ever. So nothing about counts is decided by a rank: it gets its passes, an empty one where it has no rows left
@@ -56,7 +56,7 @@ def plan_step(
     zero_advantage_is_free: bool = True,
     attention: float = 0.0,
 ) -> list[RankStep]:
-    """What each rank does in a training step. Rows in which no token carries loss go nowhere.
+    """Return the work of each rank in a training step. Rows in which no token carries loss are left out.
 
     Args:
         step: of the trainer.
@@ -116,7 +116,7 @@ def efficiency(plans: Sequence[RankStep], *, packed: bool = True, attention: flo
 
 
 def check_in_step(planned: Sequence[Sequence[Pass]]) -> tuple[bool, ...]:
-    """The kinds of the passes that all ranks make, in order.
+    """Return the kinds of the passes that all ranks make, in order.
 
     Raises:
         ValueError: the ranks would make different passes, and wait for each other for ever.
@@ -128,7 +128,7 @@ def check_in_step(planned: Sequence[Sequence[Pass]]) -> tuple[bool, ...]:
 
 
 def _own_part(rows: Sequence[Row], kept: Sequence[int], passes: Sequence[Pass], rate: float) -> Minibatch:
-    """``passes`` index ``kept``, which indexes ``rows``; what comes out holds the rank's own rows, in their order."""
+    """Return the rank's own rows, in their order; ``passes`` index ``kept``, which indexes ``rows``."""
     own = sorted(number for one in passes for number in one.rows)
     place = {number: index for index, number in enumerate(own)}
     return Minibatch(
@@ -206,7 +206,7 @@ def pass_cost(rows: Sequence[int], costs: Costs, packed: bool) -> float:
 
 
 def split(rows: Sequence[HasTokens], max_tokens: int, *, packed: bool = True) -> list[list[int]]:
-    """Indices of the rows of each micro-batch, at most ``max_tokens`` input tokens each.
+    """Return the indices of the rows of each micro-batch, at most ``max_tokens`` input tokens each.
 
     Packed, a group stays together where it fits, so its prompt is computed once; a larger group is divided. Padded,
     rows of similar length come together and the padding counts. A row over the limit is a micro-batch of its own.

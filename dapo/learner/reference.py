@@ -32,7 +32,8 @@ class Reference:
 
     def __init__(self, loaded: LoadedModel, settings: schema.Reference) -> None:
         self._model: nn.Module = loaded.model
-        self._off = loaded.adapter and settings.refresh_every is None
+        self.refreshed = settings.refresh_every is not None
+        self._off = loaded.adapter and not self.refreshed
         self._frozen = {
             name: _copy(parameter, settings.offload)
             for name, parameter in self._model.named_parameters()
@@ -41,7 +42,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes as the reference; no gradient may be made meanwhile."""
+        """Let the model compute as the reference; no gradient may be computed meanwhile."""
         if self._off:
             with switched_off(self._model):
                 yield
@@ -59,7 +60,7 @@ class Reference:
             self._frozen[name].copy_(parameter)
 
     def state(self) -> dict[str, Tensor]:
-        """The values by parameter name, for a checkpoint."""
+        """Return the values by parameter name, for a checkpoint."""
         return self._frozen
 
     @torch.no_grad()

@@ -39,7 +39,7 @@ def expert_routes(loaded: LoadedModel, replay: Replay) -> ExpertRoutes | None:
 
 
 class ExpertRoutes:
-    """What the routers do in the passes of one rank during a training step.
+    """Expert choices in the passes of one rank during a training step.
 
     With ``learner`` the first pass over a row decides, which is the pass that computes its old log-probabilities, and
     every later one repeats it. With ``sampler`` all passes repeat what the engine did.

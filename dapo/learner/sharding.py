@@ -40,7 +40,7 @@ class Shape:
     context_parallel: int = 1  # neighbouring ranks of one replica that share each row
 
     def mesh(self, device: torch.device) -> DeviceMesh:
-        """Of all ranks of the process group. Ranks of one replica are neighbours."""
+        """Return the mesh of all ranks of the process group. Ranks of one replica are neighbours."""
         from torch.distributed.device_mesh import init_device_mesh
 
         if self.replicas == 1:
@@ -153,7 +153,7 @@ def _reaches_all(rows: int, parts: int) -> bool:
 
 
 def _precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
-    """Inputs are ids and a context object, which no policy need cast."""
+    """Return the policy of types; inputs are ids and a context object, which no policy need cast."""
     if dtype in (torch.float32, torch.float64):
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

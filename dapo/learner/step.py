@@ -1,4 +1,4 @@
-"""What one rank does in an optimiser step: passes, sums of what they say, and the update. A world of one is all of it.
+"""One rank's share of an optimizer step: passes, their sums, and the update. A world of one does all of it.
 
 Every pass adds to the gradient of the plain sum of weight x correction x L, so passes and ranks may cut a minibatch as
 they like. What a pass says of itself are sums; ``optimizer_step`` counts the step.
@@ -125,7 +125,7 @@ class PolicyStep:
         return merge(parts)
 
     def release(self) -> None:
-        """Call behind the last pass before weights change: what was gathered of a sharded model is old then."""
+        """Drop gathered parameters: call it after the last pass before weights change, since they are stale then."""
         if self.sharding is not None:
             self.sharding.release()
 
@@ -199,7 +199,8 @@ class PolicyStep:
 
     @contextmanager
     def _computing(self, batch: PackedBatch) -> Iterator[None]:
-        """Deterministic where the recipe asks for it; a device that is too small is told with what to change."""
+        """Compute deterministically if the recipe asks for it, and name what to change if the device has too little
+        memory."""
         try:
             with deterministic_algorithms(self.settings.deterministic):
                 yield
@@ -273,7 +274,8 @@ class PolicyStep:
         old_logprobs: Sequence[FloatArray] | None,
         version: int,
     ) -> list[Rated]:
-        """The batch's rows in packed order, each with what its ratio runs against; ``version``: of the weights."""
+        """Yield the batch's rows in packed order, each with the log-probabilities below its ratio; ``version`` is that
+        of the weights."""
         chosen = [rows[number] for number in batch.order]
         if ratio_against == "sampler" and self.correction is None:
             return [Rated(row, row.sampler_logprobs, None) for row in chosen]

@@ -90,13 +90,13 @@ def _make_folder(folder: Path) -> None:
 
 def _not_written(folder: Path, error: OSError) -> EngineError:
     return EngineError(
-        f"the weights could not be written to {folder} ({error}); make room, or name another folder that trainer and "
+        f"the weights could not be written to {folder} ({error}); free space, or name another folder that trainer and "
         "server both see in `rollout.server.weights_dir`"
     )
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """What ``write_weights`` wrote, or all ranks by ``write_part``, one tensor at a time.
+    """Yield the tensors that ``write_weights`` wrote, or all ranks by ``write_part``, one at a time.
 
     Raises:
         FileNotFoundError: at once, not with the first tensor; a rank's part may be what is missing.
@@ -113,7 +113,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_shapes(folder: Path) -> dict[str, list[int]]:
-    """Of each tensor that ``read_weights`` gives; only the files' headers are read.
+    """Return the shape of each tensor that ``read_weights`` yields; only the files' headers are read.
 
     Raises:
         FileNotFoundError: no such folder, or a part of it is missing.

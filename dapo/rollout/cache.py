@@ -1,7 +1,7 @@
 """The key-value cache: slots in pools of growing width, always dense, so attention reads contiguous memory.
 
-A live response has a *seat* (a number that never changes while it lives) and a *slot* in one pool. A pool holds
-responses up to a limit of tokens; one that outgrows it moves to the next, wider pool. So a short response never pays
+A live response has a number (one of ``seats``) that never changes, and a *slot* in one pool. A pool holds responses
+up to a limit of tokens; one that outgrows it moves to the next, wider pool. So a short response never pays
 for a long one: attention runs per pool, with one batched product and no gather. Everything else (matrix products,
 norms) runs over all rows at once, pool after pool.
 """
@@ -25,13 +25,13 @@ _MOVED = 2**28  # bytes of keys and values that move to a wider pool at once: th
 
 
 def most_rows(live: int) -> int:
-    """Rows of a step of at most ``live`` live ones, those that compute along included: at most a quarter more, and 7 in
-    each pool, of which there are fewer than 16, as each is four times as wide as the one before."""
+    """Return the most rows that a step of ``live`` live rows computes. At most a quarter more compute along, and 7 in
+    each of fewer than 16 pools."""
     return live + live // 4 + 16 * 8
 
 
 class PoolSegment:
-    """The rows of one pool within a decode batch: the live ones, and free slots behind them that compute along."""
+    """Rows of one pool within a decode batch: the live ones, then free slots that compute along."""
 
     def __init__(self, pool: Pool, start: int, rows: int, width: int, write: Tensor, mask: Tensor) -> None:
         self.pool, self.start, self.stop = pool, start, start + rows
@@ -49,7 +49,7 @@ class PoolSegment:
         self.bias = self.pool.bias[:n, None, :columns]
 
     def _windowed(self, positions: Tensor, window: int) -> Tensor:
-        """The bias [rows, 1, columns] of a layer that sees only the last ``window`` tokens."""
+        """Return the bias [rows, 1, columns] of a layer that sees only the last ``window`` tokens."""
         columns = torch.arange(self.bias.shape[-1], device=positions.device)
         hidden = columns <= positions[self.start : self.stop, None] - window
         return self.bias.masked_fill(hidden[:, None], -torch.inf)
@@ -134,13 +134,13 @@ class DecodeBatch:
 
 
 class SlotCache:
-    """Where every live response keeps its keys and values.
+    """Keys and values of every live response.
 
     Args:
         shape: of one token's.
-        seats: responses that live at once.
+        seats: Responses that live at once.
         longest: tokens of the longest of them; None: any.
-        fixed: take each pool's memory once, for all seats; None: on every device but a CPU.
+        fixed: take each pool's memory once, for all responses; None: on every device but a CPU.
         rounded: rows that a pool with so many live ones computes, in steps whose counters stand at one address; None:
             these alone. Needs fixed pools.
     """
@@ -164,7 +164,7 @@ class SlotCache:
         self._pool = np.zeros(seats, dtype=np.int64)
 
     def _pool_for(self, length: int) -> int:
-        """Index of the narrowest pool with room for ``length`` tokens and the next one."""
+        """Return the index of the narrowest pool that can hold ``length`` tokens and the next one."""
         index = next(index for index in count() if self._limit(index) > length)
         while len(self.pools) <= index:
             limit = self._limit(len(self.pools))
@@ -187,7 +187,7 @@ class SlotCache:
             pool.give_back()
 
     def _seat_in(self, index: int, seats: IntArray) -> Tensor:
-        """Give ``seats`` (their lengths are set) slots in pool ``index``; returns the slots."""
+        """Give the responses ``seats`` (their lengths are set) slots in pool ``index``; returns the slots."""
         pool = self.pools[index]
         pool.fit(int(self.length[seats].max()) + 1)
         slots = np.array(pool.take(len(seats)), dtype=np.int64)
@@ -198,7 +198,7 @@ class SlotCache:
         return placed
 
     def insert(self, seats: IntArray, lengths: IntArray, prefilled: Prefilled, rows: IntArray) -> None:
-        """Seat responses: ``seats[i]`` begins with the first ``lengths[i]`` tokens of ``prefilled`` row ``rows[i]``."""
+        """Add responses: ``seats[i]`` begins with the first ``lengths[i]`` tokens of ``prefilled`` row ``rows[i]``."""
         self.length[seats] = lengths
         index = np.array([self._pool_for(int(length)) for length in lengths])
         for pool in np.unique(index):
@@ -213,8 +213,14 @@ class SlotCache:
             slots = self._slot[seats[chosen]].tolist()  # known here: reading them back would wait for the device
             self.pools[pool].fill(slots, rows[chosen].tolist(), prefilled.kv[..., :width, :])
 
+    def copy_of(self, seat: int) -> Tensor:
+        """Keys and values of a response's tokens [layers, 2 (key, value), kv heads, tokens, head_dim]."""
+        pool = self.pools[self._pool[seat]]
+        kv: Tensor = pool.kv[:, :, self._slot[seat], :, : self.length[seat]]
+        return kv.clone()
+
     def remove(self, seats: IntArray, *, wipe: bool = False) -> None:
-        """Free the slots of ``seats``. ``wipe`` clears what they hold, for rows that went non-finite."""
+        """Free the slots of ``seats``. ``wipe`` clears their keys and values, for rows that went non-finite."""
         for index, slot in zip(self._pool[seats].tolist(), self._slot[seats].tolist(), strict=True):
             pool = self.pools[index]
             pool.holes.append(slot)
@@ -249,7 +255,7 @@ class SlotCache:
             self._slot[seat] = target
 
     def advance(self, batch: DecodeBatch) -> None:
-        """The step of ``batch`` is done: each of its rows holds one token more."""
+        """Count one token more in each row of ``batch``, whose step is done."""
         self.length[batch.seats] += 1
         batch.advance()
 
@@ -295,7 +301,7 @@ class SlotCache:
         return send(np.concatenate(where), self.shape.device)
 
     def _placed(self, counters: IntArray) -> Tensor:
-        """The counters on the device; of rounded steps always at one address."""
+        """Return the counters on the device; those of rounded steps always at one address."""
         moving = send(counters, self.shape.device)
         if self._rounded is None:
             return moving

@@ -23,6 +23,7 @@ from dapo.rollout import fused
 from dapo.rollout.cache import DecodeBatch, SlotCache
 from dapo.rollout.fused import FusedDecoder
 from dapo.rollout.generic import GenericDecoder, sampling_mode
+from dapo.rollout.kept import Past
 from dapo.rollout.pools import CacheShape, Prefilled
 
 log = logging.getLogger(__name__)
@@ -39,20 +40,23 @@ class Decoder(Protocol):
     shape: CacheShape
 
     def refresh(self) -> None:
-        """The model's weights have changed."""
+        """Take up the model's weights, which have changed."""
 
     def stale(self) -> list[str]:
-        """What is derived from the weights, by name, and is not what the present ones give."""
+        """Return the names of derived tensors that do not follow from the present weights."""
 
-    def prefill(self, tokens: Tensor, lengths: list[int]) -> Prefilled:
-        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded."""
+    def prefill(self, tokens: Tensor, lengths: list[int], past: Past | None = None) -> Prefilled:
+        """Keys, values and next-token logits of ``tokens`` [sequences, length], right-padded.
+
+        With ``past`` they follow its tokens, and the keys and values are those of all tokens.
+        """
 
     def decode(self, tokens: Tensor, batch: DecodeBatch) -> Tensor:
         """Logits [rows, vocabulary] of the token after ``tokens`` [rows], which enter the cache."""
 
 
 def choose_decoder(loaded: LoadedModel) -> Decoder:
-    """The fastest decoder whose log-probabilities equal the model's own on a few tokens.
+    """Return the fastest decoder whose log-probabilities equal the model's own on a few tokens.
 
     Raises:
         EngineError: Neither decoder does; ``rollout.engine: generate`` serves any model.
@@ -118,7 +122,7 @@ class _Comparison:
     made: list[Pass | None]  # the decoder's passes
 
     def precise(self, loaded: LoadedModel) -> Tensor | None:
-        """The model's own with float32 weights; None where they cannot be computed."""
+        """Return the model's own log-probabilities with float32 weights; None where they cannot be computed."""
         with repeating(loaded, self.routes):
             own = _own(loaded, self.ids, partial(float32_outputs, loaded))
         return None if own is None else torch.stack([own[row, position] for row, position in self.at])

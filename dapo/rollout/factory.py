@@ -32,7 +32,7 @@ class ServerAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What one engine is made of. Example: ``EngineSpec(rollout, model, facts, longest=512, slots=64)``."""
+    """Everything that one engine is made of. Example: ``EngineSpec(rollout, model, facts, longest=512, slots=64)``."""
 
     rollout: Rollout  # the recipe's section
     model: Model  # the recipe's section, whose device is the one that the engine's process sees
@@ -45,6 +45,7 @@ class EngineSpec:
     server: ServerAccess | None = None  # for vllm_server
     adapter: bool = False  # the learner sends the adapter of ``model.lora`` by itself
     record_routes: bool = False  # give the experts of each token
+    keeps: bool = False  # an environment answers between two parts of a response
 
 
 def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_weights: bool = False) -> Engine:
@@ -110,6 +111,7 @@ def make_engine(spec: EngineSpec, loaded: LoadedModel | None = None, *, shares_w
         cuda_graphs=rollout.embedded.cuda_graphs,
         recompute_cache=rollout.embedded.recompute_cache,
         record_routes=spec.record_routes,
+        keeps=spec.keeps,
     )
 
 

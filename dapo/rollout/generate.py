@@ -130,11 +130,12 @@ class GenerateEngine:
         self.version = ticket.version
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Of the model's own tensors; None where they are the learner's. Nothing here is derived from them."""
+        """Return checksums of the model's own tensors; None if they are the learner's. This engine derives nothing from
+        them."""
         return None if self.shares_weights else tensor_sums(self._loaded.model)
 
     def sleep(self) -> None:
-        """Holds nothing between calls."""
+        """Do nothing: this engine holds no memory between calls."""
 
     def stats(self) -> Metrics:
         """Counters since construction."""
@@ -180,7 +181,7 @@ class GenerateEngine:
 
 @contextmanager
 def _plain_generation(model: Any, max_new_tokens: int, pad_token_id: int) -> Iterator[None]:
-    """The model with its own attention and a generation config that changes nothing.
+    """Give the model its own attention and a generation config that changes nothing.
 
     A model's own one may ask for penalties, other temperatures or forced tokens, which would alter the scores first.
     """

@@ -2,7 +2,7 @@
 
 A graph repeats what was recorded, at the addresses and in the shapes that it was recorded with. So a step takes its
 tokens from one place and leaves its hidden states in another, and rows are rounded up (:func:`rounded`): rows that
-nobody asked for compute along in free slots of their pool, and nobody looks at them. The output head and the drawing of
+no request needs compute along in free slots of their pool, and are ignored. The output head and the drawing of
 tokens stay outside, where shapes may be what they like.
 
 A step of new shapes runs as it is, which also warms up whatever torch makes on first use; the second one of these
@@ -43,7 +43,7 @@ class GraphRecorder(Protocol):
     """Makes recordings."""
 
     def record(self, work: Work) -> Recording:
-        """What ``work`` does on the device. Whether it does it now, too, is open.
+        """Record what ``work`` does on the device. Whether it is also done now is undefined.
 
         Raises:
             RuntimeError: it cannot be recorded.
@@ -136,7 +136,7 @@ class StepGraphs:
         return made if batch.live is None else made.index_select(0, batch.live)
 
     def _of(self, shapes: Hashable, step: Callable[[], Tensor], made: Tensor) -> Recording | None:
-        """The recording of these shapes; None: the step is to run as it is."""
+        """Return the recording of these shapes; None means that the step runs as it is."""
         recording = self._recordings.pop(shapes, None)
         if recording is None:
             if self._recorder is None or self.broken is not None:
@@ -194,14 +194,14 @@ class StepGraphs:
         self._proved = False
 
     def weights_at(self, addresses: tuple[int, ...]) -> None:
-        """The weights lie at these addresses from now on; recordings that know others are dropped."""
+        """Take these addresses of the weights; recordings that know others are dropped."""
         if addresses != self._addresses:
             self.forget()
         self._addresses = addresses
 
 
 def make_graphs(wanted: bool | None, decoder: Any, rows: int, like: Tensor) -> StepGraphs | None:
-    """The recordings of an engine; None: it does without.
+    """Return the recordings of an engine; None if it runs without.
 
     Args:
         wanted: ``rollout.embedded.cuda_graphs``. None: where the device and the decoder can; True: else it is an error.
@@ -216,7 +216,7 @@ def make_graphs(wanted: bool | None, decoder: Any, rows: int, like: Tensor) -> S
         return None
     reason = None
     if like.device.type != "cuda":
-        reason = f"the model is on {like.device.type}: set model.device=cuda on a machine with a card"
+        reason = f"the model is on {like.device.type}: set model.device=cuda on a machine with a GPU"
     elif decoder.name != "fused":
         reason = "only fused decoding can be recorded, and this model is decoded by transformers' own code"
     if reason is None:

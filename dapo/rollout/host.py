@@ -15,7 +15,7 @@ from dapo.types.protocols import Engine
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a pool wants to know of an engine before it gives it work."""
+    """Facts by which a pool decides what to give an engine."""
 
     capacity: int
     clock: int
@@ -25,7 +25,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What a turn brought."""
+    """Results of one turn."""
 
     events: list[SampleEvent]  # ticks are the engine's own
     clock: int  # the engine's, at the end of the turn
@@ -52,12 +52,17 @@ class EngineHost:
         self._unfinished: set[Key] = set()
 
     def describe(self) -> HostFacts:
-        """Who answers."""
+        """Return the facts of this engine."""
         return HostFacts(self._engine.capacity, self._engine.clock, os.getpid(), socket.gethostname())
 
-    def turn(self, requests: Sequence[SampleRequest], steps: int) -> TurnResult:
-        """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended."""
+    def turn(self, requests: Sequence[SampleRequest], steps: int, dropped: Sequence[Key] = ()) -> TurnResult:
+        """Take ``requests``, decode for about ``steps`` steps while anything is unfinished, give what ended.
+
+        The kept slots of ``dropped`` are let go before.
+        """
         began, engine = time.perf_counter(), self._engine
+        if dropped:
+            engine.abort(dropped)
         engine.submit(requests)
         self._unfinished.update(request.key for request in requests)
         until, events = engine.clock + steps, list[SampleEvent]()
@@ -70,14 +75,14 @@ class EngineHost:
         return self._answer(events, began)
 
     def abort(self, keys: Sequence[Key]) -> TurnResult:
-        """The named responses as far as they got."""
+        """Abort the named responses and return them as far as they got."""
         began = time.perf_counter()
         events = self._engine.abort(keys)
         self._unfinished.difference_update(keys)
         return self._answer(events, began)
 
     def replay(self, journal: Sequence[tuple[Literal["turn", "abort"], tuple[Any, ...]]]) -> TurnResult:
-        """Turns and aborts once more, to come to where another engine was. What ended in them is known."""
+        """Repeat turns and aborts, to reach the state of another engine. The caller already has what ended in them."""
         began = time.perf_counter()
         for method, args in journal:
             getattr(self, method)(*args)
@@ -90,7 +95,7 @@ class EngineHost:
         return self._answer([], began)
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Of what the engine computes with."""
+        """Return checksums of the weights that the engine computes with."""
         return self._engine.checksums()
 
     def sleep(self) -> None:

@@ -1,4 +1,4 @@
-"""What every engine promises of keys: none twice, a list as a whole or not at all, and all come back.
+"""Promises of every engine about keys: none twice, a list as a whole or not at all, and all come back.
 
 Engines in this process keep their waiting requests here as well (:class:`Inbox`); others use the functions.
 """
@@ -48,7 +48,7 @@ def check_idle(unfinished: int, in_flight: str) -> None:
 
 @contextmanager
 def lost_to_the_machine() -> Iterator[None]:
-    """What the machine refuses while an engine computes is the loss of the engine; ``abort`` still gives it all back.
+    """Turn the machine's refusals during computation into the loss of the engine; ``abort`` still returns all requests.
 
     Raises:
         EngineError: memory, threads or disk ran out.
@@ -94,11 +94,11 @@ class EngineInbox:
         return waiting
 
     def keep(self, events: Iterable[SampleEvent]) -> None:
-        """What ended, and cannot be handed out just now."""
+        """Keep responses that ended and cannot be handed out yet."""
         self._ended += events
 
     def take_ended(self) -> list[SampleEvent]:
-        """What ended without being decoded, once."""
+        """Return responses that ended without being decoded, each once."""
         events, self._ended = self._ended, []
         return events
 
@@ -108,11 +108,11 @@ class EngineInbox:
         return sorted(events, key=lambda event: (event.tick, event.key))
 
     def names(self, keys: Iterable[Key] | None) -> set[Key]:
-        """The keys that an ``abort`` means: None is everything that has not come back."""
+        """Return the keys that an ``abort`` means: None is everything that has not come back."""
         return set(self._present) if keys is None else set(keys)
 
     def take_back(self, named: set[Key], tick: int) -> tuple[list[SampleEvent], list[SampleRequest]]:
-        """What ``abort`` gives back of ``named`` without the engine, and the requests that waited."""
+        """Return what ``abort`` can answer of ``named`` without the engine, and the requests that waited."""
         events = [event for event in self._ended if event.key in named]
         self._ended = [event for event in self._ended if event.key not in named]
         waited = self.queue.take_out(named)

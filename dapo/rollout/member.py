@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from dapo.weights.exchange import WeightExchange
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Of an engine's patience with its pool, and the other way round. Seconds."""
+    """Timeouts (seconds) and restart budget of pool engines."""
 
     start: float = 600.0  # until a started engine answers
     engine: float = 300.0  # until a turn, or another call, comes back
@@ -25,7 +25,7 @@ class PoolLimits:
 
 
 class NoPlaceError(EngineError):
-    """No machine had a place for a new host in time, and nobody knows when one will."""
+    """No machine had a place for a new host in time, and when one will is unknown."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Opening:
-    """What a new host was asked and what it waits for, until it goes to work."""
+    """Calls to a new host, and what it waits for, until it goes to work."""
 
     calls: list[tuple[str, Call]] = field(default_factory=list)  # not looked at yet
     ticket: Ticket | None = None  # the weights that it was given
@@ -52,42 +52,64 @@ class Opening:
 
 @dataclass(slots=True)
 class Work:
-    """The unfinished requests of an engine."""
+    """The unfinished requests of an engine, and the slots that it keeps."""
 
     journals: bool  # a new engine shall be led to where the old one was
     owned: dict[Key, SampleRequest] = field(default_factory=dict)  # those in the mail included
     mail: list[SampleRequest] = field(default_factory=list)  # that go with the next turn
+    kept: set[Key] = field(default_factory=set)  # responses that ended here, and whose slots wait for a continuation
+    dropped: list[Key] = field(default_factory=list)  # slots to let go with the next turn
     journal: list[tuple[str, tuple[Any, ...]]] | None = None
-    """What was done since nothing was unfinished. None: it is not wanted, or of no use: weights changed in between."""
+    """What was done since the engine held nothing, so that a new engine can be led to the same place. None: that
+    is not wanted, or not possible, as weights have changed in between."""
 
     def __post_init__(self) -> None:
         self.new_journal()
 
     def give(self, requests: Sequence[SampleRequest]) -> None:
-        """Add requests, which go with the next turn."""
+        """Queue requests for the next turn."""
         self.owned.update((request.key, request) for request in requests)
+        self.kept.difference_update(request.key for request in requests)
         self.mail += requests
 
     def take_all(self) -> list[SampleRequest]:
-        """Return what there is, in the order in which it came, and forget it."""
+        """Take all requests from the engine and return them in the order in which they came."""
         requests = list(self.owned.values())
         self.owned, self.mail = {}, []
         self.new_journal()
         return requests
 
-    def take_mail(self) -> list[SampleRequest]:
-        """Return what goes with the next turn, which begins."""
-        mail, self.mail = self.mail, []
-        return mail
+    def take_mail(self) -> tuple[list[SampleRequest], list[Key]]:
+        """Return the requests, and the slots to let go, that go with the turn that begins."""
+        mail, dropped = self.mail, self.dropped
+        self.mail, self.dropped = [], []
+        return mail, dropped
 
-    def forget(self, key: Key) -> None:
-        """Take note that a response came back."""
-        del self.owned[key]
-        if not self.owned:
+    def forget(self, key: Key, *, ended: bool = False) -> None:
+        """Forget a response that this engine returned; ``ended``: its slot is kept, if its request asked for that."""
+        if self.owned.pop(key).keep and ended:
+            self.kept.add(key)
+        self._rest()
+
+    def let_go(self, keys: Collection[Key] | None) -> None:
+        """Let the kept slots of the named responses (None: of all) go, with the next turn."""
+        gone = sorted(self.kept if keys is None else self.kept.intersection(keys))
+        self.kept.difference_update(gone)
+        self.dropped += gone
+        self._rest()
+
+    def lets_all_go(self) -> None:
+        """Forget all kept slots: with new weights the engine keeps none."""
+        self.kept, self.dropped = set(), []
+        self._rest()
+
+    def _rest(self) -> None:
+        if not (self.owned or self.kept or self.dropped):
             self.new_journal()
 
     def new_journal(self) -> None:
-        """Begin a journal: nothing is unfinished, or it begins again after what is known of it."""
+        """Begin a new journal: the engine holds nothing, or continues from what the pool knows."""
+        self.kept, self.dropped = set(), []
         self.journal = [] if self.journals else None
 
 
@@ -169,7 +191,7 @@ class Member:
 
     @property
     def stands(self) -> bool:
-        """It is up, and has nothing to do before the next weights."""
+        """True if the engine is running and has nothing to do before the next weights."""
         return self.opening.waits and not self.opening.calls
 
     @property
@@ -215,7 +237,7 @@ class Member:
     # ------------------------------------------------------------------ starting
 
     def start(self) -> None:
-        """A new host, asked at once who it is, and given the newest weights."""
+        """Start a new host, ask for its facts, and give it the newest weights."""
         self.host = self.transport.start(self.spec)
         self.incarnation += 1
         self.opening = Opening([self._asked("describe")])
@@ -247,7 +269,7 @@ class Member:
             self.opening.calls.append(self._asked("replay", list(self.work.journal)))
 
     def come_back(self, *, replays: bool) -> None:
-        """A new host with the same work; without ``replays`` it begins again behind the prefixes."""
+        """Start a new host with the same work; without ``replays`` it starts again after the prefixes."""
         self.start()
         if replays:
             self.replay()
@@ -259,7 +281,7 @@ class Member:
         return method, self.transport.call(self.host, method, *args)
 
     def step_in(self) -> bool:
-        """What the opening asked for has arrived: it goes to work, unless there are newer weights by now.
+        """Put the engine to work once its opening calls are answered, unless there are newer weights by now.
 
         Raises:
             Exception: what the opening raised.
@@ -304,7 +326,7 @@ class Member:
     # ------------------------------------------------------------------ asking
 
     def ask(self, method: str, *args: Any) -> Flight:
-        """A call, behind what a new host was asked before."""
+        """Make a call, after the calls that a new host still has to answer."""
         assert self.flight is None, "one call at a time"
         opening = self._opened()
         patience = self.limits.engine * (1 + len(opening)) + (self.limits.start if opening else 0.0)
@@ -315,7 +337,8 @@ class Member:
         return self.flight
 
     def land(self) -> Any:
-        """What the flight brought; it has arrived. An exception, where the engine refused something and lives on.
+        """Return the result of the flight, which has arrived; an exception if the engine refused a request and keeps
+        running.
 
         Raises:
             Exception: the engine counts as lost.

@@ -6,7 +6,7 @@ are submitted again, with the prefix that they came with, since a token is a fun
 
 *Lockstep*: every engine with work gets a turn, all are waited for, and what ended is ordered by (tick, key): what comes
 out is a function of what went in. A lost engine is started again and led through its turns once more, unless no machine
-has a place for it in time: then as if free. *Free*: whoever comes back goes on. A lost engine's work goes to the
+has a place for it in time: then as if free. *Free*: an engine that comes back goes on. A lost engine's work goes to the
 others, and it comes back in the background.
 """
 
@@ -96,7 +96,7 @@ class EnginePool:
 
     @property
     def capacity(self) -> int:
-        """Of all engines that are there or will be again."""
+        """Number of responses that all engines, present and expected, decode at once."""
         return max(1, sum(member.capacity for member in self._processes.members if not member.gone))
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -119,7 +119,7 @@ class EnginePool:
         self._assign(going)
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
-        """Turns, until a response has ended. With ``timeout`` they may go on after it, unheard.
+        """Run turns until a response has ended. With ``timeout``, turns may still be running on return.
 
         Raises:
             EngineError: no engine is left.
@@ -136,18 +136,16 @@ class EnginePool:
         return self._hand_out({event.key for event in self._ended}, lambda event: (event.tick, event.key))
 
     def abort(self, keys: Iterable[Key] | None = None) -> list[SampleEvent]:
-        """Wait for the turns under way, and take back. What a lost engine had comes back as it was submitted."""
-        named = self._present & set(self._present if keys is None else keys)
-        while self._round or any(not named.isdisjoint(member.work.owned) for member in self._processes.flying.values()):
-            self._hear()
-        for key in named & self._homeless.keys():
-            del self._homeless[key]
-            self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+        """Wait for the turns under way, and take back. What a lost engine had comes back as it was submitted.
+
+        Engines hear with their next turn which kept slots to let go; nothing is waited for if that is all.
+        """
+        asked = set(self._present) if keys is None else set(keys)
+        named = self._present & asked
+        if named:
+            self._take_back(named)
         for member in self._processes.members:
-            if mine := [key for key in member.work.owned if key in named]:
-                self._recall(member, mine)
-        while not named.isdisjoint(self._owner):
-            self._hear()
+            member.work.let_go(None if keys is None else asked)
         return self._hand_out(named, lambda event: event.key)
 
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
@@ -164,6 +162,7 @@ class EnginePool:
                 member.work.owned
             ):  # what comes out depends on both weights from here on, and a new engine has one of them
                 member.work.journal = None
+            member.work.lets_all_go()
         exchange.offer(ticket)
         opening = self._processes.open_waiting()
         told = self._ask_all("load", ticket, in_flight)
@@ -184,7 +183,7 @@ class EnginePool:
         exchange.delete_read()
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Those that all engines have.
+        """Return the checksums that all engines have in common.
 
         Raises:
             EngineError: they differ, or an engine says that it holds something old.
@@ -194,9 +193,11 @@ class EnginePool:
     def sleep(self) -> None:
         """Tell every engine."""
         self._ask_all("sleep")
+        for member in self._processes.members:
+            member.work.lets_all_go()
 
     def stats(self) -> Metrics:
-        """Sums over engines, lost ones included."""
+        """Return sums over engines, lost ones included."""
         return self._processes.stats()
 
     def busy_seconds(self) -> float:
@@ -253,7 +254,7 @@ class EnginePool:
         return found
 
     def metrics(self) -> Metrics:
-        """Of the pool, since it was asked last."""
+        """Return the pool's metrics since the last call."""
         return self._tally.metrics(engines=len(self.members()))
 
     # ------------------------------------------------------------------ routing
@@ -278,7 +279,8 @@ class EnginePool:
                 self._owner.update((request.key, (member.index, member.incarnation)) for request in group)
 
     def _member_for(self, request: SampleRequest) -> Member | None:
-        """The one that it asks for, if that is at work; else the least crowded, ties by number. None: all start."""
+        """Return the engine that the request names, if it is at work; else the least crowded one, ties by number. None
+        while all start."""
         if request.engine is not None and self._processes.members[request.engine].at_work:
             return self._processes.members[request.engine]
         return min(self._processes.at_work(), key=attrgetter("crowding"), default=None)
@@ -297,8 +299,21 @@ class EnginePool:
                 del self._owner[key]
                 self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
 
+    def _take_back(self, named: set[Key]) -> None:
+        """Make all that is unfinished of ``named`` end."""
+        while self._round or any(not named.isdisjoint(member.work.owned) for member in self._processes.flying.values()):
+            self._hear()
+        for key in named & self._homeless.keys():
+            del self._homeless[key]
+            self._ended.append(empty_event(key, FinishReason.ABORTED, self.clock))
+        for member in self._processes.members:
+            if mine := [key for key in member.work.owned if key in named]:
+                self._recall(member, mine)
+        while not named.isdisjoint(self._owner):
+            self._hear()
+
     def _recall(self, member: Member, keys: Sequence[Key]) -> None:
-        """What was not sent comes back at once; the engine is asked for the rest."""
+        """Return unsent requests at once, and ask the engine for the rest."""
         unsent = {request.key for request in member.work.mail} & set(keys)
         member.work.mail = [request for request in member.work.mail if request.key not in unsent]
         self._give_back(member, sorted(unsent))
@@ -308,7 +323,7 @@ class EnginePool:
     # ------------------------------------------------------------------ asking and hearing
 
     def _depart(self) -> None:
-        """A turn for every engine that has work and no turn; in lockstep, when the round before is over."""
+        """Start a turn for every engine that has work and no turn; in lockstep, only when the last round is over."""
         if self.lockstep and (self._processes.flying or self._round):
             return
         if self._homeless and self.members():
@@ -316,7 +331,11 @@ class EnginePool:
             self._assign(waiting)
         for member in self._processes.at_work():
             if member.work.owned and member.flight is None:
-                self._processes.ask(member, "turn", member.work.take_mail(), self.turn_steps)
+                self._ask_turn(member)
+
+    def _ask_turn(self, member: Member) -> None:
+        mail, dropped = member.work.take_mail()
+        self._processes.ask(member, "turn", mail, self.turn_steps, dropped)
 
     def _ask_all(self, method: str, *args: Any) -> dict[int, Any]:
         """Ask every engine at work, when their turns are over; what each said, exceptions included."""
@@ -345,7 +364,7 @@ class EnginePool:
             self._close_round()
 
     def _close_round(self) -> None:
-        """What ended in the turns that came back: of all engines in lockstep, of some of them else.
+        """Hand out what ended in the turns that came back: of all engines in lockstep, of some engines otherwise.
 
         In lockstep each turn began at the same tick. Else an engine's steps count for its share of the pool.
         """
@@ -364,13 +383,14 @@ class EnginePool:
         for event in answer.events:
             if self._owner.get(event.key) == (member.index, member.incarnation):
                 del self._owner[event.key]
-                member.work.forget(event.key)
-                self._ended.append(replace(event, tick=base + math.ceil((event.tick - before) * share)))
+                member.work.forget(event.key, ended=event.finish in (FinishReason.STOP, FinishReason.LENGTH))
+                tick = base + math.ceil((event.tick - before) * share)
+                self._ended.append(replace(event, tick=tick, engine=member.index))
 
     # ------------------------------------------------------------------ losing
 
     def _lost(self, member: Member, error: Exception, flight: Flight | None) -> None:
-        """An engine is gone. Where it had work, that is made again."""
+        """Take an engine out and make its work again."""
         self.exchange.left()
         self._why = f"{member.name} was lost last ({error})"
         placeless = isinstance(error, NoPlaceError)  # nothing was started
@@ -424,4 +444,4 @@ class EnginePool:
         if flight.method == "checksums" or (replays and flight.method in ("turn", "abort")):
             self._processes.ask(member, flight.method, *flight.args)
         elif flight.method == "turn":
-            self._processes.ask(member, "turn", member.work.take_mail(), self.turn_steps)
+            self._ask_turn(member)

@@ -35,7 +35,7 @@ def _columns_for(width: int, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one token's keys and values look like."""
+    """Shape and types of one token's keys and values."""
 
     layers: int
     kv_heads: int
@@ -45,7 +45,7 @@ class CacheShape:
 
     @property
     def score_dtype(self) -> torch.dtype:
-        """Of attention scores, which are rounded to nothing less: keys with offsets make them large."""
+        """Type of attention scores, at least float32: keys with offsets make scores large."""
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
@@ -83,7 +83,7 @@ class Pool:
         return len(self.seats)
 
     def _lay_out(self, rows: int, columns: int) -> None:
-        """Room for so many rows and columns; what live rows hold moves along."""
+        """Allocate so many rows and columns; the contents of live rows move along."""
         s, live = self.shape, min(self.n, self.rows)
         kept = None
         if live:
@@ -111,7 +111,7 @@ class Pool:
 
     @property
     def address(self) -> tuple[int, int]:
-        """Where keys and values lie, and the bias."""
+        """Addresses of keys and values, and of the bias."""
         return self._storage.data_ptr(), self.bias.data_ptr()
 
     @property
@@ -120,7 +120,7 @@ class Pool:
         return self._storage.nbytes + self.bias.nbytes
 
     def give_back(self) -> None:
-        """Nothing lives here: on a CPU the memory stays, as it would cost more to make again than it holds."""
+        """Do nothing: on a CPU the memory stays, as it would cost more to make again than it holds."""
 
     def _empty(self) -> bool:
         """Whether no row lives; slots are then counted from 0 again."""
@@ -164,7 +164,7 @@ class Pool:
             self.kv[:, :, at[start] : at[stop - 1] + 1, :, :width] = kv[:, :, row : row + 1]
 
     def compact(self, length: IntArray) -> list[tuple[int, int]]:
-        """Close the holes with the last rows; returns the moves (from slot, to slot). ``length`` is by seat."""
+        """Close the holes with the last rows; returns the moves (from slot, to slot). ``length`` is by response."""
         holes = sorted(self.holes)
         self.holes.clear()
         moves: list[tuple[int, int]] = []
@@ -219,5 +219,5 @@ def pool_limits(longest: int) -> list[int]:
 
 
 def fixed_bytes(shape: CacheShape, rows: int, longest: int) -> int:
-    """What fixed pools for ``rows`` responses of at most ``longest`` tokens hold once all are in use."""
+    """Return the bytes of fixed pools for ``rows`` responses of at most ``longest`` tokens once all are in use."""
     return rows * sum(pool_limits(longest)) * (shape.bytes_per_token + shape.score_dtype.itemsize)

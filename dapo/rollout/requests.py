@@ -1,6 +1,6 @@
 """A request before an engine has it: what stands before its next token, whether it can be made, who goes first.
 
-No torch: whoever only hands requests on needs this and no more.
+No torch: code that only hands requests on needs no more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dapo.types.enums import FinishReason
 
 
 def sequence_of(request: SampleRequest) -> IntArray:
-    """What stands before the next token: the prompt and the prefix."""
+    """Return the tokens before the next one: the prompt and the prefix."""
     prompt = np.ascontiguousarray(request.prompt_ids, dtype=np.int64)
     if request.prefix is None or not len(request.prefix):
         return prompt
@@ -45,7 +45,7 @@ class Gate:
 
     @classmethod
     def of(cls, model: Any, exact_positions: int | None = None, tokenizer: Any = None) -> Gate:
-        """The gate of a Hugging Face model: its vocabulary and positions (of which only so many may be exact)."""
+        """Make the gate of a Hugging Face model: its vocabulary and positions (of which only so many may be exact)."""
         limits = (getattr(model.config, "max_position_embeddings", None), exact_positions)
         positions = min((limit for limit in limits if limit is not None), default=None)
         strings = None if tokenizer is None else StopStrings(tokenizer)
@@ -56,7 +56,7 @@ class Gate:
 
         Raises:
             EngineError: An empty prompt, a token outside the vocabulary, a response that would not fit the model, or
-                stop strings where nobody can read text.
+                stop strings where no tokenizer can read text.
         """
         if request.sampling.stop and self.strings is None:
             raise EngineError(
@@ -85,7 +85,7 @@ class Gate:
 
 
 def ended_before(request: SampleRequest, tick: int, strings: StopStrings | None = None) -> SampleEvent | None:
-    """The event of a request whose prefix is whole already; None when there is a token left to make."""
+    """Return the event of a request whose prefix is whole already; None when a token is left to make."""
     prefix, made, stop = request.prefix, 0, request.sampling.stop
     if prefix is not None and (made := len(prefix)) > prefix.turn_start:  # a reply ends no response
         if int(prefix.token_ids[-1]) in request.sampling.stop_token_ids:
@@ -98,7 +98,7 @@ def ended_before(request: SampleRequest, tick: int, strings: StopStrings | None 
 
 
 def empty_event(key: Key, finish: FinishReason, tick: int) -> SampleEvent:
-    """A response that ended without a new token."""
+    """Return the event of a response that ended without a new token."""
     none = np.empty(0)
     return SampleEvent(
         key, none.astype(np.int64), none.astype(np.float32), none.astype(np.int32), finish=finish, tick=tick

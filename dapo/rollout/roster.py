@@ -1,4 +1,4 @@
-"""Who is decoding, and what each has produced. No model and no cache here, only bookkeeping."""
+"""Bookkeeping of decoding responses and their tokens, without model and cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Seat:
 
 
 class Roster:
-    """The responses that decode now. A response keeps its seat, a number below ``seats``, until it ends."""
+    """Responses that decode now. Each keeps its number, below ``seats``, until it ends."""
 
     def __init__(self, seats: int, vocabulary: int, strings: StopStrings | None = None) -> None:
         self._vocabulary, self._strings = vocabulary, strings
@@ -58,14 +58,14 @@ class Roster:
         return len(self._free)
 
     def seats_of(self, keys: set[Key]) -> IntArray:
-        """Seats of the named responses, ordered by key."""
+        """Return the numbers of the named responses, ordered by key."""
         found = sorted(
             (seat.request.key, number) for number, seat in self._occupied.items() if seat.request.key in keys
         )
         return np.array([number for _, number in found], dtype=np.int64)
 
     def seat(self, requests: Sequence[SampleRequest], version: int) -> IntArray:
-        """Give each request a seat; returns the seats."""
+        """Give each request a number below ``seats``; returns the numbers."""
         numbers = [heapq.heappop(self._free) for _ in requests]
         seats = np.array(numbers, dtype=np.int64)
         for number, request in zip(numbers, requests, strict=True):
@@ -98,7 +98,7 @@ class Roster:
         return index
 
     def laws(self, seats: IntArray) -> list[tuple[Law, IntArray | None]]:
-        """The laws in use with the rows of ``seats`` that follow them; None: all rows."""
+        """Return the laws in use with the rows of ``seats`` that follow them; None means all rows."""
         in_use = [law for law, index in self._laws.items() if self._users[index]]
         if len(in_use) == 1:
             return [(in_use[0], None)]
@@ -106,14 +106,14 @@ class Roster:
         return [(law, own) for law, own in rows if len(own)]
 
     def uniforms(self, seats: IntArray) -> NDArray[np.float64]:
-        """The uniform number behind the next token of each seat."""
+        """Return the uniform number that draws the next token of each of ``seats``."""
         return uniforms(self._stream[seats], self._first[seats] + self.made[seats])
 
     def record(self, seats: IntArray, tokens: IntArray, logprobs: NDArray[np.float32]) -> tuple[IntArray, IntArray]:
-        """Add one token to each seat.
+        """Add one token to each of ``seats``.
 
         Returns:
-            Seats that ended (stop token, stop string or limit), and seats whose log-probability is not finite; the
+            Numbers that ended (stop token, stop string or limit), and those whose log-probability is not finite; the
             latter keep the token out.
         """
         made = self.made[seats]
@@ -159,12 +159,18 @@ class Roster:
         found = np.concatenate([*parts, np.zeros_like(parts[0][:1])])[: start + made]
         return {EXTRA: found[start:] if prefix else found}
 
+    def sequence(self, number: int) -> IntArray:
+        """Return prompt, prefix and the tokens made of one live response."""
+        return np.concatenate([sequence_of(self._occupied[number].request), self._tokens[number, : self.made[number]]])
+
     def sequences(self) -> dict[int, IntArray]:
-        """Return prompt, prefix and the tokens made of each live response."""
-        return {
-            number: np.concatenate([sequence_of(seat.request), self._tokens[number, : self.made[number]]])
-            for number, seat in self._occupied.items()
-        }
+        """Return ``sequence`` of each live response."""
+        return {number: self.sequence(number) for number in self._occupied}
+
+    def to_keep(self, seats: IntArray) -> list[tuple[int, Key]]:
+        """Return those of ``seats`` whose request asks to keep its slot, with its key."""
+        asked = [(number, self._occupied[number].request) for number in seats.tolist()]
+        return [(number, request.key) for number, request in asked if request.keep]
 
     def new_version(self, version: int) -> None:
         """Tokens from now on are made by ``version`` of the weights."""
@@ -174,7 +180,7 @@ class Roster:
     def release(
         self, seats: IntArray, tick: int, finish: FinishReason | None = None, reason: str | None = None
     ) -> list[SampleEvent]:
-        """End responses and free their seats. ``finish`` None: stop or length, by the last token."""
+        """End responses and free their numbers. ``finish`` None: stop or length, by the last token."""
         numbers = np.asarray(seats, dtype=np.int64)
         if not len(numbers):
             return []

@@ -6,7 +6,7 @@ cannot change it.
 
 Truncation means an order of the vocabulary, and of 152,000 words most are never kept. So a few candidates are put in
 order first (:func:`truncate_by_few`): the kept set is that of the whole order, to the last token, or the row is marked
-with nan. Whoever draws reads the tokens anyway, sees the mark then, and draws those rows again by the whole order.
+with nan. The caller reads the tokens anyway, sees the mark then, and draws those rows again by the whole order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dapo.types.batch import SamplingParams
 
 
 class Law(NamedTuple):
-    """What decides how a token is drawn. Rows that share a law are drawn together."""
+    """Parameters that decide how a token is drawn. Rows with equal laws are drawn together."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -34,7 +34,7 @@ class Law(NamedTuple):
 
 
 def law_of(params: SamplingParams) -> Law:
-    """The part of ``params`` that concerns drawing."""
+    """Return the part of ``params`` that concerns drawing."""
     return Law(params.temperature, params.top_p, params.top_k)
 
 
@@ -45,11 +45,11 @@ class Candidates:
         self.count = FEW
 
     def missed(self) -> None:
-        """Some row was not settled by so many."""
+        """Widen the candidates, since they did not settle some row."""
         self.count *= _MORE
 
     def forget(self) -> None:
-        """The distributions are others from now on."""
+        """Forget the candidates, since the distributions have changed."""
         self.count = FEW
 
 
@@ -157,7 +157,7 @@ def draw(logits: Tensor, uniform: Tensor, law: Law, candidates: int | None = Non
 
 
 def draw_by_parts(logits: Tensor, uniform: Tensor, width: int = _WIDTH) -> tuple[Tensor, Tensor]:
-    """The end of :func:`draw` in two looks: which part of the vocabulary, then which of its ``width`` tokens.
+    """Finish :func:`draw` in two looks: find the part of the vocabulary, then which of its ``width`` tokens.
 
     On CUDA a running sum over 152,000 words of every row, in float64, costs about what the layers of a small model do.
     Here the vocabulary is read for one softmax and one sum of each part. The running sum over the parts is float64's;

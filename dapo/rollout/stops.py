@@ -39,14 +39,14 @@ class StopStrings:
         return self.may_end(int(token_ids[-1]), stops) and self._complete(token_ids, stops)
 
     def first(self, token_ids: Sequence[int] | IntArray, stops: tuple[str, ...]) -> int | None:
-        """The number of tokens with which a response ends; None where it holds no stop string."""
+        """Return the number of tokens with which a response ends; None if it holds no stop string."""
         for count, token in enumerate(np.asarray(token_ids, dtype=np.int64).tolist(), start=1):
             if self.may_end(token, stops) and self._complete(token_ids[:count], stops):
                 return count
         return None
 
     def end(self, request: SampleRequest, made: Sequence[int] | IntArray, new: int) -> int | None:
-        """The number of tokens of ``made`` with which a response ends; None where it goes on.
+        """Return the number of tokens of ``made`` with which a response ends; None if it goes on.
 
         Args:
             request: with its stop strings, and the prefix before ``made``.

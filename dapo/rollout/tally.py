@@ -1,4 +1,4 @@
-"""What a pool counts of its engines' work."""
+"""Counters of a pool over its engines' work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tally:
         self._turns.append(seconds)
 
     def loss(self, resubmitted: int) -> None:
-        """An engine is gone, and so many responses that it had begun are made again."""
+        """Count a lost engine and the responses that are made again."""
         self._counts.update(losses=1, resubmitted=resubmitted)
 
     def take_spans(self, engine: str) -> tuple[tuple[float, float], ...]:
@@ -44,7 +44,7 @@ class Tally:
         return tuple(self._spans.pop(engine, ()))
 
     def metrics(self, engines: int) -> Metrics:
-        """Of a pool with so many engines at work, since it was asked last."""
+        """Return the metrics of a pool with so many engines at work, since the last call."""
         turns, self._turns = self._turns, []
         counts, self._counts = self._counts, Counter()
         return {

@@ -1,7 +1,7 @@
-"""What an engine sends to its device and reads back, with as little waiting as there can be.
+"""Transfers between an engine and its device, with as little waiting as possible.
 
-On CUDA a plain copy of host memory to the device waits until the device has done all that it was told before, and so
-does every read. So everything is sent from pinned memory, which nobody waits for, and a step reads once.
+On CUDA a plain copy of host memory to the device waits until the device has done all earlier work, and so
+does every read. So everything is sent from pinned memory, without a wait, and a step reads once.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def packed(tokens: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def unpacked(both: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What ``packed`` was made of, to the bit."""
+    """Return the arrays that ``packed`` joined, bit for bit."""
     tokens, logprobs = both.numpy()
     return tokens.astype(np.int64), logprobs.astype(np.float32)

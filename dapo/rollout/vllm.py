@@ -1,9 +1,9 @@
 """vLLM behind the engine protocol, in the trainer's own process. This module and ``vllm_worker`` alone import vllm.
 
 vLLM schedules, batches and samples; what it has made of every unfinished response is kept here, so that an abort hands
-it over and a resume continues behind it. Each token carries the version of the weights that made it.
+it over and a resume continues after it. Each token carries the version of the weights that made it.
 
-The engine starts from *dummy* weights: the first publish has to bring every tensor, and the sync check right behind it
+The engine starts from *dummy* weights: the first publish has to bring every tensor, and the sync check right after it
 sees at once a tensor that an update does not reach.
 """
 
@@ -108,7 +108,7 @@ class VllmEngine:
                 "rollout.engine: embedded"
             )
         if _living:
-            raise EngineError("vLLM keeps its groups per process: close the engine that lives here before the next one")
+            raise EngineError("vLLM keeps its groups per process: close this process's engine before the next one")
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
         args = engine_args(
             facts,
@@ -262,7 +262,7 @@ class VllmEngine:
             self._engine.add_lora(_adapter_request(folder))
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Of what vLLM's workers compute with, packed matrices included.
+        """Return checksums of the weights that vLLM's workers compute with, packed matrices included.
 
         Raises:
             EngineError: vLLM derived something from old weights, or has tensors for which nothing was published.
@@ -335,7 +335,7 @@ class VllmEngine:
 
     @contextmanager
     def _losing(self, doing: str) -> Iterator[None]:
-        """Where an error leaves vLLM in a state from which it cannot go on."""
+        """Mark the engine as lost if an error leaves vLLM unable to go on."""
         try:
             with speaking_of(doing):
                 yield

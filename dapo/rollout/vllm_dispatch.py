@@ -128,7 +128,7 @@ class Dispatcher:
             await self._until(lambda: bool(self.ended or self.failure or self.refused or not self.unfinished), timeout)
 
     async def publish(self, weights: PublishedFolder) -> None:
-        """Returns when the server holds ``weights``."""
+        """Publish ``weights`` and return when the server holds them."""
         self._published[weights.label] = weights.version
         self._wanted = weights
         self._doubt("new weights")
@@ -207,7 +207,8 @@ class Dispatcher:
         return self._end(SampleEvent(flight.request.key, *arrays, finish=finish, tick=self.clock, reason=reason))
 
     async def _refuse(self, flight: _Flight, status: int, payload: Any) -> None:
-        """An answer that is not 200. Below 500 the request is at fault; with 500 it or the server, which we ask."""
+        """Handle an answer that is not 200. Below 500 the request is at fault; with 500 the request or the server,
+        which is asked."""
         key, said = flight.request.key, refusal(self._wire.address, GENERATE, status, payload)
         if status > 500 or status in LATER:
             return self._lose(flight, f"{status}: {words(payload)}")
@@ -240,7 +241,7 @@ class Dispatcher:
         self._tell()
 
     def _lose(self, flight: _Flight, reason: str) -> None:
-        """A request came to nothing through no fault of its own: send it again once the server is well."""
+        """Send a request again once the server is well, since it failed through no fault of its own."""
         key = flight.request.key
         if self.flights.get(key) is not flight:
             return  # taken back in the meantime
@@ -268,7 +269,7 @@ class Dispatcher:
         self._tell()
 
     def _count_death(self) -> None:
-        """The server died. What was there each time may be what kills it, or only the neighbour of that.
+        """Count a death of the server. A request that was there each time may be what kills it, or a neighbour of that.
 
         Either way the response fails and not the run, which would meet the same request again when it is resumed.
         """

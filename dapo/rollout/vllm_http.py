@@ -1,4 +1,4 @@
-"""What is said to a vLLM server over HTTP, and how its answers are read. No state of a run here."""
+"""Requests to a vLLM server over HTTP and readers of its answers, without any state of a run."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Wire:
         raise EngineError(refusal(self.address, "/collective_rpc", status, answer))
 
     def results(self, answer: Any) -> list[Any]:
-        """What the workers returned, in an answer of /collective_rpc.
+        """Return the workers' results from an answer of /collective_rpc.
 
         Raises:
             EngineError: It is none.
@@ -164,7 +164,7 @@ class Wire:
         return results
 
     async def weight_label(self, timeout: float) -> str:
-        """The label of the weights that the server says it holds, after asking whether it is well.
+        """Return the label of the weights that the server reports, after asking whether it is well.
 
         Raises:
             Unreachable: It is not.
@@ -179,7 +179,7 @@ class Wire:
         return str(answer["weight_version"])
 
     async def is_paused(self, timeout: float) -> bool:
-        """Whether the server says that it stands still; one that does not know the question is taken to decode.
+        """Return whether the server is paused; one that does not know the question is taken to decode.
 
         Raises:
             Unreachable: See ``call``.
@@ -189,13 +189,13 @@ class Wire:
 
 
 def without_credentials(address: str) -> str:
-    """An address that may be shown: no user, no password, no query."""
+    """Return an address that may be shown: no user, no password, no query."""
     parts = urlsplit(address)
     return f"{parts.scheme}://***@{parts.netloc.rpartition('@')[2]}"
 
 
 def not_vllm(address: str, path: str, answer: Any, expected: str) -> str:
-    """A message for an answer with status 200 that cannot be vLLM's."""
+    """Return a message for an answer with status 200 that cannot be vLLM's."""
     return (
         f"the server at {address} answered {path} with {words(answer)!r}; expected {expected}, as vLLM 0.32 or newer "
         "does: see that `rollout.server.url` names the vLLM server itself, not a page or a proxy in front of it, and "
@@ -210,7 +210,7 @@ def lacks(method: str, answer: Any) -> bool:
 
 
 def words(answer: Any) -> str:
-    """The server's own words in an answer that refuses something."""
+    """Return the server's own words from an answer that refuses something."""
     if isinstance(answer, dict):
         error = answer.get("error", answer.get("detail", answer))
         answer = error.get("message", error) if isinstance(error, dict) else error
@@ -218,7 +218,7 @@ def words(answer: Any) -> str:
 
 
 def refusal(address: str, path: str, status: int, answer: Any) -> str:
-    """A message for a status that is not 200, with the next move where the status names one."""
+    """Return a message for a status that is not 200, with the next move if the status names one."""
     said = f"the vLLM server at {address} answered {path} with {status}: {words(answer)}"
     if status == 401:
         return f"{said}; give its API key in the environment variable that `rollout.server.api_key_variable` names"
@@ -229,13 +229,13 @@ def refusal(address: str, path: str, status: int, answer: Any) -> str:
     if status == 404:
         return (
             f"{said}; the routes that change weights exist only in development mode: start the server with "
-            "VLLM_SERVER_DEV_MODE=1 in its environment (and let nobody but the trainer reach it)"
+            "VLLM_SERVER_DEV_MODE=1 in its environment (and let only the trainer reach it)"
         )
     return said
 
 
 def generate_body(request: SampleRequest, request_id: str, *, priority: bool) -> dict[str, Any]:
-    """What is sent for one response: prompt and prefix as tokens, and how to go on behind them."""
+    """Return the request body for one response: prompt and prefix as tokens, and how to sample after them."""
     sampling, made = request.sampling, 0 if request.prefix is None else len(request.prefix)
     body: dict[str, Any] = {
         "request_id": request_id,
@@ -294,8 +294,8 @@ class ServerResponse:
         return cls(tokens, logprobs, spans, finish)
 
     def up_to_stop(self, request: SampleRequest, strings: StopStrings | None) -> ServerResponse:
-        """The answer up to its first stop string, as every engine ends it: a server that knows them ends there too, or
-        a little later, and one that was started without a tokenizer goes on to the limit."""
+        """Cut the answer after its first stop string, as every engine ends it. A server without a tokenizer goes on to
+        the limit; others may run a little past it."""
         count = None if strings is None else strings.end(request, self.token_ids[: self.finite], self.finite)
         if count is None:
             return self
@@ -345,7 +345,7 @@ class ServerResponse:
         return None
 
     def versions(self, published: Mapping[str, int]) -> VersionArray | None:
-        """The version behind each token; None when some token was made by weights that were never published."""
+        """Return the version of each token; None when some token was made by weights that were never published."""
         versions = np.zeros(len(self.token_ids), dtype=np.int32)
         for label, start, end in self.labels:
             if label not in published:

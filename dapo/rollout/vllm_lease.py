@@ -25,12 +25,13 @@ _LOOK_AGAIN = 1.0
 
 
 def this_trainer(work: str) -> dict[str, Any]:
-    """Who asks: what it works on, and the process, so that the next one can say so, and see whether it lives."""
+    """Return a description of this trainer: its work and its process, so that the next trainer can name it and check
+    that it runs."""
     return {"work": work, "process": os.getpid(), "machine": socket.gethostname(), "space": _process_space()}
 
 
 def _process_space() -> str:
-    """Where a process number means the same process: this boot of this machine, and the container."""
+    """Return the scope in which a process number is unique: this boot of this machine, and the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -124,7 +125,7 @@ class ServerLease:
                 await self._wire.workers("release_server", seconds, name=self._name)
 
     async def _claim(self, patience: float, instead_of: str = "") -> Mapping[str, Any] | None:
-        """Who holds the lease, if it is not us."""
+        """Try to take the lease; returns its holder if that is another trainer."""
         answers = await self._wire.workers(
             "claim_server", patience, name=self._name, who=self._who, seconds=SECONDS, instead_of=instead_of
         )

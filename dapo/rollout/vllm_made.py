@@ -1,4 +1,4 @@
-"""What vLLM has made of one request, in a process of ours, and when that has ended. Imports no vLLM."""
+"""One request's output from a vLLM that runs in this process, and when it has ended. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RouteShape:
-    """What the experts of a token look like, see ``dapo.models.routing``."""
+    """Shape of a token's expert choices, see ``dapo.models.routing``."""
 
     layers: tuple[int, ...]  # those with experts: vLLM numbers all
     k: int
@@ -60,7 +60,7 @@ class RouteShape:
 
 @dataclass(slots=True)
 class VllmResponse:
-    """What vLLM has made of one request so far."""
+    """Output of vLLM for one request so far."""
 
     request: SampleRequest
     shape: RouteShape | None = None  # of the routes that are given with the response

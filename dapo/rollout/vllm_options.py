@@ -1,4 +1,4 @@
-"""How vLLM is set up, and how its errors are told. Imports no vLLM."""
+"""Settings of vLLM, and messages for its errors. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def engine_args(
     fp32_head: bool = False,
     adapter_rank: int | None = None,
 ) -> dict[str, Any]:
-    """Arguments of vLLM's ``EngineArgs``: what exactness needs, the recipe's, and what a CPU needs.
+    """Return arguments for ``EngineArgs``: what exactness needs, the recipe's, and what a CPU needs.
 
     ``adapter_rank``: of an adapter that comes by itself; the frozen weights are then read from the model's folder.
     ``fp32_head``: the learner leaves its logits in float32, and so must vLLM: in bfloat16 those between 16 and 32 are
@@ -120,7 +120,7 @@ def _cpu_cache_bytes(facts: ModelFacts, longest: int, slots: int) -> int:
 
 @contextmanager
 def speaking_of(doing: str) -> Iterator[None]:
-    """Errors of vLLM's as ours, with what it was doing and the next move."""
+    """Raise vLLM's errors as dapo's, with what vLLM was doing and the next move."""
     try:
         yield
     except EngineError:
@@ -128,13 +128,13 @@ def speaking_of(doing: str) -> Iterator[None]:
     except Exception as error:
         raise EngineError(
             f"vLLM failed while {doing}: {_words(error)}. Settings are in rollout.vllm "
-            "(engine_args takes any of vLLM's own); VLLM_LOGGING_LEVEL=INFO shows what it does; rollout.engine: "
+            "(engine_args takes every vLLM argument); VLLM_LOGGING_LEVEL=INFO shows what it does; rollout.engine: "
             "embedded works without it"
         ) from error
 
 
 def _words(error: Exception) -> str:
-    """An error in one line; vLLM's configurations raise pydantic's, whose first line says nothing, and asserts."""
+    """Return an error in one line. The first line of pydantic's errors and of asserts says nothing."""
     details = getattr(error, "errors", None)
     if callable(details) and (found := details()):
         said = "; ".join(str(one.get("msg", one)) for one in found[:3])

@@ -31,7 +31,7 @@ class ServerWeights:
         self._paused = False  # by us, and no /resume was confirmed since
 
     async def load(self, weights: PublishedFolder, seconds: float) -> None:
-        """What is in flight stands still meanwhile; its keys and values are computed again under the new weights.
+        """Load weights while requests are paused; their keys and values are computed again under the new weights.
 
         Raises:
             Unreachable: The server went away, or was replaced meanwhile.

@@ -1,4 +1,4 @@
-"""The engine for a vLLM server that somebody else runs: tokens in and out over HTTP, weights through a shared folder.
+"""The engine for a vLLM server that runs outside of dapo: tokens in and out over HTTP, weights through a shared folder.
 
 The trainer's side keeps nothing that the server could lose: what is unfinished when a server dies is sent again from
 its request's prefix to the server that comes back, after the last published weights. A slow server is waited for
@@ -129,7 +129,7 @@ class ServerEngine:
         self._mark()
 
     def poll(self, timeout: float | None = None) -> list[SampleEvent]:
-        """What has ended; waits for it up to ``timeout`` seconds, with None until something has.
+        """Return ended responses; waits for them up to ``timeout`` seconds, with None until one has ended.
 
         Raises:
             EngineError: The server refused a request, or was away for too long. ``abort`` works then, too.
@@ -170,7 +170,7 @@ class ServerEngine:
     def load(self, ticket: Ticket, in_flight: Literal["abort", "keep"] = "abort") -> None:
         """Hand the ticket's folder to the server, and return when it runs these weights.
 
-        With ``keep``, responses under way stand still meanwhile and go on under the new weights.
+        With ``keep``, responses under way pause meanwhile and go on under the new weights.
 
         Raises:
             EngineError: ``abort`` while responses are unfinished; a server that does not take the weights, or is away.
@@ -191,7 +191,7 @@ class ServerEngine:
         self.version = ticket.version
 
     def checksums(self) -> Mapping[str, TensorSum] | None:
-        """Of what the server's workers compute with; None where they lack our extension.
+        """Return checksums of the weights that the server's workers compute with; None if they lack dapo's extension.
 
         Raises:
             EngineError: Its model has tensors for which nothing was published, or derived some from old weights.
@@ -256,7 +256,8 @@ class ServerEngine:
         )
 
     async def _sums(self) -> list[Any] | None:
-        """Of the published weights; None where they cannot be had, or the server was started again meanwhile."""
+        """Return checksums of the published weights; None if they cannot be had, or the server was started again
+        meanwhile."""
         try:
             answers = await self._wire.workers("weight_sums", max(self._patience, _SUM_SECONDS), shapes=self._shapes)
             label = await self._wire.weight_label(self._patience)

@@ -1,4 +1,4 @@
-"""What a vLLM server must be before it is used."""
+"""Requirements on a vLLM server before it is used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHAPING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the start-up checks found out."""
+    """Findings of the start-up checks."""
 
     context: int | None  # tokens that a prompt and its response may have together
     vocabulary: int  # token ids that the run's model has, which the server's has, too
@@ -98,7 +98,7 @@ def _context(wire: Wire, models: Any) -> int | None:
     """Tokens of prompt and response together that the server takes; None: it does not say.
 
     Raises:
-        EngineError: This is no list of vLLM's models.
+        EngineError: This is no list of models as vLLM gives it.
     """
     try:
         found = models["data"][0].get("max_model_len")
@@ -229,7 +229,7 @@ def _too_few(wire: Wire, vocabulary: int, said: str) -> str:
 
 
 def _accepted(wire: Wire, vocabulary: int, sent: int, status: int, payload: Any) -> Any:
-    """An answer to token ``sent``; anything but 0 was preceded by good answers."""
+    """Return the answer to token ``sent``, or raise; each answer before it was good."""
     if status == 400 and "vocabulary" in words(payload):
         raise EngineError(
             f"the model of the vLLM server at {wire.address} does not know token {vocabulary - 1}; the run's model has "

@@ -1,4 +1,4 @@
-"""What vLLM's workers compute with, as checksums under the names of the checkpoint. Imports no vLLM.
+"""Checksums of the weights in vLLM's workers, under the checkpoint's names. Imports no vLLM.
 
 vLLM fuses matrices (query, key and value; gate and up), shards them over workers, pads vocabularies, and on a CPU packs
 each matrix for its kernel and lets go of the original. A packed matrix is read through that very kernel: the unit
@@ -29,7 +29,7 @@ _WRAP = 2**64
 
 @dataclass(slots=True)
 class _Place:
-    """Where one worker holds (a part of) a published tensor."""
+    """Location of a published tensor, or of a part of it, in one worker."""
 
     held: Tensor
     start: int  # of ``held`` in the published tensor, along ``axis``
@@ -140,7 +140,7 @@ class _Reader:
 
 @torch.no_grad()
 def weight_sums(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """What one worker holds.
+    """Return the checksums of one worker's weights.
 
     Args:
         model: vLLM's.
@@ -148,7 +148,7 @@ def weight_sums(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, An
 
     Returns:
         ``sums``: (type, this worker's share of the checksum) by name; ``unread``: names that could not be read;
-        ``strange``: tensors of vLLM's for which nothing was published; ``stale``: those that share a published
+        ``strange``: vLLM tensors for which nothing was published; ``stale``: those that share a published
         tensor's memory and do not compute with it. To be read by :func:`together`.
     """
     reader, sums, unread = _Reader(model), {}, []
@@ -172,7 +172,8 @@ def weight_sums(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, An
 
 
 def _share(place: _Place, shape: Sequence[int]) -> int | None:
-    """This worker's share of the checksum of the whole; None where the shapes do not fit, or numbers are no numbers."""
+    """Return this worker's share of the whole tensor's checksum; None if the shapes do not fit, or a value is not
+    finite."""
     held, axis = place.held, place.axis
     if any(have != want for n, (have, want) in enumerate(zip(held.shape, shape, strict=True)) if n != axis):
         return None
@@ -189,7 +190,7 @@ def _share(place: _Place, shape: Sequence[int]) -> int | None:
 
 
 def together(workers: Iterable[Mapping[str, Any]], engine: str) -> dict[str, TensorSum]:
-    """The checksums of whole tensors from those of all workers.
+    """Join the checksums of all workers to those of whole tensors.
 
     Args:
         workers: What :func:`weight_sums` returned in each.

@@ -1,4 +1,4 @@
-"""What is said while a vLLM server is waited for: at once, then seldom, and when it is back."""
+"""Messages while dapo waits for a vLLM server: at once, then rarely, and when it answers again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Waiting:
         self._next = self._start + silent
 
     def tell(self, reason: str, left: float, unfinished: int | None = None) -> None:
-        """The server does not answer.
+        """Report that the server does not answer.
 
         Args:
             reason: What came instead.
@@ -66,7 +66,7 @@ class Waiting:
             task.cancel()
 
     def gone(self, last: str, patience: float, unfinished: int) -> EngineError:
-        """What ends the run in the end."""
+        """Return the error that ends the run when patience is spent."""
         return EngineError(
             f"the vLLM server at {self._address} did not answer for {patience:.0f} s (last: {last}) while {unfinished} "
             "responses were under way. Start it again and continue with `dapo train --resume`: what was finished is "
@@ -74,14 +74,14 @@ class Waiting:
         )
 
     def over(self) -> None:
-        """It answers."""
+        """Report that the server answers again."""
         if self.told:
             log.warning("the vLLM server at %s answers, after %.0f s", self._address, time.monotonic() - self._start)
             self.told, self._next = False, 0.0
 
 
 def tell_slow(address: str, unfinished: int, silence: float) -> None:
-    """A server that says it is well, and ends nothing."""
+    """Warn of a server that reports good health and ends no response."""
     log.warning(
         "the vLLM server at %s calls itself well and has ended none of %d responses for %.0f s; still waiting for it",
         address,

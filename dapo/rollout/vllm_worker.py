@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers, here and in a user's server: the class behind ``--worker-extension-cls``."""
+"""Code that runs inside vLLM's workers, dapo's own and a user's server: the class for ``--worker-extension-cls``."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class WeightWorker:
         repack_output_head(model)
 
     def weight_sums(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        """What this worker computes with: ``vllm_sums.weight_sums``."""
+        """Return the checksums of this worker's weights: ``vllm_sums.weight_sums``."""
         return weight_sums(self.model_runner.get_model(), shapes)
 
     def model_facts(self) -> dict[str, Any]:
-        """The model's configuration (numbers, words and flags of it), to be compared before anything is asked."""
+        """Return the model's configuration (its numbers, words and flags), compared before any request."""
         config = self.model_runner.model_config.hf_config.to_dict()
         return {"config": json.loads(json.dumps(config, default=str))}
 
@@ -54,7 +54,7 @@ class WeightWorker:
         Args:
             name: Of the trainer.
             who: It in words: its run, process and machine.
-            seconds: For which nobody else may have the server.
+            seconds: For which no other trainer may have the server.
             instead_of: Name of a trainer that is known to be dead.
 
         Returns:

@@ -16,7 +16,8 @@ from dapo.weights.shared import offered
 
 
 def take_weights(model: Any, ticket: Ticket, shares: bool) -> None:
-    """The weights of ``ticket`` into ``model``. With ``shares`` it is the learner's own, and nothing is to be done.
+    """Load the weights of ``ticket`` into ``model``. With ``shares`` the model is the learner's own, and nothing is
+    left to do.
 
     Raises:
         EngineError: the ticket leads to another model than the shared one, or its tensors do not fit.

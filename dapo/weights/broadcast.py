@@ -151,7 +151,7 @@ class Broadcaster:
 
     @torch.no_grad()
     def attend(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Of a rank that does not send: gather with the one that does."""
+        """Take part in gathering, on a rank that does not send."""
         for tensor in tensors.values():
             whole(tensor, dtype)
 
@@ -269,7 +269,7 @@ def _like(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor as it leaves its process: gathered, in ``dtype`` if it has floating-point numbers, and computed."""
+    """Return a tensor as it leaves its process: gathered, contiguous, in ``dtype`` if it has floating-point numbers."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     full = full.detach()
     full = full.to(dtype) if full.is_floating_point() else full

@@ -89,5 +89,5 @@ def borrowed(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor
 
 
 def device_name(device: torch.device) -> str:
-    """Of a CUDA device, the same in every process that sees it."""
+    """Return the name of a CUDA device, the same in every process that sees it."""
     return f"GPU {torch.cuda.get_device_properties(device).uuid}"

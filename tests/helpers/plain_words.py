@@ -39,6 +39,7 @@ WORDS = {
     r"\b(?:lives?|living) (?:elsewhere|in a process|here)\b": "runs in",
 }
 FENCE = re.compile(r"^(```+).*?^\1\s*$|<!--.*?-->", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(`+)[^`]+\1|^ *\w+:", re.MULTILINE)  # and names of arguments
 SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\[(\"])")
 GENERATED = {"docs/configuration.md", "docs/metrics.md", "docs/peers.md"}
 
@@ -59,9 +60,10 @@ def of_sentence(sentence: str) -> Iterator[str]:
 
 
 def of_words(text: str) -> Iterator[str]:
-    """Yield the words of a text that have a better one."""
+    """Yield the words of a text that have a better one; names in backticks and of arguments are code."""
+    plain = CODE.sub("", text)
     for pattern, better in WORDS.items():
-        for match in re.finditer(pattern, text, re.IGNORECASE):
+        for match in re.finditer(pattern, plain, re.IGNORECASE):
             yield f"{match[0]!r}: write {better}"
 
 

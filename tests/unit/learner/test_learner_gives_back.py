@@ -12,6 +12,7 @@ from rank_stage import Stage
 
 from dapo.algorithms.objective import clip_objective
 from dapo.config import schema
+from dapo.learner.step import PolicyStep
 from dapo.learner.worker import Worker
 from dapo.metrics.stats import Max
 from dapo.models.load import load_model
@@ -50,7 +51,7 @@ def make(kind, stage, folder):
     objective = clip_objective(low=0.2, high=0.28)
     made = load_model(str(path), device="cpu"), objective, schema.Learner(), 1.0
     if kind == "in a process":
-        return learner_apart(Worker, *made, weights=folder)
+        return learner_apart(lambda *parts: Worker(PolicyStep(*parts)), *made, weights=folder)
     return LearnerHere(*made, weights=weights)
 
 

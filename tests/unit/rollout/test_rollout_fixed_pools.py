@@ -164,5 +164,5 @@ def test_a_card_without_room_for_one_response_is_told_so(card):
         lambda: slots.choose_slots(card(GIB), HALF_BILLION, 1024, GIB),
         lambda: slots.check_slots(4, card(GIB), HALF_BILLION, 1024, GIB),
     ):
-        with pytest.raises(EngineError, match="no room for the keys and values of one response"):
+        with pytest.raises(EngineError, match="no memory for the keys and values of one response"):
             ask()
