@@ -154,8 +154,8 @@ def test_a_machine_that_comes_back_gets_its_engine_again(pool, head, machine):
     lose(machine, away.facts.process)
     assert_whole(pool, asked)
     pool.load(ticket(2))
-    away.limits, overdue, group = long, away.until, 8
-    while away.until == overdue:  # it has waited in vain
+    away.limits, overdue, group = long, away.opening.until, 8
+    while away.opening.until == overdue:  # it has waited in vain
         assert_whole(pool, ask(pool, group))
         group += 8
         time.sleep(0.1)
