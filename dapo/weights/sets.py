@@ -20,7 +20,7 @@ class WeightSets:
     """Sets of weights below one folder, each in a folder of its own whose name no other set and no other trainer uses.
 
     Args:
-        folder: made by whoever writes the first set.
+        folder: made with the first set.
         own: no other trainer uses it: ``close`` deletes all sets, also those that a killed trainer left.
     """
 

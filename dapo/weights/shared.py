@@ -47,7 +47,7 @@ class Shared(WeightRoute):
 
 
 def offer(model: Any) -> str:
-    """Return an address under which engines of this process find ``model``, while somebody else holds it."""
+    """Return an address under which engines of this process find ``model``, while its owner holds it."""
     for address, known in _offered.items():
         if known is model:
             return address
