@@ -36,7 +36,7 @@ ROOM = "dapo-carried-"
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """Files of a folder that have to be on the machine of whoever gets this; see ``CarriesFiles``.
+    """Files of a folder that have to be on the machine of the host that gets this; see ``CarriesFiles``.
 
     As the ``cargo`` of a ticket that is an argument of a call, the transport lays them out before the call.
 

@@ -46,7 +46,7 @@ class ServerEngine:
 
     Args:
         address: Such as ``http://127.0.0.1:8000``.
-        work: What this trainer works on, such as its run folder: another trainer is told.
+        work: What this trainer works on, such as its run folder; an error of another trainer names it.
         vocabulary: Rows of the model's embedding.
         longest: Tokens of prompt and response together that the run may ask for.
         config: The model's configuration; a server with another one is refused. None: not compared.

@@ -503,7 +503,7 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing_there(folder, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(EngineError, match=r"weights could not be written to .*weights.*make room"):
+        with pytest.raises(EngineError, match=r"weights could not be written to .*weights.*free space"):
             learner.publish(1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
