@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Flight:
 class Opening:
     """Calls to a new host, and what it waits for, until it goes to work."""
 
+    began: float = 0.0  # when the host was started, since 1970
     calls: list[tuple[str, Call]] = field(default_factory=list)  # not looked at yet
     ticket: Ticket | None = None  # the weights that it was given
     until: float = 0.0  # it is given up then
@@ -169,6 +171,7 @@ class Member:
         self.facts: HostFacts | None = None
         self.flight: Flight | None = None
         self.opening, self.work, self.counts = Opening(), Work(journals), Counts()
+        self.starts: list[tuple[float, float]] = []  # start (since 1970) and seconds of each, until it is taken
 
     def __str__(self) -> str:
         facts = self.facts
@@ -238,9 +241,10 @@ class Member:
 
     def start(self) -> None:
         """Start a new host, ask for its facts, and give it the newest weights."""
+        began = time.time()
         self.host = self.transport.start(self.spec)
         self.incarnation += 1
-        self.opening = Opening([self._asked("describe")])
+        self.opening = Opening(began, [self._asked("describe")])
         self.opening.until = self.now() + self.limits.start
         self.open_with_newest()
 
@@ -308,6 +312,7 @@ class Member:
             answer = self.transport.get(call)
             if method == "describe":
                 self.facts, self.counts.clock, self.counts.own = answer, answer.clock, Counter()
+                self.starts.append((self.opening.began, max(0.0, answer.ready - self.opening.began)))
             elif method == "checksums":
                 self._compare(answer)
             elif isinstance(answer, TurnResult):
@@ -357,6 +362,11 @@ class Member:
         if self.work.journal is not None and flight.method in ("turn", "abort"):
             self.work.journal.append((flight.method, flight.args))
         return answer
+
+    def take_starts(self) -> tuple[tuple[float, float], ...]:
+        """Return start (since 1970) and seconds of each new host since the last call."""
+        starts, self.starts = self.starts, []
+        return tuple(starts)
 
     def end_host(self) -> None:
         """Kill the host, and keep what it counted."""
