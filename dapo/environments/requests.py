@@ -47,7 +47,7 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """What a request asks for."""
+    """A request that was read."""
 
     messages: tuple[dict[str, Any], ...]  # role, content as text, perhaps tool_calls, name, tool_call_id
     tools: tuple[dict[str, Any], ...] = ()
