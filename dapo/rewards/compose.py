@@ -83,7 +83,7 @@ class CompositeScorer:
             stays = runs_in_the_driver(verifier.function, sent) is not None
             ours = reward.kind == "task" and tasks is not None and set(tasks) <= {SIGNED_SUM}
             if stays or ours or (reward.kind == "exact" and reward.pattern is None):  # nothing in them can take long
-                self._inline[index] = make_judge(verifier)
+                self._inline[index] = make_judge(verifier, warm=not ours)
             else:
                 self._remote[index] = len(verifiers)
                 verifiers.append(verifier)

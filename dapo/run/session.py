@@ -31,6 +31,7 @@ from dapo.types.batch import Prompt
 from dapo.types.evidence import ClusterLost
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine, HasProcesses, Learner, ProcessState, Recorder
+from dapo.weights.exchange import WeightExchange
 
 
 class Parts(Protocol):
@@ -67,7 +68,7 @@ class Session(Generic[P]):
     loaded: LoadedModel | None  # of a learner or an engine of this process; None: both live elsewhere
     facts: ModelFacts
     tokenizer: Any
-    weights: Path | None  # through which the learner publishes
+    exchange: WeightExchange  # through which the learner publishes
     folder: Path | None  # of the run
     say: Callable[[str], None]
     closing: ExitStack  # whatever is to be ended, the newest first
@@ -81,12 +82,11 @@ class Session(Generic[P]):
             self.parts.deployment,
             self.facts,
             self.loaded,
-            weights=self.weights,
+            exchange=self.exchange,
             run=self.folder,
             training=training,
             say=self.say,
             places=self.places,
-            engine=self.parts.engine,
         )
         self.closing.callback(learner.close)
         self.started = learner

@@ -501,41 +501,6 @@ Route = Literal["shared", "folder", "object_store", "broadcast", "ipc"]
 """How weights reach an engine: tensors of the same process; safetensors files; such files carried from machine to
 machine by a cluster's object store; a process group; memory of the device that learner and engine share."""
 
-PASSING: frozenset[Route] = frozenset({"broadcast", "ipc"})
-"""Routes that lead somewhere only just after the publish, for the engines that were there."""
-
-
-@dataclass(frozen=True, slots=True)
-class BroadcastGroup:
-    """Meeting point of the sender and the receivers of a broadcast: a store that the driver keeps.
-
-    >>> BroadcastGroup("store://node-1:4711/run", "dapo-weights-1f", number=5, receivers=2, seconds=600.0).key
-    'dapo-weights-1f/5'
-    """
-
-    address: str  # of that store; see ``dapo.models.rendezvous``
-    name: str  # of these very processes, in their present incarnations
-    number: int  # of the publish
-    receivers: int
-    seconds: float  # that one waits for the others
-
-    @property
-    def key(self) -> str:
-        """Unlike that of any other publish."""
-        return f"{self.name}/{self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class Shipment:
-    """Files of a folder that the receiver's machine needs: the transport carries them.
-
-    >>> Shipment("/dev/shm/dapo/000005", parts=("object 17",)).folder
-    '/dev/shm/dapo/000005'
-    """
-
-    folder: str
-    parts: tuple[Any, ...]  # what the transport knows them by
-
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -547,11 +512,9 @@ class Ticket:
 
     version: int
     route: Route
-    address: str  # shared: in ``dapo.models.weights``; folder, object_store: a path, the same for learner and engine
+    address: str  # folder, object_store: a path, the same for learner and engine; else a name for messages
     names: tuple[str, ...]  # of the tensors, as in the checkpoint: parameters (a tied one once) and persistent buffers
-    group: BroadcastGroup | None = None  # broadcast
-    handles: bytes = b""  # ipc: pickled, by device
-    shipment: Shipment | None = None  # object_store
+    cargo: Any = None  # what the route's ``receive`` needs besides, see ``dapo.weights``; it can be pickled
 
 
 @dataclass(frozen=True, slots=True)
