@@ -1,4 +1,4 @@
-"""What every route of weights can do: the interface of the classes in ``dapo.weights.routes.ROUTES``."""
+"""Interface of the weight routes: the classes in ``dapo.weights.routes.ROUTES`` implement it."""
 
 from __future__ import annotations
 
