@@ -45,5 +45,8 @@ class Environment(Section):
     ``run.reward_workers`` is one for each engine."""
     memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
     """Memory limit of each such process in MiB (Linux only); None: none."""
+    rows: Annotated[Literal["append", "turns"], FIXED] = "append"
+    """``append``: an episode is one row; the chat template must keep earlier turns. ``turns``: a row for each turn of
+    the model, after the conversation as the template writes it then. Their tokens grow with the square of the turns."""
     lag: Whole = 8
     """Engine steps after which a reply takes effect. The engine does not wait for a tool that is faster."""

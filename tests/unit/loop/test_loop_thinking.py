@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from number_engine import GATE, NumberEngine, Numbers, ticket, token
-from players import HerePlayers, WordSpeech
+from players import FreshWordSpeech, HerePlayers, WordSpeech
 
 from dapo.loop.sampling.account import response_metrics
 from dapo.loop.sampling.episodes import Episodes, Limits
@@ -19,7 +19,8 @@ from dapo.types.environment import Reply
 BEGUN = np.array([5, 6])  # the tokens of a prompt that ends with the opening tag
 PLAIN = np.array([5, 7])
 FORCED = np.array([1, 2, 1])
-PROMPT = Prompt("id", "5 6", BEGUN, "problem", "7", "source")
+CHAT = {"messages": [{"role": "user", "content": "w5 w6"}], "tools": []}
+PROMPT = Prompt("id", "5 6", BEGUN, "problem", "7", "source", chat=CHAT)
 
 
 def thinking(budget=None, close="w1 w2 w1"):
@@ -142,15 +143,13 @@ class Late(NumberEngine):
         return super().abort(keys)
 
 
-def episodes(make=NumberEngine):
+def episodes(make=NumberEngine, speech=WordSpeech):
     """A mailbox whose episodes have turns of ten tokens, four of them for thinking."""
     subject = rollouts(budget=4)
     subject.engine = make(4)
     subject.engine.load(ticket(3))
     limits = Limits(max_turns=3, max_turn_tokens=10)
-    subject.episodes = Episodes(
-        HerePlayers(Opens), WordSpeech(), subject.texts, limits, lag=2, read_scores=["accuracy"]
-    )
+    subject.episodes = Episodes(HerePlayers(Opens), speech(), subject.texts, limits, lag=2, read_scores=["accuracy"])
     return subject
 
 
@@ -178,11 +177,14 @@ def test_of_an_episode_each_turn_has_the_budget():
     assert metrics["response/thinking_forced_share"] == 1.0
 
 
+@pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
 @pytest.mark.parametrize("make", [NumberEngine, Late])
-def test_an_episode_taken_back_anywhere_thinks_on_as_if_it_had_not_been(make):
-    whole, lengths = play(episodes()).completion, set()
+def test_an_episode_taken_back_anywhere_thinks_on_as_if_it_had_not_been(make, speech):
+    whole, lengths = play(episodes(speech=speech)).completion, set()
+    for turn in (turn for turn in whole.turns if turn.who == MODEL):
+        assert whole.generated[turn.first : turn.stop].tolist() == [True] * 4 + [False] * 3 + [True] * 3
     for turns in range(1, 45):
-        first = episodes(make)
+        first = episodes(make, speech)
         first.submit([request(0, limit=60)], lambda key: PROMPT)
         for _ in range(turns):
             first.pump(0.0)
@@ -192,7 +194,7 @@ def test_an_episode_taken_back_anywhere_thinks_on_as_if_it_had_not_been(make):
             continue
         partial = taken[0].partial()
         lengths.add(len(partial))
-        made = play(episodes(), partial if len(partial) else None).completion
+        made = play(episodes(speech=speech), partial if len(partial) else None).completion
         assert made.token_ids.tolist() == whole.token_ids.tolist()
         assert made.generated.tolist() == whole.generated.tolist()
         assert (made.thinking, made.answer) == (whole.thinking, whole.answer)
