@@ -40,9 +40,11 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     if environment.rows == "turns" and r.learner.router_replay == "sampler":
         why = "needs the engine's routes of a whole row, and environment.rows: turns joins turns; use learner or off"
         yield Problem("learner.router_replay", why, "sampler")
-    if r.data.thinking.budget is not None:
-        why = "closes the thinking of one response; of an episode, bound turns with environment.max_turn_tokens"
-        yield Problem("data.thinking.budget", why, r.data.thinking.budget)
+    budget, turn = r.data.thinking.budget, environment.max_turn_tokens
+    if budget is not None and turn is not None and budget >= turn:
+        yield Problem(
+            "data.thinking.budget", f"leaves no token for an answer: environment.max_turn_tokens is {turn}", budget
+        )
     if r.data.response_prefix is not None:
         why = "begins one response, and an episode has several turns; take it out"
         yield Problem("data.response_prefix", why, r.data.response_prefix)

@@ -142,7 +142,8 @@ def environment_metrics() -> Iterator[Metric]:
         "environment/prefill_ratio",
         "1",
         "`sampling/prefill_tokens` / `environment/given_tokens`. About 1: nothing was computed twice. Equal replies "
-        "within a group lower it; carried responses, new weights and slots that could not be kept raise it.",
+        "within a group lower it, and with `rows: turns` prompts that begin as the turn before. Carried responses, new "
+        "weights and slots that could not be kept raise it.",
         "lower",
     )
     yield Metric("environment/reply_cut_share", SHARE, f"Share of replies that were shortened, {groups}.", "lower")

@@ -156,7 +156,8 @@ def test_the_speed_of_a_tool_changes_no_bit(whole, tmp_path):
 
 @pytest.mark.slow
 def test_a_slow_tool_changes_no_bit(whole, tmp_path):
-    slow = train(tmp_path, "trainer.steps=4", more="args: {seconds: 0.1}")
+    many = ("environment.workers=8", "validation.every=0", "trainer.steps=4")
+    slow = train(tmp_path, *many, more="args: {seconds: 0.1}")
     ours, theirs = weights(slow), weights(whole)
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 

@@ -80,8 +80,8 @@ class Thinking(Section):
     close: str = "</think>"
     """Tag that ends it."""
     budget: Tokens | None = None
-    """Thinking that is not closed after so many tokens of the response is ended by ``end``. None: it may fill the whole
-    response."""
+    """Thinking that is not closed after so many tokens of the response (of an episode: of each turn) is ended by
+    ``end``. None: it may fill the whole response."""
     end: str | None = None
     """Text that ends such a thinking, closing tag included; None: the tag between empty lines. Its tokens were not
     sampled, and carry no loss."""

@@ -325,7 +325,11 @@ def _episodes(played: Sequence[tuple[Completion, Score]]) -> Metrics:
 def _thinking(completions: Sequence[Completion]) -> Metrics:
     if not completions:
         return {}
-    forced = [c.ended is None and c.generated is not None and not c.generated.all() for c in completions]
+    own = [[slice(t.first, t.stop) for t in c.turns if t.who == MODEL] or [slice(None)] for c in completions]
+    forced = [
+        c.generated is not None and not all(c.generated[turn].all() for turn in turns)
+        for c, turns in zip(completions, own, strict=True)
+    ]
     return {
         "response/thinking_tokens_mean": _mean([float(c.thinking or 0) for c in completions]),
         "response/thinking_unclosed_share": _mean([not c.closed for c in completions]),

@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dapo.errors import EngineError
 from dapo.loop.sampling.episodes import PATIENCE, Episodes, Over
 from dapo.loop.sampling.texts import Decode, Texts, cut, cut_text, joined
@@ -113,17 +115,22 @@ class Rollouts:
                 self._thinking[part.key] = request
 
     def _part(self, request: SampleRequest) -> SampleRequest:
-        """Return the request for the part up to the budget, or for the part after it, with a closing tag if missing."""
-        thinking, sampling = self.texts.thinking, request.sampling
+        """Return the request for the part up to the budget, or for the part after it, with a closing tag if missing.
+
+        The budget is that of a turn of the model.
+        """
+        thinking, sampling, prefix = self.texts.thinking, request.sampling, request.prefix
         if thinking is None or thinking.budget is None or thinking.forced is None:
             return request
-        if sampling.max_tokens <= thinking.budget + len(thinking.forced):
+        start = 0 if prefix is None else prefix.turn_start
+        if sampling.max_tokens <= start + thinking.budget + len(thinking.forced):
             return request  # a few tokens that are only compared
-        prefix = request.prefix
-        if prefix is None or len(prefix) < thinking.budget:
-            return replace(request, sampling=replace(sampling, max_tokens=thinking.budget))
-        (text,) = self.texts.decode([prefix.token_ids])
-        ended = thinking.ended(prefix, self.texts.response_prefix + text, thinking.begun(request.prompt_ids))
+        if prefix is None or len(prefix) < start + thinking.budget:
+            part = replace(sampling, max_tokens=start + thinking.budget)
+            return replace(request, sampling=part, keep=self.episodes is not None)
+        (text,) = self.texts.decode([prefix.token_ids[start:]])
+        begun = thinking.begun(np.concatenate([request.prompt_ids, prefix.token_ids[:start]]))
+        ended = thinking.ended(prefix, self.texts.response_prefix + text, begun)
         return request if ended is prefix else replace(request, prefix=ended)
 
     def _go_on(self, event: SampleEvent) -> SampleRequest | None:
@@ -155,14 +162,17 @@ class Rollouts:
             self.watch()
         further = []
         for event in events:
+            if self._requests[event.key].keep:
+                self._kept[event.key] = event.engine
             if (request := self._go_on(event)) is not None:
-                further.append(request)
+                further.append(self._where_kept(request))
                 continue
             if event.key in self._playing and event.finish is not FinishReason.FAILED:
                 self._end_turn(event)
                 continue
             self._ended[event.key.lane].append(event)
             self._under_way[event.key.lane] -= 1
+            self._let_go([event.key])
         if further:
             self._hand_over(further)
         answered = self._take_answers(timeout)
@@ -182,10 +192,7 @@ class Rollouts:
         assert self.episodes is not None
         key = event.key
         self._earlier[key] = self._earlier.get(key, 0) + len(event.token_ids)
-        request = self._requests.pop(key)
-        if request.keep:
-            self._kept[key] = event.engine
-        whole = self.episodes.whole(key, joined(request.prefix, event))
+        whole = self.episodes.whole(key, joined(self._requests.pop(key).prefix, event))
         self.episodes.turn(key, whole, event.tick)
 
     def _take_answers(self, patience: float | None) -> bool:
@@ -270,7 +277,7 @@ class Rollouts:
         assert self.episodes is not None
         taken, over = self.episodes.recall(lane)
         others = []
-        for event in events:
+        for event in map(self._unless_it_goes_on, events):
             if event.key not in self._playing or event.finish is FinishReason.FAILED:
                 others.append(event)
                 continue

@@ -34,7 +34,7 @@ class Thinking:
     close: str
     begun: Callable[[IntArray], bool]  # whether a prompt's tokens end with the opening tag
     first: Callable[[IntArray, tuple[str, ...]], int | None]  # tokens up to the first of some texts
-    budget: int | None = None  # tokens of the response after which it is closed
+    budget: int | None = None  # tokens of the response, or of a turn of it, after which it is closed
     forced: IntArray | None = None  # the tokens that close it
 
     def answer(self, text: str, begun: bool) -> tuple[str, bool]:
@@ -63,8 +63,8 @@ class Thinking:
         return done
 
     def ended(self, partial: Partial, text: str, begun: bool) -> Partial:
-        """Append the closing tag to a response that spent its budget and still thinks; return any other as it is."""
-        closed = partial.generated is not None and not partial.generated.all()
+        """Append the closing tag to a turn that spent its budget and still thinks; return any other as it is."""
+        closed = partial.generated is not None and not partial.generated[partial.turn_start :].all()
         if closed or self.forced is None or self.answer(text, begun)[1]:
             return partial
         count, made = len(self.forced), np.ones(len(partial), dtype=np.bool_)
@@ -74,6 +74,7 @@ class Thinking:
             np.concatenate([partial.versions, np.repeat(partial.versions[-1:], count)]),
             np.concatenate([made if partial.generated is None else partial.generated, np.zeros(count, np.bool_)]),
             padded_extra(partial.extra, count),
+            partial.turns,
         )
 
 

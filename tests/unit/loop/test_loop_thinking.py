@@ -5,17 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from number_engine import GATE, NumberEngine, Numbers, ticket, token
+from players import FreshWordSpeech, HerePlayers, WordSpeech
 
 from dapo.loop.sampling.account import response_metrics
+from dapo.loop.sampling.episodes import Episodes, Limits
 from dapo.loop.sampling.groups import completion_state, load_completion
 from dapo.loop.sampling.rollouts import Rollouts
 from dapo.loop.sampling.texts import Texts, Thinking
-from dapo.types.batch import Completion, Group, Key, Prompt, SampleRequest, SamplingParams
+from dapo.types.batch import MODEL, Completion, Group, Key, Prompt, SampleRequest, SamplingParams, Score
 from dapo.types.enums import FinishReason
+from dapo.types.environment import Reply
 
 BEGUN = np.array([5, 6])  # the tokens of a prompt that ends with the opening tag
 PLAIN = np.array([5, 7])
 FORCED = np.array([1, 2, 1])
+CHAT = {"messages": [{"role": "user", "content": "w5 w6"}], "tools": []}
+PROMPT = Prompt("id", "5 6", BEGUN, "problem", "7", "source", chat=CHAT)
 
 
 def thinking(budget=None, close="w1 w2 w1"):
@@ -117,6 +122,87 @@ def test_a_response_taken_back_anywhere_goes_on_as_if_it_had_not_been():
         assert rest.completion.generated.tolist() == expected.generated.tolist()
         assert (rest.completion.thinking, rest.completion.answer) == (expected.thinking, expected.answer)
     assert tried >= {0, 1, 4, 8, 9, 11}  # before, in and behind the forced tokens
+
+
+class Opens:
+    """Replies with the opening tag."""
+
+    def step(self, turn):
+        return Reply("w3 w6")
+
+    def end(self, why):
+        return {"accuracy": 1.0}
+
+
+class Late(NumberEngine):
+    """Makes one more token before it gives back what it has, as an engine in the middle of a pool's turn does."""
+
+    def abort(self, keys=None):
+        if self.active:
+            self.inbox.keep(self._step())
+        return super().abort(keys)
+
+
+def episodes(make=NumberEngine, speech=WordSpeech):
+    """A mailbox whose episodes have turns of ten tokens, four of them for thinking."""
+    subject = rollouts(budget=4)
+    subject.engine = make(4)
+    subject.engine.load(ticket(3))
+    limits = Limits(max_turns=3, max_turn_tokens=10)
+    subject.episodes = Episodes(HerePlayers(Opens), speech(), subject.texts, limits, lag=2, read_scores=["accuracy"])
+    return subject
+
+
+def play(subject, prefix=None):
+    subject.submit([request(0, limit=60, prefix=prefix)], lambda key: PROMPT)
+    (found,) = drain(subject).values()
+    assert not subject.engine.kept
+    assert not subject._kept
+    return found
+
+
+def test_of_an_episode_each_turn_has_the_budget():
+    subject = episodes()
+    found = play(subject)
+    made = found.completion
+    own = [turn for turn in made.turns if turn.who == MODEL]
+    assert len(own) == 3
+    for turn in own:
+        assert made.generated[turn.first : turn.stop].tolist() == [True] * 4 + [False] * 3 + [True] * 3
+        ids = [token(1, t) for t in range(turn.first, turn.stop)]
+        assert made.token_ids[turn.first : turn.stop].tolist() == [*ids[:4], *FORCED, *ids[7:]]
+    assert (made.thinking, made.closed, found.new_tokens) == (3 * 7, True, 3 * 7)
+    assert subject.engine.found == 5  # each part but the first goes on behind a kept slot
+    metrics = response_metrics([Group(0, PROMPT, [made, made], [Score({"accuracy": 1.0}, 1.0)] * 2)])
+    assert metrics["response/thinking_forced_share"] == 1.0
+
+
+@pytest.mark.parametrize("speech", [WordSpeech, FreshWordSpeech])
+@pytest.mark.parametrize("make", [NumberEngine, Late])
+def test_an_episode_taken_back_anywhere_thinks_on_as_if_it_had_not_been(make, speech):
+    whole, lengths = play(episodes(speech=speech)).completion, set()
+    for turn in (turn for turn in whole.turns if turn.who == MODEL):
+        assert whole.generated[turn.first : turn.stop].tolist() == [True] * 4 + [False] * 3 + [True] * 3
+    for turns in range(1, 45):
+        first = episodes(make, speech)
+        first.submit([request(0, limit=60)], lambda key: PROMPT)
+        for _ in range(turns):
+            first.pump(0.0)
+        taken = first.recall("train") or first.ended("train")
+        assert not first.engine.kept
+        if taken[0].completion.finish is not FinishReason.ABORTED:
+            continue
+        partial = taken[0].partial()
+        lengths.add(len(partial))
+        made = play(episodes(speech=speech), partial if len(partial) else None).completion
+        assert made.token_ids.tolist() == whole.token_ids.tolist()
+        assert made.generated.tolist() == whole.generated.tolist()
+        assert (made.thinking, made.answer) == (whole.thinking, whole.answer)
+        assert [(turn.first, turn.stop, turn.who) for turn in made.turns] == [
+            (turn.first, turn.stop, turn.who) for turn in whole.turns
+        ]
+    # in the thinking, just after it, after the forced tokens, and in later turns
+    assert lengths >= ({2, 7, 9, 13, 19, 31} if make is NumberEngine else {2, 4, 9, 14, 16, 28})
 
 
 def test_a_few_tokens_that_are_only_compared_are_left_alone():
