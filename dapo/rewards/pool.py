@@ -2,7 +2,7 @@
 
 One thread, no callbacks: all progress on the driver's side happens inside ``submit`` and ``poll``, and none of it waits
 for a worker that does not read or write. A worker holds one batch at a time and answers item by item, so when it hangs
-or dies, the item it was at is known: that one failed, those behind it go to the next worker.
+or dies, the item it was at is known: that one failed, those after it go to the next worker.
 
 ``dapo.rewards.guarded_workers`` starts and ends the processes.
 """
@@ -127,7 +127,8 @@ class WorkerPool:
             self._dispatch()
 
     def poll(self, timeout: float | None = None) -> list[Finished]:
-        """Finished items. timeout 0: what is there; None: wait until at least one is (or nothing is pending).
+        """Return finished items. timeout 0: those that are ready; None: wait until at least one is (or nothing is
+        pending).
 
         Raises:
             RewardError: the verifiers could never be loaded.
@@ -198,7 +199,7 @@ class WorkerPool:
                 raise WireError(f"a message that is not due: {message.type}")
 
     def _mind_start(self, worker: _Worker, seconds: float) -> None:
-        """Tell of a worker that takes long to load, and give up in the end."""
+        """Warn of a worker that takes long to load, and give up in the end."""
         if seconds > _START_LIMIT:
             self._lose(worker, f"timeout: not loaded within {_START_LIMIT:g} s: {worker.loading or 'starting'}")
         elif seconds > _START_TOLD and not self._told_start:
@@ -212,14 +213,14 @@ class WorkerPool:
             )
 
     def _refuse(self, worker: _Worker, message: str) -> None:
-        """A worker could not load its verifiers. At the first attempt that is the recipe's fault."""
+        """Handle a worker that could not load its verifiers. At the first attempt that is the recipe's fault."""
         if not self._ever_ready:
             self.close()
             raise RewardError(message)
         self._lose(worker, f"exception: {message}")
 
     def _lose(self, worker: _Worker, reason: str) -> None:
-        """Kill a worker; the item it was at failed for ``reason``, those behind it are tried again."""
+        """Kill a worker; its present item failed for ``reason``, later ones are tried again."""
         if worker not in self._workers:
             return
         exit_code = None
@@ -245,7 +246,7 @@ class WorkerPool:
             self._failed_starts = 0
 
     def _fail(self, item: _Item, reason: str, digest: str | None) -> None:
-        """An item cost its worker. Equal ones shall not cost another."""
+        """Fail an item that cost its worker, so that equal ones do not cost another."""
         self._done.append(Finished(item.id, reason))
         if digest is not None and len(self._hopeless) < _MAX_HOPELESS:
             self._hopeless[digest] = None

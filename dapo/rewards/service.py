@@ -283,7 +283,7 @@ def _outcome(said: Any, name: str) -> Outcome:
 
 
 class _Form(ABC):
-    """What is sent and what comes back."""
+    """Form of requests and answers."""
 
     def __init__(self, reward: Reward) -> None:
         self._reward = reward

@@ -44,7 +44,7 @@ _PLACES: dict[Transport, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Where the parts of one run are. Example: two ranks on this machine and two embedded engines beside them::
+    """Places of the parts of one run. Example: two ranks on this machine, and two embedded engines with them::
 
     Deployment("ranks", 2, False, "embedded", (None, None), "processes", "folder", True, 0, 1)
     """

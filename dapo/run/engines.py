@@ -71,7 +71,7 @@ def missing_of_learner(recipe: Recipe) -> str | None:
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine, adapter, optimizer or backend whose package or card is missing, before anything is loaded.
+    """Refuse an engine, adapter, optimizer or backend whose package or GPU is missing, before anything is loaded.
 
     Raises:
         NotInstalled: the package of the extra that ``rollout.engine``, ``model.lora``, ``learner.optimizer`` or
@@ -127,7 +127,7 @@ def missing_card(recipe: Recipe) -> str | None:
         return None
     return (
         f"rollout.embedded.cuda_graphs is true, and model.device: {recipe.model.device} is a CPU here, as torch sees "
-        "no CUDA device: take the setting out (a card gets graphs anyway), or start this on a machine with a card"
+        "no CUDA device: take the setting out (a GPU gets graphs anyway), or start this on a machine with a GPU"
     )
 
 

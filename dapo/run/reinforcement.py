@@ -94,7 +94,7 @@ def worker_count(recipe: Recipe) -> int:
 
 @dataclass(slots=True)
 class RewardParts:
-    """What training by reward has besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
+    """Parts of training by reward besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
 
     deployment: Deployment
     facts: ModelFacts
@@ -218,7 +218,7 @@ def reward_session(
     Raises:
         RecipeError: a package that the recipe needs is missing.
         ModelError: a device, name or folder that cannot be; before the data is read. Weights come last.
-        ClusterError: there is no room on the cluster that the recipe names.
+        ClusterError: the cluster that the recipe names has no free place.
         DataError: the data cannot be read, or a task refuses its options.
     """
     given = given.with_named(recipe)

@@ -1,4 +1,4 @@
-"""What a run of any method is made of: its model, its learner, its loop, and the parts of its method."""
+"""Parts of a run of any method: its model, its learner, its loop, and the parts of its method."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from dapo.weights.exchange import WeightExchange
 
 
 class Parts(Protocol):
-    """What a method of training adds to a session. One function of each method makes them, with the session."""
+    """Parts that a method of training adds to a session. One function of each method makes them, with the session."""
 
     @property
     def deployment(self) -> Deployment:

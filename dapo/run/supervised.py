@@ -41,7 +41,7 @@ SHOWN_TOKENS = 24  # tokens at each end of a stretch that are shown
 
 @dataclass(slots=True)
 class ExampleParts:
-    """What supervised training has besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
+    """Parts of supervised training besides a model and a learner. Keeps ``dapo.run.session.Parts``."""
 
     given: Recipe
     used: Recipe  # with the learner's settings of ``sft``

@@ -171,7 +171,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the verifiers said of one response. ``reason`` is set exactly when it is unscored: when any of them failed.
+    """Scores of one response. ``reason`` is set exactly when it is unscored: when any verifier failed.
 
     Training takes nothing from an unscored response. ``values`` keeps what the verifiers that did not fail said, so
     that an evaluation, which asks for the accuracy alone, does not depend on the others.
@@ -193,7 +193,7 @@ class Score:
 
     @property
     def accuracy(self) -> float | None:
-        """What the reward called accuracy said, whatever became of the others; None where that one failed."""
+        """Value of the reward called accuracy, whatever became of the others; None if it failed."""
         return self.values.get("accuracy")
 
 
@@ -215,7 +215,7 @@ class Group:
     born: int = 0  # 1 + version of the engine's weights when it was dispatched: no token is older
     verdict: Verdict | None = None
     disposition: Disposition | None = None
-    # filled by the trainer, in the order of algorithm.md section 4
+    # filled by the trainer, in the order of docs/algorithm.md
     voters_G: BoolArray | None = None
     penalties_G: NDArray[np.float64] | None = None
     rewards_G: NDArray[np.float64] | None = None  # scaled + penalty; nan where unscored
@@ -259,7 +259,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The part of a response that exists already; an engine continues behind it.
+    """The part of a response that exists already; an engine continues after it.
 
     >>> len(Partial(np.array([7]), np.float32([-0.1]), np.int32([3])))
     1
@@ -342,7 +342,7 @@ class TensorSum(NamedTuple):
 
 
 class HasTokens(Protocol):
-    """What a forward pass needs of a response."""
+    """Facts of a response that a forward pass needs."""
 
     @property
     def group(self) -> int: ...  # rows of one group share their prompt, which is computed once
@@ -421,7 +421,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LearnStep:
-    """What the learner is told for one training step: everything, so that a step is one message.
+    """Message to the learner for one training step: it holds everything that the step needs.
 
     >>> LearnStep(minibatches=[[], []], learning_rates=[1e-6, 1e-6], version=3, epochs=2).first_pass
     [[]]
@@ -453,7 +453,7 @@ Of = Literal["policy", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a training step said of itself.
+    """Results of a training step.
 
     >>> Learned(stats={}, traces=[]).traces
     []
@@ -465,7 +465,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """What the learner computed of one row in its optimiser step. All arrays are [response tokens].
+    """The learner's values for one row in its optimizer step. All arrays are [response tokens].
 
     >>> numbers = [np.float32([number]) for number in (-0.2, -0.1, 0.9, 0.5)]
     >>> TokenTrace(0, 0, *numbers, clip=np.int8([1])).clip.tolist()
@@ -484,7 +484,7 @@ class TokenTrace:
 
 @dataclass(slots=True)
 class StepBatch:
-    """What one collect() returns: the groups to train on, and everything that was finished on the way.
+    """Result of one collect(): the groups to train on, and everything that was finished on the way.
 
     >>> StepBatch(4, groups_P=[], finished=[], metrics={"groups/dispatched": 32.0}).step
     4
@@ -504,7 +504,7 @@ machine by a cluster's object store; a process group; memory of the device that 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Where new weights lie. It travels from learner to engine by way of the driver; no tensor does.
+    """Route to new weights. It travels from learner to engine through the driver; no tensor does.
 
     >>> Ticket(5, "folder", "runs/mine/weights/000005", ("model.norm.weight",)).route
     'folder'
@@ -519,7 +519,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file of a checkpoint, described by whoever wrote it, from what was to be written: nobody need read it again.
+    """A file of a checkpoint, described by its writer from the data to be written, so that no process reads it again.
 
     >>> SavedFile("learner/rank-0.safetensors", size=4096, crc32=0).size
     4096
