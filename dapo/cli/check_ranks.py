@@ -17,7 +17,7 @@ from dapo.config.deployment import (
 from dapo.types.model import ModelFacts
 
 if TYPE_CHECKING:  # numpy comes with it
-    from dapo.weights.route import Load
+    from dapo.weights.route import PublishSize
 
 
 def reshards(recipe: Recipe, facts: ModelFacts) -> bool:
@@ -102,11 +102,11 @@ def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
     return route.seconds(_load(recipe, _published_numbers(recipe, facts) * size))
 
 
-def _load(recipe: Recipe, size: int) -> Load:
+def _load(recipe: Recipe, size: int) -> PublishSize:
     """Return what a publish of ``size`` bytes moves."""
-    from dapo.weights.route import Load
+    from dapo.weights.route import PublishSize
 
-    return Load(size, recipe.learner.ranks, shards(recipe), _readers(recipe), _several_machines(recipe))
+    return PublishSize(size, recipe.learner.ranks, shards(recipe), _readers(recipe), _several_machines(recipe))
 
 
 def _readers(recipe: Recipe) -> int:

@@ -26,7 +26,7 @@ from dapo.models.rendezvous import find, serve
 from dapo.types.batch import Route, Ticket
 from dapo.types.protocols import Handle
 from dapo.weights.folder import PassingRoute
-from dapo.weights.route import Load, Readers, Senders, Source
+from dapo.weights.route import PublishSize, Readers, Senders, Source
 from dapo.weights.sets import WeightSets
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ GLOO = 0.8e9
 
 @dataclass(frozen=True, slots=True)
 class BroadcastGroup:
-    """Where the sender and the receivers of a broadcast find each other: a store that the driver keeps.
+    """Place where sender and receivers of a broadcast find each other: a store that the driver keeps.
 
     >>> BroadcastGroup("store://node-1:4711/run", "dapo-weights-1f", number=5, receivers=2, seconds=600.0).key
     'dapo-weights-1f/5'
@@ -98,11 +98,11 @@ class Broadcast(PassingRoute):
         return HERE.receive(ticket, device)
 
     @staticmethod
-    def seconds(load: Load) -> float:
+    def seconds(load: PublishSize) -> float:
         return load.size / NCCL[0 if load.machines else 1]
 
     @staticmethod
-    def prices(load: Load) -> Iterator[str]:
+    def prices(load: PublishSize) -> Iterator[str]:
         between, within = (load.size / speed for speed in NCCL)
         yield (
             f"by broadcast, whatever the number of engines: {between:,.1f} s between machines ({NCCL[0] / 1e9:g} GB/s "

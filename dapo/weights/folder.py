@@ -13,7 +13,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.weights import read_weights, write_part
 from dapo.types.batch import Route, Ticket
-from dapo.weights.route import Load, Readers, Senders, Source, WeightRoute
+from dapo.weights.route import PublishSize, Readers, Senders, Source, WeightRoute
 from dapo.weights.sets import WeightSets
 from dapo.words import counted
 
@@ -56,12 +56,12 @@ class Folder(WeightRoute):
         shutil.rmtree(ticket.address, ignore_errors=True)
 
     @staticmethod
-    def seconds(load: Load) -> float:
+    def seconds(load: PublishSize) -> float:
         """Return the seconds through a shared file system, or on one machine through its memory."""
         return _by_disk(load) if load.machines else _by_memory(load)
 
     @staticmethod
-    def prices(load: Load) -> Iterator[str]:
+    def prices(load: PublishSize) -> Iterator[str]:
         yield (
             f"through /dev/shm of one machine ({MEMORY[0] / 1e9:g} GB/s in, {MEMORY[1] / 1e9:g} out): "
             f"{_by_memory(load):,.1f} s"
@@ -73,11 +73,11 @@ class Folder(WeightRoute):
             )
 
 
-def _by_memory(load: Load) -> float:
+def _by_memory(load: PublishSize) -> float:
     return load.size / MEMORY[0] + load.size / MEMORY[1]
 
 
-def _by_disk(load: Load) -> float:
+def _by_disk(load: PublishSize) -> float:
     return load.size / DISK[0] + load.size * load.readers / DISK[1]
 
 

@@ -18,7 +18,7 @@ from dapo.errors import EngineError, LearnerError
 from dapo.types.batch import Route, Ticket
 from dapo.weights.broadcast import NCCL, whole
 from dapo.weights.folder import PassingRoute
-from dapo.weights.route import Load, Readers, Senders, Source
+from dapo.weights.route import PublishSize, Readers, Senders, Source
 
 DEVICE = 1.5e12
 """Bytes per second of a copy within a device's memory: assumed."""
@@ -47,12 +47,12 @@ class Ipc(PassingRoute):
         return borrowed(ticket, device)
 
     @staticmethod
-    def seconds(load: Load) -> float:
+    def seconds(load: PublishSize) -> float:
         """Return the seconds of gathering the weights of ranks, and of a copy within the device."""
         return (load.size / NCCL[1] if load.ranks > 1 else 0.0) + 2 * load.size / DEVICE
 
     @staticmethod
-    def prices(load: Load) -> Iterator[str]:
+    def prices(load: PublishSize) -> Iterator[str]:
         kept = ", and each rank holds all of it meanwhile" if load.ranks > 1 else ""
         yield f"by the memory of the device that rank and engine share: {Ipc.seconds(load):,.2f} s{kept}"
 

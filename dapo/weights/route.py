@@ -1,4 +1,4 @@
-"""What every route of weights can do: the interface of the classes in ``dapo.weights.routes.ROUTES``."""
+"""Interface of the routes of weights, whose classes are in ``dapo.weights.routes.ROUTES``."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What one publish moves, for an estimate of its seconds.
+class PublishSize:
+    """Size of one publish and where it goes, for an estimate of its seconds.
 
-    >>> Load(size=10**9, ranks=8, shards=4, readers=2, machines=True).size
+    >>> PublishSize(size=10**9, ranks=8, shards=4, readers=2, machines=True).size
     1000000000
     """
 
@@ -119,12 +119,12 @@ class WeightRoute(ABC):
 
     @staticmethod
     @abstractmethod
-    def seconds(load: Load) -> float:
+    def seconds(load: PublishSize) -> float:
         """Return the seconds of a publish, from measured or assumed rates."""
 
     @staticmethod
     @abstractmethod
-    def prices(load: Load) -> Iterator[str]:
+    def prices(load: PublishSize) -> Iterator[str]:
         """Yield sentences on these seconds for ``dapo check``."""
 
     @staticmethod

@@ -14,7 +14,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.adapter import adapter_parts, is_adapter, published
 from dapo.types.batch import Route, Ticket
-from dapo.weights.route import Load, Readers, Senders, Source, WeightRoute
+from dapo.weights.route import PublishSize, Readers, Senders, Source, WeightRoute
 
 _offered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -46,11 +46,11 @@ class Shared(WeightRoute):
         return iter(tensors.items())
 
     @staticmethod
-    def seconds(load: Load) -> float:
+    def seconds(load: PublishSize) -> float:
         return 0.0
 
     @staticmethod
-    def prices(load: Load) -> Iterator[str]:
+    def prices(load: PublishSize) -> Iterator[str]:
         yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
 
 
