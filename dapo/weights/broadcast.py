@@ -40,7 +40,7 @@ GLOO = 0.8e9
 
 @dataclass(frozen=True, slots=True)
 class BroadcastGroup:
-    """Place where sender and receivers of a broadcast find each other: a store that the driver keeps.
+    """Meeting point of the sender and the receivers of a broadcast: a store that the driver keeps.
 
     >>> BroadcastGroup("store://node-1:4711/run", "dapo-weights-1f", number=5, receivers=2, seconds=600.0).key
     'dapo-weights-1f/5'

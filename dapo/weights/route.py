@@ -1,4 +1,4 @@
-"""Interface of the routes of weights, whose classes are in ``dapo.weights.routes.ROUTES``."""
+"""Interface of the weight routes: the classes in ``dapo.weights.routes.ROUTES`` implement it."""
 
 from __future__ import annotations
 
