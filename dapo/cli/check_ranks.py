@@ -15,25 +15,9 @@ from dapo.config.deployment import (
     sends_adapter,
 )
 from dapo.types.model import ModelFacts
-from dapo.words import counted
 
 if TYPE_CHECKING:  # numpy comes with it
-    from dapo.types.batch import Route
-
-MEMORY = (1.7e9, 3.3e9)
-"""Bytes per second written to /dev/shm and read from it, measured with 256 MiB in 64 tensors on two busy cores."""
-DISK = (1.5e9, 1.5e9)
-"""The same of a file system that several machines share: assumed."""
-NCCL = (40e9, 200e9)
-"""Bytes per second of a broadcast between machines (InfiniBand), and within one (NVLink): assumed."""
-GLOO = 0.8e9
-"""Of a broadcast between processors: measured with 256 MiB in 64 tensors to two processes, on two busy cores."""
-DEVICE = 1.5e12
-"""Of a copy within a device's memory: assumed."""
-STORE = (2e9, 1.5e9)
-"""Put into Ray's object store, and fetched by a machine: assumed."""
-
-_FILES = ("folder", "object_store")
+    from dapo.weights.route import PublishSize
 
 
 def reshards(recipe: Recipe, facts: ModelFacts) -> bool:
@@ -89,51 +73,40 @@ def publish_lines(recipe: Recipe, facts: ModelFacts, size: int) -> Iterator[str]
         size: bytes of a number of the model's type.
     """
     from dapo.run.deployment import deployment_of
+    from dapo.weights.routes import ROUTES  # imports torch
 
     count, deployment = _published_numbers(recipe, facts) * size, deployment_of(recipe)
     billions = f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
     engines, ranks, route = deployment.engines, deployment.ranks, deployment.route
     if route == "shared":
         if deployment.kind != "vllm":
-            yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
+            yield from ROUTES[route].prices(_load(recipe, count))
         elif (workers := deployment.engine_devices) > 1:
             yield f"a publish copies {billions} into the weights of {workers} vLLM workers, by this machine's memory"
         else:
             yield f"a publish copies {billions} into the weights of vLLM, within this process and without a file"
         return
-    seconds = publish_seconds(recipe, facts, size)
+    load, way = _load(recipe, count), ROUTES[route]
     whom = f"{engines} engines, each of which reads all of it" if engines > 1 else "one engine"
-    writers = f", written by {shards(recipe)} ranks at once" if ranks > 1 and route in _FILES else ""
+    writers = f", written by {load.shards} ranks at once" if ranks > 1 and way.files else ""
     yield f"a publish is a set of {billions}{writers}, for {whom}"
-    if route != "folder":
-        yield _cost(recipe, route, count)
-        return
-    local = count / MEMORY[0] + count / MEMORY[1]
-    yield f"through /dev/shm of one machine ({MEMORY[0] / 1e9:g} GB/s in, {MEMORY[1] / 1e9:g} out): {local:,.1f} s"
-    if _several_machines(recipe):
-        yield (
-            f"through a file system that machines share ({DISK[0] / 1e9:g} GB/s in all): {seconds:,.1f} s, since "
-            f"{counted(_readers(recipe), 'machine')} read it over the same network"
-        )
+    yield from way.prices(load)
 
 
 def publish_seconds(recipe: Recipe, facts: ModelFacts, size: int) -> float:
     """Return the seconds of a publish; 0 where the weights stay in one process. Arguments as for ``publish_lines``."""
     from dapo.run.deployment import deployment_of
+    from dapo.weights.routes import ROUTES  # imports torch
 
-    count, deployment = _published_numbers(recipe, facts) * size, deployment_of(recipe)
-    match deployment.route:
-        case "folder" if _several_machines(recipe):
-            return count / DISK[0] + count * _readers(recipe) / DISK[1]
-        case "folder":
-            return count / MEMORY[0] + count / MEMORY[1]
-        case "broadcast":
-            return count / NCCL[0 if _several_machines(recipe) else 1]
-        case "ipc":
-            return (count / NCCL[1] if recipe.learner.ranks > 1 else 0.0) + 2 * count / DEVICE
-        case "object_store":
-            return count / shards(recipe) / STORE[0] + count / STORE[1]
-    return 0.0
+    route = ROUTES[deployment_of(recipe).route]
+    return route.seconds(_load(recipe, _published_numbers(recipe, facts) * size))
+
+
+def _load(recipe: Recipe, size: int) -> PublishSize:
+    """Return what a publish of ``size`` bytes moves."""
+    from dapo.weights.route import PublishSize
+
+    return PublishSize(size, recipe.learner.ranks, shards(recipe), _readers(recipe), _several_machines(recipe))
 
 
 def _readers(recipe: Recipe) -> int:
@@ -154,23 +127,3 @@ def _published_numbers(recipe: Recipe, facts: ModelFacts) -> int:
 
 def _several_machines(recipe: Recipe) -> bool:
     return recipe.launch.backend == "ray" or recipe.slurm.nodes > 1 or engine_kind(recipe) == "vllm_server"
-
-
-def _cost(recipe: Recipe, route: Route, count: int) -> str:
-    """Seconds of a publish of ``count`` bytes by any route but a folder."""
-    if route == "broadcast":
-        between, within = (count / speed for speed in NCCL)
-        return (
-            f"by broadcast, whatever the number of engines: {between:,.1f} s between machines ({NCCL[0] / 1e9:g} GB/s "
-            f"over NCCL), {within:,.1f} s within one ({NCCL[1] / 1e9:g}); between processors {count / GLOO:,.1f} s "
-            f"({GLOO / 1e9:g} over gloo)"
-        )
-    if route == "ipc":
-        gathered = count / NCCL[1] if recipe.learner.ranks > 1 else 0.0
-        kept = ", and each rank holds all of it meanwhile" if recipe.learner.ranks > 1 else ""
-        return f"by the memory of the device that rank and engine share: {gathered + 2 * count / DEVICE:,.2f} s{kept}"
-    put, fetched = count / shards(recipe) / STORE[0], count / STORE[1]
-    return (
-        f"by Ray's object store ({STORE[0] / 1e9:g} GB/s into it from each rank's machine, {STORE[1] / 1e9:g} out on "
-        f"each engine's): {put + fetched:,.1f} s, all machines at once"
-    )

@@ -53,7 +53,7 @@ class Opening:
 
 
 @dataclass(slots=True)
-class Work:
+class EngineWork:
     """The unfinished requests of an engine, and the slots that it keeps."""
 
     journals: bool  # a new engine shall be led to where the old one was
@@ -170,7 +170,7 @@ class Member:
         self.at_work = self.gone = False
         self.facts: HostFacts | None = None
         self.flight: Flight | None = None
-        self.opening, self.work, self.counts = Opening(), Work(journals), Counts()
+        self.opening, self.work, self.counts = Opening(), EngineWork(journals), Counts()
         self.starts: list[tuple[float, float]] = []  # start (since 1970) and seconds of each, until it is taken
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the sender of a broadcast
 
 
-class Reader(Protocol):
+class EngineReader(Protocol):
     """One engine of a pool, as the exchange sees it (``dapo.rollout.member.Member``)."""
 
     index: int
@@ -55,7 +55,7 @@ class WeightExchange:
         self.route = route or Shared(None, LOOPBACK, 0.0)
         self.newest: Ticket | None = None
         self.sums: Mapping[str, TensorSum] | None = None
-        self.readers: Sequence[Reader] = ()
+        self.readers: Sequence[EngineReader] = ()
         self._kept: list[Ticket] = []  # sent or offered, and not deleted
         self._workers: Senders | None = None
         self._names: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class WeightExchange:
         """Return whether the newest ticket leads somewhere only just after it was published."""
         return self.newest is not None and ROUTES[self.newest.route].passing
 
-    def join(self, readers: Sequence[Reader]) -> None:
+    def join(self, readers: Sequence[EngineReader]) -> None:
         """Take note of the engines of a pool, in its constructor."""
         self.readers = readers
 

@@ -16,10 +16,12 @@ from torch.multiprocessing import reductions
 
 from dapo.errors import EngineError, LearnerError
 from dapo.types.batch import Route, Ticket
-from dapo.weights.broadcast import whole
+from dapo.weights.broadcast import NCCL, whole
 from dapo.weights.folder import PassingRoute
-from dapo.weights.route import Readers, Senders, Source
+from dapo.weights.route import PublishSize, Readers, Senders, Source
 
+DEVICE = 1.5e12
+"""Bytes per second of a copy within a device's memory: assumed."""
 _torch: Any = reductions  # without types
 _DEVICE = 6
 """Index of the device's number, as the lender counts, among the arguments of ``rebuild_cuda_tensor``."""
@@ -43,6 +45,16 @@ class Ipc(PassingRoute):
     @staticmethod
     def receive(ticket: Ticket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         return borrowed(ticket, device)
+
+    @staticmethod
+    def seconds(load: PublishSize) -> float:
+        """Return the seconds of gathering the weights of ranks, and of a copy within the device."""
+        return (load.size / NCCL[1] if load.ranks > 1 else 0.0) + 2 * load.size / DEVICE
+
+    @staticmethod
+    def prices(load: PublishSize) -> Iterator[str]:
+        kept = ", and each rank holds all of it meanwhile" if load.ranks > 1 else ""
+        yield f"by the memory of the device that rank and engine share: {Ipc.seconds(load):,.2f} s{kept}"
 
 
 @torch.no_grad()

@@ -50,6 +50,21 @@ class Source:
     lent: list[Tensor] = field(default_factory=list)  # memory that engines may read until the weights move
 
 
+@dataclass(frozen=True, slots=True)
+class PublishSize:
+    """Size of one publish and where it goes, for an estimate of its seconds.
+
+    >>> PublishSize(size=10**9, ranks=8, shards=4, readers=2, machines=True).size
+    1000000000
+    """
+
+    size: int  # bytes of a set of weights
+    ranks: int
+    shards: int  # ranks that hold one copy of the model together
+    readers: int  # machines that read the set
+    machines: bool  # learner and engines may be on several machines
+
+
 class WeightRoute(ABC):
     """A way of weights from the processes of a learner to engines.
 
@@ -101,6 +116,16 @@ class WeightRoute(ABC):
             EngineError: the ticket leads nowhere, or to other tensors than it names.
             FileNotFoundError: no such folder.
         """
+
+    @staticmethod
+    @abstractmethod
+    def seconds(load: PublishSize) -> float:
+        """Return the seconds of a publish, from measured or assumed rates."""
+
+    @staticmethod
+    @abstractmethod
+    def prices(load: PublishSize) -> Iterator[str]:
+        """Yield sentences on these seconds for ``dapo check``."""
 
     @staticmethod
     def delete(ticket: Ticket) -> None:

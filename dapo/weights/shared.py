@@ -14,7 +14,7 @@ from torch import Tensor
 from dapo.errors import EngineError
 from dapo.models.adapter import adapter_parts, is_adapter, published
 from dapo.types.batch import Route, Ticket
-from dapo.weights.route import Readers, Senders, Source, WeightRoute
+from dapo.weights.route import PublishSize, Readers, Senders, Source, WeightRoute
 
 _offered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -44,6 +44,14 @@ class Shared(WeightRoute):
                 f"names ({', '.join(other[:3])}): publish again"
             )
         return iter(tensors.items())
+
+    @staticmethod
+    def seconds(load: PublishSize) -> float:
+        return 0.0
+
+    @staticmethod
+    def prices(load: PublishSize) -> Iterator[str]:
+        yield "a publish moves nothing between processes: the engine reads the learner's own tensors"
 
 
 def offer(model: Any) -> str:
