@@ -34,7 +34,7 @@ from dapo.observe.console import Console
 from dapo.rewards.compose import CompositeScorer, build_scorer
 from dapo.run.deployment import Deployment, deployment_of
 from dapo.run.engines import check_engine, start_engine
-from dapo.run.episodes import Playing, sandbox_of, start_environment
+from dapo.run.episodes import Playing, longest_conversation, sandbox_of, start_environment
 from dapo.run.fits import check_fits
 from dapo.run.given import (
     NOTHING_GIVEN,
@@ -363,5 +363,7 @@ def _verdict_lag(recipe: Recipe, scorer: Scorer) -> int:
 def _longest(recipe: Recipe, data: PreparedData) -> int:
     """Tokens of the longest sequence that the engine can be asked for."""
     prompts = [*data.train, *(prompt for prompts in data.validation.values() for prompt in prompts)]
+    if recipe.environment.kind == "agent":
+        return longest_conversation(recipe)
     response = max(recipe.rollout.max_response_tokens, recipe.validation.max_response_tokens or 0)
     return max((len(prompt.token_ids) for prompt in prompts), default=1) + response

@@ -114,7 +114,9 @@ class Turn:
     facts: Mapping[str, float] = field(default_factory=dict)  # about it, by the environment
     state: str | None = None  # of a reply: JSON of the environment after it, where that can be restored
     prompt_ids: IntArray | None = field(default=None, compare=False)
-    """Of the model's turn: its prompt, where a row begins with it. None: the turn continues the row before it."""
+    """Of the model's turn, or of the reply before it: the turn's prompt, where a row begins with it. None: the turn
+    continues the row before it."""
+    asked: Mapping[str, Any] | None = None  # of an agent's request: the conversation that it sent
     messages: tuple[Mapping[str, str], ...] = ()  # of a reply, where a template writes them again for later turns
 
 

@@ -49,6 +49,7 @@ class ModelTurn:
     token_ids: IntArray
     tokens_left: int  # of the episode
     turns_left: int
+    cut: bool = False  # it met a limit of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,9 @@ class Reply:
     reward: float = 0.0  # for the model's turn
     scores: Mapping[str, float] = field(default_factory=dict)  # with ``done``: by reward name; accuracy in [0, 1]
     facts: Mapping[str, float] = field(default_factory=dict)  # for the metrics ``environment/fact/NAME``
+    conversation: Mapping[str, Any] | None = None
+    """In place of ``messages``: all that the model reads, as an agent sends it. ``messages`` and ``tools`` as a chat
+    template reads them, ``max_tokens`` of the turn, and ``answered``, the message that the model's last turn became."""
 
 
 class Environment(Protocol):
@@ -117,6 +121,7 @@ class Spoken(NamedTuple):
     token_ids: tuple[int, ...]
     tokens_left: int
     turns_left: int
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,7 @@ class Said:
     tool_errors: int = 0
     cut: bool = False  # the worker shortened a huge message
     failure: str | None = None  # what the environment raised, where the model is told (``on_error: tell``)
+    conversation: Mapping[str, Any] | None = None  # in place of ``messages``
 
 
 @dataclass(frozen=True, slots=True)

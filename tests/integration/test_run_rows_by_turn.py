@@ -162,3 +162,13 @@ def test_a_model_without_a_chat_template_keeps_every_turn_anyway(tmp_path):
     done = dapo("check", path.name, SETTINGS[0], cwd=tmp_path, expect=None)
     assert done.returncode != 0
     assert "there is none; use append" in done.stderr + done.stdout
+
+
+@pytest.mark.cluster
+def test_ranks_engines_passes_and_a_reference_take_rows_by_turn(tmp_path):
+    name, stops = recipe(tmp_path)
+    scale = ("rollout.engines=2", "learner.ranks=2", "learner.epochs_per_rollout=2", "algorithm.old_logprobs=learner")
+    dapo("train", name, *SETTINGS, *stops, *scale, "algorithm.kl_coefficient=0.01", "trainer.steps=2", cwd=tmp_path)
+    rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["step"]]
+    assert_every_token_has_a_fate(rows)
+    assert all(row["train/optimizer_steps"] == 4 and row["train/skipped_steps"] == 0 for row in rows)

@@ -10,11 +10,15 @@ from dapo.config.section import FIXED, FREE, Hook, Many, Parallel, Seconds, Sect
 
 
 class Environment(Section):
-    kind: Annotated[Literal["tools"] | Hook | None, FIXED] = None
-    """``tools``: an episode goes on while the model calls ``tools``. ``package.module:name``: a generator function or a
+    kind: Annotated[Literal["tools", "agent"] | Hook | None, FIXED] = None
+    """``tools``: an episode goes on while the model calls ``tools``. ``agent``: a program that asks the model over an
+    endpoint (docs/agents.md). ``package.module:name``: a generator function or a
     class of yours (docs/environments.md). None: a response has one turn."""
     args: Annotated[dict[str, Any], FIXED] = Field(default_factory=dict)
-    """Keyword arguments of your function or class."""
+    """Keyword arguments of your function or class; a command finds them in its input."""
+    run: Annotated[Hook | list[str] | None, FIXED] = None
+    """With ``kind: agent``: a function ``package.module:name`` of (prompt, base_url, api_key, ``args``), or a command
+    as a list of its words."""
     tools: Annotated[list[Literal["python"] | Hook], FIXED] = Field(default_factory=list)
     """What the model may call: typed functions, ``package.module:function``, and ``python``, which runs a program in
     the ``sandbox`` and returns what it prints. Their schemas go to the chat template."""
