@@ -117,7 +117,7 @@ class EngineWork:
 
 @dataclass(slots=True)
 class Counts:
-    """The clock of an engine and its counters."""
+    """Decode steps and counters of an engine."""
 
     clock: int = 0  # after what was heard last
     before: Counter[str] = field(default_factory=Counter)  # of all incarnations before
