@@ -1,4 +1,4 @@
-"""Where a run shows itself: every step to the metrics file, the rollout files, the console and the callbacks."""
+"""Record every step of a run in the metrics file, the rollout files, the console and the callbacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config.schema import Logging
+from dapo.metrics.glossary import START
 from dapo.observe.callbacks import Callbacks
 from dapo.observe.console import Console
 from dapo.observe.evaluations import write_evaluation
@@ -74,13 +75,13 @@ class RunRecorder:
         self._opened = True
 
     def filling(self, progress: CollectProgress) -> None:
-        """A group was judged while a batch is collected. Called for every group, so it does next to nothing."""
+        """Show progress after a judged group of a batch. Called for every group, so it does next to nothing."""
         self.console.filling(progress)
         if self.status is not None:
             self.status.doing(heartbeat(progress))
 
     def evaluating(self, progress: EvaluationProgress) -> None:
-        """A response of an evaluation ended or was scored."""
+        """Show progress after a response of an evaluation ended or was scored."""
         self.console.evaluating(progress)
         if self.status is not None:
             self.status.doing(evaluating_line(progress))
@@ -105,6 +106,8 @@ class RunRecorder:
             for state in states:
                 for start, seconds in state.turns:
                     self.span(Span(step, state.name, start, seconds, seconds))
+                for start, seconds in state.starts:
+                    self.span(Span(step, f"{state.name} {START}", start, seconds, seconds))
         if self.spans is not None:
             self.spans.flush()
         self.writer.write(step, metrics)
@@ -159,7 +162,8 @@ class RunRecorder:
         return select_groups(finished, self.settings.rollouts)
 
     def _for_tokens(self, finished: Sequence[Group]) -> list[Group]:
-        """Of the groups that the rollout file holds, where there is one: a reader finds their prompts there."""
+        """Return the groups to record by token; if there is a rollout file, only its groups, whose prompts a reader
+        finds there."""
         if self.pieces is None:
             return []
         known = finished if self.settings.rollouts == "none" else self._for_rollouts(finished)

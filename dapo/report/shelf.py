@@ -1,4 +1,4 @@
-"""What the server keeps in memory: runs as last read, lines of the list, and finished answers.
+"""Memory of the server: runs as last read, lines of the list, and finished answers.
 
 A page asks every other second, and nearly always nothing has changed: then the answer is a stat a file. When a run has
 grown, only what was appended is parsed. Several threads may ask at once; who asks for what is being made waits for it.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dapo.errors import DataError, RecipeError
-from dapo.report.page_data import RunLine
+from dapo.report.page_data import ProcessView, RunLine
 from dapo.report.prometheus import latest_of
 from dapo.report.reader import RunContents, read_run
 from dapo.report.rules import advice_of
@@ -83,13 +83,14 @@ class Recent(OrderedDict[Key, Value]):
 
 @dataclass
 class _Slot:
-    """What is known under one key, and the lock of whoever makes it."""
+    """Value under one key, and the lock of its maker."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     seen: Fingerprint | None = None
     value: Any = None
     made: float = 0.0  # monotonic seconds
     latest: dict[str, float] = field(default_factory=dict)  # newest number of each metric key
+    processes: list[ProcessView] = field(default_factory=list)
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Shelf:
     # ------------------------------------------------------------------------------------------------------- runs
 
     def run(self, name: str, light: bool = False) -> RunContents:
-        """A run as it stands now. ``light``: without samples and spans, where only a line of the list is wanted.
+        """Return a run as it is now. ``light``: without samples and spans, enough for a line of the list.
 
         Raises:
             BadName, NoSuchRun: see ``RunsFolder.path_of``.
@@ -137,7 +138,7 @@ class Shelf:
     # ------------------------------------------------------------------------------------------------------- list
 
     def lines(self, patience: float | None = None) -> tuple[list[RunLine], int]:
-        """A line for each run below the folder, newest first, and how many runs have not been read yet.
+        """Return a line for each run below the folder, newest first, and how many runs have not been read yet.
 
         Args:
             patience: seconds after which runs are left for the next call, the newest ones having had their turn;
@@ -161,10 +162,10 @@ class Shelf:
                 lines.append(line)
         return sorted(lines, key=lambda line: (-(line["updated"] or line["started"] or 0.0), line["name"])), waiting
 
-    def latest(self) -> list[tuple[RunLine, dict[str, float]]]:
-        """Return the line of each run that was read, with the newest number of each metric key."""
+    def latest(self) -> list[tuple[RunLine, dict[str, float], list[ProcessView]]]:
+        """Return the line of each run that was read, the newest number of each metric key, and its processes."""
         found = [(line, self._lines.get(line["name"])) for line in self.lines()[0]]
-        return [(line, slot.latest) for line, slot in found if slot is not None]
+        return [(line, slot.latest, slot.processes) for line, slot in found if slot is not None]
 
     def _line(self, name: str) -> RunLine | None:
         with self._lock:
@@ -198,7 +199,7 @@ class Shelf:
         if status["state"] != "running":
             with self._lock:
                 self._runs.pop((name, True), None)  # nothing will be appended: its line is all that is needed
-        slot.latest = latest_of(run.rows)
+        slot.latest, slot.processes = latest_of(run.rows), run.processes
         accuracy = _points(run, _VALIDATION)
         reward = _points(run, _TRAINING)
         return {
@@ -222,7 +223,7 @@ class Shelf:
     # ---------------------------------------------------------------------------------------------------- answers
 
     def answer(self, key: Hashable, names: Sequence[str], make: Callable[[], Any]) -> JsonPayload:
-        """The answer to a question about some runs, from memory where the runs have not changed.
+        """Return the answer to a question about some runs, from memory if the runs have not changed.
 
         Args:
             key: of the question.
@@ -287,7 +288,7 @@ def _unreadable(name: str) -> RunLine:
 
 
 def _points(run: RunContents, key: str) -> list[tuple[int, float | None]]:
-    """A metric over steps, where it was measured; of many steps, the means of equal stretches of them."""
+    """Return a metric over steps, where it was measured; of many steps, the means of equal stretches of them."""
     seen = [(int(row["step"]), float(row[key])) for row in run.rows if row.get(key) is not None]
     if len(seen) <= POINTS:
         return [(step, value) for step, value in seen]
@@ -297,5 +298,5 @@ def _points(run: RunContents, key: str) -> list[tuple[int, float | None]]:
 
 
 def folder_name(folder: RunsFolder) -> str:
-    """The served folder for a page: the last part of its path alone, for pages are shown to others."""
+    """Return the served folder for a page: the last part of its path alone, for pages are shown to others."""
     return (folder.root / (folder.only or "")).name or "/"

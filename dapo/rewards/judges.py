@@ -1,4 +1,4 @@
-"""What a reward's kind stands for: how an answer is read, judged, and made a vote. Imports no torch."""
+"""Judges of a reward's kind: how an answer is read, judged, and made a vote. Imports no torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Judge:
 
 
 def make_judge(verifier: Verifier, seconds: float | None = None, *, warm: bool = True) -> Judge:
-    """The judge that a description stands for, with its imports done.
+    """Make the judge of a description, with its imports done.
 
     Args:
         verifier: the description.

@@ -1,4 +1,4 @@
-"""What a program gives to a run beside its recipe: parts of its own, and callbacks."""
+"""Parts and callbacks that a program gives to a run in addition to its recipe."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from dapo.config.deployment import engine_slots
 from dapo.config.schema import Recipe
 from dapo.errors import RecipeError
 from dapo.models.loaded import LoadedModel
-from dapo.observe.jsonl import write_atomically
+from dapo.observe.stopped import GIVEN, record_given
 from dapo.run.parts import load_hook
 from dapo.types.batch import Prompt
 from dapo.types.events import Callback
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine, PromptStream, Scorer
 
-FILE = "given.json"
-"""In the run's folder: which parts were given from Python."""
-
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a part that is made for a run may want to know of it."""
+    """Facts of a run for a user's part that is made for it."""
 
     recipe: Recipe
     tokenizer: Any
@@ -56,9 +53,10 @@ class Given:
     stream: Any = None
     callbacks: Sequence[Callback] = field(default_factory=tuple)
     objects: Mapping[str, str] = field(default_factory=dict)  # of the recipe: functions that are no module's, by key
+    python: bool = False  # a Python program starts the run, and no command
 
     def words(self) -> list[str]:
-        """What takes the place of what the recipe names, in sentences."""
+        """Return sentences on the given parts that replace the recipe's."""
         told = {
             "engine": (self.engine, "makes the responses; rollout.engine and its sections are not read"),
             "scorer": (self.scorer, "scores them; the recipe's rewards are not asked"),
@@ -73,7 +71,7 @@ class Given:
         return lines
 
     def needed(self) -> dict[str, str]:
-        """What a resume has to be given again: the argument as it is written, and its name."""
+        """Return what a resume needs again: the argument as it is written, and its name."""
         names = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("rewards.")]
         needed = {f"rewards=[{', '.join(names)}]": ", ".join(names)} if names else {}
         tools = [hook.partition(":")[2] for key, hook in self.objects.items() if key.startswith("environment.tools.")]
@@ -111,11 +109,11 @@ class Given:
         return replace(self, objects=objects)
 
     def record(self, folder: Path) -> None:
-        """Write down which parts are not the recipe's, where there are any: a resume without them is another run."""
+        """Record what a resume has to be given again, of a run that a Python program starts."""
         parts = {"engine": self.engine, "scorer": self.scorer, "stream": self.stream}
         names = {name: name_of(part) for name, part in parts.items() if part is not None}
-        if names:
-            write_atomically(folder / FILE, json.dumps(names) + "\n")
+        if names or self.python:
+            record_given(folder, list(self.needed()), names)
 
     def check(self, folder: Path) -> None:
         """Refuse to go on with a run whose parts were given from Python and are not given again, or the reverse.
@@ -124,7 +122,7 @@ class Given:
             RecipeError: with the argument that is missing, or has no place.
         """
         try:
-            before = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            before = json.loads((folder / GIVEN).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = {}
         for name in ("engine", "scorer", "stream"):
@@ -172,12 +170,12 @@ def make_engine_of(given: Any, context: Context) -> Engine:
 
 
 def make_scorer_of(given: Any, context: Context) -> Scorer:
-    """The user's scorer. As ``make_engine_of``."""
+    """Make the user's scorer, as ``make_engine_of`` does."""
     return _made(given, context, "a scorer", Scorer, "submit poll close")  # type: ignore[no-any-return]
 
 
 def make_stream_of(given: Any, context: Context) -> PromptStream:
-    """The user's prompt stream. As ``make_engine_of``."""
+    """Make the user's prompt stream, as ``make_engine_of`` does."""
     return _made(given, context, "a prompt stream", PromptStream, "take size state load")  # type: ignore[no-any-return]
 
 

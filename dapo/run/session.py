@@ -1,11 +1,11 @@
-"""What a run of any method is made of: its model, its learner, its loop, and the parts of its method."""
+"""Parts of a run of any method: its model, its learner, its loop, and the parts of its method."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -31,10 +31,11 @@ from dapo.types.batch import Prompt
 from dapo.types.evidence import ClusterLost
 from dapo.types.model import ModelFacts
 from dapo.types.protocols import Engine, HasProcesses, Learner, ProcessState, Recorder
+from dapo.weights.exchange import WeightExchange
 
 
 class Parts(Protocol):
-    """What a method of training adds to a session. One function of each method makes them, with the session."""
+    """Parts that a method of training adds to a session. One function of each method makes them, with the session."""
 
     @property
     def deployment(self) -> Deployment:
@@ -67,11 +68,12 @@ class Session(Generic[P]):
     loaded: LoadedModel | None  # of a learner or an engine of this process; None: both live elsewhere
     facts: ModelFacts
     tokenizer: Any
-    weights: Path | None  # through which the learner publishes
+    exchange: WeightExchange  # through which the learner publishes
     folder: Path | None  # of the run
     say: Callable[[str], None]
     closing: ExitStack  # whatever is to be ended, the newest first
     places: Places | None = None  # of ranks and engines on a cluster
+    started: Learner | None = None  # by ``learner``, most recently
 
     def learner(self, *, training: bool = True) -> Learner:
         """Start the learner; without ``training`` it is asked for nothing but its weights and log-probabilities."""
@@ -80,14 +82,14 @@ class Session(Generic[P]):
             self.parts.deployment,
             self.facts,
             self.loaded,
-            weights=self.weights,
+            exchange=self.exchange,
             run=self.folder,
             training=training,
             say=self.say,
             places=self.places,
-            engine=self.parts.engine,
         )
         self.closing.callback(learner.close)
+        self.started = learner
         return learner
 
     def trainer(self, recorder: Recorder, checkpoints: CheckpointStore, deadline: Deadline | None = None) -> Trainer:
@@ -133,19 +135,24 @@ def record_machine(folder: RunFolder, session: Session[Any], step: int) -> None:
     append_machine(folder.path / FILE, machine)
 
 
-def processes_of(session: Session[Any]) -> Callable[[], list[ProcessState]] | None:
-    """Return a function that lists the processes of a run; None: the run has one process."""
-    deployment, engine = session.parts.deployment, session.parts.engine
-    places = session.places
-    where = {} if places is None else places.where()
-    here = os.uname().nodename
-    learner = [ProcessState(name, "learner", where.get(name, here)) for name in deployment.learner_hosts]
-    if not learner and not isinstance(engine, HasProcesses):
+def processes_of(session: Session[Any], restarts: int = 0) -> Callable[[], list[ProcessState]] | None:
+    """Return a function that lists the processes of a run; None: the run has one process.
+
+    ``restarts``: how often the learner was started again.
+    """
+    learner, engine = session.started, session.parts.engine
+    apart = bool(session.parts.deployment.learner_hosts) and isinstance(learner, HasProcesses)
+    if not apart and not isinstance(engine, HasProcesses):
         return None
 
     def found() -> list[ProcessState]:
-        driver = ProcessState("driver", "driver", here, os.getpid(), memory_mib=memory_of(os.getpid()))
-        return [driver, *learner, *(engine.processes() if isinstance(engine, HasProcesses) else ())]
+        here = os.uname().nodename
+        processes = [ProcessState("driver", "driver", here, os.getpid(), memory_mib=memory_of(os.getpid()))]
+        if apart and isinstance(learner, HasProcesses):
+            processes += [replace(rank, restarts=restarts) for rank in learner.processes()]
+        if isinstance(engine, HasProcesses):
+            processes += engine.processes()
+        return processes
 
     return found
 

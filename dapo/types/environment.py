@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ModelTurn:
-    """What the model wrote since it was asked last::
+    """Output of the model since the environment was last asked::
 
     def step(self, turn):
         if turn.text.strip() == self.hidden:
@@ -53,7 +53,7 @@ class ModelTurn:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an environment answers to a turn::
+    """Answer of an environment to a turn::
 
     Reply("warmer", reward=0.1)
     Reply([{"role": "tool", "name": "add", "content": "3"}])
@@ -93,7 +93,7 @@ class Environment(Protocol):
     """
 
     def start(self, prompt: Prompt, seed: int) -> Reply | Awaitable[Reply | None] | None:
-        """Begin; return what is said before the model speaks."""
+        """Begin; return the text before the model's first turn."""
 
     def step(self, turn: ModelTurn) -> Reply | Awaitable[Reply]:
         """Answer the model's turn."""
@@ -149,7 +149,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question."""
+    """Result of a question."""
 
     key: Key
     reply: Said | None = None  # None: an environment without an opening, or a failure
@@ -164,7 +164,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What an environment can do."""
+    """Abilities of an environment."""
 
     opens: bool  # it may speak before the model
     ends: bool  # it is asked for scores when a limit ends an episode
@@ -197,6 +197,7 @@ class Speech(Protocol):
     """Write replies as tokens."""
 
     end_of_turn: str  # text of the special token that ends the model's turn; "" where replies follow any turn
+    afresh: bool  # the prompt of each turn is ``written``; False: each turn follows the tokens before it
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
         """Return the tokens between a prompt that asks for nothing yet and the model's first turn.
@@ -218,6 +219,13 @@ class Speech(Protocol):
 
         Raises:
             ValueError: the tokenizer or the chat template cannot write them.
+        """
+
+    def written(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
+        """Return the tokens of a conversation up to where the model speaks.
+
+        Raises:
+            ValueError: the tokenizer or the chat template cannot write it.
         """
 
     def shorten(self, text: str, limit: int) -> str:

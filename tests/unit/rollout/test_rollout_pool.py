@@ -255,7 +255,7 @@ def test_engines_hear_which_slots_to_let_go(how, lockstep):
         pool.submit([request(g, 7, 3) for g in range(40, 46)])  # told with the next turn
         drain(pool)
     assert not any(engine.kept for engine in engines)
-    assert not any(member.kept or member.dropped or member.journal for member in pool._processes.members)
+    assert not any(one.work.kept or one.work.dropped or one.work.journal for one in pool._processes.members)
 
 
 def test_what_an_engine_kept_when_it_was_lost_goes_on_elsewhere():
@@ -720,4 +720,6 @@ def test_the_pool_tells_of_each_engine_and_its_turns():
     assert first.turns
     assert all(seconds >= 0 for _, seconds in first.turns)
     assert (first.last_turn, first.turn_seconds) == (pytest.approx(sum(first.turns[-1])), first.turns[-1][1])
-    assert pool.processes()[0].turns == ()  # each is told once
+    assert (len(first.starts), len(second.starts)) == (1, 2)
+    assert all(start > 1.7e9 and seconds >= 0 for start, seconds in second.starts)
+    assert (pool.processes()[0].turns, pool.processes()[1].starts) == ((), ())  # each is told once
