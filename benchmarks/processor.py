@@ -42,9 +42,10 @@ from dapo.models.facts import facts_of
 from dapo.models.load import load_model
 from dapo.models.loaded import LoadedModel
 from dapo.models.tiny import make_tiny_model
-from dapo.models.weights import model_tensors, offer
+from dapo.models.weights import model_tensors
 from dapo.rollout.embedded import EmbeddedEngine
 from dapo.types.batch import LearnStep, Row, SampleRequest, SamplingParams, Ticket
+from dapo.weights.shared import offer
 
 HERE = Path(__file__).resolve().parent
 GROUPS, GROUP, PROMPT = 8, 16, 8
