@@ -49,7 +49,7 @@ endif
 	@touch $@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
+.PHONY: help setup setup-cluster setup-vllm setup-trackers quickstart gpu test test-slow test-browser test-trackers test-wheel test-pythons lock test-gpu test-cluster test-slurm test-vllm test-vllm-slow check format clean bench-trl bench-sampling bench-engines bench-processor bench-recording bench-report bench-pair bench-ablation bench-real golden golden-matrix oracles mutation site
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -158,6 +158,9 @@ bench-sampling: setup ## compare dynamic sampling with rounds
 
 bench-engines: setup-vllm ## compare the engines
 	.venv-vllm/bin/python benchmarks/engines.py
+
+bench-processor: setup-vllm ## 30 to 150 million parameters on a processor against its products
+	.venv-vllm/bin/python benchmarks/processor.py
 
 bench-recording: setup ## measure what recording costs
 	$(BIN)/python benchmarks/recording.py
