@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 SITE = Path(__file__).resolve().parents[2] / "build/site"
+CUT = "[...document.querySelectorAll('article pre > code')].filter((c) => c.scrollWidth > c.clientWidth + 2)"
+BROKEN = r"""[...document.querySelectorAll('article td code:not(.long)')]
+  .filter((c) => !/\s/.test(c.textContent) && new Set([...c.getClientRects()].map((r) => r.top)).size > 1)
+  .map((c) => c.textContent)"""
 pytestmark = pytest.mark.browser
 
 
@@ -62,16 +66,8 @@ def test_the_first_command_is_in_sight_and_no_code_is_cut(browser, pages):
         assert box["y"] + box["height"] <= height
         for page in pages:
             tab.goto(page.as_uri())
-            cut = (
-                "[...document.querySelectorAll('article pre > code')].filter((c) => c.scrollWidth > c.clientWidth + 2)"
-            )
-            assert tab.evaluate(f"{cut}.length") == 0, page.name
-            broken = (
-                "[...document.querySelectorAll('article td code:not(.long)')]"
-                ".filter((c) => !/\\s/.test(c.textContent) && new Set([...c.getClientRects()].map((r) => r.top)).size > 1)"
-                ".map((c) => c.textContent)"
-            )
-            assert tab.evaluate(broken) == [], page.name
+            assert tab.evaluate(f"{CUT}.length") == 0, page.name
+            assert tab.evaluate(BROKEN) == [], page.name
         context.close()
 
 
