@@ -23,6 +23,7 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
         return
     if environment.kind == "tools" and not environment.tools:
         yield Problem("environment.tools", "kind: tools needs at least one function, such as my_tools:add", [])
+    yield from _agent(environment)
     if environment.kind == "tools" and environment.args:
         yield Problem("environment.args", "are arguments of a function or class, and kind is tools", environment.args)
     if environment.tools and (r.data.tools or r.data.tools_field):
@@ -36,12 +37,30 @@ def check_environment(r: Recipe) -> Iterator[Problem]:
     if environment.max_turn_tokens is not None and environment.max_turn_tokens > limit:
         why = f"is more than an episode has: rollout.max_response_tokens = {limit}"
         yield Problem("environment.max_turn_tokens", why, environment.max_turn_tokens)
+    if environment.rows == "turns" and r.learner.router_replay == "sampler":
+        why = "needs the engine's routes of a whole row, and environment.rows: turns joins turns; use learner or off"
+        yield Problem("learner.router_replay", why, "sampler")
     if r.data.thinking.budget is not None:
         why = "closes the thinking of one response; of an episode, bound turns with environment.max_turn_tokens"
         yield Problem("data.thinking.budget", why, r.data.thinking.budget)
     if r.data.response_prefix is not None:
         why = "begins one response, and an episode has several turns; take it out"
         yield Problem("data.response_prefix", why, r.data.response_prefix)
+
+
+def _agent(environment: Environment) -> Iterator[Problem]:
+    """Check that an agent has something to run, and tools of its own alone."""
+    agent = environment.kind == "agent"
+    if agent and not environment.run:
+        yield Problem("environment.run", "kind: agent needs a function, such as my_agent:solve, or a command", None)
+    if environment.run is not None and not agent:
+        yield Problem("environment.run", "is only read with environment.kind: agent", environment.run)
+    if agent and environment.tools:
+        why = "kind: agent calls its own tools and names them in its requests; take them out"
+        yield Problem("environment.tools", why, environment.tools)
+    if agent and environment.on_error == "tell":
+        why = "an agent that failed is over and reads no message; use unscored or end"
+        yield Problem("environment.on_error", why, "tell")
 
 
 def _rewards(r: Recipe) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dapo.config.check_data import CHAT_ONLY
 from dapo.config.schema import Data
-from dapo.data.chat import check_variables, has_template, render_chat, with_instruction
+from dapo.data.chat import check_variables, conversation, has_template, render_chat, with_instruction
 from dapo.data.encode import encode
 from dapo.data.formats import RawProblem
 from dapo.errors import DataError
@@ -58,7 +58,7 @@ def resolve_style(data: Data, tokenizer: Any) -> Literal["chat", "template", "ra
 
 
 def render(problem: RawProblem, data: Data, style: str, tokenizer: Any, *, ask: bool = True) -> str:
-    """The text of one prompt, the beginning of the response included; ``ask``: see ``make_prompts``.
+    """Return the text of one prompt, the beginning of the response included; ``ask``: see ``make_prompts``.
 
     Raises:
         DataError: the chat template refuses the messages (some accept no system message), or the problem is a
@@ -106,7 +106,13 @@ def tokenize(texts: Sequence[str], tokenizer: Any, style: str) -> list[list[int]
 
 
 def make_prompts(
-    problems: Sequence[RawProblem], source: str, data: Data, tokenizer: Any, *, ask: bool = True
+    problems: Sequence[RawProblem],
+    source: str,
+    data: Data,
+    tokenizer: Any,
+    *,
+    ask: bool = True,
+    keep_chat: bool = False,
 ) -> list[Prompt]:
     """Render and tokenise problems, in their order.
 
@@ -116,6 +122,7 @@ def make_prompts(
         data: the recipe's section.
         tokenizer: of the model.
         ask: a chat template asks for the model's turn at the end; False: an environment speaks first.
+        keep_chat: prompts made by a chat template hold their messages (``Prompt.chat``).
 
     Raises:
         DataError: contradictory settings (see ``resolve_style``), or a prompt without a single token.
@@ -140,13 +147,14 @@ def make_prompts(
                 answer=problem.answer,
                 source=source,
                 extra=problem.extra,
+                chat=conversation(problem, data) if keep_chat and style == "chat" else None,
             )
         )
     return prompts
 
 
 def seen_lines(prompt: Prompt, tokenizer: Any) -> list[str]:
-    """What the model sees of a prompt, token by token as it gets it, and what a person reads later."""
+    """Return what the model sees of a prompt, token by token, and what a person reads later."""
     text = str(tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=False))
     shown = repr(text)
     if len(text) > _HEAD + _TAIL:

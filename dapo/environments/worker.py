@@ -46,6 +46,7 @@ class Load:
     timeout: float
     tell: bool  # what an environment raises is told to the model
     programs: ProgramSettings | None = None  # of the tool ``python``
+    agent: str | bytes | tuple[str, ...] | None = None  # a hook, or the words of a command; ``kind`` is None then
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,12 @@ def load_form(what: Load, say: Callable[[str], None]) -> Form:
     if what.tool_format != "none":
         known = FORMATS.get(what.tool_format) if isinstance(what.tool_format, str) else None
         reader = known or loaded(what.tool_format, "environment.tool_format")
+    if what.agent is not None:
+        from dapo.environments.agent import agent_form
+
+        run = what.agent if isinstance(what.agent, tuple) else loaded(what.agent, "environment.run")
+        name = what.agent if isinstance(what.agent, str) else "it"
+        return agent_form(run, what.args, reader, loaded=name)
     found = None if what.kind is None else loaded(what.kind, "environment.kind")
     form = form_of(found, what.args, [loaded(tool, "environment.tools") for tool in what.tools], reader)
     if form.kind == "generator" and what.tell:

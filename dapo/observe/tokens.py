@@ -1,6 +1,6 @@
 """RUN/tokens/step_NNNNNN.parquet: a few groups of a step token by token, one row a response.
 
-What the sampler thought of each token stands beside what the learner thought of it in its update. Groups that did not
+The sampler's numbers of each token are next to the learner's from its update. Groups that did not
 train have the sampler's numbers only, and so have responses of which no token carried loss.
 """
 
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from dapo.errors import DataError
 from dapo.observe.parquet import read_parquet
 from dapo.observe.tables import Write, lists, offsets_of, ragged, texts, write_table_file
-from dapo.types.batch import Group, TokenTrace
+from dapo.types.batch import Completion, Group, TokenTrace
 from dapo.types.enums import Disposition
+from dapo.types.parts import parts_of
 
 _NUMBERS = pa.list_(pa.float32())
 
@@ -50,7 +51,7 @@ _ENDED = (Disposition.DISCARDED, Disposition.EXPIRED)
 
 
 def select_for_tokens(groups: Sequence[Group], count: int) -> list[Group]:
-    """The groups that are recorded token by token: the setting ``logging.tokens``.
+    """Return the groups that are recorded token by token: the setting ``logging.tokens``.
 
     ``count`` of those that train, evenly spread (copies are left out: their originals train too), and the middle one of
     those that will never train. A function of the step's groups, so that a resumed run chooses alike.
@@ -136,7 +137,7 @@ def token_table(
     offsets = offsets_of(completion.token_ids for completion in completions)
 
     def traced(name: str, of: pa.DataType) -> pa.ListArray:
-        """A column of the traces; null where there is none."""
+        """Return a column of the traces; null where there is none."""
         return ragged([None if trace is None else getattr(trace, name) for trace in found], of)
 
     columns = {
@@ -154,6 +155,33 @@ def token_table(
         "generated": ragged([c.generated for c in completions], pa.bool_()),
     }
     return pa.Table.from_arrays([columns[field.name] for field in SCHEMA], schema=SCHEMA)
+
+
+def whole_traces(groups: Sequence[Group], traces: Iterable[TokenTrace]) -> dict[tuple[int, int], TokenTrace]:
+    """Return traces by group and sample, the parts of an episode joined; tokens that are in no part have zeros."""
+    parts: dict[tuple[int, int], list[TokenTrace]] = {}
+    for trace in traces:
+        parts.setdefault((trace.group, trace.sample), []).append(trace)
+    made = {(group.id, sample): c for group in groups for sample, c in enumerate(group.completions_G)}
+    return {key: _joined(own, made[key]) for key, own in parts.items() if key in made}
+
+
+def _joined(own: Sequence[TokenTrace], made: Completion) -> TokenTrace:
+    spans = [slice(part.first, part.stop) for part in parts_of(made.turns)]
+    if not spans:
+        return own[0]
+
+    def joined(name: str) -> Any:
+        arrays = [getattr(part, name) for part in own]
+        if arrays[0] is None:
+            return None
+        values = np.zeros(len(made), arrays[0].dtype)
+        for part, array in zip(own, arrays, strict=True):
+            values[spans[part.part]] = array
+        return values
+
+    names = ("logprobs", "old_logprobs", "ratio", "entropy", "clip")
+    return TokenTrace(own[0].group, own[0].sample, *(joined(name) for name in names))
 
 
 def write_tokens(
@@ -174,7 +202,7 @@ def write_tokens(
         pieces: Cuts text.
         write: What puts tables into a file.
     """
-    by_key = {(trace.group, trace.sample): trace for trace in traces}
+    by_key = whole_traces(groups, traces)
     tables = (
         token_table(step, groups[first : first + _GROUPS_PER_ROW_GROUP], by_key, pieces)
         for first in range(0, max(1, len(groups)), _GROUPS_PER_ROW_GROUP)
@@ -183,7 +211,7 @@ def write_tokens(
 
 
 def read_tokens(path: Path) -> pa.Table:
-    """The token records of one step.
+    """Return the token records of one step.
 
     Raises:
         DataError: there is no such file, or it holds no token records.

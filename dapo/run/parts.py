@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dapo.algorithms.correction import OffPolicyMask, importance_correction
+from dapo.algorithms.correction import CorrectionKind, OffPolicyMask, importance_correction
 from dapo.algorithms.hook_checks import AdvantageHook, ExtraHook, KeepHook, LossHook, ShapingHook
 from dapo.algorithms.keep import judge_group
 from dapo.algorithms.losses import imitation_loss
@@ -55,7 +55,7 @@ CheckedHook = TypeVar("CheckedHook", KeepHook, ShapingHook)
 
 
 def load_hook(name: str, setting: str) -> Callable[..., Any]:
-    """The user's function ``package.module:function``; the working directory is importable.
+    """Return the user's function ``package.module:function``; the working directory is importable.
 
     Raises:
         RecipeError: no such module or function.
@@ -150,7 +150,7 @@ def _options(kind: Section) -> dict[str, Any]:
 
 
 def make_shaping(recipe: Recipe) -> Callable[[Float64, IntArray, BoolArray], tuple[Float64, Float64]]:
-    """Scale, then length penalty (algorithm.md section 4)."""
+    """Scale, then add the length penalty (docs/algorithm.md)."""
     scaling, punishment = recipe.algorithm.reward_scaling, recipe.algorithm.overlong_punishment
     max_length, cache_length = penalty_interval(recipe)
     return partial(
@@ -190,9 +190,25 @@ def make_loss_weights(recipe: Recipe) -> Callable[[list[BoolArray], IntArray], F
     return weights
 
 
+@dataclass(frozen=True, slots=True)
+class ImportanceCorrection:
+    """``importance_correction`` with the recipe's options; returns w [tokens] of one response."""
+
+    kind: CorrectionKind
+    options: Mapping[str, Any]
+
+    @property
+    def by_token(self) -> bool:
+        """Whether w of a token depends on that token alone, so that a response may be cut into parts."""
+        return self.kind not in ("truncate_sequence", "mask_sequence")
+
+    def __call__(self, learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
+        return importance_correction(learner, sampler, kind=self.kind, loss_mask=mask, **self.options)
+
+
 def make_correction(
     recipe: Recipe,
-) -> Callable[[FloatArray, FloatArray, BoolArray], FloatArray | None] | OffPolicyMask | None:
+) -> ImportanceCorrection | OffPolicyMask | None:
     """Return the importance correction against the sampler; None where nothing is corrected.
 
     Only the off-policy mask acts where the ratio runs against the sampler itself.
@@ -207,17 +223,11 @@ def make_correction(
         or kind in ("none", "report")
     ):
         return None
-    options = _options(chosen)
-
-    def correction(learner: FloatArray, sampler: FloatArray, mask: BoolArray) -> FloatArray | None:
-        return importance_correction(learner, sampler, kind=kind, loss_mask=mask, **options)
-
-    return correction
+    return ImportanceCorrection(kind, _options(chosen))
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """The loss and its terms, with what is to be known about them. A plain function of the user's is taken to need
-    nothing."""
+    """Return the loss and its terms with their facts. A user's plain function is taken to need nothing."""
     if recipe.run.stage == "sft":
         return Objective(imitation_loss)
     return with_terms(
@@ -291,12 +301,12 @@ def make_model(recipe: Recipe, console: Console, facts: ModelFacts | None = None
 
 
 def adapter_seed(recipe: Recipe) -> int:
-    """Of an adapter's random start, the same for one process and for ranks."""
+    """Return the seed of an adapter's random start, the same for one process and for ranks."""
     return derive_seed(recipe.run.seed, ADAPTER)
 
 
 def make_facts(recipe: Recipe, console: Console) -> ModelFacts:
-    """What is to be known of the recipe's model, without its weights (of a built-in one: made first).
+    """Return the facts of the recipe's model, without its weights (a built-in model is made first).
 
     Raises:
         ModelError: as loading would, as far as configuration and tokenizer go.
@@ -340,7 +350,7 @@ def check_model_path(path: str, *, weights: bool = True) -> None:
 
 
 def make_tokenizer(model: Model, chat_template: str | None = None) -> Any:
-    """The tokenizer alone: problems become prompts, and every refusal of data comes, before weights are read or made.
+    """Return the tokenizer alone: problems become prompts, and data is refused, before weights are read or made.
 
     Args:
         model: whose it is.

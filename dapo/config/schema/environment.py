@@ -10,11 +10,15 @@ from dapo.config.section import FIXED, FREE, Hook, Many, Parallel, Seconds, Sect
 
 
 class Environment(Section):
-    kind: Annotated[Literal["tools"] | Hook | None, FIXED] = None
-    """``tools``: an episode goes on while the model calls ``tools``. ``package.module:name``: a generator function or a
+    kind: Annotated[Literal["tools", "agent"] | Hook | None, FIXED] = None
+    """``tools``: an episode goes on while the model calls ``tools``. ``agent``: a program that asks the model over an
+    endpoint (docs/agents.md). ``package.module:name``: a generator function or a
     class of yours (docs/environments.md). None: a response has one turn."""
     args: Annotated[dict[str, Any], FIXED] = Field(default_factory=dict)
-    """Keyword arguments of your function or class."""
+    """Keyword arguments of your function or class; a command finds them in its input."""
+    run: Annotated[Hook | list[str] | None, FIXED] = None
+    """With ``kind: agent``: a function ``package.module:name`` of (prompt, base_url, api_key, ``args``), or a command
+    as a list of its words."""
     tools: Annotated[list[Literal["python"] | Hook], FIXED] = Field(default_factory=list)
     """What the model may call: typed functions, ``package.module:function``, and ``python``, which runs a program in
     the ``sandbox`` and returns what it prints. Their schemas go to the chat template."""
@@ -32,7 +36,8 @@ class Environment(Section):
     max_reply_tokens: Tokens = 512
     """Tokens of a reply's contents."""
     long_reply: Literal["cut", "error"] = "cut"
-    """A longer reply: its middle is cut out, which the model reads, or it is an error of the environment."""
+    """A longer reply: its middle is cut out, and a note in its place says so if the tokenizer has words for it; or it
+    is an error of the environment."""
     on_error: Literal["unscored", "end", "tell"] = "unscored"
     """An environment that raises, takes too long or returns nonsense. ``unscored``: its response trains nothing.
     ``end``: the episode ends with the rewards that it has. ``tell``: the model reads one line about an exception and
@@ -44,5 +49,8 @@ class Environment(Section):
     ``run.reward_workers`` is one for each engine."""
     memory_mib: Annotated[Annotated[int, Field(ge=256, le=1 << 30)] | None, FREE] = 4096
     """Memory limit of each such process in MiB (Linux only); None: none."""
+    rows: Annotated[Literal["append", "turns"], FIXED] = "append"
+    """``append``: an episode is one row; the chat template must keep earlier turns. ``turns``: a row for each turn of
+    the model, after the conversation as the template writes it then. Their tokens grow with the square of the turns."""
     lag: Whole = 8
     """Engine steps after which a reply takes effect. The engine does not wait for a tool that is faster."""
