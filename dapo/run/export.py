@@ -292,7 +292,7 @@ def _asking(recipe: Recipe, style: Style, example: str) -> str:
 
 
 def _example(recipe: Recipe, folder: RunFolder) -> str:
-    """Return a held-out problem of a built-in task, so that no card shows a user's data; "" without one."""
+    """Return a held-out problem of a built-in task, so that no user's data are published; "" without one."""
     if not recipe.data.validation or recipe.data.validation[0].task is None:
         return ""
     return next((sample.problem for sample in read_samples(folder.samples) if sample.problem), "")
